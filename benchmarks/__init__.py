@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of Muster, each beside a baseline of the same run."""
+"""Benchmarks of Muster, each beside a baseline measured in the same run."""

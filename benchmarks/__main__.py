@@ -73,7 +73,7 @@ def main() -> int:
 
 
 async def _measure(measure: Callable[[], Coroutine[None, None, list[Figure]]]) -> list[Figure]:
-    """Measure; a SIGTERM ends it as Ctrl-C does, and no process of it is left."""
+    """Run a benchmark; SIGTERM cancels it as Ctrl-C does, so that none of its processes is left."""
     measuring = asyncio.ensure_future(measure())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, measuring.cancel)
     return await measuring

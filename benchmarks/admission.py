@@ -2,10 +2,10 @@
 """``admission``: the pods of one Job of 1,000, through the webhook, before a real API server.
 
 etcd, the API server and the controller manager of ``scripts/kubelab`` run as processes of this
-machine, without nodes: an admission is over before a pod is given to one. The webhook is one
-replica, a process of its own. Own time is what it counts itself, by the clock and by the processor;
-the API server's view of the same calls is beside it, and what the process took of the processor
-altogether, TLS and log included.
+machine, without nodes, as an admission precedes scheduling. The webhook is one replica, a process
+of its own. Own time is what it measures itself, by the clock and by the processor; beside it are
+the API server's view of the same calls and the processor time of the whole process, TLS and log
+included.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ JOBS = "/apis/batch/v1/namespaces/default/jobs"
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How many were at most so long, by bound in seconds, as Prometheus counts."""
+    """A Prometheus histogram: the number of values up to each bound, in seconds."""
 
     counts: Mapping[float, float]
 
@@ -55,12 +55,12 @@ class Distribution:
         return self.counts[bound_s] / self.total
 
     def at_most(self, share: float) -> float:
-        """The bound that this share is not above."""
+        """Return the smallest bound that covers at least this share of the values."""
         return min(b for b, n in self.counts.items() if n >= share * self.total)
 
 
 def distribution(text: str, name: str, labels: str = "") -> Distribution:
-    """Read one histogram of a page of metrics; ``labels``: words its lines have to have."""
+    """Parse one histogram of a metrics page, of the series that contain ``labels``."""
     counts: dict[float, float] = {}
     for told, count in re.findall(rf"^{name}_bucket{{(.*)}} (\S+)$", text, re.MULTILINE):
         bound = re.search(r'le="([^"]+)"', told)
@@ -70,7 +70,7 @@ def distribution(text: str, name: str, labels: str = "") -> Distribution:
 
 
 async def measure(pods: int = PODS) -> list[Figure]:
-    """Measure; what is started is ended."""
+    """Run the benchmark; every process that it starts is terminated."""
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
         return await asyncio.to_thread(_measure, Path(folder), pods)
 
@@ -85,7 +85,7 @@ def _measure(folder: Path, pods: int) -> list[Figure]:
         command = [sys.executable, "-m", "benchmarks.admission_webhook"]
         webhook = server.start("webhook", [*command, server.url, str(folder), str(port)])
         _until_ready(port)
-        sleep(2)  # the API server reads configurations anew each second
+        sleep(2)  # the API server rereads webhook configurations every second
         before_s = cpu_s(webhook.pid)
         took_s = _made(server, pods)
         process_s = cpu_s(webhook.pid) - before_s
@@ -116,7 +116,7 @@ def _measure(folder: Path, pods: int) -> list[Figure]:
 
 
 def _made(server: ApiServer, pods: int) -> float:
-    """Have the controller manager make the pods of a Job; return the seconds that it took."""
+    """Have the controller manager create the pods of a Job; return the seconds that it took."""
     began_s = monotonic()
     server.call("POST", JOBS, job(pods))
     made = 0
@@ -128,7 +128,7 @@ def _made(server: ApiServer, pods: int) -> float:
 
 
 def job(pods: int) -> dict[str, object]:
-    """A labelled Indexed Job."""
+    """Build a labelled Indexed Job."""
     container = {
         "name": "trainer",
         "image": "example.org/digits:1.0",
@@ -155,7 +155,7 @@ def job(pods: int) -> dict[str, object]:
 
 
 def _webhook(name: str, port: int) -> dict[str, object]:
-    """As the chart has it, by URL: there is no Service without nodes."""
+    """Build the chart's webhook configuration, by URL, as Services do not work without nodes."""
     return {
         "metadata": {"name": name},
         "webhooks": [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""etcd, a real API server and a controller manager that makes pods of Jobs; there are no nodes."""
+"""etcd, a real API server and a controller manager that creates the pods of Jobs; no nodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ READY_S = 120.0
 END_S = 20.0
 CALL_TIMEOUT_S = 60
 QPS = 20
-"""Calls that the controller manager may make a second, as where nobody says another number."""
+"""Calls per second that the controller manager may make: its default."""
 
 
 class ApiServer:
@@ -62,23 +62,23 @@ class ApiServer:
         self._then.close()
 
     def start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
-        """Start a process, which is ended with the server."""
+        """Start a process that is terminated together with the server."""
         with (self._folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ))
         self._then.callback(_end, process)
         return process
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """Make one call."""
+        """Make one call and return the parsed JSON answer."""
         content = None if body is None else json.dumps(body).encode()
         return json.loads(self._answer(method, path, content))
 
     def text(self, path: str) -> str:
-        """Read a page."""
+        """Read a page as text."""
         return self._answer("GET", path, None).decode()
 
     def last_lines(self) -> str:
-        """The ends of all logs."""
+        """Return the ends of all logs, for an error message."""
         ends = ((path.name, path.read_text()[-500:]) for path in self._folder.glob("*.log"))
         return "\n".join(f"{name}: {end}" for name, end in ends)
 

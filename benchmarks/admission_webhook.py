@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One replica of the controller beside an API server of this machine: ``URL FOLDER PORT``."""
+"""One replica of the webhook, for an API server of this machine: ``URL FOLDER PORT``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME = "muster-controller"
 
 
 async def run(url: str, folder: str, port: int) -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends the process."""
     async with ClusterApi(ClusterAccess(url, Path(folder))) as api:
         keeper = CertificateKeeper(
             api, "default", NAME, NAME, ("localhost",), lambda: datetime.now(UTC)

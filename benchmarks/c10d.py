@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``c10d``: a real sidecar's endpoint beside torch's own server, and beside raw etcd transactions.
 
-Where the load generator keeps the server's core busy, reads are compared by what one second of the
-server's processor time serves, which holds on a machine with other work, too. One operation at a
-time keeps no server busy: there they are compared by operations per second. The share of a core
-that each server really had goes to stderr. Writes reach etcd, so they are compared by latency with
-one transaction of the same driver on the same etcd: asked for over the same hop, by a helper
-process, and, without a bar, asked for in the process that measures.
+If the load generator saturates the server's core, reads are compared by operations per second of
+the server's processor time, which is robust against other work on the machine. A single operation
+in flight saturates no server: there they are compared by operations per second. The share of a core
+that each server had goes to stderr. Writes reach etcd, so they are compared by latency with one
+transaction of the same driver on the same etcd: over the same hop, by a helper process, and,
+without a bar, in the measuring process.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ VALUE_BYTES = 64
 READS = ("get", "wait_get", "check")
 WRITES = ("set", "cas", "add")
 LOADS = ((1, 1), (1, 16), (64, 1))
-"""Connections, and operations under way on each. torch's client has one; with one connection
-alone no server is busy, so that load is given with sixteen, too."""
+"""Connections, and operations in flight on each. torch's client has one; a single connection with
+one operation leaves the server idle, so there is also one with sixteen."""
 READ_BAR = Bar("ratio", ">=", 0.7)
 BUSY_READ_BAR = Bar("ratio", ">=", 0.95)
-"""Of 64 connections: what a server is asked for when a job forms its world."""
+"""For 64 connections: the load on a server when a job forms its world."""
 WRITE_BAR = Bar("ratio", "<=", 1.3)
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where one of the two listens."""
+    """One of the servers under load: its address and its process."""
 
     name: str
     port: int
@@ -88,7 +88,7 @@ async def measure(rounds: int = ROUNDS, seconds: float = SECONDS) -> list[Figure
 
 
 class Load:
-    """The load generator, and how often and how long it runs."""
+    """The load generator, with the number and the duration of its runs."""
 
     def __init__(self, generator: Path, rounds: int, seconds: float) -> None:
         self._generator = generator
@@ -148,7 +148,7 @@ class Load:
         ]
 
     async def _transactions(self, store: EtcdStore) -> float:
-        """Median latency in microseconds of a compare and a put."""
+        """Measure the median latency of a compare and a put, in microseconds."""
         key, taken = "/bench/raw", list[float]()
         found = await store.txn((), (Put(key, b"v" * VALUE_BYTES),))
         end_s = time.monotonic() + self._seconds

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helper process: one etcd transaction behind the same hop as a sidecar's writes.
 
-It listens as a sidecar does and makes one compare and one put of each message, whatever is in it.
-That is the least that a write through another process can take.
+It listens as a sidecar does and makes one transaction, a compare and a put, per message, whatever
+its content. That is the lower bound for a write through another process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rdzv.store.etcd.client import EtcdStore
 
 HELLO_BYTES = 10
 PONG = b"\x01\x02\x03\x04"
-"""The load generator's ping, which it sends after each SET."""
+"""The payload of the load generator's ping, which it sends after each SET."""
 
 KEY = "/bench/hop"
 VALUE = b"v" * 64
@@ -52,7 +52,7 @@ class Hop(asyncio.Protocol):
             (Compare(KEY, "mod", "=", self._revision),), (Put(KEY, VALUE),)
         )
         if not result.succeeded:
-            # Somebody wrote before this connection: that one transaction is lost on it.
+            # Another connection wrote before this one: repeat without the compare, once.
             result = await self._store.txn((), (Put(KEY, VALUE),))
         self._revision = result.revision
         if not self._transport.is_closing():
@@ -60,7 +60,7 @@ class Hop(asyncio.Protocol):
 
 
 async def main() -> None:
-    """Answer the one order, and serve until the input ends."""
+    """Answer the only order, and serve until the input ends."""
     loop = asyncio.get_running_loop()
     order = json.loads(await asyncio.to_thread(sys.stdin.readline))
     store = EtcdStore([order["endpoint"]])

@@ -7,13 +7,13 @@ import json
 import os
 import sys
 
-os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # else each load that ends is 64 warnings
+os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # else 64 warnings at the end of each load
 
 from torch.distributed import TCPStore
 
 
 def main() -> None:
-    """Answer the one order, and serve until the input ends."""
+    """Answer each order with the server's address, and serve until the input ends."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for _ in sys.stdin:
         answer = {"port": store.port, "pid": os.getpid(), "libuv": store.libuvBackend}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sampler costs: samples a second, the first batch in the middle of 10⁹, and memory.
+"""The cost of a sampler: samples per second, the first batch in the middle of 10⁹, and memory.
 
-Beside torch's ``DistributedSampler`` over as many samples, in processor time of this thread, for
-other work on the machine is no part of it. Both take turns. Each gives the samples of one rank.
+The baseline is torch's ``DistributedSampler`` over as many samples, in turns, each for one rank.
+Times are processor time of this thread, so that other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STARTS = 50
 
 
 async def measure() -> list[Figure]:
-    """All samples of an epoch, in worlds of one and of four; then starts, then memory."""
+    """Measure a whole epoch in worlds of one and of four; then starts, then memory."""
     return [_rate(world) for world in (1, 4)] + [_start(), _memory()]
 
 

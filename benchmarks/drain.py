@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``drain``: a notice is given, and nothing is lost.
+"""``drain``: a pod gets a notice, and no step is lost.
 
-First the way to the host lists of 32 sidecars. Then a real torchrun job of three nodes, each under
-``muster-run``: rank 0's container gets a SIGTERM, everybody saves the same step, it leaves, the
-others train on, and another node joins. Beside it, in turns: the restart of a bare torchrun, and
-the same SIGTERM under torch's own c10d.
+First the time until the host lists of 32 sidecars change. Then a real torchrun job of three nodes,
+each under ``muster-run``: rank 0's container gets a SIGTERM, all ranks save the same step, the pod
+leaves, the others go on training, and another node joins. The baselines, in turns: the restart of a
+bare torchrun, and the same SIGTERM under torch's own c10d.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rdzv.store.etcd.client import EtcdStore
 NOTICES = 300
 TURNS = 3
 DRAINS = 3
-"""Of each job: after each, another node joins."""
+"""Drains per job; between two of them another node joins."""
 
 NODES = 3
 SIZE = (2, 4)
@@ -48,8 +48,11 @@ SIZE = (2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """One drain. Seconds: notice to ``last_commit`` on record, release to the survivors' next
-    step, notice to that step."""
+    """The times of one drain, in seconds.
+
+    They are from the notice to the recorded ``last_commit``, from the release to the survivors'
+    next step, and from the notice to that step.
+    """
 
     committed_s: float
     next_step_s: float
@@ -57,7 +60,7 @@ class Drained:
 
 
 async def measure(notices: int = NOTICES, turns: int = TURNS) -> list[Figure]:
-    """Measure the lists first, then jobs in turns with what they are held against."""
+    """Measure the lists first, then jobs in turns with their baselines."""
     delisted, writes = await _delist(notices)
     _say(f"{notices} notices: median {percentile(delisted, 0.5) * 1e3:.1f} ms to the last list")
     drains: list[Drained] = []
@@ -122,7 +125,10 @@ async def measure(notices: int = NOTICES, turns: int = TURNS) -> list[Figure]:
 
 
 async def _delist(notices: int) -> tuple[list[float], list[float]]:
-    """From a notice at one sidecar until the last of the others has delisted it."""
+    """Measure each notice until the last of the other sidecars has delisted the member.
+
+    Returns those times, and of one transaction after each notice, in seconds.
+    """
     async with AsyncExitStack() as stack:
         endpoint = await stack.enter_async_context(etcd_server())
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-"))
@@ -138,7 +144,7 @@ async def _delist(notices: int) -> tuple[list[float], list[float]]:
 async def _give_notice(
     workers: Sequence[Worker], endpoint: str, root: Path, number: int
 ) -> tuple[float, float]:
-    """Let one more member come, be told to go, and leave."""
+    """Let one more member join, get a notice and leave; measure the notice and a transaction."""
     member = f"extra-{number}"
     store = EtcdStore([endpoint])
     run_dir = TimedRunDir(root / member, lambda: None)
@@ -185,7 +191,7 @@ class Node:
         self.torchrun: Torchrun
 
     async def start(self) -> None:
-        """Start its sidecar, then its container."""
+        """Start the sidecar, then the container."""
         await self.sidecar.start()
         await self.sidecar.ready()
         self.torchrun = Torchrun(
@@ -197,19 +203,19 @@ class Node:
         await self.torchrun.start()
 
     async def end(self) -> None:
-        """End what is left of it."""
+        """Kill what is left of it."""
         await self.sidecar.kill()
         await self.torchrun.kill()
 
 
 class Record:
-    """What the store says of the drain that goes on, with the time at which it said so."""
+    """The store's records of the current drain; its waits return the time of the change."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
 
     async def committed(self, after_epoch: int) -> float:
-        """Wait until a commit newer than ``after_epoch`` is on record."""
+        """Wait until there is a last commit of an epoch above ``after_epoch``."""
         while True:
             snapshot = self._membership.snapshot()
             if snapshot.last_commit is not None and snapshot.last_commit.epoch > after_epoch:
@@ -217,7 +223,7 @@ class Record:
             await self._membership.changed_from(snapshot)
 
     async def released(self, pod_of: str) -> float:
-        """Wait until the drain of the member ``pod_of`` has its outcome."""
+        """Wait until the drain of the member ``pod_of`` has its outcome, ``committed``."""
         while True:
             snapshot = self._membership.snapshot()
             for drain in snapshot.drains.values():
@@ -229,13 +235,13 @@ class Record:
 
     @property
     def epoch(self) -> int:
-        """Of the newest attempt."""
+        """The epoch of the newest attempt to commit; 0 before the first."""
         commit = self._membership.snapshot().commit
         return commit.epoch if commit else 0
 
 
 async def _drains(directory: Path, endpoint: str) -> list[Drained]:
-    """Drain rank 0 of one job, again and again; after each, another node joins."""
+    """Drain rank 0 of one job repeatedly; between two drains another node joins."""
     await asyncio.to_thread(directory.mkdir)
     keys = JobKeys("bench", directory.name)
     nodes = [Node(directory, directory.name, f"node-{n}", endpoint) for n in range(NODES)]
@@ -276,7 +282,7 @@ async def _drain(record: Record, leaver: Node, staying: Sequence[Node]) -> Drain
 
 
 async def _rank_0(nodes: Sequence[Node]) -> Node:
-    """Wait for a world of all nodes, and find its rank 0."""
+    """Wait for a world of all nodes, and return the node of its rank 0."""
     await until_world([node.torchrun for node in nodes], size=len(nodes))
     for node in nodes:
         steps = node.torchrun.steps
@@ -298,7 +304,7 @@ async def recording(keys: JobKeys, endpoint: str) -> AsyncIterator[Record]:
 
 
 async def _native(directory: Path) -> float:
-    """From a SIGTERM of one agent that hosts nothing to the others' next step, natively."""
+    """Measure the time from SIGTERM to an agent without the store to the others' next step."""
     async with torchruns() as running:
         await start_native(directory, running, NODES, SIZE)
         await until_world(running, size=NODES)

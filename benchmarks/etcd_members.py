@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real etcd members for a benchmark, of which one may be killed and brought back."""
+"""Real etcd members for a benchmark; each can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rdzv.store import StoreStatus
 from rdzv.store.etcd.client import EtcdStore
 
 LOOK_S = 0.005
-"""Between two looks at who leads."""
+"""Poll interval of the leader."""
 
 
 class EtcdMembers:
-    """``async with etcd_members(3) as members: … members.endpoints``."""
+    """The members of one etcd cluster: ``async with etcd_members(3) as members: …``."""
 
     def __init__(
         self, binary: str, directory: Path, count: int, arguments: Sequence[str] = ()
@@ -62,13 +62,13 @@ class EtcdMembers:
         )
 
     async def kill(self, member: int) -> None:
-        """SIGKILL."""
+        """Kill a member with SIGKILL."""
         process = self._processes.pop(member)
         process.kill()
         await process.wait()
 
     async def leader(self, other_than: int | None = None) -> int:
-        """Wait until every member that runs names the same leader; look every 5 ms."""
+        """Wait until all running members agree on a leader that is not ``other_than``."""
         stores = {member: EtcdStore([self.endpoints[member]]) for member in self._processes}
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -106,7 +106,7 @@ class EtcdMembers:
 async def etcd_members(count: int, arguments: Sequence[str] = ()) -> AsyncIterator[EtcdMembers]:
     """Run ``count`` members until the end of the block; the binary is that of ``etcd_server``.
 
-    ``arguments`` are more of etcd's own.
+    ``arguments`` are added to etcd's command line.
     """
     binary = await asyncio.to_thread(_binary)
     directory = await asyncio.to_thread(tempfile.mkdtemp, prefix="muster-bench-etcd-")
@@ -128,7 +128,7 @@ def _binary() -> str:
 
 
 async def _status(store: EtcdStore) -> StoreStatus | None:
-    """What a member says, or None while it has no leader."""
+    """Return a member's status; None if it does not answer or has no leader."""
     try:
         status = await store.status(timeout_s=0.5)
     except StoreError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One real etcd member for a benchmark, as it comes: it syncs every write to disk."""
+"""One real etcd member for a benchmark, with defaults: it syncs every write to disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ START_TIMEOUT_S = 20.0
 
 @asynccontextmanager
 async def etcd_server() -> AsyncIterator[str]:
-    """Run etcd until the end of the block; gives its ``host:port``.
+    """Run etcd until the end of the block; yields its ``host:port``.
 
     The binary is the one in the folder ``$MUSTER_TEST_ETCD``, or on PATH.
     """
@@ -64,7 +64,7 @@ async def _answering(endpoint: str) -> None:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
+    """Return a port that is free now; another process may still take it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

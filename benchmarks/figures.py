@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark gives: figures, each one JSON line, with the runs behind it for the picture."""
+"""The result of a benchmark: figures, each one JSON line, with its runs for the picture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What was asked of a figure: its value, or its ratio to the baseline, against a limit."""
+    """The requirement on a figure: a limit on its value, or on its ratio to the baseline."""
 
     what: Literal["value", "ratio"]
     op: Literal["<=", ">=", "=="]
@@ -29,9 +29,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure. ``runs`` and ``baseline_runs`` are what ``value`` and ``baseline`` stand for.
+    """One figure; ``value`` and ``baseline`` summarize ``runs`` and ``baseline_runs``.
 
-    ``baseline_name`` says what the baseline is; without a bar the figure is shown, not judged.
+    ``baseline_name`` describes the baseline; a figure without a bar is shown and not judged.
     """
 
     name: str
@@ -78,7 +78,7 @@ def of_medians(
     baseline_runs: list[float],
     baseline_name: str,
 ) -> Figure:
-    """Make the figure whose value and baseline are medians of their runs."""
+    """Build the figure whose value and baseline are the medians of their runs."""
     return Figure(
         name,
         median(runs),
@@ -92,8 +92,8 @@ def of_medians(
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Give the smallest value that at least ``share`` of all values do not exceed."""
-    # Rounded, because 0.07 times 100 is a little more than 7.
+    """Return the smallest value that at least ``share`` of all values do not exceed."""
+    # Rounded, because 0.07 times 100 is slightly above 7.
     return sorted(values)[max(0, math.ceil(round(len(values) * share, 6)) - 1)]
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``first_hour``: what a newcomer waits for, on a machine that has torch.
+"""``first_hour``: a newcomer's waiting times, on a machine that has torch.
 
-From ``pip install`` to the first picture of a job of one's own; and from the crash of a worker to
-its error on the screen, beside the line that torchrun writes of it into its own log.
+From ``pip install`` to the first picture of the newcomer's own job; and from the crash of a worker
+to its error on the screen, beside the line about it in torchrun's own log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 PLAIN = ROOT / "tests" / "support" / "first_hour" / "own" / "plain.py"
 CRASHES = 3
 WITHIN_S = 300.0
-"""Ends what hangs."""
+"""Time limit for a process that hangs."""
 
 CRASHING = """
 import os, time
@@ -40,11 +40,11 @@ raise ValueError("this script cannot train")
 """
 
 _FAILED = re.compile(r"^E(\d{4} \d\d:\d\d:\d\d\.\d+) .*failed \(exitcode", re.MULTILINE)
-"""torchrun's own line about a worker that has failed, with month, day and local time."""
+"""torchrun's own line about a failed worker, with month, day and local time."""
 
 
 async def measure(crashes: int = CRASHES) -> list[Figure]:
-    """Install once and train once; then crash some times."""
+    """Install once and train once; then crash ``crashes`` times."""
     load = os.getloadavg()[0]
     print(f"load average {load:.1f} on {os.cpu_count()} cores", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as directory:
@@ -82,7 +82,7 @@ async def measure(crashes: int = CRASHES) -> list[Figure]:
 
 
 async def _first_picture(root: Path) -> tuple[float, float]:
-    """Seconds from the start until it is installed, and until the picture is there."""
+    """Measure the seconds from the start to the end of the installation, and to the picture."""
     place, report, source = root / "venv", root / "report", root / "source"
     await asyncio.to_thread(_prepare, place, source)
     began_s = time.monotonic()
@@ -103,7 +103,7 @@ async def _first_picture(root: Path) -> tuple[float, float]:
 
 
 def _prepare(place: Path, source: Path) -> None:
-    """Make an environment that has torch, and a checkout without what builds leave in it."""
+    """Make an environment with torch, and a copy of the checkout without build artefacts."""
     venv.create(place, symlinks=True)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(place)}))
     packages.joinpath("torch.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
@@ -112,7 +112,7 @@ def _prepare(place: Path, source: Path) -> None:
 
 
 async def _crash(directory: Path) -> tuple[float, float]:
-    """Seconds from the first crash to its error on the screen, and to torchrun's own line."""
+    """Measure the seconds from a crash to its error on the screen, and to torchrun's line."""
     crashes, logs = directory / "crashes", directory / "logs"
     script = await asyncio.to_thread(_write_script, directory)
     process = await _start(
@@ -141,7 +141,7 @@ def _write_script(directory: Path) -> Path:
 
 
 def _first_crash(crashes: Path, logs: Path) -> tuple[float, float]:
-    """When a worker crashed first, and when a torchrun said so first; both of the wall clock."""
+    """Return the times of the first crash and of torchrun's first line about one, wall clock."""
     texts = [log.read_text() for log in logs.glob("*/torchrun.log")]
     logged_at_s = min(_logged_at_s(found) for text in texts for found in _FAILED.findall(text))
     return min(map(float, crashes.read_text().split())), logged_at_s

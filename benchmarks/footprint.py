@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``footprint``: what one real ``muster agent`` costs, on a real etcd.
+"""``footprint``: the cost of one real ``muster agent``, on a real etcd.
 
-Memory and CPU with a real torchrun connected that trains; the start from the process's creation
-to the first ``/readyz`` that says yes, which includes the registration, by the clock and by the
-processor.
+Memory and CPU are measured beside a connected torchrun that trains; the start from the creation of
+the process to the first ready answer of ``/readyz``, which includes the registration, by the clock
+and by the processor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRAINS_WITHIN_S = 60.0
 
 
 async def measure(starts: int = STARTS, rest_s: float = REST_S) -> list[Figure]:
-    """Start it some times, then leave it at rest beside a torchrun."""
+    """Start the sidecar ``starts`` times, then leave it at rest beside a torchrun."""
     async with AsyncExitStack() as stack:
         endpoint = await stack.enter_async_context(etcd_server())
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
@@ -67,7 +67,7 @@ async def _python_start() -> float:
 
 
 async def _start(run_dir: Path, endpoint: str) -> tuple[float, float]:
-    """Seconds and CPU seconds from the process's creation to ready; it then leaves in peace."""
+    """Measure a start until ready, in seconds and CPU seconds; then end the sidecar gracefully."""
     sidecar = Sidecar(run_dir, run_dir.name, "node-0", endpoint, (1, 1))
     began_s = time.monotonic()
     await sidecar.start()
@@ -80,7 +80,7 @@ async def _start(run_dir: Path, endpoint: str) -> tuple[float, float]:
 
 
 async def _at_rest(run_dir: Path, endpoint: str, rest_s: float) -> tuple[float, float]:
-    """RSS in MiB and CPU in percent of a core, over ``rest_s`` seconds beside a torchrun."""
+    """Measure RSS in MiB and CPU in percent of a core, for ``rest_s`` seconds beside a torchrun."""
     sidecar = Sidecar(run_dir, run_dir.name, "node-0", endpoint, (1, 1))
     await sidecar.start()
     torchrun: Torchrun | None = None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``gather``: eight nodes come back over two minutes, beside a world of two that trains.
 
-Each world that forms costs all ranks a restart. Counted are the worlds, and the share of the time
-from the first newcomer to the last in which steps were made: with the default gather window, with
-none, and by torchrun's own rendezvous.
+Each world that forms costs all ranks a restart. The figures are the number of worlds, and the share
+of the time from the first newcomer to 20 s after the last one in which steps were made: with the
+default gather window, with none, and with torchrun's own rendezvous.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from benchmarks.figures import Bar, Figure
 
 NEWCOMERS = 8
 BEGIN_S = 25.0
-"""When the first newcomer comes: the two that are there train by then."""
+"""Start of the first newcomer; by then the two initial nodes train."""
 SPREAD_S = 120.0
 JUDGED_S = SPREAD_S + 20.0
-"""From the first newcomer on: the last one needs a while to start."""
+"""Duration of the evaluation from the first newcomer; the last one needs a while to start."""
 END_S = BEGIN_S + JUDGED_S + 20.0
 PAUSE_S = 1.0
-"""Steps of the script take 0.05 s, and the report has a few points a second: a longer time without
-one is time that is lost."""
+"""Threshold of lost time between two points of the report: steps take 0.05 s, and the report has a
+few points per second."""
 WITHIN_S = 600.0
-"""Ends what hangs."""
+"""Time limit for a process that hangs."""
 
 SCRIPT = """
 import os, time
@@ -51,14 +51,14 @@ with muster.drain() as drain:
 
 
 class Run(NamedTuple):
-    """What one run came to: worlds that formed for newcomers, and the share trained."""
+    """The result of one run: worlds that formed for newcomers, and the share of time trained."""
 
     worlds: int
     trained: float
 
 
 async def measure() -> list[Figure]:
-    """Run the three, one after the other."""
+    """Run the three variants, one after the other."""
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", file=sys.stderr)
     window = settings_of(Config)["gather_s"].default
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as directory:
@@ -135,7 +135,7 @@ def _write_script(script: Path) -> None:
 
 
 def judged(told: Mapping[str, Any]) -> Run:
-    """Count the worlds that formed for newcomers, and the time in which steps were made."""
+    """Count the worlds that formed for newcomers, and the share of time with steps."""
     last_s = BEGIN_S + JUDGED_S
     points = sorted(at_s for world in told["worlds"] for at_s, _ in world["points"])
     during = [BEGIN_S, *(at_s for at_s in points if BEGIN_S <= at_s <= last_s), last_s]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``horovod``: a host leaves a real horovodrun's job, and another one joins it.
 
-Counted from the SIGTERM to the host's container until its worker has ended and every other one has
-made its next step, and until all have made a step with the newcomer. The same job on a bare file,
-which ``cat`` prints, with OpenSSH to start its workers, goes through the same in turns: what it
-takes is horovodrun's look each second, the newcomer's imports, and the reset.
+A leave is measured from the SIGTERM to the host's container until its worker has ended and all
+others have made their next step; a join until all have made a step with the newcomer. The baseline,
+in turns, is the same job with a plain file, printed by ``cat``, and OpenSSH to start its workers:
+its times are horovodrun's poll each second, the newcomer's imports, and the reset.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from benchmarks.openssh import sshd
 
 ROUNDS = 5
 CYCLES = 6
-"""Leaves and joins of one job, in each round."""
+"""Leaves and joins per job."""
 
 NODES = 3
 SETTLED_S = 1.0
-"""A world makes steps for so long before something is done to it."""
+"""Time for which a world makes steps before the next change."""
 
 
 STAGES = {
@@ -40,12 +40,12 @@ STAGES = {
     "reset": "from that step to the others' next one",
     "ended": "from that step to its worker's end",
 }
-"""Of each leave, by the name of ``Leave``."""
+"""The stages of each leave, by the fields of ``Leave``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Every leave, and the seconds of every join, of one kind of job."""
+    """The leaves of one kind of job, and the seconds of its joins."""
 
     left: list[Leave] = field(default_factory=list)
     joined: list[float] = field(default_factory=list)
@@ -55,7 +55,7 @@ async def measure(rounds: int = ROUNDS) -> list[Figure]:
     """Take pairs of jobs through their changes."""
     muster, ssh = Runs(), Runs()
     async with AsyncExitStack() as stack:
-        # Where horovodrun is found, and a worker's python.
+        # For horovodrun, and for the workers' python.
         os.environ["PATH"] = os.pathsep.join((await horovod_folder(), os.environ["PATH"]))
         endpoint = await stack.enter_async_context(etcd_server())
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
@@ -70,13 +70,13 @@ async def measure(rounds: int = ROUNDS) -> list[Figure]:
 
 
 async def change(pair: Sequence[tuple[HorovodJob, Runs]]) -> None:
-    """Take two jobs through their leaves and joins, in turns: the other one stands still."""
+    """Take two jobs through their leaves and joins, in turns, while the other one is stopped."""
     try:
         for job, _ in pair:
             await job.start()
             job.stop()
         for cycle in range(CYCLES):
-            # Each is the first as often as the other, and every second leave is that of rank 0.
+            # Each goes first equally often, and every second leave is that of rank 0.
             for job, runs in pair[:: 1 - cycle % 2 * 2]:
                 await job.go_on()
                 await asyncio.sleep(SETTLED_S)
@@ -97,7 +97,7 @@ async def change(pair: Sequence[tuple[HorovodJob, Runs]]) -> None:
 
 
 def figures(muster: Runs, ssh: Runs) -> list[Figure]:
-    """Judge what was measured."""
+    """Build the figures of the measurements."""
     name = "OpenSSH, a bare file"
     left, left_ssh = ([leave.whole for leave in runs.left] for runs in (muster, ssh))
     return [
@@ -125,7 +125,7 @@ def figures(muster: Runs, ssh: Runs) -> list[Figure]:
                 "s",
                 None,
                 [getattr(leave, stage) for leave in muster.left],
-                # For a file, the rename is where the clock begins.
+                # A file's rename starts the clock, so this stage takes no time.
                 [getattr(leave, stage) for leave in ssh.left if stage != "delisted"],
                 name,
             )
@@ -143,7 +143,7 @@ def figures(muster: Runs, ssh: Runs) -> list[Figure]:
 
 
 async def horovod_folder() -> str:
-    """The folder of horovodrun and of a python that has it; builds it if it is not there."""
+    """Return the folder of horovodrun and of a python that has it; builds it if missing."""
     if named := os.environ.get("MUSTER_TEST_HOROVOD"):
         return named
     process = await asyncio.create_subprocess_exec(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the two jobs of the Horovod benchmark share: a horovodrun, its hosts and their steps."""
+"""The common part of the Horovod benchmark's two jobs: a horovodrun, its hosts and their steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rdzv.store.access import Access
 
 SCRIPT = REPOSITORY / "benchmarks" / "horovod_training.py"
 GLOO_TIMEOUT_S = 120
-"""Longer than one job stands still while the other one has its turn."""
+"""Longer than one job is stopped during the other one's turn."""
 
 CHANGE_TIMEOUT_S = 90.0
 LOOK_INTERVAL_S = 0.01
@@ -39,9 +39,9 @@ END_TIMEOUT_S = 20.0
 class Leave:
     """One leave in seconds: all of it, and its stages.
 
-    ``delisted``: until the host list is renamed without the host. ``heard``: from then until the
-    last step of all: horovodrun's next look, and its word to rank 0. ``reset``: until the first
-    step of the others. ``ended``: from that last step until the leaver's process has ended.
+    ``delisted``: until the host list is renamed without the host. ``heard``: from then to the last
+    step of all ranks, which covers horovodrun's next poll and its message to rank 0. ``reset``: to
+    the first step of the others. ``ended``: from that last step to the end of the leaver's process.
     """
 
     whole: float
@@ -52,7 +52,7 @@ class Leave:
 
 
 class Host:
-    """One life of a node: a new pod, hence a new name to Horovod."""
+    """One life of a node: a new pod, hence a new host name for Horovod."""
 
     def __init__(self, pod: Pod) -> None:
         self.pod = pod
@@ -90,24 +90,24 @@ class HorovodJob:
         self._steps = Steps(directory / "steps")
         self._horovodrun: Process
 
-    # -- what the jobs differ in
+    # -- different in each job
 
     async def launch(self) -> Process:
-        """Have a host list, empty as yet, and start horovodrun."""
+        """Create an empty host list, and start horovodrun."""
         raise NotImplementedError
 
     async def list(self, host: Host) -> float:
-        """Let a host join; returns when it was made known."""
+        """Let a host join; return the time at which it was announced."""
         raise NotImplementedError
 
     async def delist(self, host: Host) -> float:
-        """Let a host leave; returns when that was made known."""
+        """Let a host leave; return the time at which that was announced."""
         raise NotImplementedError
 
     async def bury(self, host: Host) -> None:
-        """End what is left of a host that has no worker any more."""
+        """Clean up a host that has no worker any more."""
 
-    # -- what they share
+    # -- common
 
     async def start(self) -> None:
         """Start everything, and wait until all hosts train."""
@@ -117,7 +117,7 @@ class HorovodJob:
         await self._until_all_step(0.0)
 
     async def leave(self, host: Host) -> Leave:
-        """Let ``host`` go, until it has no worker and the others make their next step."""
+        """Let ``host`` leave; wait for its worker's end and for the others' next step."""
         (pid,) = self._steps.pids(host.token)
         size = len(self.hosts)
         self.hosts.remove(host)
@@ -140,23 +140,23 @@ class HorovodJob:
         )
 
     def _delisted_s(self, host: Host) -> float | None:
-        """When the host list was renamed without ``host``; None while it has it."""
+        """Return the time of the host list's rename without ``host``; None while it lists it."""
         with (self.launcher.pod.run_dir / layout.HOSTS).open() as file:
             if host.token in file.read():
                 return None
             return os.fstat(file.fileno()).st_mtime - time.time() + time.monotonic()
 
     async def join(self) -> float:
-        """Let another host come; seconds until all make a step with it."""
+        """Let another host join; return the seconds until all make a step with it."""
         listed_s = await self._come()
         return await self._until_all_step(listed_s) - listed_s
 
     def stop(self) -> None:
-        """Let the workers stand still, so that another job has the cores for itself."""
+        """Stop the workers, so that another job has the cores to itself."""
         self._signal_workers(signal.SIGSTOP)
 
     async def go_on(self) -> None:
-        """Let them go on, and wait until they do."""
+        """Continue the workers, and wait until they make steps."""
         self._signal_workers(signal.SIGCONT)
         await self._until_all_step(time.monotonic())
 
@@ -177,7 +177,7 @@ class HorovodJob:
     async def training_child(
         self, host: Host, command: Sequence[str], environment: Mapping[str, str]
     ) -> Process:
-        """Start what the training container of ``host`` runs."""
+        """Start the command of the training container of ``host``."""
         environment = {
             **environment,
             "OMP_NUM_THREADS": "1",
@@ -194,7 +194,7 @@ class HorovodJob:
         return process
 
     async def _until_all_step(self, since_s: float) -> float:
-        """Wait until all hosts make steps in one world of their own; returns since when."""
+        """Wait until all hosts step in one world of their own; return the last one's first time."""
         tokens = {host.token for host in self.hosts}
         async with asyncio.timeout(CHANGE_TIMEOUT_S):
             while True:
@@ -212,7 +212,7 @@ class HorovodJob:
                     os.kill(pid, number)
 
     def last_words(self, name: str) -> str:
-        """The end of a log."""
+        """Return the end of a log."""
         log = (self.directory / f"{name}.log").read_text(errors="replace")
         return "\n".join(log.splitlines()[-15:])
 
@@ -224,7 +224,7 @@ class HorovodJob:
 
 
 class Steps:
-    """What the workers have written, read as it grows: by host and process, when in what size."""
+    """The workers' steps, read incrementally: times and world sizes by host and process."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True)
@@ -233,11 +233,11 @@ class Steps:
         self._steps: dict[str, dict[int, list[tuple[float, int]]]] = {}
 
     def pids(self, token: str) -> Collection[int]:
-        """The processes that have made steps on this host."""
+        """Return the processes that have made steps on this host."""
         return self._steps[token].keys()
 
     def firsts(self, tokens: Collection[str], since_s: float) -> list[float]:
-        """For each host, its first step since then in a world of just these, where it has one."""
+        """Return the first step of each host after ``since_s`` in a world of these hosts only."""
         self._look()
         firsts = []
         for token in tokens:
@@ -248,7 +248,7 @@ class Steps:
         return firsts
 
     def last(self, size: int, before_s: float) -> float:
-        """When somebody made the last step of a world of ``size`` before then."""
+        """Return the time of the last step before ``before_s`` in a world of ``size``."""
         steps = (step for lives in self._steps.values() for own in lives.values() for step in own)
         return max(at_s for at_s, of in steps if of == size and at_s < before_s)
 
@@ -268,7 +268,7 @@ class Steps:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be reaped does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two jobs of the Horovod benchmark: one is Muster's, the other follows a bare file.
+"""The two jobs of the Horovod benchmark: one is Muster's, the other uses a plain file.
 
-horovodrun's command line and the training script are the same. They differ in how a host comes
-and goes, and in what starts a worker on it: Muster's tunnel, or OpenSSH.
+horovodrun's command line and the training script are the same. They differ in how a host joins and
+leaves, and in what starts its worker: Muster's tunnel, or OpenSSH.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ exec %s "$*"
 
 
 class SshJob(HorovodJob):
-    """Follows a file that is renamed into place and printed by ``cat``.
+    """A job whose host list is a file, renamed into place and printed by ``cat``.
 
-    All hosts are one sshd; ``ssh`` are the words of its client.
+    All hosts are one sshd; ``ssh`` is the start of its client's command line.
     """
 
     def __init__(self, directory: Path, endpoint: str, nodes: int, ssh: Sequence[str]) -> None:
@@ -87,10 +87,10 @@ class SshJob(HorovodJob):
 
 
 class MusterJob(HorovodJob):
-    """Follows real sidecars, one for horovodrun and one for each host.
+    """A job with real sidecars, one for horovodrun and one for each host.
 
-    A host is made known by its registration, which this process sees in the store as soon as the
-    launcher's sidecar may. It leaves by SIGTERM to its container, whose end is waited for.
+    A host is announced by its registration, which this process sees in the store as soon as the
+    launcher's sidecar can. It leaves by SIGTERM to its container, and ``bury`` waits for its end.
     """
 
     def __init__(self, directory: Path, endpoint: str, nodes: int) -> None:

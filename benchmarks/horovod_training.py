@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training script of the Horovod benchmark: one allreduce and one commit a step.
+"""Training script of the Horovod benchmark: one allreduce and one commit per step.
 
-A line in ``$BENCH_STEPS/<host>.<pid>`` for each step: monotonic seconds and world size.
+Each step is a line in ``$BENCH_STEPS/<host>.<pid>``: monotonic seconds and world size.
 """
 
 from __future__ import annotations

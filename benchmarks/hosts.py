@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``hosts``: a member joins or leaves, and 32 sidecars have renamed their host lists.
+"""``hosts``: a member joins or leaves, until 32 sidecars have renamed their host lists.
 
-Counted from before the write that makes the change is sent until the last list is in place. The
-changes are made by a real registrar; the baseline is that write alone. And ``discover_hosts.sh``,
-which prints such a list, beside ``cat``.
+The time is from just before the write that makes the change to the rename of the last list. A real
+registrar makes the changes; the baseline is that write alone. Also ``discover_hosts.sh``, which
+prints such a list, beside ``cat``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIDECARS = 32
 PROCESSES = 2
 CHANGES = 300
 PAUSE_S = 0.05
-"""Between two changes, so that each is one of its own."""
+"""Time between two changes, so that their effects do not overlap."""
 
 JOB = "hosts"
 
@@ -44,7 +44,7 @@ SCRIPT = Path(__file__).parent.parent / "launcher_shim" / "pod" / "discover_host
 
 
 class TimedStore(EtcdStore):
-    """Remembers when its last successful transaction was sent and answered."""
+    """A store that records when its last successful transaction was sent and answered."""
 
     sent_s = answered_s = 0.0
 
@@ -149,7 +149,7 @@ async def _change(
 
 
 def _print(directory: Path) -> tuple[list[float], list[float]]:
-    """Run the script and ``cat`` in turns; milliseconds of each call."""
+    """Run the script and ``cat`` in turns; return the milliseconds of each call."""
     run_dir = directory / "script"
     run_dir.mkdir()
     shutil.copy(SCRIPT, run_dir)
@@ -165,7 +165,7 @@ def _print(directory: Path) -> tuple[list[float], list[float]]:
 
 
 def _call_ms(command: list[str]) -> float:
-    """Run a command whose output nobody reads, with as little else around it as can be."""
+    """Time a command in ms, with its output discarded and as little overhead as possible."""
     began_s = monotonic()
     to_null = (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)
     pid = os.posix_spawn(command[0], command, os.environ, file_actions=[to_null])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``join``: N of torch's own handlers join at once, each at its own sidecar, beside native c10d.
 
-A round starts when every sidecar is registered and every handler connected, and lasts until the
+A round starts once every sidecar is registered and every handler connected, and lasts until the
 last handler has its world. Native: the same handlers on one TCPStore server of torch.
 """
 
@@ -25,12 +25,12 @@ HANDLER_PROCESSES = 2
 SIDECAR_PROCESSES = 2
 JOIN_TIMEOUT_S = 90.0
 LEAD_S = 0.5
-"""Between the order to join and the joining, so that all processes begin together."""
+"""Time between the order to join and the join, so that all processes start together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """How one round went; ``compare_sets`` counts those of all handlers."""
+    """The result of one round; ``compare_sets`` is the sum over all handlers."""
 
     seconds: float
     compare_sets: int
@@ -112,7 +112,7 @@ async def _native(handlers: Sequence[Worker], size: int, run_id: str) -> Joined:
 async def _job(
     sidecars: Sequence[Worker], endpoint: str, size: int, job: str
 ) -> AsyncIterator[list[int]]:
-    """Have ``size`` sidecars registered; gives their ports."""
+    """Run ``size`` registered sidecars; yields their ports."""
     members = [f"node-{number}" for number in range(size)]
     began_s = time.monotonic()
     ports = await asyncio.gather(
@@ -181,7 +181,7 @@ async def _join(handlers: Sequence[Worker], ports: Sequence[int], run_id: str) -
     if worlds == {(0, size)} and ranks != set(range(size)):
         failures.append("ranks are missing or given twice")
     return Joined(
-        # Who did not get there in its time counts with all of it.
+        # If a handler failed, the round counts as the whole timeout.
         seconds=JOIN_TIMEOUT_S if failures else max(seconds for *_, seconds in joined),
         compare_sets=sum(joins for *_, joins, _ in joined) + sum(joins for _, joins in failed),
         worlds=len(worlds),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helper process: torch's own rendezvous handlers, one in each thread, that all join at once."""
+"""Helper process: torch's own rendezvous handlers, one per thread, that all join at once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Joiner:
             local_addr=f"10.0.{number // 256}.{number % 256}",
             timeout=RendezvousTimeout(join=timedelta(seconds=timeout_s)),
         )
-        # The one before now put the sentinel there, and those after the join are heartbeats.
+        # The one so far stored the sentinel; those after the join are heartbeats.
         self._store.compare_sets = 0
         self._joined_with: int | None = None
         self._start_heartbeats = self._handler._start_heartbeats

@@ -34,14 +34,14 @@ class Step:
 
 
 class Steps:
-    """What the workers of one node have written."""
+    """The steps that the workers of one node have written."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True)
         self.directory = directory
 
     def of(self, pid: int) -> list[Step]:
-        """Every whole line of one worker."""
+        """Parse the complete lines of one worker."""
         text = (self.directory / str(pid)).read_text()
         lines = text[: text.rfind("\n") + 1].splitlines()
         return [
@@ -51,12 +51,12 @@ class Steps:
 
     @property
     def pids(self) -> set[int]:
-        """Every worker that has made a step."""
+        """The workers that have made a step."""
         return {int(path.name) for path in self.directory.iterdir() if path.stat().st_size}
 
 
 class Torchrun:
-    """One torchrun with its workers; behind ``wrapper``, where one is given."""
+    """One torchrun with its workers; run under ``wrapper`` if given."""
 
     def __init__(
         self,
@@ -89,12 +89,12 @@ class Torchrun:
         return self.process is not None and self.process.returncode is not None
 
     def workers(self) -> set[int]:
-        """Its living workers, and what is between them and it."""
+        """Return its living workers, and any process between them and it."""
         assert self.process is not None
         return set(_descendants(self.process.pid))
 
     async def kill(self) -> None:
-        """Kill -9 the agent and its workers at once."""
+        """Kill the agent and its workers at once with SIGKILL."""
         if self.process is None or self.process.returncode is not None:
             return
         for pid in (self.process.pid, *self.workers()):
@@ -103,15 +103,15 @@ class Torchrun:
         await self.process.wait()
 
     def last_words(self) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
 
 
 class Sidecar:
     """One ``muster agent``, as a new pod: with a run directory of its own.
 
-    ``wrapped``: the torchrun beside it runs under ``muster-run``, which has the rendezvous port.
-    ``tunnelled``: it has an end of the tunnel.
+    ``wrapped``: the torchrun beside it runs under ``muster-run``, which owns the rendezvous port.
+    ``tunnelled``: it serves an end of the tunnel.
     """
 
     def __init__(
@@ -164,11 +164,11 @@ class Sidecar:
 
     @property
     def wrapper(self) -> tuple[str, ...]:
-        """What to put before the command that runs beside it."""
+        """The prefix of the command that runs beside it."""
         return (str(self._run_dir / "bin" / "muster-run"), "--")
 
     def torch_environment(self) -> dict[str, str]:
-        """What it hands to its torchrun."""
+        """Read the environment that the sidecar delivers to its torchrun."""
         return read_delivery((self._run_dir / "env").read_text())
 
     async def kill(self) -> None:

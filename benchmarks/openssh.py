@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An sshd of this user on loopback, with a key that both sides know already, for comparison."""
+"""An sshd of this user on loopback, with keys that both sides know already, for comparison."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOK_S = 0.05
 
 @asynccontextmanager
 async def sshd(directory: Path) -> AsyncIterator[tuple[str, ...]]:
-    """Run one in ``directory``; gives the words of ssh that come before a command for it."""
+    """Run an sshd in ``directory``; yields the ssh command line that precedes a command."""
     program = _found("sshd")
     _make_folders(directory)
     for name in ("host", "user"):
@@ -56,7 +56,7 @@ async def sshd(directory: Path) -> AsyncIterator[tuple[str, ...]]:
 def _make_folders(directory: Path) -> None:
     directory.mkdir(mode=0o700)
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # it insists on it, as root
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd requires it if run by root
 
 
 def _found(program: str) -> str:
@@ -67,7 +67,7 @@ def _found(program: str) -> str:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Wait for what gives no event, within a bound."""
+    """Poll a condition until it holds; raises ``TimeoutError`` after ``LISTEN_TIMEOUT_S``."""
     async with asyncio.timeout(LISTEN_TIMEOUT_S):
         while not holds():  # noqa: ASYNC110 - a process has no event to give
             await asyncio.sleep(LOOK_S)

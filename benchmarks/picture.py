@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A benchmark's figures as an SVG: every run a dot, above the baseline's, beside the bar."""
+"""A benchmark's figures as an SVG: each run a dot, above the baseline's, beside the bar."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Scale:
         self._axis = Axis(largest * self._factor, _LEFT, _RIGHT, 8)
 
     def at(self, value: float) -> float:
-        """The pixel of ``value``."""
+        """Return the horizontal position of ``value``, in pixels."""
         return self._axis.at(value * self._factor)
 
     def ticks(self) -> Iterator[float]:
-        """The round numbers from 0 on."""
+        """Return the ticks: round numbers from 0."""
         return (tick / self._factor for tick in self._axis.ticks())
 
 
@@ -102,7 +102,7 @@ def _draw(figure: Figure, top: float) -> Iterator[str]:
 
 
 def _limit(figure: Figure) -> float | None:
-    """Where the bar lies on the scale of the value."""
+    """Return the bar's limit on the scale of the value; None without a bar or a baseline."""
     if figure.bar is None:
         return None
     if figure.bar.what == "value":

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``pod``: ``kubectl delete pod`` of one of three, in the real cluster of ``scripts/kubelab``.
 
-From the delete until the pod is on nobody's host list, until all have saved and that is on record,
-and until the survivors make their next step; beside the same YAML without Muster. Then what the
-sidecar adds to the start of a pod, and its memory there. Needs root.
+Measured from the delete until no host list has the pod, until all ranks have saved and that is on
+record, and until the survivors make their next step; beside the same YAML without Muster. Then the
+time that the sidecar adds to the start of a pod, and its memory there. Needs root.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DELETES = 10
 NATIVE_DELETES = 3
 STARTS = 10
 PATIENCE_S = 90.0
-"""For a job without Muster to go on."""
+"""Time limit for a job without Muster to go on."""
 PODS = 3
 MIB = 1 << 20
 
@@ -39,13 +39,13 @@ RESOURCES: dict[str, Object] = {
     "BestEffort": {},
     "Guaranteed": {"limits": {"cpu": "1", "memory": "256Mi"}},
 }
-"""By class: in a Guaranteed pod the sidecar must live with the half core that it asks for."""
+"""Resources by QoS class: in a Guaranteed pod the sidecar has only the half core it requests."""
 
 
 async def measure(
     deletes: int = DELETES, native_deletes: int = NATIVE_DELETES, starts: int = STARTS
 ) -> list[Figure]:
-    """Measure all in one cluster, which is ended if it was not there before."""
+    """Measure everything in one cluster; it is removed unless it existed before."""
     lab = Kubelab()
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as root, claimed(lab):
         await asyncio.to_thread(lab.command, "up", timeout_s=900)
@@ -83,7 +83,7 @@ def _shown(name: str, runs: list[float]) -> Figure:
 async def _deletes(
     lab: Kubelab, root: Path, count: int
 ) -> tuple[list[tuple[float, float, float]], list[float]]:
-    """Seconds of each delete, and the memory of every sidecar in the end."""
+    """Measure the seconds of each delete, and the memory of every sidecar in the end."""
     job = KubeJob(lab, root, Workload(replicas=PODS), muster=True)
     await asyncio.to_thread(job.__enter__)
     try:
@@ -120,7 +120,7 @@ async def _deletes(
 
 
 def _sidecars(job: KubeJob) -> dict[str, int]:
-    """The sidecar's process in each pod of the job, as this machine sees it."""
+    """Find the sidecar's process in each pod of the job, by its pid on this machine."""
     found = {}
     for entry in Path("/proc").iterdir():
         try:
@@ -137,12 +137,12 @@ def _sidecars(job: KubeJob) -> dict[str, int]:
 
 def _host_lists(job: KubeJob, pods: Iterable[str]) -> list[Path]:
     processes = _sidecars(job)
-    # Its /var/run is a link to /run, which from here would be this machine's own.
+    # The container's /var/run is a link to /run, which would resolve to this machine's own.
     return [Path(f"/proc/{processes[pod]}/root/run/muster/hosts") for pod in pods]
 
 
 def _delisted(lists: Sequence[Path], leaver: str, timeout_s: float = 60.0) -> float:
-    """When the last of the lists has dropped the pod."""
+    """Wait until every list has dropped the pod; return the time of the last."""
     deadline_s = monotonic() + timeout_s
     left = list(lists)
     while left:
@@ -161,9 +161,10 @@ def _resident_mib(pid: int) -> float:
 
 
 def _native(lab: Kubelab, root: Path, count: int) -> list[float]:
-    """From a delete to the survivors' next step, without Muster; never of torch's own store.
+    """Measure the seconds from a delete to the survivors' next step without Muster.
 
-    A job that does not go on counts as long as it was waited for.
+    The deleted pod is never the one of torch's own store. A job that does not go on counts as
+    ``PATIENCE_S``.
     """
     found = []
     for _ in range(count):
@@ -190,7 +191,7 @@ def _another(job: KubeJob, world: World) -> bool:
 def _starts(
     lab: Kubelab, root: Path, count: int
 ) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
-    """For each class of pod, seconds from its making until its own program runs: with, without."""
+    """Measure for each class the seconds from a pod's creation to its program: with, without."""
     took_s: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in RESOURCES}
     with KubeJob(lab, root, Workload(replicas=0), muster=True) as job:
         for turn in range(count):
@@ -229,7 +230,7 @@ def _start(job: KubeJob, name: str, quality: str, *, muster: bool) -> float:
     }
     text = json.dumps(pod, indent=2)
     if muster:
-        # A job of its own, so that nobody else has to be heard.
+        # A job of its own, so that it need not hear of other members.
         text = job.injected(text, f"--job={name}")
     began_s = monotonic()
     job.apply(text)

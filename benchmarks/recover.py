@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``recover``: rank 0 is killed with -9 under a real torchrun job of three nodes.
+"""``recover``: rank 0 is killed with SIGKILL under a real torchrun job of three nodes.
 
-Counted from the kill until every survivor has made a step in the new world, less what a bare
-torchrun takes in the same run to restart as many workers after one of them crashed: their
-imports and their process group, which no rendezvous can save.
+The time is from the kill until every survivor has made a step in the new world, minus the time in
+which a bare torchrun in the same run restarts its workers after one of them crashed: imports and
+process group, which no rendezvous can save.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Node:
         await self.torchrun.start()
 
     async def kill(self) -> None:
-        """Kill -9 everything on it; the sidecar first, for a dead node announces nothing."""
+        """Kill all of it with SIGKILL; the sidecar first, as a dead node announces nothing."""
         await self.sidecar.kill()
         await self.torchrun.kill()
 
@@ -86,7 +86,7 @@ async def measure(rounds: int = ROUNDS) -> list[Figure]:
     return [
         _figure("recover/rank 0's agent killed", agent, bare, 3.0),
         _figure("recover/rank 0's node killed", node, bare, LEASE_TTL_S + 5.0),
-        # A job of ours that did not go on has ended the benchmark.
+        # If a job of ours did not go on, the benchmark has failed before.
         of_medians(
             "recover/jobs that go on",
             "1",
@@ -99,7 +99,7 @@ async def measure(rounds: int = ROUNDS) -> list[Figure]:
 
 
 def _figure(name: str, runs: list[float], bare: list[float], limit_s: float) -> Figure:
-    """Judge the median of what each run took beyond the bare restart of its round."""
+    """Build the figure of the median time of the runs beyond the bare restart of their round."""
     beyond = [run - restart for run, restart in zip(runs, bare, strict=True)]
     return Figure(
         f"{name}, beyond a bare restart",
@@ -128,7 +128,7 @@ async def _kills(directory: Path, endpoint: str) -> tuple[float, float]:
 
 
 async def _rank_0(nodes: Sequence[Node]) -> Node:
-    """Wait for a world of all nodes, and find its rank 0."""
+    """Wait for a world of all nodes, and return the node of its rank 0."""
     await until_world([node.torchrun for node in nodes], size=NODES)
     for node in nodes:
         (worker,) = node.torchrun.workers()
@@ -148,7 +148,7 @@ async def _recovery(
 
 
 async def _native_dies(directory: Path) -> bool:
-    """Kill rank 0's agent with its worker under torch's own c10d; whether all agents end."""
+    """Kill rank 0's agent and worker under torch's own c10d; return whether all agents end."""
     async with torchruns() as running:
         await start_native(directory, running, NODES, SIZE)
         await until_world(running, size=NODES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory a process has in use."""
+"""The resident memory of a process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def rss_mib(pid: int) -> float:
-    """Resident memory in MiB; raises ``OSError`` if the process has ended."""
+    """Read the resident memory in MiB; raises ``OSError`` if the process has ended."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
     return int(line.split()[1]) / 1024

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``scale``: 1,000 sidecars' registrars and watchers on one etcd.
 
-They join in waves, rest, a third leaves at once, and comes back in waves. For each: how long
-until every one of them lists everybody, what etcd and one sidecar spend on it, and how many
-messages and lists it takes beside the number of events, which nobody can save: each of N changes
+They join in waves and rest, a third leaves at once and comes back in waves. The figures of each
+phase: the time until every member lists all others, the cost for etcd and one sidecar, and the
+number of messages and lists, beside the number of events, which is a lower bound: each of N changes
 has to reach each of N watchers.
 """
 
@@ -29,12 +29,12 @@ REST_S = 20.0
 PHASE_S = 900.0
 
 WAVE = 100
-"""Sidecars that join at once. In a cluster each has some processor to itself; where hundreds share
-two, answers lie unread for longer than their calls may take, and what was asked is asked again."""
+"""Number of sidecars that join at once. In a cluster each has some processor to itself; if hundreds
+share two cores, answers stay unread beyond their calls' timeouts, and the calls are retried."""
 
 LEASE_TTL_S = 60.0
-"""Hundreds of sidecars in one process are each as late as all of them together: with the 10 s of a
-sidecar that has its own, it would be the benchmark's processes that lose leases."""
+"""Lease of the sidecars. Hundreds in one process delay each other: with the default of 10 s the
+benchmark's processes would lose leases for lack of processor time."""
 
 JOB = "scale"
 
@@ -69,7 +69,7 @@ class Phase:
 
 
 async def measure(sidecars: int = SIDECARS) -> list[Figure]:
-    """Go through the phases."""
+    """Run the phases."""
     phases: dict[str, Phase] = {}
     async for phase in grow_and_shrink(sidecars, PROCESSES, REST_S, WAVE, LEASE_TTL_S):
         phases[phase.name] = phase
@@ -105,9 +105,9 @@ async def grow_and_shrink(
     lease_ttl_s: float,
     etcd_arguments: Sequence[str] = (),
 ) -> AsyncGenerator[Phase, None]:
-    """Join, rest, a third leaves, and returns; raises ``TimeoutError`` if one takes too long.
+    """Join, rest, let a third leave and return; raises ``TimeoutError`` if one takes too long.
 
-    ``wave``: so many join at once.
+    ``wave``: the number of sidecars that join at once.
     """
     names = [f"node-{number:04}" for number in range(sidecars)]
     third = names[::3]
@@ -167,14 +167,14 @@ class _Crowd:
         )
 
     async def until(self, listed: int) -> float:
-        """Wait until every sidecar lists that many; tell when the last one did."""
+        """Wait until every sidecar lists ``listed`` members; return the time of the last one."""
         shares = await asyncio.gather(
             *(one.ask("until", PHASE_S, listed=listed) for one in self._workers)
         )
         return float(max(max(share) for share in shares))
 
     async def phase(self, name: str, ended_s: float) -> Phase:
-        """What the phase that began with the end of the former one has cost."""
+        """Build the figures of the phase since the end of the previous one, and start the next."""
         now = await self._counts()
         spent = Counter(now)
         spent.subtract(self._before)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A helper process of ``scale``: many sidecars' registrars and watchers, each with its own store.
 
-What a sidecar does with the membership beyond that is stood for by one list of who is listed,
-made anew at each snapshot.
+The other work of a sidecar with the membership is represented by one listing, computed anew at each
+snapshot.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd.endpoint import EtcdEndpoint
 
 LEAVE_S = 60.0
-"""More than a preStop has: the whole third leaves on the processor of a few."""
+"""Longer than a preStop hook has: a whole third leaves on a few processors."""
 
 
 class OwnConnection(EtcdEndpoint):
-    """Shares its connection with no other sidecar of this process: in a cluster none could."""
+    """An endpoint with a connection of its own, as sidecars in different pods cannot share one."""
 
     def _open(self, options: Sequence[tuple[str, int]]) -> None:
         super()._open((*options, ("grpc.use_local_subchannel_pool", 1)))
 
 
 class CountedStore(EtcdStore):
-    """Counts what one sidecar asks of the store and what it gets.
+    """A store that counts the calls of one sidecar and their results.
 
-    ``settled`` are its own writes that were taken, or may have been.
+    ``settled``: the number of its own writes that were applied, or may have been.
     """
 
     counts: Counter[str]
@@ -124,7 +124,7 @@ class Member:
         await self._registrar.registered.wait()
 
     async def until(self, listed: int) -> float:
-        """Wait until that many are listed; tell since when."""
+        """Wait until ``listed`` members are listed; return since when."""
         while self.listed != listed:
             if self._running.done():
                 self._running.result()
@@ -133,14 +133,13 @@ class Member:
         return self.listed_s
 
     async def leave(self) -> None:
-        """Leave on purpose, and stop."""
+        """Leave in good order, and stop."""
         self._registering.cancel()
         await asyncio.wait({self._registering})
         settled = self._store.settled
         await self._registrar.leave(LEAVE_S)
         if self._store.settled == settled:
-            # The end of its lease took the record along instead, or it went on its way with a call
-            # that was given up.
+            # The expiry of its lease removed the record instead, or a call that was given up did.
             self._counts["writes in doubt"] += 1
         await self.stop()
 
@@ -172,7 +171,7 @@ class Members:
     async def _join(
         self, endpoint: str, job: str, lease_ttl_s: float, names: Sequence[str], at_once: int
     ) -> None:
-        """Start sidecars; the next ones once the former ``at_once`` are registered."""
+        """Start sidecars in waves of ``at_once``; the next one once the former is registered."""
         keys = JobKeys("bench", job)
         for first in range(0, len(names), at_once):
             wave = names[first : first + at_once]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A hundred ranks take shards of one data set from one etcd: all at once, and at their own pace.
 
-Each has the desk, the mirror and the connection of a sidecar of its own, in this process.
+Each has the desk, mirror and connection of a sidecar of its own, in this process.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ RANKS = 100
 SHARDS, SHARD = 20_000, 10
 WANTED = 20 * SHARD
 ROUNDS = 5
-"""How often each rank asks at its own pace."""
+"""Requests of each rank at its own pace."""
 WITHIN_S = 300.0
-"""Ends what hangs."""
+"""Time limit for a process that hangs."""
 
 
 async def measure() -> list[Figure]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``shards``: four nodes, one five times slower, two killed, one comes: beside the ideal time.
+"""``shards``: four nodes, one five times slower; two are killed, one joins: beside the ideal time.
 
-The ideal time of a world is that of its records where all of its ranks work all the time, each at
-its pace. Counted from a world's first record to its last one: what a restart takes is the matter of
-``recover`` and ``join``.
+The ideal time of a world is that of its records if all of its ranks work all the time, each at its
+own pace. Counted from a world's first record to its last: ``recover`` and ``join`` measure
+restarts.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ RECORDS, RECORD_S, SLICE_S = 12_000, 0.005, 0.5
 SLOW, TIMES = "node-3", 5
 EVENTS = ("kill:node-1@world4+6s", "kill:node-2@world3+6s", "add@world2+6s")
 WITHIN_S = 600.0
-"""Ends what hangs."""
+"""Time limit for a process that hangs."""
 
 
 async def measure() -> list[Figure]:
-    """Run one job."""
+    """Run one job, and then the contention of a hundred ranks."""
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as directory:
         checkpoints = Path(directory) / "checkpoints"
@@ -67,7 +67,7 @@ def _pace_s(log: RankLog) -> float:
 
 
 def _first_unix_s(logs: list[RankLog]) -> float:
-    """When the ranks of a world began to train: all of them wait for the last."""
+    """Return the start of a world's training: all of its ranks wait for the last one."""
     return max(log.first_unix_s for log in logs)
 
 

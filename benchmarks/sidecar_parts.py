@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helper process: many sidecars in one event loop, each with its own parts and its own watch.
 
-What ``agent.process`` puts together for one pod, without its signals, its HTTP port and its logs.
+Equivalent to what ``agent.process`` builds for one pod, without signals, HTTP port and logs.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from rdzv.store import Store
 from rdzv.store.etcd.client import EtcdStore
 
 LEASE_TTL_S = 30.0
-"""Long, because all sidecars of a benchmark share two cores, which no pods do."""
+"""Long, because all sidecars of a benchmark share two cores, unlike pods."""
 
 
 class TimedRunDir(RunDir):
-    """A run directory that remembers when which host list had been renamed into place."""
+    """A run directory that records the last delivered host list and the time of its rename."""
 
     def __init__(self, path: Path, on_delivered: Callable[[], None]) -> None:
         path.mkdir()
@@ -50,7 +50,7 @@ class TimedRunDir(RunDir):
 
 
 def identity(member: str, min_nodes: int, max_nodes: int) -> Identity:
-    """What one sidecar of a benchmark says it is."""
+    """Build the identity of one sidecar of a benchmark."""
     return Identity(
         member=member,
         pod_uid=f"uid-{member}",
@@ -65,7 +65,7 @@ def identity(member: str, min_nodes: int, max_nodes: int) -> Identity:
 
 
 def surroundings(store: Store, random: Random) -> Surroundings:
-    """What one sidecar of a benchmark stands on."""
+    """Build the surroundings of one sidecar of a benchmark."""
     return Surroundings(store=store, clock=monotonic, boot_clock=boot_s, random=random)
 
 
@@ -150,7 +150,7 @@ class Sidecars:
         return [sidecar.endpoint.port for sidecar in self._sidecars]
 
     async def delivered(self, member: str, *, present: bool) -> list[float]:
-        """Wait until every host list does or does not name ``member``; tell when it did."""
+        """Wait until every host list names ``member``, or none; return when each was renamed."""
         wanted = f"{member}."
         run_dirs = [sidecar.run_dir for sidecar in self._sidecars if sidecar.run_dir]
         while not all((wanted in run_dir.delivered[0]) is present for run_dir in run_dirs):
@@ -159,7 +159,7 @@ class Sidecars:
         return [run_dir.delivered[1] for run_dir in run_dirs]
 
     def _note_renamed(self) -> None:
-        # Host lists are renamed in threads.
+        # Host lists are renamed in other threads.
         self._loop.call_soon_threadsafe(self._renamed.set)
 
     async def _all_ready(self) -> None:

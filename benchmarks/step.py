@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step boundary costs: ``commit_due`` with no drain going, beside a loop without it.
+"""The cost of a step boundary: ``commit_due`` with no drain, beside a loop without it.
 
-The gate lies in a real directory on disk and changes between two blocks, as it does in a job; the
-loop without it makes the same steps. Blocks of both take turns.
+The gate file is in a real directory on disk and changes between two blocks, as in a job; the loop
+without it makes the same steps. Blocks of both take turns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rdzv.drain.gate import Gate
 ROUNDS = 60
 STEPS = 2000
 WORK = 50
-"""Additions that a step makes, so that the loop has something to do: about a microsecond."""
+"""Number of additions in a step, so that the loop has some work: about a microsecond."""
 
 
 async def measure() -> list[Figure]:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``store``: our etcd client beside the packages etcd3 0.12.0 and aetcd 1.0.0, and after a kill.
 
-Each client lives in a process of its own; they take turns on one etcd, in an order that changes
-with each round. What counts is the upper quartile of the rounds, for whatever else the machine does
-only ever slows one down. Bare ``grpc.aio``, which our client stands on, takes part as well, to
-show what is left to gain. Then the leader of three members is killed under a client that writes,
-watches and holds leases: what counts is what the client takes beyond etcd's own election.
+Each client is a process of its own; they take turns on one etcd, in an order that changes with each
+round. The figure is the upper quartile of the rounds, as other work on the machine only ever slows
+a client down. Bare ``grpc.aio``, which our client is built on, takes part as well, to show what is
+left to gain. Then the leader of three members is killed under a client that writes, watches and
+holds leases: the figure is the client's time beyond etcd's own election.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SHAPES = (
     ("reads", 1, 64),
     ("reads", 64, 512),
 )
-"""Of each: what, how many at a time, how many in a round: a tenth of a second, so that whatever
-else the machine does meets all clients alike."""
+"""The kind of call, the number in flight, and the number per round: a tenth of a second, so that
+other work on the machine affects all clients alike."""
 
 SPEED_BAR = Bar("ratio", ">=", 0.95)
 RECOVERY_BAR = Bar("value", "<=", 1.5)
@@ -72,7 +72,7 @@ async def _speed(rounds: int) -> list[Figure]:
                     took_s, used_s = await workers[name].ask(
                         "run", work=work, lanes=lanes, count=count
                     )
-                    if number:  # The first round warms up.
+                    if number:  # the first round is a warm-up
                         rates.setdefault((name, work, lanes), []).append(count / took_s)
                         cpu.setdefault((name, work, lanes), []).append(used_s / count * 1e3)
     figures = []

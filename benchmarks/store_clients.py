@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A helper process of ``store``: one etcd client, made to do the same work as every other.
+"""A helper process of ``store``: one etcd client, which does the same work as every other.
 
-A client is measured as it comes. The etcd3 package needs our stubs to be imported at all with a
-protobuf of today, and is driven by threads, as it blocks; the others by tasks of one event loop,
-which is the sidecar's.
+Each client is measured with its defaults. The etcd3 package needs our stubs even to be imported
+with a current protobuf, and runs in threads, as it blocks; the others run in tasks of one event
+loop of the sidecar's kind.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Work = Literal["transactions", "reads"]
 
 VALUE = b"x" * 100
 LANES = 64
-"""At most so many at a time, each on a key of its own."""
+"""Maximum number of calls in flight, each on a key of its own."""
 
 KEYS = [f"/bench/{lane}" for lane in range(LANES)]
 
 DEADLINE_S = 10.0
-"""Of the bare calls: none is repeated, so none may run into it."""
+"""Timeout of the bare calls: they are not retried, so none may exceed it."""
 
 
 class StoreClient:
-    """A ``Store``, by the driver given."""
+    """A ``Store`` with the given driver."""
 
     def __init__(self, store: EtcdStore) -> None:
         self._store = store
@@ -63,9 +63,9 @@ class StoreClient:
 
 
 class FloorClient:
-    """What our client stands on, and nothing of it: ``grpc.aio`` with its deadline and metadata.
+    """The lower bound of our client: bare ``grpc.aio`` with its deadline and metadata.
 
-    It gives the bare messages.
+    It sends the raw messages.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -136,7 +136,7 @@ class AetcdClient:
 
 
 class Etcd3Client:
-    """The etcd3 package, bare: no deadline, one endpoint, a thread for each at a time."""
+    """The etcd3 package, bare: no deadline, one endpoint, a thread for each call in flight."""
 
     def __init__(self, endpoint: str) -> None:
         from rdzv.store.etcd3 import package
@@ -146,7 +146,7 @@ class Etcd3Client:
         self._threads = ThreadPoolExecutor(LANES)
 
     async def put(self) -> None:
-        # The stubs have no Put of its own, which Muster never sends.
+        # The stubs have no Put call of their own, as Muster never sends one.
         puts = [self._client.transactions.put(key, VALUE) for key in KEYS]
         await asyncio.to_thread(self._client.transaction, [], puts, [])
 
@@ -178,7 +178,7 @@ Client = StoreClient | FloorClient | AetcdClient | Etcd3Client
 
 
 async def insist(one: Callable[[str], Awaitable[Any]], key: str) -> None:
-    """Repeat what ran into its deadline: the other clients have none, and wait."""
+    """Retry after a timeout: the other clients have none, and wait."""
     while True:
         try:
             await one(key)
@@ -188,7 +188,7 @@ async def insist(one: Callable[[str], Awaitable[Any]], key: str) -> None:
 
 
 async def in_lanes(one: Callable[[str], Awaitable[Any]], count: int, lanes: int) -> None:
-    """Do ``one`` ``count`` times, ``lanes`` at a time."""
+    """Call ``one`` ``count`` times, with ``lanes`` calls in flight."""
 
     async def lane(key: str) -> None:
         for _ in repeat(None, count // lanes):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A leader is killed under a client that writes, watches, and holds leases."""
+"""Recovery of a client that writes, watches and holds leases, after the leader is killed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LEASE_TTL_S = 10
 RENEW_EVERY_S = LEASE_TTL_S / 3
 
 CALM_S = 2.0
-"""Before a kill, and after everything goes on again."""
+"""Time before a kill, and after everything has recovered."""
 
 _lease_ids = count(1 << 40)
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One kill: until the others agreed on a leader, the longest silence of either, the leases."""
+    """One kill: time of the election, longest gap of writes and of events, and leases lost."""
 
     election_s: float
     write_gap_s: float
@@ -38,7 +38,7 @@ class Recovery:
 
 @dataclass
 class _Load:
-    """What a client does, and when it succeeded last."""
+    """The load of one client, with the times of its successes."""
 
     store: Store
     prefix: str
@@ -96,7 +96,7 @@ async def recoveries(kills: int) -> dict[str, list[Recovery]]:
 
 async def _one(members: EtcdMembers, driver: Callable[[list[str]], Store], prefix: str) -> Recovery:
     leader = await members.leader()
-    # The client is at the leader: of three endpoints the worst.
+    # The client starts with the leader: the worst of the three endpoints.
     endpoints = members.endpoints[leader:] + members.endpoints[:leader]
     async with _load(driver(endpoints), prefix) as load:
         await asyncio.sleep(CALM_S)
@@ -104,7 +104,7 @@ async def _one(members: EtcdMembers, driver: Callable[[list[str]], Store], prefi
         await members.kill(leader)
         await members.leader(other_than=leader)
         election_s = monotonic() - killed_s
-        # Longer than a lease lives unless it is renewed.
+        # Longer than a lease lasts without a renewal.
         await asyncio.sleep(LEASE_TTL_S + CALM_S)
     await members.start(leader)
     await members.leader()

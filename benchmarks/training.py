@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training script of a benchmark: one all_reduce a step, and a line for each step that was made.
+"""Training script of a benchmark: one all_reduce per step, and a line for each step.
 
-A line in ``$BENCH_STEPS/<pid>``: monotonic seconds, rank, world size, step. Without a sidecar
-beside it, its drain does nothing.
+Each step is a line in ``$BENCH_STEPS/<pid>``: monotonic seconds, rank, world size, step. Without a
+sidecar beside it, its drain does nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``tunnel``: a command through the tunnel beside the same by OpenSSH, both on loopback.
 
-Two real sidecars, the agent under ``muster-run``, and an sshd of this user with a key that both
+Two real sidecars, the agent under ``muster-run``, and an sshd of this user with keys that both
 sides know already. Runs of both take turns.
 """
 
@@ -31,7 +31,7 @@ END_TIMEOUT_S = 30.0
 
 
 async def measure(starts: int = STARTS, outputs: int = OUTPUTS) -> list[Figure]:
-    """Time starts, then outputs, in turns; weigh the sidecars with one command in them."""
+    """Time starts, then outputs, in turns; then measure the sidecars' memory during a command."""
     async with AsyncExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
         client = await stack.enter_async_context(sshd(root / "ssh"))
@@ -73,7 +73,7 @@ async def measure(starts: int = STARTS, outputs: int = OUTPUTS) -> list[Figure]:
 
 
 class Way:
-    """One way to run a command on the other side; ``words`` come before the command's text."""
+    """One way to run a command on the other side; ``words`` precede the command's text."""
 
     def __init__(self, words: Sequence[str], environ: dict[str, str], prefix: str) -> None:
         self._words = words
@@ -89,7 +89,7 @@ class Way:
         )
 
     def seconds(self, command: str) -> float:
-        """Run one command, read all that it says, and return how long that took."""
+        """Run one command, read all of its output, and return the seconds that took."""
         began_s = time.monotonic()
         with self.start(command) as process:
             assert process.stdout is not None
@@ -102,14 +102,14 @@ class Way:
 
 
 class Tunnel(Way):
-    """Through the sidecars."""
+    """The way through the sidecars."""
 
     def __init__(self, words: Sequence[str], prefix: str, sidecars: tuple[Sidecar, ...]) -> None:
         super().__init__(words, dict(os.environ), prefix)
         self._sidecars = sidecars
 
     async def weights_mib(self) -> tuple[float, ...]:
-        """The sidecars' resident memory while a command runs, once they have carried others."""
+        """Measure the sidecars' resident memory during a command, after earlier ones."""
         with self.start("sh -c 'echo up; exec sleep 1000'") as running:
             assert running.stdout is not None
             await asyncio.to_thread(os.read, running.stdout.fileno(), 10)

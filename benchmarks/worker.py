@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A helper process that is told what to do in JSON lines, and answers each with one."""
+"""A helper process that takes orders as JSON lines and answers each with one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINE_MAX = 16 * 1024 * 1024
 
 
 class Worker:
-    """The process, as the one that asks sees it."""
+    """The process, from the caller's side."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worlds of real torchruns: waiting for one, and what a bare torchrun takes to restart its own."""
+"""Worlds of real torchruns: waits for one, and the restart time of a bare torchrun."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from benchmarks.etcd_server import free_port
 from benchmarks.node_processes import Torchrun
 
 SETTLED_S = 2.0
-"""A world makes steps for so long before something is done to it."""
+"""Time for which a world makes steps before something is done to it."""
 
 DEADLINE_S = 90.0
 
 
 async def bare_restart(directory: Path) -> float:
-    """From the kill -9 of one of two workers of one torchrun to the step of the restarted two."""
+    """Measure a bare torchrun from SIGKILL of one of two workers to a step of the restarted two."""
     async with torchruns() as running:
         torchrun = Torchrun(directory, {}, "--standalone", "--nproc-per-node=2", "--max-restarts=9")
         running.append(torchrun)
@@ -40,9 +40,9 @@ async def until_world(
     workers: int = 1,
     without: Set[int] = frozenset(),
 ) -> float:
-    """Wait until new workers of all ``torchruns`` have made steps in one world, for a while.
+    """Wait until new workers of all ``torchruns`` have made steps in one world for ``SETTLED_S``.
 
-    Returns when the last of them had made its first.
+    Returns the time at which the last of them made its first step.
     """
     async with asyncio.timeout(DEADLINE_S):
         while True:
@@ -73,7 +73,7 @@ async def torchruns() -> AsyncIterator[list[Torchrun]]:
 async def start_native(
     directory: Path, running: list[Torchrun], nodes: int, size: tuple[int, int]
 ) -> None:
-    """Start torchruns with torch's own c10d, which the first of them holds; adds to ``running``."""
+    """Start torchruns with torch's own c10d, hosted by the first; appends them to ``running``."""
     port = free_port()
     for number in range(nodes):
         running.append(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster controller``: what Muster does with rights in a cluster: sidecars have none."""
+"""``muster controller``: the part of Muster that has rights in a cluster; sidecars have none."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``muster controller`` is told."""
+"""Configuration of ``muster controller``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _taints(text: str) -> tuple[TaintRule, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig(AccessConfig):
-    """Where it serves, which objects of the cluster are its own, and what it does besides."""
+    """Configuration of the controller: its port, its objects in the cluster, and its functions."""
 
     own_namespace: str = field(
         Setting(
@@ -229,16 +229,19 @@ class ControllerConfig(AccessConfig):
 
     @staticmethod
     def faults(values: Mapping[str, Any]) -> Iterator[str]:
-        """Say what is wrong between settings; without jobs to follow, the store is nobody's."""
+        """Yield the faults between settings; the store's are checked only if they are needed.
+
+        They are needed to follow jobs, unless the controller takes its access from a Secret.
+        """
         kept = values.get("store_access") or values.get("store_members")
         if values.get("follow_jobs") == "on" and not kept:
             yield from AccessConfig.faults(values)
 
 
 def defaults(given: Sequence[str]) -> dict[str, str]:
-    """Read NAME=VALUE, of what counts where no annotation ``muster.dev/NAME`` says otherwise.
+    """Parse NAME=VALUE defaults of settings, which an annotation ``muster.dev/NAME`` overrides.
 
-    Returns the variables of ``muster inject`` that say the same; raises ``ConfigError``.
+    Returns the equivalent variables of ``muster inject``; raises ``ConfigError``.
     """
     names = {setting.flag.removeprefix("--"): setting for setting in TABLE.values()}
     found: dict[str, str] = {}
@@ -249,5 +252,5 @@ def defaults(given: Sequence[str]) -> dict[str, str]:
                 f"--default: {text!r} is no NAME=VALUE with one of {', '.join(sorted(names))}"
             )
         found[names[name].variable] = value
-    told({}, {}, found)  # what is wrong is said now, not with each pod
+    told({}, {}, found)  # raise for a bad value now, not with each pod
     return found

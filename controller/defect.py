@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the controller tells a defect of its own: what it costs, and where it came from."""
+"""Reports of the controller's own defects: the consequence, and the traceback."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the controller hears of the jobs in the store, and what it does about that."""
+"""The controller's view of the store's jobs, and its tasks that depend on it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from rdzv.store.open import open_store
 log = logging.getLogger(__name__)
 
 AGAIN_S = 30.0
-"""After a defect: pods go on being answered for meanwhile."""
+"""Restart delay after a defect; the webhook goes on answering meanwhile."""
 
 
 async def keep_following(config: ControllerConfig, api: ClusterApi, access: Access) -> None:
-    """Follow all jobs until cancelled. What is wrong here must not take the webhook along."""
+    """Follow all jobs until cancelled; report a failure and retry, so that the webhook goes on."""
     while True:
         try:
             await follow(config, api, access)
@@ -54,7 +54,7 @@ async def keep_following(config: ControllerConfig, api: ClusterApi, access: Acce
 
 
 async def _kept(what: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Go on with one part of the leader's work after a defect of it: the others know nothing."""
+    """Run one task of the leader, and restart it after a defect; the others are not affected."""
     while True:
         try:
             await work()
@@ -77,7 +77,7 @@ def _tell(what: str, error: BaseException) -> None:
 
 
 async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> None:
-    """Follow all jobs of a store until cancelled; write while this replica leads."""
+    """Follow all jobs of a store until cancelled; write only while this replica leads."""
     clock, random, me = time.monotonic, Random(), socket.gethostname()
     store = open_store(access, random=random)
     try:

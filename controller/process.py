@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's process: its parts, its signals and its exit status.
+"""The controller's process: its components, signals and exit status.
 
-Status: 0 it was stopped, 2 configuration, 70 a defect of ours. An API server that is away ends
-nothing: what is known goes on being served.
+Status: 0 if stopped, 2 for configuration, 70 for a defect. An unavailable API server ends nothing:
+the controller goes on serving what it knows.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from controller.serving import application, serving
 log = logging.getLogger(__name__)
 
 LEAVE_S = 5.0
-"""How long pods are still answered for after a signal to end: the API server goes on asking until
-it has heard that this replica goes, and a pod that finds nobody starts without Muster."""
+"""Time for which the webhook still answers after a stop signal: the API server goes on asking
+until it learns that this replica stops, and a pod that gets no answer starts without Muster."""
 
 
 async def run(config: ControllerConfig, environ: Mapping[str, str]) -> int:
-    """Run until a signal ends it; ``environ`` is what counts where pods do not say."""
+    """Run until a signal stops it; ``environ`` has the defaults for what pods do not specify."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -79,6 +79,6 @@ async def _serve(
 
 
 async def _follow(config: ControllerConfig, api: ClusterApi, store: StoreAccess | None) -> None:
-    """Follow all jobs, once the store lets the controller in."""
+    """Follow all jobs, once the store admits the controller."""
     access = config.access if store is None else await store.keeper.entered()
     await keep_following(config, api, access)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's HTTPS port: the webhook, and how the controller is."""
+"""The controller's HTTPS port: the webhook, its health and its metrics."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rdzv.errors import ConfigError
 from rdzv.flags import named
 
 REVIEW_MAX_BYTES = 8 * 2**20
-"""The API server takes objects of 3 MiB at most, and shows a pod once."""
+"""Limit on a request; the API server takes objects of 3 MiB at most, and sends a pod once."""
 LAST_ANSWERS_S = 10.0
-"""For calls that are under way when the controller is stopped."""
+"""Timeout for the requests in progress when the controller is stopped."""
 
 
 def application(
     injector: Injector, metrics: AdmissionMetrics, ready: asyncio.Event
 ) -> web.Application:
-    """The pages: ``/inject``, ``/healthz``, ``/readyz`` and ``/metrics``."""
+    """Build the application that serves ``/inject``, ``/healthz``, ``/readyz`` and ``/metrics``."""
 
     async def inject(request: web.Request) -> web.Response:
         try:
@@ -56,7 +56,7 @@ def application(
 async def serving(
     pages: web.Application, address: str, port: int, context: ssl.SSLContext
 ) -> AsyncIterator[int]:
-    """Serve until the block ends; yields the port. Raises ``ConfigError`` if it cannot be had."""
+    """Serve until the block ends; yields the port. Raises ``ConfigError`` if it cannot be bound."""
     runner = web.AppRunner(pages, access_log=None, shutdown_timeout=LAST_ANSWERS_S)
     await runner.setup()
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taints of nodes, and rules that say which of them count."""
+"""Taints of nodes, and rules that select those that count."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ DEFAULT_TAINTS = (
     "ToBeDeletedByClusterAutoscaler",
     "karpenter.sh/disrupted",
     "karpenter.sh/disruption",
-    # What the clouds' own handlers put on a node that is to be taken back, or maintained.
+    # Cloud providers' handlers, on a node that is to be reclaimed or maintained.
     "aws-node-termination-handler/spot-itn",
     "aws-node-termination-handler/rebalance-recommendation",
     "aws-node-termination-handler/asg-lifecycle-termination",
     "aws-node-termination-handler/scheduled-maintenance",
     "cloud.google.com/impending-node-termination",
     "remediator.kubernetes.azure.com/unschedulable",
-    # NVSentinel, where it is set up to taint; by default it cordons.
+    # NVSentinel, if it is configured to taint; by default it cordons.
     "AggregatedNodeHealth",
     "nvidia.com/gpu-error",
     "nvidia.com/gpu-xid-error",
     "nvidia.com/gpu-nvlink-error",
     "nvidia.com/syslog-xid-error",
 )
-"""None that a node has for as long as it lives, such as those that mark spot capacity."""
+"""Only temporary taints; none that a node has for life, as those that mark spot capacity."""
 
 SOFT = "PreferNoSchedule"
 
 
 @dataclass(frozen=True, slots=True)
 class TaintRule:
-    """Taints that count: of this key, and of this value and effect where they are given."""
+    """A rule that matches taints by key, and by value and effect if they are given."""
 
     key: str
     value: str | None = None
@@ -52,7 +52,7 @@ class TaintRule:
 
     @classmethod
     def of(cls, text: str) -> TaintRule:
-        """Read KEY[=VALUE][:EFFECT], as kubectl spells a taint."""
+        """Parse KEY[=VALUE][:EFFECT], as kubectl spells it; raises ``ValueError`` without a key."""
         named, _, effect = text.partition(":")
         key, equals, value = named.partition("=")
         if not key:
@@ -60,7 +60,7 @@ class TaintRule:
         return cls(key, value if equals else None, effect)
 
     def fits(self, taint: Taint) -> bool:
-        """Whether ``taint`` counts. A soft one asks nobody to go: only where it is named."""
+        """Return whether ``taint`` matches; a soft effect evicts no pod and has to be named."""
         if taint.key != self.key or self.value not in (None, taint.value):
             return False
         return taint.effect == self.effect if self.effect else taint.effect != SOFT

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates of the store: its members', and its clients', whose name is that of a user.
+"""Certificates of the store's members and of its clients; a client's common name is its user.
 
-Two authorities: a client's certificate must not be one by which a member takes another for its
-peer.
+Members and clients have separate authorities: otherwise a member would accept a client's
+certificate as that of a peer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from controller.certificates.pair import UNREADABLE, Pair, authority_of, builder
 from rdzv.errors import ConfigError
 
 MEMBER_DAYS = 730
-"""Replaced at two thirds: members read it anew for each connection."""
+"""Lifetime of the members' certificate, in days; renewed at two thirds. Members reread it for each
+connection."""
 SPARE = timedelta(days=60)
-"""A client's certificate outlives its rotation so far: the controller may be away."""
+"""Lifetime of a client's certificate beyond its rotation, in case the controller is away then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class ClientPair:
 
 
 def make_members(held: Pair | None, hosts: Sequence[str], now: datetime) -> Pair:
-    """Make the certificate of all members; the authority stays while it is of use."""
+    """Make the members' certificate; reuse the authority of ``held`` while it is usable."""
     authority, authority_key = authority_of(held, now)
     key = ec.generate_private_key(ec.SECP256R1())
     alternatives: list[x509.GeneralName] = [x509.DNSName(host) for host in hosts]
@@ -59,13 +60,16 @@ def make_members(held: Pair | None, hosts: Sequence[str], now: datetime) -> Pair
 
 
 def make_clients_authority(now: datetime) -> tuple[bytes, bytes]:
-    """Make an authority for clients: its certificate and its key."""
+    """Make an authority for clients; return its certificate and its key, as PEM."""
     certificate, key = authority_of(None, now)
     return certificate.public_bytes(Encoding.PEM), pem(key)
 
 
 class ClientAuthority:
-    """Signs for clients; raises ``ConfigError`` where certificate and key will not do."""
+    """The authority that signs clients' certificates.
+
+    Raises ``ConfigError`` if its certificate and key are unreadable or do not match.
+    """
 
     def __init__(self, certificate: bytes, key: bytes) -> None:
         try:
@@ -82,7 +86,7 @@ class ClientAuthority:
         self._key = loaded
 
     def sign(self, user: str, life: timedelta, now: datetime) -> ClientPair:
-        """Make a certificate by which a client is ``user``."""
+        """Sign a certificate for the client ``user``; it does not outlive the authority."""
         key = ec.generate_private_key(ec.SECP256R1())
         life = min(life, self._certificate.not_valid_after_utc - now)
         certificate = (
@@ -96,7 +100,10 @@ class ClientAuthority:
         return ClientPair(certificate.public_bytes(Encoding.PEM), pem(key))
 
     def fault(self, held: ClientPair, user: str, now: datetime) -> str:
-        """Why a certificate is of no use to ``user``, as a sentence; nothing where it is."""
+        """Return why ``user`` cannot use a certificate, as a sentence; empty if it is valid.
+
+        A certificate that ends within a day is not valid.
+        """
         try:
             leaf = x509.load_pem_x509_certificate(held.certificate)
             key = load_pem_private_key(held.key, None)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job's access to the store needs next: a pure function of time, snapshot and policy.
+"""The next step of a job's access to the store: a pure function of time, snapshot and policy.
 
-The Secret is the one truth, and each write of it compares its version. What the store has follows
-from it, and has nothing of its own that could differ: a user has no password. So whoever finds a
-difference mends it, whatever was cut off in between, and two replicas can do no harm.
+The Secret is the single source of truth, and each write of it compares its resourceVersion. The
+store's users and roles follow from it and hold no state of their own, as users have no passwords.
+So any replica can repair a difference at any time, whatever was interrupted before, and two
+replicas can do no harm.
 
-The order is role, Secret, user; and back: Secret, users, role. So where there is a Secret or a user
-there is a role, by which it is found, and where there is a user there is, or was, a Secret.
+The order is role, Secret, user; on removal Secret, users, role. So a Secret or a user implies a
+role, by which the job is found, and a user implies that there is, or was, a Secret.
 """
 
 from __future__ import annotations
@@ -29,26 +30,28 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
-    """How long certificates and what is left of jobs are kept."""
+    """Retention and rotation: how long certificates and the access of former jobs are kept."""
 
     keep: timedelta
-    """How long a job's access is kept after its last pod. Shorter: a job that starts again needs a
-    new Secret more often; longer: its user and role stay in the store for longer."""
+    """The time for which a job's access is kept after its last pod. Shorter: a job that starts
+    again needs a new Secret more often; longer: its user and role stay in the store for longer."""
     rotate: timedelta
-    """The age at which a certificate is replaced. Shorter: a stolen one is good for less time, and
-    each replacement costs every sidecar of the job a connection."""
+    """The age at which a certificate is replaced. Shorter: a stolen one is valid for less time, but
+    each replacement costs every sidecar of the job a reconnect."""
     overlap: timedelta = timedelta(minutes=15)
-    """How long a replaced certificate is still good. Kubelets bring a changed Secret to its pods
-    within about two minutes: much shorter, and a sidecar is refused until it has the new one."""
+    """The time for which a replaced certificate stays valid. A kubelet updates a mounted Secret
+    within about two minutes: with much less overlap, sidecars are refused until they have the new
+    one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a job's Secret says.
+    """The content of a job's Secret.
 
-    ``user``: of its certificate. ``next``: of the one to come. ``former``: of the one before, while
-    pods may still have it. ``fault``: why its certificate is of no use, or nothing.
-    ``immutable``: somebody has made it so: it takes no other certificate. ``labelled``: as ours.
+    ``user``: the user of its certificate. ``next``: the user of the coming certificate. ``former``:
+    the user of the one before, while pods may still have it. ``fault``: the reason why its
+    certificate is unusable, or empty. ``immutable``: somebody made the Secret immutable, so that
+    its certificate cannot be replaced. ``labelled``: whether it has the controller's label.
     """
 
     version: str
@@ -64,16 +67,16 @@ class Grant:
 
     @property
     def users(self) -> frozenset[str]:
-        """Every user that it needs."""
+        """The users that the store must have for this Secret."""
         return frozenset(filter(None, (self.user, self.next, self.former)))
 
 
 @dataclass(frozen=True, slots=True)
 class AccessSnapshot:
-    """One job: users first, then the role, then the Secret, each read after the one before.
+    """The state of one job: users first, then the role, then the Secret, read in this order.
 
-    ``granted`` are those of ``users`` that have the role. ``foreign``: a Secret of that name is
-    there, and is not the controller's.
+    ``granted``: those of ``users`` that have the role. ``foreign``: there is a Secret of that name
+    that is not the controller's.
     """
 
     in_use: bool
@@ -86,10 +89,11 @@ class AccessSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step, with one sentence of reason; ``until`` is when to look again, unasked.
+    """One step, with its reason in one sentence.
 
-    ``secret`` is what the Secret is to say, and ``sign`` whether it gets a new certificate.
-    ``blocked``: nothing goes on before somebody has done what the reason says of the Secret.
+    ``until``: the time of the next check, unless something changes before; None if there is none.
+    ``secret``: the content to write to the Secret. ``sign``: whether to issue a new certificate.
+    ``blocked``: no progress until a user has done with the Secret what the reason says.
     """
 
     kind: Kind
@@ -113,7 +117,7 @@ REPLACE = (
 
 
 def decide(now: datetime, seen: AccessSnapshot, policy: AccessPolicy, fresh: str) -> Action:
-    """The next step for one job; ``fresh`` is a user name that nobody has had."""
+    """Decide the next step for one job; ``fresh`` is a user name that was never used before."""
     if seen.secret is None:
         return _without_secret(now, seen, fresh)
     return (
@@ -127,7 +131,7 @@ def decide(now: datetime, seen: AccessSnapshot, policy: AccessPolicy, fresh: str
 
 def _without_secret(now: datetime, seen: AccessSnapshot, fresh: str) -> Action:
     if seen.users:
-        # Its Secret was there before it: it is gone, and with it whatever would need this user.
+        # Its Secret existed before the user and is gone: nothing needs this user any more.
         return Action("delete_user", "no Secret has a certificate of this user", min(seen.users))
     if seen.foreign and seen.in_use:
         return Action("rest", FOREIGN, blocked=True)
@@ -161,7 +165,7 @@ def _soundness(now: datetime, secret: Grant, fresh: str) -> Action | None:
 
 
 def _immutable(secret: Grant, why: str) -> Action | None:
-    """What is left to do where another certificate is needed, and the Secret takes none."""
+    """Return a blocked step if there is a reason to replace an immutable Secret's certificate."""
     if not secret.immutable or not why:
         return None
     reason = f"it is immutable, and {why}: {REPLACE}"
@@ -174,7 +178,7 @@ def _store(seen: AccessSnapshot, secret: Grant) -> Action | None:
     for user in sorted(secret.users - seen.granted):
         return Action("make_user", "the store does not know the user of the Secret", user)
     if secret.immutable and not secret.user:
-        return None  # its certificate stays, and may be that of any of them
+        return None  # its certificate stays, and may be that of any of these users
     for user in sorted(seen.users - secret.users):
         return Action("delete_user", "no certificate of this user is in use", user)
     return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out what a job's access needs: reads in the order that the decision rests on, and acts.
+"""Executes a job's access decisions: reads in the order that they rely on, and acts.
 
-Every write of the Secret compares its version, and what is refused is read again. In the store
-nothing has to be compared: users and roles are there or not.
+Every write of the Secret compares its resourceVersion; after a conflict it is read again. Writes
+to the store need no compare: users and roles exist or do not.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 GONE, CONFLICT = 404, 409
 STEPS_MOST = 60
-"""For one job at a time: a pair of replicas that undo each other's work would be a defect."""
+"""Limit on consecutive steps for one job: two replicas that undo each other would be a defect."""
 
 
 class AccessExecutor:
-    """Users, roles and Secrets of jobs; ``in_use`` tells whether a job has a pod now.
+    """The users, roles and Secrets of jobs; ``in_use`` returns whether a job has a pod now.
 
-    ``events``: for what somebody has to do about a Secret.
+    ``events`` reports Secrets that need a user's action.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class AccessExecutor:
         self._now = now
 
     async def bring_in_line(self, job: JobName) -> datetime | None:
-        """Do all that a job needs; return when to look again, unasked.
+        """Take all steps that a job needs; return the time of the next check, None if none is due.
 
-        Raises ``ClusterRefused`` also for a Secret that somebody else has to do something about.
+        Raises ``ClusterRefused`` also if a user has to act on the job's Secret.
         """
         for _ in range(STEPS_MOST):
             seen, held = await self._read(job)
@@ -74,7 +74,7 @@ class AccessExecutor:
             except ClusterRefused as error:
                 if error.status not in (GONE, CONFLICT):
                     raise
-                continue  # another replica has written: what it wrote is as good
+                continue  # another replica has written, to the same effect: read again
             log.info(
                 "access of %s: %s, as %s",
                 job,
@@ -91,7 +91,7 @@ class AccessExecutor:
         return None
 
     def _refused(self, job: JobName, action: Action, held: Mapping[str, Any]) -> ClusterRefused:
-        """Say it at the Secret, once as long as it is the same, and return it."""
+        """Publish the reason as an Event of the Secret, and return it as an error."""
         about = {"apiVersion": "v1", "kind": "Secret", **held["metadata"]}
         self._events.say(
             reference(about, job.namespace), "AccessNotGiven", action.reason, warning=True
@@ -99,7 +99,7 @@ class AccessExecutor:
         return ClusterRefused(f"the Secret {job.secret}: {action.reason}", CONFLICT)
 
     async def jobs(self) -> frozenset[JobName]:
-        """Every job that has something in the store; users of none of them are removed."""
+        """Return every job with a role in the store; delete the users of all other jobs."""
         users = await self._accounts.users()
         roles = await self._accounts.roles()
         jobs = frozenset(filter(None, map(job_of, roles)))
@@ -111,7 +111,7 @@ class AccessExecutor:
         return jobs
 
     async def _read(self, job: JobName) -> tuple[AccessSnapshot, Object | None]:
-        # In this order: of a user who is there, the Secret was there before.
+        # Users before the Secret: each user that is found had its Secret before.
         users = frozenset(filter(job.owns, await self._accounts.users()))
         role = await self._accounts.may_use(job.role, job.keys.prefix)
         granted = {user for user in users if job.role in await self._accounts.roles_of(user)}
@@ -130,7 +130,8 @@ class AccessExecutor:
                 entry.members_authority,
                 lambda pair, user: entry.clients.fault(pair, user, now),
             )
-            # A label may get lost; a certificate of the job's own user that is good is ours.
+            # The label may be lost; a valid certificate of the job's own user shows that it is
+            # ours.
             if not grant.labelled and grant.fault:
                 grant = None
         seen = AccessSnapshot(
@@ -172,6 +173,6 @@ class AccessExecutor:
 
     @property
     def _entry(self) -> StoreEntry:
-        """As the store is entered now: an authority may be replaced while the controller runs."""
+        """The current entry: an authority may be replaced while the controller runs."""
         assert self._keeper.entry is not None
         return self._keeper.entry

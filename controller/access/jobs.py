@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which jobs have pods that use the controller's Secrets, as the API server tells it.
+"""The jobs whose pods use the controller's Secrets, according to the API server.
 
-It is the API server that is believed here, and not who asks the webhook: anybody in the cluster may
-do that, and would have Secrets made where he likes.
+Requests to the webhook do not count: anybody in the cluster can send one, and could have Secrets
+created in any namespace.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rdzv.errors import ClusterError, ClusterRefused
 log = logging.getLogger(__name__)
 
 PAGE = 500
-"""Pods of one answer."""
+"""Number of pods per page of a list."""
 METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
-"""Nothing but the metadata of pods is read."""
+"""The media type that asks for the metadata of pods only."""
 
 
 def job_of_pod(pod: Object) -> JobName | None:
-    """Whose Secret of ours a pod has; None for one that has another, or none."""
+    """Return a pod's job if the pod uses the controller's Secret of that job, else None."""
     metadata = pod.get("metadata") or {}
     notes: dict[str, Any] = metadata.get("annotations") or {}
     job = notes.get(annotation("job")) or (metadata.get("labels") or {}).get(LABEL)
-    # Anybody may write any name into a pod of his: one that no job can have gets nothing.
+    # Any user may put any text into a pod: a name that no job can have gets nothing.
     if not job or not is_a_name(str(job)):
         return None
     if notes.get(annotation("etcd_secret")) != secret_name(str(job)):
@@ -41,12 +41,15 @@ def job_of_pod(pod: Object) -> JobName | None:
 
 
 class JobsWithPods:
-    """The jobs, by one list and one watch; ``changed`` is called with each that comes or goes."""
+    """The jobs that have pods, by one list and one watch.
+
+    ``changed`` is called with a job when its first pod comes and when its last one goes.
+    """
 
     def __init__(self, api: ClusterApi) -> None:
         self.changed: Callable[[JobName], None] = lambda job: None
         self.known = asyncio.Event()
-        """Set once all pods have been listed: before that a job without pods may have some."""
+        """Set after the first complete list; before, the absence of a job's pods proves nothing."""
         self._api = api
         self._pods: dict[str, JobName] = {}
         self._counts: dict[JobName, int] = {}
@@ -55,11 +58,11 @@ class JobsWithPods:
         return job in self._counts
 
     def all(self) -> frozenset[JobName]:
-        """Every job that has a pod."""
+        """Return every job that has a pod."""
         return frozenset(self._counts)
 
     async def run(self) -> None:
-        """Follow the pods until cancelled."""
+        """List and watch the pods until cancelled."""
         again_s = AGAIN_FIRST_S
         while True:
             try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What belongs to one job: the names of its Secret, its role and its users. Pure.
+"""The names of a job's Secret, role and users: pure.
 
-A user is named for the job and for one certificate. So no two certificates share a user, no user is
-made twice for different ones, and to remove a user is to take one certificate's rights away.
+A user name contains the job and one certificate's issue. So no two certificates share a user, no
+user is created twice for different ones, and deleting a user revokes exactly one certificate.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from agent.config import parsers as texts
 from rdzv.keys import JobKeys
 
 ROLE_PREFIX = "controller/"
-"""Before the names of the controller's roles: those of ``muster store-role`` are not touched."""
+"""Prefix of the controller's roles; those of ``muster store-role`` lack it and are left alone."""
 USER_PREFIX = "muster."
-"""A user name is ``muster.DIGEST.ISSUE``: the name in a certificate has 64 characters at most."""
+"""Prefix of user names, ``muster.DIGEST.ISSUE``: a common name has at most 64 characters."""
 
 _DIGEST_LENGTH = 24
 _SUFFIX = "-muster-store"
@@ -29,7 +29,7 @@ _USER = re.compile(r"muster\.([0-9a-f]{24})\.[0-9a-f]{1,20}", re.ASCII)
 
 
 def is_a_name(job: str) -> bool:
-    """Whether a job can be named so."""
+    """Return whether ``job`` is a valid job name."""
     try:
         return texts.name(job) == job
     except ValueError:
@@ -48,48 +48,48 @@ class JobName:
 
     @property
     def keys(self) -> JobKeys:
-        """Its keys in the store."""
+        """The job's keys in the store."""
         return JobKeys(self.namespace, self.job)
 
     @property
     def secret(self) -> str:
-        """The Secret of its namespace with its certificate."""
+        """The name of the Secret with the job's client certificate, in its namespace."""
         return secret_name(self.job)
 
     @property
     def role(self) -> str:
-        """Its role in the store."""
+        """The job's role in the store."""
         return ROLE_PREFIX + self.keys.prefix.strip("/")
 
     @property
     def digest(self) -> str:
-        """What its users' names have in common."""
+        """The part that the names of all the job's users share."""
         return hashlib.sha256(str(self).encode()).hexdigest()[:_DIGEST_LENGTH]
 
     def user(self, issue: str) -> str:
-        """The user of one certificate; ``issue`` is a random hexadecimal number."""
+        """Return the user of one certificate; ``issue`` is a random hexadecimal number."""
         return f"{USER_PREFIX}{self.digest}.{issue}"
 
     def owns(self, user: str) -> bool:
-        """Whether a user is one of this job's."""
+        """Return whether ``user`` belongs to this job."""
         return digest_of(user) == self.digest
 
 
 def secret_name(job: str) -> str:
-    """A Secret's name for a job of its namespace; no two jobs share one."""
+    """Return the Secret's name for a job; it is unique within the job's namespace."""
     if len(job) <= 200 and _SUBDOMAIN.fullmatch(job):
         return job + _SUFFIX
     return f"muster-store-{hashlib.sha256(job.encode()).hexdigest()[:32]}"
 
 
 def digest_of(user: str) -> str | None:
-    """Which job a user belongs to; None for one that the controller has not made."""
+    """Return the digest of the job that a user belongs to; None if it is not the controller's."""
     match = _USER.fullmatch(user)
     return match and match[1]
 
 
 def job_of(role: str) -> JobName | None:
-    """Which job a role belongs to; None for one that the controller has not made."""
+    """Return the job that a role belongs to; None if the role is not the controller's."""
     if not role.startswith(ROLE_PREFIX):
         return None
     parts = role.removeprefix(ROLE_PREFIX).split("/")

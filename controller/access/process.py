@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's part that gives jobs access to the store, put together of its configuration."""
+"""The controller's component that gives jobs access to the store, built from its configuration."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from rdzv.store.access import Access
 from rdzv.store.etcd.accounts import Accounts
 
 AGAIN_S = 30.0
-"""After a defect: pods go on being answered for meanwhile."""
+"""Restart delay after a defect; the webhook goes on answering meanwhile."""
 FOLDER = Path(tempfile.gettempdir()) / "muster-store"
-"""Where the files lie by which the controller itself gets into the store."""
+"""The folder of the controller's own credentials for the store."""
 
 
 class StoreAccess:
-    """The store's certificates, and each job's access."""
+    """The upkeep of the store's certificates and of each job's access."""
 
     def __init__(self, keeper: StoreKeeper, policy: AccessPolicy, api: ClusterApi) -> None:
         self.keeper = keeper
@@ -40,9 +40,9 @@ class StoreAccess:
         self._api = api
 
     async def run(self, *, give: bool) -> None:
-        """Keep the certificates until cancelled, and ``give`` jobs their access.
+        """Maintain the certificates until cancelled and, with ``give``, also the jobs' access.
 
-        What is wrong here must not take the webhook along.
+        A failure is reported and retried: it must not take the webhook down.
         """
         while True:
             try:
@@ -78,7 +78,10 @@ class StoreAccess:
 def store_access(
     config: ControllerConfig, environ: Mapping[str, str], api: ClusterApi
 ) -> StoreAccess | None:
-    """That part, or None where the store's certificates are nobody's; raises ``ConfigError``."""
+    """Build the component; None if the controller manages no access and no members' certificate.
+
+    Raises ``ConfigError`` if the store's endpoints do not use TLS.
+    """
     hosts = tuple(filter(None, config.store_hosts.split(",")))
     if not config.store_access and not config.store_members:
         return None
@@ -103,5 +106,5 @@ def store_access(
 
 
 def now() -> datetime:
-    """The hour."""
+    """Return the current time, in UTC."""
     return datetime.now(UTC)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives jobs their access as their pods come and go, and looks at all of them now and then.
+"""Reconciles the jobs' access when their pods come or go, and every job periodically.
 
-Every replica does it: what one has done, the others find done.
+Every replica does so: a step that one of them has taken needs nothing from the others.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from rdzv.store.backoff import Doubling
 log = logging.getLogger(__name__)
 
 LOOK_S = 60.0
-"""Between two looks at every job: a Secret that somebody has changed or deleted, or a store that
-was restored, is noticed by then; each job costs four calls of the store and one of the API
-server."""
+"""Interval between two checks of every job: the bound on how late a changed or deleted Secret, or
+a restored store, is noticed. A check costs at least three calls to the store and one to the API
+server per job."""
 AGAIN_S = 5.0
-"""After the store or the API server was away."""
+"""Retry interval if the store or the API server is unavailable."""
 REFUSED = Doubling(AGAIN_S, LOOK_S)
-"""After either has refused, which ends only when somebody does something: in the end no more often
-than any other job is looked at. One whose pods come or go is looked at at once."""
+"""Backoff after either has refused a call, which ends only once somebody acts: at most the
+interval of the periodic check. A job whose pods come or go is checked at once."""
 AT_ONCE = 8
-"""Jobs that are looked at at the same time."""
+"""Maximum number of jobs that are checked concurrently."""
 
 
 class AccessReconciler:
-    """Reconciles a job's access as soon as its pods come or go, and all others every ``LOOK_S``."""
+    """The reconciler of access: of a job as its pods come or go, of all jobs every ``LOOK_S``."""
 
     def __init__(
         self, executor: AccessExecutor, jobs: JobsWithPods, now: Callable[[], datetime]
@@ -44,18 +44,19 @@ class AccessReconciler:
         self._now = now
         self._due: set[JobName] = set()
         self._again: dict[JobName, tuple[float, int]] = {}
-        """Those that failed: when each is due again, and how often in a row it was refused."""
+        """Jobs whose check failed: the time of the next retry, and the number of refusals in a
+        row."""
         self._diaries: dict[JobName, Diary] = {}
         self._stirred = asyncio.Event()
         jobs.changed = self.stir
 
     def stir(self, job: JobName) -> None:
-        """Have a job looked at now."""
+        """Request an immediate check of ``job``."""
         self._due.add(job)
         self._stirred.set()
 
     async def run(self) -> None:
-        """Go on until cancelled."""
+        """Reconcile jobs until cancelled."""
         await self._jobs.known.wait()
         loop = asyncio.get_running_loop()
         look_s = loop.time()
@@ -76,7 +77,7 @@ class AccessReconciler:
                 async with asyncio.timeout(max(next_s - loop.time(), 0.0)):
                     await self._stirred.wait()
             except TimeoutError:
-                continue  # it is time to look, or to try again
+                continue  # a periodic check or a retry is due
 
     async def _known_to_the_store(self) -> frozenset[JobName]:
         try:
@@ -96,7 +97,7 @@ class AccessReconciler:
             except MusterError as error:
                 self._note(job, error)
                 return
-            except Exception as error:  # one job's Secret must not take all others' access along
+            except Exception as error:  # one job's failure must not affect the access of others
                 told = {"event": "defect"}
                 log.critical("access of %s: %s", job, error, exc_info=error, extra=told)
                 _, before = self._again.get(job, (0.0, 0))
@@ -110,7 +111,7 @@ class AccessReconciler:
                 asyncio.get_running_loop().call_later(max(left_s, 0.0), self.stir, job)
 
     def _note(self, job: JobName, error: MusterError) -> None:
-        """Say what is wrong once, and try again the later the longer it is."""
+        """Log the error once and schedule a retry, with backoff if a call was refused."""
         diary = self._diaries.setdefault(job, Diary(log))
         told = {"event": "access_not_given"}
         diary.say(f"access of {job}: {error}", level=logging.WARNING, extra=told)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Secret a pod is to have: named as it is admitted, made once the pod is there.
+"""The reference from a pod to its job's Secret: set at admission, before the Secret exists.
 
-The name follows from the job's. A kubelet waits for a Secret that a pod needs, so the webhook does
-not: it answers without asking anybody.
+The Secret's name follows from the job's. The kubelet waits for a Secret that a pod refers to, so
+the webhook need not, and makes no call.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ def with_secret(
     namespace: str,
     environ: Mapping[str, str],
 ) -> Mapping[str, str]:
-    """The settings with the job's own Secret, unless the pod or the chart names another, or etcd.
+    """Return the settings with the job's own Secret.
 
-    Raises ``ConfigError`` for a job that can have none: another namespace's.
+    They are unchanged if the pod or the chart names a Secret, or if the pod names an etcd. Raises
+    ``ConfigError`` for a job of another namespace, which can have no Secret.
     """
     notes: Mapping[str, str] = (pod.get("metadata") or {}).get("annotations") or {}
     if environ.get(_SECRET) or any(annotation(name) in notes for name in _OWN):
@@ -36,7 +37,7 @@ def with_secret(
     told = manifest["metadata"].get("name") if manifest.get("kind") != "Pod" else None
     job = notes.get(annotation("job")) or environ.get(_JOB) or told
     if not job:
-        return environ  # the plan says what is missing
+        return environ  # the plan reports what is missing
     if notes.get(annotation("namespace"), namespace) != namespace:
         raise ConfigError(
             f"the annotation {annotation('namespace')} names another namespace than the pod's: its"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job's Secret, as the API has it: between the object and what the decision needs of it."""
+"""Conversion between a job's Secret in the API and the ``Grant`` that the decision uses."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from injection.settings import DOMAIN, LABEL
 MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "muster-controller"
 KEYS = ("ca.crt", "tls.crt", "tls.key")
 ROTATE = DOMAIN + "rotate"
-"""The annotation that asks for a new certificate, whatever it says; it is taken away for it."""
+"""The annotation that requests a new certificate, with any value; the next write removes it."""
 
 _JOB = DOMAIN + "job"
 _USER, _NEXT, _FORMER = (DOMAIN + f"store-user{word}" for word in ("", "-next", "-former"))
 _ISSUED, _UNUSED = DOMAIN + "store-issued", DOMAIN + "unused-since"
 
 Fault = Callable[[ClientPair, str], str]
-"""Why a certificate is of no use to a user, or nothing."""
+"""A function that returns the reason why a user cannot use a certificate; empty if it can."""
 
 
 def is_ours(secret: Object) -> bool:
-    """Whether it says that the controller made it."""
+    """Return whether the Secret's label names the controller as its manager."""
     labels = (secret.get("metadata") or {}).get("labels") or {}
     return bool(labels.get(MANAGED_BY) == MANAGER)
 
 
 def grant_of(secret: Object, job: JobName, authority: bytes, fault: Fault) -> Grant:
-    """Read it; ``authority`` is that of the store's members as PEM.
+    """Parse a job's Secret; ``authority`` is that of the store's members, as PEM.
 
-    Who may write Secrets of the namespace may have written anything: a user that is not the job's
-    own is none, so nobody gets a certificate for another's.
+    Its annotations are not trusted, as any user who may write Secrets of the namespace can change
+    them: a user that is not the job's own is ignored, so nobody gets a certificate of another job.
     """
     metadata = secret.get("metadata") or {}
     notes: Mapping[str, Any] = metadata.get("annotations") or {}
@@ -73,7 +73,7 @@ def grant_of(secret: Object, job: JobName, authority: bytes, fault: Fault) -> Gr
 def object_of(
     held: Object | None, job: JobName, grant: Grant, pair: ClientPair | None, authority: bytes
 ) -> Object:
-    """The object that says ``grant``; without a new ``pair`` it keeps the one that it has."""
+    """Build the Secret that holds ``grant``; without a new ``pair`` it keeps its certificate."""
     before = held or {}
     metadata = dict(before.get("metadata") or {})
     notes = {k: v for k, v in (metadata.get("annotations") or {}).items() if k not in _OURS}
@@ -108,7 +108,7 @@ def object_of(
 
 
 _YEARS = range(1970, 3000)
-"""Others are nobody's hour, and a duration added to one may be past the end of the calendar."""
+"""Years that are accepted in annotations: others are forged, and arithmetic could overflow."""
 
 _OURS = frozenset({_JOB, _USER, _NEXT, _FORMER, _ISSUED, _UNUSED, ROTATE})
 

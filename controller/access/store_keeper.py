@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps what the store itself needs: its members' certificate, its clients' authority, and root's.
+"""Upkeep of the store's own credentials: members' certificate, clients' authority, user root.
 
-They are in Secrets that the chart makes empty: so neither an upgrade nor a tool that renders the
-chart without a cluster makes others. As with the webhook's, every replica looks after them, and the
-first write wins.
+They are in Secrets that the chart creates empty, so that neither an upgrade nor a tool that renders
+the chart without a cluster replaces them. As with the webhook's, every replica maintains them, and
+the first write wins.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 CONFLICT = 409
 AGAIN_S = 2.0
-"""After the API server or the store refused, or was away: with a new installation they come up."""
+"""Retry interval if the API server or the store refuses or is unavailable, as during an install."""
 LOOK_S = 60.0
-"""Between two looks: a store that was restored from before its authentication is noticed then."""
+"""Interval between checks: the bound on noticing a store restored from before authentication."""
 ROOT_LIFE = timedelta(days=365)
 ROOT_SPARE = timedelta(days=120)
 
@@ -49,13 +49,13 @@ USER, PASSWORD = "username", "password"
 
 @dataclass(frozen=True, slots=True)
 class StoreSecrets:
-    """Which Secrets of the controller's namespace it keeps, or reads.
+    """The Secrets of the controller's namespace that it maintains or reads.
 
-    ``access`` has the authority of the members, that of the clients with its key, and what lets
-    the controller in. ``members`` is the Secret of the members' certificate, and ``hosts`` are the
-    names that it is for; without hosts somebody else keeps it. ``own``: the store is the
-    chart's, so the controller keeps ``access``, too, and switches authentication on. Without
-    ``access`` the store asks nobody who he is.
+    ``access`` holds the members' authority, the clients' authority with its key, and the
+    controller's own credentials. ``members`` is the Secret of the members' certificate, and
+    ``hosts`` are its DNS names; without hosts somebody else maintains it. ``own``: the store is the
+    chart's, so the controller maintains ``access``, too, and enables authentication. Without
+    ``access`` the store has no authentication.
     """
 
     namespace: str
@@ -67,7 +67,7 @@ class StoreSecrets:
 
 @dataclass(frozen=True, slots=True)
 class StoreEntry:
-    """How the controller gets into the store, and what it signs by."""
+    """The controller's access to the store, and the authorities that it uses for jobs."""
 
     access: Access
     clients: ClientAuthority
@@ -75,7 +75,10 @@ class StoreEntry:
 
 
 class StoreKeeper:
-    """The store's certificates; ``entry`` is there once the store lets the controller in."""
+    """The upkeep of the store's credentials.
+
+    ``entry`` is set once the store admits the controller, if there is an access Secret.
+    """
 
     def __init__(
         self,
@@ -95,13 +98,13 @@ class StoreKeeper:
         self._access: Access | None = None
 
     async def entered(self) -> Access:
-        """Wait until the store lets the controller in, and return how."""
+        """Wait until the store admits the controller; return its access."""
         await self.ready.wait()
         assert self._access is not None
         return self._access
 
     async def run(self) -> None:
-        """Keep them until cancelled."""
+        """Maintain the certificates until cancelled."""
         while True:
             try:
                 await self.step()
@@ -117,12 +120,12 @@ class StoreKeeper:
             await asyncio.sleep(LOOK_S)
 
     async def step(self) -> None:
-        """Bring all of it in line once."""
+        """Check and repair the credentials once; load the controller's own."""
         names = self._names
         if names.members and names.hosts:
             await self._keep_members()
         if not names.access:
-            # A store with TLS that asks nobody.
+            # A store with TLS and without authentication.
             members = await self._read(names.members)
             self._access = await asyncio.to_thread(
                 self._written, {AUTHORITY: members[AUTHORITY]} if AUTHORITY in members else {}
@@ -157,7 +160,7 @@ class StoreKeeper:
                 return
 
     async def _keep_access(self) -> Mapping[str, bytes]:
-        """The Secret by which the controller, upkeep and members know each other."""
+        """Read and complete the Secret that the controller, the upkeep and the members share."""
         path = paths.core(self._names.namespace, paths.SECRETS, self._names.access)
         while True:
             members = await self._read(self._names.members)
@@ -177,7 +180,7 @@ class StoreKeeper:
             await self._api.replace(path, secret)
         except ClusterRefused as error:
             if error.status == CONFLICT:
-                return False  # another replica has written: its own are as good
+                return False  # another replica has written: its credentials are as good
             raise
         return True
 
@@ -185,7 +188,7 @@ class StoreKeeper:
         return _decoded(await self._api.get(paths.core(self._names.namespace, paths.SECRETS, name)))
 
     def _written(self, data: Mapping[str, bytes]) -> Access:
-        """Files of ours alone, from which the store's client reads them again when they change."""
+        """Write the credentials to private files; return the access, whose client rereads them."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         given: dict[str, str] = {}
         fields = {AUTHORITY: "cacert", CERTIFICATE: "cert", KEY: "key", PASSWORD: "password_file"}
@@ -212,7 +215,7 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 def complete(
     held: Mapping[str, bytes], members_authority: bytes, now: datetime
 ) -> dict[str, bytes]:
-    """What the access Secret should have: what it has, as far as that is of use."""
+    """Return the access Secret's data with missing, invalid and expiring parts replaced."""
     wanted = {**held, AUTHORITY: members_authority}
     try:
         clients = ClientAuthority(wanted.get(CLIENTS, b""), wanted.get(CLIENTS_KEY, b""))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sidecar put into pods as the API server admits them."""
+"""Injection of the sidecar into pods as the API server admits them."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a pod that asks for a sidecar: a pure function of the pod and its owner.
+"""The verdict on a pod that asks for a sidecar: a pure function of the pod and its owner.
 
-A pod is never kept out: what cannot be injected is admitted as it is, with the reason as a warning.
+A pod is never rejected: if it cannot be injected, it is admitted as it is, with a warning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WITHOUT = "admitted without Muster: "
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Operations that put the sidecar in, what kubectl is to show, and one sentence of reason."""
+    """The operations that add the sidecar, warnings for kubectl, and the reason in a sentence."""
 
     patch: tuple[Operation, ...]
     warnings: tuple[str, ...]
@@ -35,7 +35,7 @@ class Verdict:
 
     @property
     def injected(self) -> bool:
-        """Whether the pod gets a sidecar by this."""
+        """Whether the pod gets a sidecar by this verdict."""
         return bool(self.patch)
 
 
@@ -48,10 +48,10 @@ def decide(
     *,
     access: bool = False,
 ) -> Verdict:
-    """Plan the sidecar of a pod that is about to be made in ``namespace``.
+    """Plan the sidecar of a pod that is about to be created in ``namespace``.
 
-    ``read``: the object that ``owner.read`` names, or None where it could not be read. ``environ``:
-    what counts where neither pod nor owner say otherwise, by the variables of ``muster inject``.
+    ``read``: the object that ``owner.read`` names, or None if it could not be read. ``environ``:
+    the defaults for what neither pod nor owner specify, by the variables of ``muster inject``.
     ``access``: whether each job has a Secret of its own.
     """
     if has_sidecar(pod):
@@ -67,20 +67,20 @@ def decide(
         return Verdict((), tuple(WITHOUT + line for line in faults), "; ".join(faults))
     after = {**restricted, **made.template}
     complete = owner is None or owner.read is None or read is not None
-    # What was not read is not there for the plan: what it says of that would be guesses.
+    # Without the owner the plan lacks facts: its warnings would be guesses.
     warnings = [str(note) for note in made.notes if note.level == "warning"] if complete else []
     return Verdict(tuple(difference(pod, after)), tuple(warnings), "its sidecar is put in")
 
 
 def has_sidecar(pod: Mapping[str, Any]) -> bool:
-    """Whether ``muster inject``, or an earlier call, was here before."""
+    """Return whether ``muster inject`` or an earlier admission has added the sidecar already."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     first = (pod.get("spec") or {}).get("initContainers") or []
     return ANNOTATION in annotations and any(one.get("name") == sidecar.NAME for one in first)
 
 
 def in_words_of_a_pod(text: str) -> str:
-    """Name each setting by the annotation that gives it: nobody has typed a flag here."""
+    """Replace each flag in ``text`` by the setting's annotation: nobody has typed a flag here."""
     for name, setting in TABLE.items():
         text = text.replace(named(setting.flag), f"the annotation {annotation(name)}")
     return text

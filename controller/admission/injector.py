@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers the API server about one pod after the other, in time and never with a no."""
+"""The webhook's handler: answers each AdmissionReview in time and never rejects a pod."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rdzv.errors import ClusterError
 log = logging.getLogger(__name__)
 
 READ_TIMEOUT_S = 1.0
-"""For the owner, of the 5 s that the API server gives an admission."""
+"""Timeout for reading the owner, out of the 5 s that the API server allows for an admission."""
 OWNERS_KEPT = 1000
-"""A job's pods come in one burst: its object is read once."""
+"""Number of cached owners: the pods of a job come in one burst, and its object is read once."""
 OWNER_FRESH_S = 30.0
-"""An owner's elasticPolicy may be edited: what was read is good for so long."""
+"""Time for which a cached owner is used; a user may edit its elasticPolicy meanwhile."""
 
 DEFECT = Verdict((), (f"{WITHOUT}a defect of muster, which its log has",), "a defect of muster")
 
 
 class Injector:
-    """The webhook's answers; ``environ`` is what counts where pods and owners do not say.
+    """The webhook's answers; ``environ`` has the defaults for what pods and owners do not specify.
 
     ``access``: whether each job has a Secret of its own.
     """
@@ -50,13 +50,13 @@ class Injector:
         self._environ = environ
         self._metrics = metrics
         self.events = Events(api, time.monotonic)
-        """What is told of pods; whoever runs it writes what is owed once the API server is back."""
+        """Events about pods' owners; the caller must run it, so that failed writes are retried."""
         self._telling: set[asyncio.Task[None]] = set()
         self._owners: OrderedDict[str, tuple[float, Object]] = OrderedDict()
         self._reading: dict[str, asyncio.Task[Object]] = {}
 
     async def answer(self, body: bytes) -> bytes:
-        """Answer one AdmissionReview; raises ``ConfigError`` where it is none."""
+        """Answer one AdmissionReview; raises ``ConfigError`` if ``body`` is none."""
         begun_s, cpu_begun_s = time.monotonic(), time.thread_time()
         asked = review.read(body)
         metadata = asked.pod.get("metadata") or {}
@@ -65,7 +65,7 @@ class Injector:
             owner = owner_of(asked.pod)
             waits_s = time.thread_time()
             read = await self._read(asked.namespace, owner)
-            # Others were answered meanwhile: their processor time is not its own.
+            # Exclude the processor time of other requests that were answered during the read.
             cpu_begun_s += time.thread_time() - waits_s
             verdict = decision.decide(
                 asked.pod, asked.namespace, owner, read, self._environ, access=self._access
@@ -81,7 +81,7 @@ class Injector:
         return review.answer(asked.uid, verdict)
 
     def _tell_owner(self, asked: review.Review, verdict: Verdict) -> None:
-        """Say it where somebody looks who has not made the pod by hand; nobody waits for that."""
+        """Publish an Event of the pod's owner in the background: only kubectl shows warnings."""
         references = (asked.pod.get("metadata") or {}).get("ownerReferences") or []
         maker = next((one for one in references if one.get("controller")), None)
         if maker is None or not maker.get("name"):
@@ -93,7 +93,7 @@ class Injector:
         telling.add_done_callback(self._telling.discard)
 
     async def _read(self, namespace: str, owner: Owner | None) -> Object | None:
-        """The object that says more than the pod; None where there is none, or it is not told."""
+        """Read the owner's object, or take it from the cache; None if there is none to be had."""
         wanted = None if owner is None else owner.read
         if wanted is None:
             return None
@@ -101,7 +101,7 @@ class Injector:
         if path is None:
             return None
         now_s = time.monotonic()
-        # A pod may name any uid: what is known of another namespace's owner is not shown for it.
+        # A pod may claim any uid: do not use a cached owner of another uid for it.
         known_as = f"{path} {wanted.uid}"
         read_s, found = self._owners.get(known_as, (0.0, None))
         if found is not None and now_s - read_s < OWNER_FRESH_S:
@@ -125,7 +125,7 @@ class Injector:
         return found
 
     async def _read_once(self, known_as: str, path: str) -> Object:
-        """Read it, or wait for who reads it already: the pods of a job come at once."""
+        """Read the object, or join a read in progress: the pods of a job come at once."""
         reading = self._reading.get(known_as)
         if reading is None:
             reading = asyncio.create_task(self._api.get(path, READ_TIMEOUT_S))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What changed between two JSON values, as a JSON Patch (RFC 6902) that makes the one the other."""
+"""The difference of two JSON values, as a JSON Patch (RFC 6902) that turns one into the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Operation = dict[str, Any]
 
 
 def difference(before: Any, after: Any, path: str = "") -> Iterator[Operation]:
-    """Every operation, in an order in which they can be applied."""
+    """Yield the operations, in an order in which they can be applied."""
     if before == after and type(before) is type(after):
         return
     if isinstance(before, Mapping) and isinstance(after, Mapping):
@@ -24,7 +24,7 @@ def difference(before: Any, after: Any, path: str = "") -> Iterator[Operation]:
                 yield from difference(before[key], after[key], below)
         return
     if isinstance(before, list) and isinstance(after, list) and before:
-        # Ours comes before what is there: whoever reads the patch sees what was added, no more.
+        # Muster prepends to lists: add the new items at the front, so that the patch shows no more.
         new = len(after) - len(before)
         if new >= 0 and len(after[new:]) == len(before):
             for value in reversed(after[:new]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``muster inject`` would have been given for a pod: its owner, the pod as the template."""
+"""The manifest of a pod's owner, with the pod as its template, as input for ``muster inject``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from injection.grace import GRACE
 from injection.workloads import KINDS, Role
 
 SERVERS_GRACE_S = 30
-"""What the API server writes where nobody gave a grace: it cannot be told from a user's."""
+"""The grace that the API server sets by default; it looks the same as one that a user set."""
 
 _BOUNDS = re.compile(r"(\d+):(\d+)", re.ASCII)
 
@@ -20,9 +20,10 @@ _BOUNDS = re.compile(r"(\d+):(\d+)", re.ASCII)
 def manifest_of(
     pod: Mapping[str, Any], namespace: str, owner: Owner | None, read: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], str, Role]:
-    """Put the pod where its owner has a template; return the object, that path and the role.
+    """Put the pod in place of its owner's template.
 
-    ``read`` is the object that ``owner.read`` names, as the API has it, or None.
+    Returns the object, the path of the template in it and the pod's role. ``read`` is the object
+    that ``owner.read`` names, as the API has it, or None.
     """
     template = {
         "metadata": dict(pod.get("metadata") or {}),
@@ -58,12 +59,13 @@ def manifest_of(
 def _beside(
     pod: Mapping[str, Any], owner: Owner, read: Mapping[str, Any] | None
 ) -> dict[str, Mapping[str, Any]]:
-    """What the owner says beside the template, by the path of the mapping that says it."""
+    """Return the owner's fields beside the template, by the path of the mapping that has them."""
     if read is not None:
         spec = dict(read.get("spec") or {})
         parent = owner.path.rpartition(".")[0]
         if read.get("kind") == "Job":
-            # Its own words are beside its template, however deep that lies in what made the Job.
+            # A Job's fields are beside its own template, at any depth within the object that made
+            # it.
             return {parent: spec}
         replicas: Any = spec
         for word in parent.split(".")[1:]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the controller tells Prometheus."""
+"""Metrics of the admission webhook, for Prometheus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 
 
 class AdmissionMetrics:
-    """Pods that were asked about, by what became of them, and how long it took."""
+    """The number of admissions by outcome, and how long they took."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -36,12 +36,12 @@ class AdmissionMetrics:
         )
 
     def count(self, verdict: Verdict, seconds: float, cpu_seconds: float) -> None:
-        """Count one."""
+        """Count one admission."""
         outcome = "injected" if verdict.injected else "refused" if verdict.warnings else "unchanged"
         self._pods.labels(outcome).inc()
         self._seconds.observe(seconds)
         self._cpu_seconds.observe(cpu_seconds)
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """Render all metrics in Prometheus's text format."""
         return generate_latest(self._registry)

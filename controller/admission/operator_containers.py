@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers that an operator puts into a pod beside those of its template.
+"""Containers that an operator adds to a pod beside those of its template.
 
-They come without a security context, whatever the template's have, and no field of the owner gives
-them one: a namespace that enforces *restricted* refuses the pod for them alone.
+They have no security context, whatever the template's have, and no field of the owner gives them
+one: a namespace that enforces *restricted* rejects the pod because of them alone.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 from controller.admission.owner import Owner
 
 DELIVERED: Mapping[str, str] = {"MPIJob": "kubectl-delivery"}
-"""By kind of the owner, the init container that its operator adds: training-operator 1.8.1,
+"""The init container that an operator adds, by the owner's kind: training-operator 1.8.1,
 ``pkg/controller.v1/mpi/mpijob_controller.go``, for its launcher."""
 
 _SECURITY = "securityContext"
 
 
 def with_security_context(pod: Mapping[str, Any], owner: Owner | None) -> Mapping[str, Any]:
-    """Return the pod, in which the operator's container is as restricted as the user's.
+    """Return the pod with the operator's container as restricted as the user's.
 
-    It gets the security context of the first container of the template. The pod is returned as it
-    is where that container has none, or the operator's has its own.
+    It gets the security context of the template's first container. The pod is returned unchanged if
+    that container has none, or the operator's has one already.
     """
     name = DELIVERED.get(owner.kind) if owner is not None else None
     spec: Mapping[str, Any] = pod.get("spec") or {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which object a pod was made by, as the pod shows it."""
+"""The object that created a pod, as far as the pod shows it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TASK = "volcano.sh/task-spec"
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """An object with a pod template, and where in it this pod's is.
+    """An object with a pod template, and the path of this pod's template in it.
 
-    ``read`` is what the API has to be asked for to know all that it says, where that is another
-    object: a pod of a JobSet is made by a Job. ``uid`` is that one's. None: the pod shows enough.
+    ``read``: the object to read from the API for the rest, if the pod does not show enough; it may
+    be another object, as a pod of a JobSet is created by a Job. None: the pod shows enough.
     """
 
     api_version: str
@@ -38,7 +38,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """An object of the API that is known by name."""
+    """A reference to an object of the API."""
 
     api_version: str
     kind: str
@@ -47,7 +47,7 @@ class Reference:
 
 
 def owner_of(pod: Mapping[str, Any]) -> Owner | None:
-    """The object that pods of one job have in common; None for a pod that nobody made."""
+    """Return the object that the pods of one job share; None for a pod without a controller."""
     metadata = pod.get("metadata") or {}
     labels: Mapping[str, str] = metadata.get("labels") or {}
     references = metadata.get("ownerReferences") or []
@@ -69,7 +69,7 @@ def owner_of(pod: Mapping[str, Any]) -> Owner | None:
             path = f"spec.tasks.{labels.get(_TASK, 'worker')}.template"
             return Owner(made_by.api_version, "Job", made_by.name, path)
         case "kai.alibabacloud.com", "TrainingJob":
-            # Its operator names launchers so; the labels differ from release to release.
+            # Its operator names launchers this way; the labels differ between releases.
             role = "launcher" if metadata.get("name", "").endswith("-launcher") else "worker"
             path = f"spec.etReplicaSpecs.{role}.template"
             return Owner(made_by.api_version, made_by.kind, made_by.name, path, made_by)

@@ -13,14 +13,14 @@ from controller.admission.decision import Verdict
 from rdzv.errors import ConfigError
 
 WARNING_LENGTH = 250
-"""The API server cuts a longer one, in the middle of a word."""
+"""Maximum length of one warning; the API server truncates longer ones in the middle of a word."""
 WARNINGS_MAX = 12
-"""All together may have 4096 characters."""
+"""Maximum number of warnings; together they may have 4096 characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What the API server asks about one pod."""
+    """The API server's question about one pod."""
 
     uid: str
     namespace: str
@@ -29,7 +29,7 @@ class Review:
 
 
 def read(body: bytes) -> Review:
-    """Read a request; raises ``ConfigError`` where it is none for a pod that is made."""
+    """Parse a request; raises ``ConfigError`` if it is not the creation of a pod."""
     try:
         message = json.loads(body)
         request = message["request"]
@@ -43,7 +43,7 @@ def read(body: bytes) -> Review:
 
 
 def answer(uid: str, verdict: Verdict) -> bytes:
-    """Write the response: the pod is allowed, whatever the verdict is."""
+    """Build the response: it allows the pod, whatever the verdict."""
     response: dict[str, Any] = {"uid": uid, "allowed": True}
     if verdict.patch:
         text = json.dumps(verdict.patch).encode()

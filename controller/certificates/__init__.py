@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The certificates by which the API server knows the webhook: made, renewed and made known."""
+"""The webhook's certificates: issued, renewed, and published to the API server."""

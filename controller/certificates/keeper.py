@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the webhook's certificate: in a Secret, in this process, and in what the API server trusts.
+"""Upkeep of the webhook's certificate: in a Secret, in this process, and in the caBundle.
 
-Every replica does it: the Secret's resourceVersion lets one write win, and the others read what it
-wrote. So no leader is needed, and none can be missing.
+Every replica does so: the Secret's resourceVersion lets one write win, and the others load what it
+wrote. So no leader is needed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 CONFLICT = 409
 AGAIN_S = 5.0
-"""After the API server refused, or was away."""
+"""Retry interval after the API server refused or was unavailable."""
 LOOK_MOST_S = 3600.0
-"""A clock that was set is noticed by then."""
+"""Maximum interval between checks, so that a change of the clock is noticed."""
 
 _NAMES = {
     "ca.crt": "authority",
@@ -38,7 +38,7 @@ _NAMES = {
     "tls.crt": "certificate",
     "tls.key": "key",
 }
-"""Keys of the Secret, by field of the pair."""
+"""Fields of the pair, by key of the Secret."""
 
 
 class CertificateKeeper:
@@ -56,7 +56,7 @@ class CertificateKeeper:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.ready = asyncio.Event()
-        """Set once there is a certificate that the API server trusts."""
+        """Set once the API server trusts the loaded certificate."""
         self._api = api
         self._secrets = paths.core(namespace, paths.SECRETS)
         self._secret = secret
@@ -66,7 +66,7 @@ class CertificateKeeper:
         self._loaded: Pair | None = None
 
     async def run(self) -> None:
-        """Keep it until cancelled."""
+        """Maintain the certificate until cancelled."""
         changed = asyncio.Event()
         collection, _, _ = paths.webhook_configuration(self._configuration).rpartition("/")
         async with asyncio.TaskGroup() as tasks:
@@ -79,10 +79,10 @@ class CertificateKeeper:
                     async with asyncio.timeout(wait_s):
                         await changed.wait()
                 except TimeoutError:
-                    continue  # it is time to look whether a new one is due
+                    continue  # check whether a renewal is due
 
     async def _step(self) -> float:
-        """Bring all three in line; return after how many seconds to look again, unasked."""
+        """Reconcile Secret, TLS context and caBundle; return the seconds until the next check."""
         try:
             held = await self._held_pair()
             await self._load(held)
@@ -99,7 +99,7 @@ class CertificateKeeper:
         return min(max(left_s, AGAIN_S), LOOK_MOST_S)
 
     async def _held_pair(self) -> Pair:
-        """The pair that the Secret has, or the new one that it has from now on."""
+        """Return the Secret's pair; issue and store a new one if it is missing or due."""
         while True:
             secret = await self._api.get(f"{self._secrets}/{self._secret}")
             held = pair_in(secret)
@@ -126,7 +126,7 @@ class CertificateKeeper:
             self._loaded = pair
 
     async def _make_known(self, pair: Pair) -> None:
-        """Have the API server trust the authority."""
+        """Write the authority to the caBundle of the webhook configuration, unless it is there."""
         path = paths.webhook_configuration(self._configuration)
         found = await self._api.get(path)
         bundle = base64.b64encode(pair.authority).decode()
@@ -143,7 +143,7 @@ class CertificateKeeper:
 
 
 def pair_in(secret: Object) -> Pair | None:
-    """The pair that a Secret has; None where anything of it is missing."""
+    """Parse the pair in a Secret; None if any part of it is missing or unreadable."""
     data = secret.get("data") or {}
     try:
         found = {field: base64.b64decode(data[key], validate=True) for key, field in _NAMES.items()}
@@ -153,7 +153,7 @@ def pair_in(secret: Object) -> Pair | None:
 
 
 def with_pair(secret: Object, pair: Pair) -> Object:
-    """The Secret with another pair, for the same resourceVersion."""
+    """Return the Secret with another pair and the same resourceVersion."""
     data: dict[str, Any] = {
         key: base64.b64encode(getattr(pair, field)).decode() for key, field in _NAMES.items()
     }
@@ -161,7 +161,7 @@ def with_pair(secret: Object, pair: Pair) -> Object:
 
 
 def load_into(context: ssl.SSLContext, pair: Pair) -> None:
-    """Have new connections get this certificate; the library takes it from files alone."""
+    """Load the pair for new connections, through temporary files: ``ssl`` reads only files."""
     with tempfile.TemporaryDirectory() as folder:
         certificate, key = Path(folder) / "tls.crt", Path(folder) / "tls.key"
         certificate.write_bytes(pair.certificate)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A webhook's certificate with its key, and the authority that signed it; and whether it is due.
+"""A webhook's certificate and key with their authority: issue, and check for renewal.
 
-Everything is made here, of the time and a random number generator's keys: no cert-manager is
-needed. The authority signs the next certificates, too, so that what trusts it need not change.
+Keys and certificates are made here, from the time and a random number generator: cert-manager is
+not needed. The authority signs the following certificates, too, so that trust in it need not
+change.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS = 3650
 LEAF_DAYS = 90
-"""Of which the last third is for renewing: the controller may be away for a month."""
+"""Lifetime of a certificate, in days. It is renewed in the last third, so that the controller may
+be away for a month."""
 SKEW = timedelta(hours=1)
-"""Clocks of a cluster's machines differ: a certificate is good from before it was made."""
+"""Tolerance for clock skew between machines: a certificate is valid from before its issue."""
 
 UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
-"""What the library raises for what somebody else wrote: no PEM, a key of a kind it has not."""
+"""Exceptions of the library for foreign input: no PEM, or a key of an unsupported kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """PEM texts: the authority with its key, and the certificate with its key."""
+    """The authority with its key, and the certificate with its key, all as PEM."""
 
     authority: bytes
     authority_key: bytes
@@ -44,7 +46,7 @@ class Pair:
 
 
 def due(held: Pair | None, names: Sequence[str], now: datetime) -> str | None:
-    """Why a new certificate is due, as a sentence; None while the held one is good."""
+    """Return why a new certificate is due, as a sentence; None while ``held`` is good."""
     if held is None:
         return "there is none yet"
     try:
@@ -69,13 +71,13 @@ def due(held: Pair | None, names: Sequence[str], now: datetime) -> str | None:
 
 
 def renewal(held: Pair) -> datetime:
-    """When the certificate is to be renewed: two thirds of its life are over."""
+    """Return the time of renewal: after two thirds of the certificate's life."""
     leaf = x509.load_pem_x509_certificate(held.certificate)
     return leaf.not_valid_after_utc - (leaf.not_valid_after_utc - leaf.not_valid_before_utc) / 3
 
 
 def make(held: Pair | None, names: Sequence[str], now: datetime) -> Pair:
-    """Make a certificate; the authority is the held one while it outlives what it signs."""
+    """Issue a certificate, by the held authority while that outlives it, else by a new one."""
     authority, authority_key = authority_of(held, now)
     key = ec.generate_private_key(ec.SECP256R1())
     leaf = (
@@ -98,7 +100,7 @@ def make(held: Pair | None, names: Sequence[str], now: datetime) -> Pair:
 def authority_of(
     held: Pair | None, now: datetime
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """The held authority with its key while it is of use, else a new one."""
+    """Return the held authority and its key while they are usable, else new ones."""
     if held is not None:
         try:
             certificate = x509.load_pem_x509_certificate(held.authority)
@@ -109,7 +111,7 @@ def authority_of(
                     raise ValueError("the key is not that of the authority")
                 return certificate, key
         except UNREADABLE:
-            pass  # what cannot be read signs nothing: another takes its place
+            pass  # an unreadable authority cannot sign: replace it
     key = ec.generate_private_key(ec.SECP256R1())
     name = subject(f"muster controller {now:%Y-%m-%d}")
     certificate = (
@@ -125,7 +127,7 @@ def authority_of(
 def builder(
     now: datetime, life: timedelta, key: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:
-    """What all certificates have in common."""
+    """Start a certificate with a random serial number, its validity and its public key."""
     return (
         x509.CertificateBuilder()
         .serial_number(x509.random_serial_number())
@@ -136,10 +138,10 @@ def builder(
 
 
 def subject(text: str) -> x509.Name:
-    """A name of one part, 64 characters at most."""
+    """Build a name with only a common name, of at most 64 characters."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A key as PEM."""
+    """Serialize a key as unencrypted PEM."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API server of Kubernetes, as far as the controller speaks with it."""
+"""The client of the Kubernetes API server, as far as the controller needs one."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of the Kubernetes API for a dozen calls: plain objects, a deadline for each call."""
+"""A client of the Kubernetes API for a dozen calls: plain objects, a timeout for each call."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, Config
 Object = dict[str, Any]
 
 CALL_TIMEOUT_S = 10.0
-"""For a call that nobody waits for; an admission gives less."""
+"""Timeout of a call in the background; an admission allows less."""
 WATCH_S = 300
-"""After which the API server is asked to end a watch: a connection that died unseen is replaced."""
+"""Time after which the API server ends a watch, so that a connection that died is replaced."""
 
 BUSY = 429
 JSON = "application/json"
 MERGE = "application/merge-patch+json"
 LINE_MAX = 4 * 2**20
-"""Bytes of one event of a watch: etcd, which keeps the object, takes no larger one."""
+"""Maximum size of one watch event, in bytes; etcd, which stores the object, allows no more."""
 
 
 class ClusterApi:
-    """Calls to one API server. Use it within a running event loop, as a context."""
+    """Calls to one API server. Use it within a running event loop, as a context manager."""
 
     def __init__(self, access: ClusterAccess | KubeconfigAccess) -> None:
         self._access = access
@@ -59,32 +59,35 @@ class ClusterApi:
     async def get(
         self, path: str, timeout_s: float = CALL_TIMEOUT_S, *, accept: str = JSON
     ) -> Object:
-        """Read an object, or a list; raises ``ClusterRefused``, ``ClusterUnavailable``."""
+        """Read an object or a list; raises ``ClusterRefused`` or ``ClusterUnavailable``."""
         return await self._call("GET", path, timeout_s=timeout_s, accept=accept)
 
     async def create(
         self, path: str, body: Mapping[str, Any], timeout_s: float = CALL_TIMEOUT_S
     ) -> Object:
-        """Make an object; one of its name that is there is refused with 409."""
+        """Create an object; raises ``ClusterRefused`` with 409 if there is one of its name."""
         return await self._call("POST", path, body, timeout_s=timeout_s)
 
     async def replace(self, path: str, body: Mapping[str, Any]) -> Object:
-        """Put an object in the place of the one with its resourceVersion; else 409."""
+        """Replace an object; raises ``ClusterRefused`` with 409 if its resourceVersion differs."""
         return await self._call("PUT", path, body)
 
     async def merge(self, path: str, body: Mapping[str, Any]) -> Object:
-        """Change what ``body`` names, and nothing else."""
+        """Change the fields in ``body`` and no others."""
         return await self._call("PATCH", path, body, MERGE)
 
     async def delete(self, path: str, version: str = "") -> None:
-        """Remove an object; one that is gone is refused with 404, one of another version 409."""
+        """Delete an object, only at ``version`` if given.
+
+        Raises ``ClusterRefused`` with 404 if it is gone, with 409 if it has another version.
+        """
         body = {"preconditions": {"resourceVersion": version}} if version else None
         await self._call("DELETE", path, body)
 
     async def watch(self, path: str, version: str, *, accept: str = JSON) -> AsyncIterator[Object]:
         """Yield every event after ``version``, until the API server ends the watch.
 
-        Raises ``ClusterRefused`` with 410 where that version is no longer known: list again.
+        Raises ``ClusterRefused`` with 410 if that version is no longer available: list again.
         """
         joined = "&" if "?" in path else "?"
         asked = f"{path}{joined}watch=1&resourceVersion={version}&timeoutSeconds={WATCH_S}"
@@ -155,7 +158,7 @@ class ClusterApi:
 
 
 def _refusal(method: str, path: str, status: int, content: bytes) -> ClusterError:
-    """What a status from 400 on means: a no, or that there is no answer now."""
+    """Build the error for a status of 400 or above: a refusal, or unavailability."""
     try:
         told = json.loads(content)["message"]
     except (ValueError, KeyError, TypeError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of one kind, as the API server has them: listed once, then watched."""
+"""A cache of the API server's objects of one kind: one list, then a watch."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PAGE = 500
-"""Objects of one answer: some megabytes."""
+"""Number of objects per page of a list: some megabytes."""
 
 
 class Collection(Generic[T]):
-    """What ``reduced`` keeps of each object, by UID. It stays as it was while nobody answers.
+    """The cached objects by UID, each reduced by ``reduced``; unchanged during an outage.
 
-    ``path`` may select by label. ``sequence`` grows with each change. An object that brings out a
-    defect is not among them until it is good again.
+    ``path`` may have a label selector. ``sequence`` grows with each change. An object whose
+    reduction fails is absent until it succeeds again.
     """
 
     def __init__(self, api: ClusterApi, path: str, reduced: Callable[[Object], T]) -> None:
@@ -43,17 +43,17 @@ class Collection(Generic[T]):
 
     @property
     def items(self) -> Mapping[str, T]:
-        """All objects, by UID; read it before the next await, or copy."""
+        """All objects, by UID; read it before the next await, or copy it."""
         return self._items
 
     async def changed_after(self, sequence: int) -> None:
-        """Wait until ``self.sequence`` has passed ``sequence``; 0: for the first list."""
+        """Wait until ``self.sequence`` is above ``sequence``; 0 waits for the first list."""
         while self.sequence <= sequence:
             await self._changed.wait()
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[Collection[T]]:
-        """Follow within the context; a defect on the way ends it, in a group."""
+        """Follow the objects within the context; a defect ends it with an exception group."""
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(self._follow(), name=f"watch {self._path}")
             try:
@@ -74,7 +74,7 @@ class Collection(Generic[T]):
                 if isinstance(error, ClusterRefused):
                     self._version = ""
                     if error.status == 410:
-                        continue  # the version is not known any more: list again
+                        continue  # the version has expired: list again
                 self._diary.say(
                     f"cannot list or watch {self._path}, retrying: {error}",
                     level=logging.WARNING,
@@ -104,7 +104,7 @@ class Collection(Generic[T]):
         self._version = str(metadata.get("resourceVersion", ""))
 
     async def _watch(self) -> None:
-        """Take in what is new; after a break it goes on from there, and shows no former state."""
+        """Apply events after the last version seen, so that a reconnect shows no older state."""
         path = _with(self._path, "allowWatchBookmarks=true")
         async for event in self._api.watch(path, self._version):
             told = event.get("object") or {}
@@ -119,7 +119,7 @@ class Collection(Generic[T]):
             self._version = str(metadata.get("resourceVersion", self._version))
 
     def _take_in(self, uid: str, reduced: T | None) -> None:
-        # Nodes report every few minutes, and pods at each probe, what is nobody's news.
+        # Nodes report every few minutes, and pods at each probe, fields that are not kept.
         if self._items.get(uid) == reduced:
             return
         if reduced is None:
@@ -129,12 +129,12 @@ class Collection(Generic[T]):
         self._note_change()
 
     def _seen(self, uid: str, one: Object) -> T | None:
-        """What is kept of an object; None of one that brings out a defect: others are not lost."""
+        """Return the reduced object; None if that fails, which is logged once and not raised."""
         try:
             reduced = self._reduced(one)
         except Exception as error:
             if uid in self._defective:
-                return None  # it was told
+                return None  # already reported
             self._defective.add(uid)
             name = (one.get("metadata") or {}).get("name")
             tell_defect(f"ignoring {name} of {self._path}, cannot read it: {error}", error)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events: sentences that ``kubectl describe`` shows at an object."""
+"""Kubernetes Events: sentences that ``kubectl describe`` shows with an object."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from rdzv.errors import ClusterError, ClusterRefused
 log = logging.getLogger(__name__)
 
 KEPT = 4000
-"""Series that are remembered, the newest: a job whose pods are made anew all day is told once."""
+"""Maximum number of remembered series; the least recent are dropped. A job whose pods are replaced
+all day keeps its own, as they are used each time."""
 MESSAGE_LENGTH = 1000
-"""The API server takes 1024 characters."""
+"""Maximum length of a message; the API server allows 1024 characters."""
 NAME_LENGTH = 200
 AGAIN_S = 5.0
-"""After the API server was away."""
+"""Retry interval while the API server is unavailable."""
 GONE, THERE = 404, 409
 
 Key = tuple[str, str]
 
 
 class Events:
-    """Says what is said again by a count; a replica knows only what it said itself.
+    """A publisher that counts repetitions in one Event; it knows only those of this replica.
 
     ``clock`` is monotonic, in seconds.
     """
@@ -48,7 +49,7 @@ class Events:
 
     @property
     def series(self) -> list[Series]:
-        """All that is remembered."""
+        """All remembered series."""
         return list(self._series.values())
 
     def say(
@@ -60,13 +61,13 @@ class Events:
         revision: int = 0,
         warning: bool = False,
     ) -> None:
-        """Have it written at the object that ``about`` names, with its namespace and UID.
+        """Queue an Event for the object that ``about`` refers to, with its namespace and UID.
 
-        What was said of the object last, at the same ``revision``, is not said again.
+        A repetition of the object's last message at the same ``revision`` is ignored.
         """
         key = (str(about.get("uid")), reason)
         message = message[:MESSAGE_LENGTH]
-        # A record may say what no UTF-8 can: half of a surrogate pair.
+        # A record may contain half of a surrogate pair, which UTF-8 cannot encode.
         said_so = f"{key} {revision} {message}".encode("utf-8", "backslashreplace")
         drawn = hashlib.sha256(said_so).hexdigest()[:16]
         name = f"{about['name'][:NAME_LENGTH]}.{drawn}"
@@ -77,7 +78,7 @@ class Events:
         self._stirred.set()
 
     async def run(self) -> None:
-        """Write what is due until cancelled."""
+        """Write Events as they become due, until cancelled."""
         while True:
             self._stirred.clear()
             await self.write()
@@ -87,10 +88,10 @@ class Events:
                 async with asyncio.timeout(max(0.0, left_s) if left_s < math.inf else None):
                     await self._stirred.wait()
             except TimeoutError:
-                continue  # something is due
+                continue  # an Event is due
 
     async def write(self) -> None:
-        """Write what is due now; while the API server is away it stays owed."""
+        """Write the Events that are due; they stay queued while the API server is unavailable."""
         async with self._writing:
             await self._write()
 
@@ -102,7 +103,7 @@ class Events:
         for key in due:
             series = self._series.get(key)
             if series is None:
-                continue  # forgotten while those before it were written
+                continue  # dropped while the ones before it were written
             try:
                 await self._write_one(key, series)
             except ClusterRefused as error:
@@ -113,7 +114,7 @@ class Events:
                 )
                 self._not_before_s = self._clock() + AGAIN_S
                 return
-            # What was refused would be refused again: it is in the log.
+            # A refused Event would be refused again: it is only logged.
             if key in self._series:
                 self._series[key] = after_write(self._clock(), self._series[key], series)
 
@@ -144,8 +145,8 @@ class Events:
         except ClusterRefused as error:
             if error.status != THERE:
                 raise
-            # A leader before us has written it, or an answer was lost. Its name is that of what was
-            # said first: what was said since is not in it.
+            # A former leader has written it, or an answer was lost. The name is derived from the
+            # first message: the Event lacks what was said since.
             if series.count > 1:
                 await self._api.merge(f"{path}/{series.name}", changing)
 
@@ -156,6 +157,6 @@ class Events:
 
 
 def reference(found: Mapping[str, Any], namespace: str) -> dict[str, Any]:
-    """Take what an Event says of its object from an ownerReference."""
+    """Convert an ownerReference to the object reference of an Event."""
     names = ("apiVersion", "kind", "name", "uid")
     return {**{name: found[name] for name in names if name in found}, "namespace": namespace}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a pod reaches its API server: what the kubelet mounts into it, or a file for elsewhere."""
+"""Access to the API server from within a pod: the files that the kubelet mounts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True, slots=True)
 class ClusterAccess:
-    """Where the API server is, and the files by which both sides know each other.
+    """The URL of the API server, and the folder with the pod's token and the cluster's authority.
 
-    The kubelet renews the token: it is read again for each call.
+    The kubelet renews the token, so it is read for each call.
     """
 
     url: str
@@ -25,7 +25,7 @@ class ClusterAccess:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], folder: Path = FOLDER) -> ClusterAccess:
-        """Read what a kubelet tells its pods; raises ``ConfigError`` outside of a cluster."""
+        """Read the access from the environment; raises ``ConfigError`` outside of a cluster."""
         host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
         if not host or not port:
             raise ConfigError(
@@ -41,9 +41,9 @@ class ClusterAccess:
         return cls(f"https://{shown}:{port}", folder)
 
     def token(self) -> str:
-        """The token as it is now."""
+        """Read the current token."""
         return (self.folder / "token").read_text(encoding="utf-8").strip()
 
     def trusted(self) -> ssl.SSLContext:
-        """Trust the authority of the cluster, and no other."""
+        """Build a TLS context that trusts the cluster's authority only."""
         return ssl.create_default_context(cafile=str(self.folder / "ca.crt"))

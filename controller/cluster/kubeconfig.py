@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a person reaches an API server: the current context of a kubeconfig, as kubectl reads it."""
+"""Access to the API server for a person: the current context of a kubeconfig, as for kubectl."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rdzv.errors import ConfigError
 
 VARIABLE = "KUBECONFIG"
 PLUGIN_TIMEOUT_S = 60.0
-"""For the program that a kubeconfig names to get a token; it may ask its user."""
+"""Timeout of the credential plugin that a kubeconfig names; it may prompt its user."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubeconfigAccess:
-    """Where the API server is, and the current context's way to be known there."""
+    """The URL of the API server, and the cluster and user of the current context."""
 
     url: str
     cluster: Mapping[str, Any]
@@ -35,7 +35,11 @@ class KubeconfigAccess:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], named: str | None = None) -> KubeconfigAccess:
-        """Read the file that is named, by ``KUBECONFIG``, or at home; raises ``ConfigError``."""
+        """Read the ``named`` kubeconfig, else that of ``KUBECONFIG``, else ``~/.kube/config``.
+
+        Raises ``ConfigError`` if ``KUBECONFIG`` names several, or if the file is unreadable or
+        incomplete.
+        """
         listed = [one for one in environ.get(VARIABLE, "").split(os.pathsep) if one]
         if not named and len(listed) > 1:
             raise ConfigError(
@@ -62,7 +66,7 @@ class KubeconfigAccess:
         return cls(url, cluster, user, path.parent)
 
     def token(self) -> str:
-        """The token as it is now; empty where a certificate does."""
+        """Return the current token; empty without one, as with a client certificate."""
         if text := self.user.get("token"):
             return str(text)
         if name := self.user.get("tokenFile"):
@@ -74,7 +78,7 @@ class KubeconfigAccess:
         return _from_plugin(plugin) if isinstance(plugin, Mapping) else ""
 
     def trusted(self) -> ssl.SSLContext:
-        """Trust the authority of the cluster, and show our certificate, where there is one."""
+        """Build a TLS context for the cluster, with the client certificate if there is one."""
         context = ssl.create_default_context()
         if authority := _content(self.cluster, "certificate-authority", self.folder):
             context = ssl.create_default_context(cadata=authority.decode())
@@ -97,7 +101,7 @@ def _entry(read: Any, plural: str, kind: str, name: str) -> Mapping[str, Any]:
 
 
 def _content(of: Mapping[str, Any], key: str, folder: Path) -> bytes | None:
-    """What an entry has in itself, or in a file."""
+    """Return an entry's inline data, or the content of its file; None without both."""
     try:
         if text := of.get(f"{key}-data"):
             return base64.b64decode(text)
@@ -107,7 +111,7 @@ def _content(of: Mapping[str, Any], key: str, folder: Path) -> bytes | None:
 
 
 def _from_plugin(plugin: Mapping[str, Any]) -> str:
-    """Ask the program that a hosted cluster's kubeconfig names."""
+    """Run the credential plugin, as for hosted clusters, and return its token."""
     command = [str(plugin.get("command")), *map(str, plugin.get("args") or [])]
     told = {str(one["name"]): str(one["value"]) for one in plugin.get("env") or []}
     request: dict[str, Any] = {
@@ -128,7 +132,10 @@ def _from_plugin(plugin: Mapping[str, Any]) -> str:
 
 
 def _why(error: Exception) -> str:
-    """The plugin's own last words, as "log in again"; never its arguments, which may be secret."""
+    """Return why the plugin failed, without its arguments, which may be secret.
+
+    The reason is the last line of its stderr, as "log in again", the timeout, or the error.
+    """
     if isinstance(error, subprocess.TimeoutExpired):
         return f"it took longer than {PLUGIN_TIMEOUT_S:g} s"
     if isinstance(error, subprocess.CalledProcessError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the API keeps the objects that the controller reads or writes."""
+"""API paths of the objects that the controller reads or writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLURALS = {
     ("kubeflow.org", "MPIJob"): "mpijobs",
     ("kai.alibabacloud.com", "TrainingJob"): "trainingjobs",
 }
-"""Owners that are read: those that say more of a job than their pods do."""
+"""Plurals of the owner kinds to read: those that say more of a job than its pods do."""
 
 PODS_OF_JOBS = f"/api/v1/pods?labelSelector={LABEL}"
 """The pods that have a sidecar."""
@@ -32,18 +32,18 @@ _WORD = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
 
 
 def core(namespace: str, plural: str, name: str = "") -> str:
-    """An object, or all of a kind, of the core API.
+    """Return the path of an object, or of all of a kind, of the core API.
 
-    Who asks the webhook may name any text: none leads elsewhere, with our rights.
+    A client of the webhook may name any text: it is quoted, so that no other path can result.
     """
     of_kind = f"/api/v1/namespaces/{quote(namespace, safe='')}/{plural}"
     return f"{of_kind}/{quote(name, safe='')}" if name else of_kind
 
 
 def owner(api_version: str, kind: str, namespace: str, name: str) -> str | None:
-    """An object with a pod template; None where its kind is not one that is read.
+    """Return the path of an object with a pod template; None if its kind is not one to read.
 
-    A pod may name any text as its owner: one that is no name would lead elsewhere, with our rights.
+    A pod may name any text as its owner: None if it is no name, as another path could result.
     """
     group, _, version = api_version.rpartition("/")
     plural = _PLURALS.get((group, kind))
@@ -53,10 +53,10 @@ def owner(api_version: str, kind: str, namespace: str, name: str) -> str | None:
 
 
 def webhook_configuration(name: str) -> str:
-    """What tells the API server of a webhook."""
+    """Return the path of a mutating webhook configuration."""
     return f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{name}"
 
 
 def lease(namespace: str, name: str) -> str:
-    """A Lease, by which replicas choose who leads."""
+    """Return the path of a Lease, by which the replicas elect a leader."""
     return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"

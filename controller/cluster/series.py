@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said again and again of one object is one Event that counts; pure.
+"""Series: one Event that counts the repetitions of a reason at an object; pure.
 
-An Event is told only once it is written: until then its series owes it, however long that takes.
+An Event counts as told only once it is written: until then its series owes it, for any time.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import math
 from dataclasses import dataclass, replace
 
 REPEAT_S = 30.0
-"""Between two writes of one series. Shorter: a pod that flaps costs the API server more. Longer:
-the count that kubectl shows is further behind."""
+"""Minimum interval between two writes of a series. Shorter: a pod that flaps costs the API server
+more. Longer: the count that kubectl shows is further behind."""
 SILENCE_S = 600.0
-"""After so long, what is said again is a new Event: the former one is no news any more."""
+"""Time after which a repetition is a new Event, as the former one is no news any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
     """One reason at one object. Times are monotonic, in seconds.
 
-    ``count`` is how often it was said, ``written`` how much of that the API server has;
-    ``owed_revision`` is the store's revision of the first that it has not (inf: it has all).
-    ``name``: of the Event.
+    ``name``: the Event's name. ``count``: the number of repetitions; ``written``: how many of them
+    the API server has. ``owed_revision``: the store's revision of the first that it lacks (inf: it
+    has all).
     """
 
     name: str
@@ -36,17 +36,17 @@ class Series:
 
     @property
     def owes(self) -> bool:
-        """Whether the API server does not have all of it."""
+        """Whether the API server lacks a part of the series."""
         return self.written < self.count
 
     @property
     def due_s(self) -> float:
-        """When it is to be written: what is said first, at once."""
+        """The time of its next write: at once if none was written yet; inf if nothing is owed."""
         return self.written_s + REPEAT_S if self.owes else math.inf
 
 
 def said(now: float, before: Series | None, name: str, message: str, revision: int) -> Series:
-    """Take in that ``message`` is said once more at ``revision``; ``name``: were it a new Event."""
+    """Add ``message`` at ``revision`` to the series; ``name`` is used if it starts a new Event."""
     if before is None or (not before.owes and now - before.said_s > SILENCE_S):
         return Series(name, message, revision, said_s=now, owed_revision=revision)
     if revision <= before.revision and message == before.message:
@@ -62,7 +62,7 @@ def said(now: float, before: Series | None, name: str, message: str, revision: i
 
 
 def after_write(now: float, series: Series, as_written: Series) -> Series:
-    """Take in that the API server has the series as it was when that write began."""
+    """Return the series after a write of ``as_written``, its state when that write began."""
     owes = series.count > as_written.count
     return replace(
         series,
@@ -73,6 +73,6 @@ def after_write(now: float, series: Series, as_written: Series) -> Series:
 
 
 def told_up_to(revision: int, all_series: list[Series]) -> int:
-    """Up to which revision everything is told, of all that was taken in up to ``revision``."""
+    """Return the revision up to which everything is written, at most ``revision``."""
     owed = min((one.owed_revision for one in all_series), default=math.inf)
     return int(min(revision, owed - 1))

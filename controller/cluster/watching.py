@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Being told of every change of one object, for as long as the process runs."""
+"""A watch of a single object, for the life of the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 AGAIN_FIRST_S = 1.0
 AGAIN_MOST_S = 30.0
-"""Between two tries while the API server is away."""
+"""Bounds of the backoff while the API server is unavailable."""
 
 
 async def watch_one(
@@ -23,7 +23,7 @@ async def watch_one(
 ) -> None:
     """Call ``changed`` at the start and after each change of ``collection``'s object ``name``.
 
-    What changed is for whoever is told to read: an event may be missed, the last state is not.
+    The callee must read the object: events may be missed, but never the last state.
     """
     selected = f"{collection}?fieldSelector={quote(f'metadata.name={name}')}"
     again_s = AGAIN_FIRST_S

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to jobs, told as Events of Kubernetes."""
+"""Publication of the jobs' events as Kubernetes Events."""

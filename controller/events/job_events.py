@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The events of a job between two states of it: a pure function of both."""
+"""The events of a job between two of its states: a pure function of both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Reason = Literal[
     "Quarantined",
     "Reformed",
 ]
-"""Names of Events: an interface, as those of log events are."""
+"""Names of Events. They are an interface, like the names of log events."""
 
 WARNINGS: frozenset[Reason] = frozenset({"Expired", "Lost", "Quarantined"})
 
@@ -30,8 +30,8 @@ WARNINGS: frozenset[Reason] = frozenset({"Expired", "Lost", "Quarantined"})
 class JobEvent:
     """One event, of a pod by its UID, or of the job alone.
 
-    ``of_job``: whether it is told at the object that made the pods, too. ``revision`` is the
-    store's at which it happened.
+    ``of_job``: whether it is also published at the object that created the pods. ``revision``: the
+    store's revision at which it happened.
     """
 
     reason: Reason
@@ -43,11 +43,12 @@ class JobEvent:
 
 
 def job_events(before: JobState | None, now: JobState, told: int) -> tuple[JobEvent, ...]:
-    """Return what is new in ``now``, the oldest first.
+    """Return the events that are new in ``now``, the oldest first.
 
-    ``before`` is the job as it was told of last. Without it, after a change of the leader, what the
-    store says of everything after the revision ``told`` has to do: nothing is told twice, and who
-    began to stand by, or was lost as the last of all, in between may be left out.
+    ``before`` is the state whose events were published last. Without it, after a change of leader,
+    the events are derived from the records written after the revision ``told``: none is published
+    twice, but some of the time between may be missing: of a member that went on standby, or of the
+    loss of the last member of all.
     """
     since = told if before is None else before.revision
     found = [
@@ -132,7 +133,7 @@ def _lost(before: JobState | None, now: JobState, since: int) -> list[JobEvent]:
 
 
 def _written(now: JobState, since: int) -> list[JobEvent]:
-    """What only the history says."""
+    """Return the events that only the history records: new worlds and quarantines."""
     found = []
     for entry in now.entries_after(since):
         match entry.what:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports what happens to jobs as Kubernetes Events, while this replica leads."""
+"""Publishes the events of jobs as Kubernetes Events while this replica leads."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rdzv.errors import ClusterUnavailable
 from rdzv.keys import JobKeys
 
 OWNER_RETRY_S = 5.0
-"""Between two tries to read an owner that its Events wait for."""
+"""Retry interval for reading an owner that its Events wait for."""
 GATHER_S = 0.2
-"""Changes that come together are told of together: a world that forms changes dozens of keys."""
+"""Delay to batch changes: a world that forms changes dozens of keys at once."""
 
 
 class EventReporter:
-    """Reports the events of all jobs, and moves on the revision that ``leadership`` keeps."""
+    """The publisher of all jobs' events; reports its progress to ``leadership`` as a revision."""
 
     def __init__(self, jobs: Jobs, owners: Owners, events: Events, leadership: Leadership) -> None:
         self._jobs = jobs
@@ -36,7 +36,7 @@ class EventReporter:
         self._before: dict[JobKeys, JobState] = {}
 
     async def run(self) -> None:
-        """Report until cancelled."""
+        """Publish Events until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._events.run())
             tasks.create_task(self._follow())
@@ -56,19 +56,19 @@ class EventReporter:
                 async with asyncio.timeout(None if all_told else OWNER_RETRY_S):
                     await self._jobs.changed_after(sequence)
             except TimeoutError:
-                continue  # an owner is to be read once more
+                continue  # retry the owner
             await asyncio.sleep(GATHER_S)
 
     def _since(self) -> int:
-        """From where on to tell: where the leader before stopped, else from now on."""
+        """Return the revision to publish from: the former leader's, else the current one."""
         now, told = self._jobs.mirror.certain_revision, self._leadership.told
-        # A store that was restored from a copy may be behind what was told.
+        # A store that was restored from a backup may be behind that progress.
         return now if told is None or told > now else told
 
     async def _tell_of(self, state: JobState, since: int) -> bool:
-        """Tell of one job; False where its owner cannot be read yet.
+        """Publish the Events of one job; return False if its owner cannot be read yet.
 
-        A defect costs it this news, and the others nothing.
+        If a defect occurs, only this job loses these Events.
         """
         before = self._before.get(state.keys)
         try:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All jobs of a store, as the store shows them."""
+"""All jobs of a store, as its records show them."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All jobs of one store, followed by one watch; nothing here writes."""
+"""All jobs of one store, kept current by one watch; read-only."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LOOKED_AT = re.compile(
     r"(?:job|last_commit|g/[0-9]+/commit|g/[0-9]+/c10d/[^/]+/round)$"
     r"|(?:incarnations|history|g/[0-9]+/(?:members|drains|quarantines))/"
 )
-"""What a job's state is made of, by what follows its prefix. Most of a store is what launchers
-store, and what pods report every few seconds."""
+"""The keys that make up a job's state, without the job's prefix. Most of a store is the data of
+launchers, and reports that pods write every few seconds."""
 
 
 class _Job:
-    """One job's part of what the watch shows."""
+    """One job's part of the mirror."""
 
     def __init__(self, keys: JobKeys, clock: Callable[[], float]) -> None:
         self.mirror = Mirror(keys.prefix, clock)
@@ -34,17 +34,17 @@ class _Job:
         self._defective = False
 
     def apply(self, events: Sequence[WatchEvent]) -> None:
-        # A read brings them by key: the newest comes last here, for the revision is its own.
+        # A read delivers events by key; sort by revision, as the last one becomes the mirror's.
         events = sorted(events, key=lambda event: event.kv.mod_revision)
         self.mirror.apply(events, events[-1].kv.mod_revision)
         self._state, self._defective = None, False
 
     def state(self) -> JobState | None:
-        """The job as it is; None where a defect of ours lets nobody see it before it changes."""
+        """Return the current state; None if its records cannot be read, until they change."""
         if self._state is None and not self._defective:
             try:
                 self._state = self._read()
-            except Exception as error:  # one job's records must not take all others along
+            except Exception as error:  # one job's records must not affect other jobs
                 self._defective = True
                 job = self._membership.keys.job_name
                 tell_defect(f"ignoring job {job}, cannot read its records: {error}", error)
@@ -63,9 +63,9 @@ class _Job:
 
 
 class Jobs:
-    """Every job below the root of a store, as far as the watch has come.
+    """Every job below the root of a store, as of the watch's position.
 
-    ``clock`` is monotonic, in seconds. A state is the same object until its job changes.
+    ``clock`` is monotonic, in seconds. A job's state is the same object until the job changes.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float], random: Random) -> None:
@@ -78,9 +78,9 @@ class Jobs:
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[Jobs]:
-        """Follow the store within the context; the first read may still be under way.
+        """Follow the store within the context; the first read may still be in progress.
 
-        A watch that fails ends the context with what it failed with, in a group.
+        If the watch fails, the context ends with its error, in an exception group.
         """
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self.watching.run(), name="watch all jobs")
@@ -91,27 +91,27 @@ class Jobs:
 
     @property
     def revision(self) -> int:
-        """The store's, up to which everything is shown; 0 before the first read."""
+        """The store's revision up to which the states are current; 0 before the first read."""
         return self.mirror.revision
 
     @property
     def sequence(self) -> int:
-        """Grows with each change."""
+        """A counter that grows with each change."""
         return self.mirror.sequence
 
     async def changed_after(self, sequence: int) -> None:
-        """Wait until ``self.sequence`` has passed ``sequence``."""
+        """Wait until ``self.sequence`` is above ``sequence``."""
         await self.mirror.changed_after(sequence)
 
     def states(self) -> Mapping[JobKeys, JobState]:
-        """Every job that has a record, or members."""
+        """Return the readable states of all jobs that have a job record."""
         states = ((keys, job.state()) for keys, job in self._jobs.items())
         return {
             keys: one for keys, one in states if one is not None and one.snapshot.job is not None
         }
 
     def state(self, keys: JobKeys) -> JobState | None:
-        """One job; None where the store has nothing of it, or nothing that can be seen."""
+        """Return the state of one job; None if the store has none, or if it cannot be read."""
         job = self._jobs.get(keys)
         return None if job is None else job.state()
 

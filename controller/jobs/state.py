@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One job at one revision: its membership, and what its history says."""
+"""One job at one revision: its membership and its history."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rdzv.store import KeyValue
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A job as the store showed it; immutable.
+    """A job as of one revision; immutable.
 
-    ``revision`` is the store's; ``history`` and ``rounds`` are as they are stored.
+    ``revision`` is the store's; ``history`` and ``rounds`` are unparsed.
     """
 
     keys: JobKeys
@@ -28,9 +28,9 @@ class JobState:
     rounds: tuple[KeyValue, ...] = field(default=(), repr=False)
 
     def entries_after(self, revision: int) -> list[HistoryEntry]:
-        """What was written into the history after ``revision``, the oldest first.
+        """Return the history entries that were written after ``revision``, the oldest first.
 
-        One that cannot be read is nobody's news.
+        Entries that cannot be parsed are left out.
         """
         found = []
         for kv in self.history:

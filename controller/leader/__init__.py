@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the replicas writes what must be written once."""
+"""Leader election: one replica makes the writes that must be made once."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who leads: a pure function of the time and of the Lease as it was seen. Clocks are not compared.
+"""Leader election: a pure function of the time and of the observed Lease. Clocks are not compared.
 
-The holder writes the Lease again and again. Whoever sees the same version of it for as long as it
-is good takes it over, by a write that the API server refuses if another came first.
+The holder renews the Lease periodically. A replica that has seen the same version of it for the
+duration of the Lease takes it over, by a write that the API server refuses if another came first.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 LEASE_S = 15.0
-"""For how long a holder that is silent keeps it. Shorter: an API server that stalls changes the
-leader for nothing. Longer: nobody writes for so long after one has died."""
+"""Duration of the Lease without a renewal. Shorter: an API server that stalls changes the leader
+needlessly. Longer: nobody writes for as long after the leader has died."""
 RENEW_S = 3.0
-"""Between two looks at it, by the holder and by the others."""
+"""Interval between two reads of the Lease, by the holder and by the others."""
 GIVE_UP_S = 10.0
-"""So long after its last renewal the holder stops: before anybody else may begin."""
+"""Time after its last renewal at which the holder stops: before another replica may begin."""
 
 Step = Literal["renew", "take", "wait"]
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """The Lease at one version. ``seen_s``: since when it has been at that one, by our clock."""
+    """The Lease at one version. ``seen_s``: the time of its first read, by this replica's clock."""
 
     holder: str
     version: str
@@ -31,14 +31,14 @@ class Sighting:
 
 
 def after(before: Sighting | None, now: float, holder: str, version: str) -> Sighting:
-    """Take in what was read at ``now``."""
+    """Return the sighting after a read at ``now``: ``before`` if the version is the same."""
     if before is not None and before.version == version:
         return before
     return Sighting(holder, version, now)
 
 
 def decide(now: float, me: str, seen: Sighting) -> tuple[Step, str]:
-    """Return what ``me`` does, and one sentence of reason."""
+    """Decide the next step of ``me``; return it with its reason in one sentence."""
     if seen.holder == me:
         return "renew", "this replica is the leader"
     if not seen.holder:

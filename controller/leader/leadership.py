@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds a Lease of Kubernetes, and runs what only the leader does for as long as it is held."""
+"""Leadership by a Kubernetes Lease: runs the leader's work while the Lease is held."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 
 CONFLICT = 409
 CALL_S = 3.0
-"""For one look at the Lease and one write of it."""
+"""Timeout for one read and one write of the Lease."""
 TOLD = "muster.dev/told-revision"
-"""Annotation of the Lease: up to which revision of the store everything has been told."""
+"""Annotation of the Lease: the store's revision up to which all Events are written."""
 
 
 class Leadership:
-    """One replica's part in it. ``path`` is that of the Lease, which has to be there.
+    """One replica's candidacy. ``path`` is that of the Lease, which must exist.
 
-    ``told`` is kept in the Lease, so that the next leader goes on from it: None where nobody has
-    told anything yet. ``progress`` is the work's: how far it has come.
+    ``told`` is stored in the Lease, so that the next leader continues from it; None if no leader
+    has published anything yet. The work sets ``progress``, which returns the new value of ``told``.
     """
 
     def __init__(self, api: ClusterApi, path: str, me: str, clock: Callable[[], float]) -> None:
@@ -49,7 +49,7 @@ class Leadership:
         self._renewed_s = 0.0
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run ``work`` while this replica leads, until cancelled; then another may at once."""
+        """Run ``work`` while this replica leads, until cancelled; then release the Lease."""
         working: asyncio.Task[None] | None = None
         try:
             while True:
@@ -67,7 +67,7 @@ class Leadership:
                 await self._give_back()
 
     async def _step(self) -> None:
-        """Look at the Lease, and write it if that is due."""
+        """Read the Lease, and take or renew it if this replica may."""
         now = self._clock()
         try:
             async with asyncio.timeout(min(CALL_S, self._left_s())):
@@ -85,7 +85,7 @@ class Leadership:
                 await self._api.replace(self._path, self._held_by_me(held))
         except ClusterRefused as error:
             if error.status == CONFLICT:
-                return  # another was the first, or the next look shows that it was we
+                return  # another replica won, or the next read shows that this one holds it
             self._note(error)
         except (ClusterError, TimeoutError) as error:
             self._note(error)
@@ -98,7 +98,7 @@ class Leadership:
             self._stop("the Lease could not be renewed")
 
     def _left_s(self) -> float:
-        """For how long it may lead without another renewal."""
+        """Return the time for which this replica may lead without a renewal; inf if it does not."""
         if not self.leads:
             return math.inf
         return max(0.0, self._renewed_s + GIVE_UP_S - self._clock())
@@ -123,7 +123,7 @@ class Leadership:
         return {**held, "metadata": metadata, "spec": spec}
 
     async def _give_back(self) -> None:
-        """Let another lead at once; where that fails, it waits until the Lease has run out."""
+        """Release the Lease, so that another leads at once; if that fails, it has to expire."""
         self._stop("this replica is stopped")
         try:
             async with asyncio.timeout(CALL_S):
@@ -162,7 +162,7 @@ async def _ended(working: asyncio.Task[None]) -> None:
 
 
 async def _rest(working: asyncio.Task[None] | None, rest_s: float) -> None:
-    """Wait for the next look; what the work fails with is a defect, and ends the process."""
+    """Wait for the next step; an error of the work is a defect, which is raised."""
     if working is None:
         await asyncio.sleep(rest_s)
         return

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nodes and pods show of an end to come: told to jobs before the kubelet does."""
+"""Early notices: signs on nodes and pods that a pod will end, before the kubelet says so."""

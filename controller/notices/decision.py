@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom to ask to drain, and which of these drains to take back: a pure function of what is seen.
+"""The drains to request and to cancel: a pure function of the observed state.
 
-A drain that somebody else asked for is never taken back, nor one that is granted or whose pod is
-being ended. Who takes one back by hand is not overruled while the same sign lasts.
+A drain that somebody else requested is never cancelled, nor one that is granted or whose pod is
+being terminated. If a user cancels one, it is not requested again while the same sign lasts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rdzv.records.job import Member
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """Why a pod has to go. ``sure``: it will be ended; a cordon alone ends nothing."""
+    """A reason for a pod to go. ``sure``: the pod will end; a cordon alone does not end any."""
 
     key: str
     sentence: str
@@ -32,7 +32,7 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was asked for a pod: for which signs, and when it was lifted last."""
+    """The requests for a pod: the signs they were for, and the time of the last cancellation."""
 
     signs: frozenset[str] = frozenset()
     lifted_s: float = -math.inf
@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class NoticeGiven:
-    """A drain to ask for."""
+    """A drain to request."""
 
     keys: JobKeys
     member: Member
@@ -48,13 +48,13 @@ class NoticeGiven:
 
     @property
     def reason(self) -> str:
-        """For the history: that of the pod's end first."""
+        """The reason for the history, the most certain sign first."""
         return "; ".join(sign.sentence for sign in self.signs)
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeLifted:
-    """A drain to take back."""
+    """A drain to cancel."""
 
     keys: JobKeys
     drain: Drain
@@ -63,9 +63,9 @@ class NoticeLifted:
 
 @dataclass(frozen=True, slots=True)
 class NoticeDecision:
-    """For one job. ``asked``: what is remembered of its pods from now on.
+    """The decision for one job. ``asked``: the requests to remember for its pods.
 
-    ``wake_at_s``: when time alone changes this.
+    ``wake_at_s``: the time at which the decision may change without an event.
     """
 
     asks: tuple[NoticeGiven, ...] = ()
@@ -84,7 +84,7 @@ def decide(
 ) -> NoticeDecision:
     """Decide for a job at ``now``, monotonic, in seconds. ``nodes`` are by name, ``pods`` by UID.
 
-    ``asked`` is what was remembered before; the caller adds what it has carried out.
+    ``asked`` is what was remembered before; the caller adds the requests that it carries out.
     """
     asks: list[NoticeGiven] = []
     lifts: list[NoticeLifted] = []
@@ -96,7 +96,7 @@ def decide(
         pod = pods.get(uid)
         node = nodes.get(pod.node) if pod is not None else None
         if pod is None or node is None or pod.deleted:
-            # Nothing is known, or its end has begun, of which the kubelet tells.
+            # Nothing is known of the pod, or it is terminating, which the kubelet reports.
             if uid in asked:
                 kept[uid] = asked[uid]
             continue
@@ -105,7 +105,7 @@ def decide(
         here = replace(before, signs=before.signs & {sign.key for sign in signs})
         drain = job.snapshot.drains.get(uid)
         if drain is not None:
-            # Whoever takes it back, whosever it is, has seen these signs.
+            # Whoever cancels this drain, of whatever source, knows of these signs.
             here = replace(here, signs=frozenset(sign.key for sign in signs))
             if not signs and _may_be_lifted(job, drain):
                 lifts.append(NoticeLifted(job.keys, drain, f"{pod.node} is in service again"))
@@ -122,14 +122,14 @@ def decide(
 
 
 def signs_of(pod: PodSeen, node: NodeSeen, policy: NoticePolicy) -> tuple[Sign, ...]:
-    """Everything that says that the pod has to go; what ends it first."""
+    """Return every sign that the pod has to go; the most certain first."""
     found: list[Sign] = []
     if pod.disruption:
         found.append(Sign("disruption", f"Kubernetes is about to end it: {pod.disruption}"))
     if node.shutting_down:
         found.append(Sign("shutdown", f"node {node.name} is shutting down"))
     for taint in node.taints:
-        # Its user knows of the taint, and has said that the pod stays.
+        # Its user knows of the taint and tolerates it: the pod stays.
         if taint.key in pod.tolerates or not any(rule.fits(taint) for rule in policy.taints):
             continue
         value = f"={taint.value}" if taint.value else ""
@@ -141,7 +141,7 @@ def signs_of(pod: PodSeen, node: NodeSeen, policy: NoticePolicy) -> tuple[Sign, 
 
 
 def after_ask(asked: Mapping[str, Asked], ask: NoticeGiven) -> dict[str, Asked]:
-    """Remember that ``ask`` was carried out."""
+    """Return ``asked`` after ``ask`` was carried out."""
     uid = ask.member.pod_uid
     before = asked.get(uid, Asked())
     signs = before.signs | {sign.key for sign in ask.signs}
@@ -149,22 +149,22 @@ def after_ask(asked: Mapping[str, Asked], ask: NoticeGiven) -> dict[str, Asked]:
 
 
 def after_lift(asked: Mapping[str, Asked], lift: NoticeLifted, now: float) -> dict[str, Asked]:
-    """Remember that ``lift`` was carried out."""
+    """Return ``asked`` after ``lift`` was carried out."""
     return {**asked, lift.drain.pod_uid: Asked(lifted_s=now)}
 
 
 def _is_news(signs: tuple[Sign, ...], asked: Asked) -> bool:
-    """Whether there is a sign for which nothing was asked yet: else somebody took that back."""
+    """Return whether a sign is new; if a drain was requested for each, somebody cancelled it."""
     return any(sign.key not in asked.signs for sign in signs)
 
 
 def _may_ask(signs: tuple[Sign, ...], job: JobState, member: Member, going: set[str]) -> bool:
-    """Whether the pod will surely be ended, or can be spared."""
+    """Return whether the pod is sure to end, or the job can do without it."""
     return any(sign.sure for sign in signs) or _leaves_enough(job, member, going)
 
 
 def _leaves_enough(job: JobState, member: Member, going: set[str]) -> bool:
-    """Whether the job can train without the member, and without those that are asked to go."""
+    """Return whether the job can train without the member and those already asked to go."""
     rules = job.snapshot.rules
     if rules is None:
         return False
@@ -173,7 +173,7 @@ def _leaves_enough(job: JobState, member: Member, going: set[str]) -> bool:
 
 
 def _may_be_lifted(job: JobState, drain: Drain) -> bool:
-    """Whether the drain is ours alone, and its pod has not been let go."""
+    """Return whether only the controller requested the drain, and the pod is not released yet."""
     return _is_ours(drain) and not drain.ends and not granted(job.snapshot.commit, drain)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out what is decided of notices: the leader's part, each by a write that compares."""
+"""Executes the decisions on notices while this replica leads, by compare-and-set writes."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ from rdzv.store import Compare, Operation
 log = logging.getLogger(__name__)
 
 AGAIN_S = 1.0
-"""After a write that failed."""
+"""Retry interval after a failed write."""
 DEFECT_AGAIN_S = 30.0
-"""After a defect that one job brought out: it may be well again though nothing has changed."""
+"""Retry interval for a job whose decision raised: it may succeed although nothing changed."""
 SEE_S = 10.0
-"""For the watch to show a write."""
+"""Timeout for the watch to show a write."""
 
 GATHER_S = 0.1
-"""Changes that come together are looked at together: each look is at every member there is."""
+"""Delay to batch changes: each evaluation covers every member of every job."""
 RESERVE_MOST_S, RESERVE_PART = 5.0, 3
-"""Of the time that a drain has, what is left to the launcher: as the sidecar reckons it."""
+"""The launcher's reserve of a drain: at most this time and this fraction; as in the sidecar."""
 
 
 class NoticeExecutor:
-    """Asks pods to drain before the kubelet does. ``me``: this replica, for the record."""
+    """The executor that requests and cancels drains. ``me``: this replica, for the record."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class NoticeExecutor:
         self._clock = clock
         self._asked: Mapping[str, Asked] = {}
         self._defective: set[JobKeys] = set()
-        """Jobs that brought out a defect when they were looked at last."""
+        """Jobs whose last evaluation raised."""
 
     async def run(self) -> None:
-        """Ask and lift until cancelled."""
+        """Request and cancel drains until cancelled."""
         for part in (self._nodes, self._pods, self._jobs):
             await part.changed_after(0)
         while True:
@@ -86,7 +86,7 @@ class NoticeExecutor:
             await asyncio.sleep(GATHER_S)
 
     def _decided(self, nodes: Mapping[str, NodeSeen], job: JobState) -> NoticeDecision:
-        """What one job needs; a defect is its own alone, and what was asked for it is kept."""
+        """Decide for one job; after a defect its remembered requests are kept, and others go on."""
         now = self._clock()
         try:
             made = decision.decide(now, nodes, self._pods.items, job, self._asked, self._policy)
@@ -100,7 +100,7 @@ class NoticeExecutor:
         return made
 
     async def _carry_out(self, keys: JobKeys, made: NoticeDecision) -> float:
-        """Do what was decided for one job; return when to look again, unasked."""
+        """Carry out the decision for one job; return the time of the next evaluation."""
         if not made.asks and not made.lifts:
             return made.wake_at_s
         try:
@@ -113,7 +113,7 @@ class NoticeExecutor:
         return made.wake_at_s if all([*asked, *lifted]) else self._clock() + AGAIN_S
 
     def _tell(self, keys: JobKeys, error: Exception) -> None:
-        """Log a defect, once until the job is well again: each change anywhere is a look at all."""
+        """Log a defect once until the job is fine again, as every change anywhere evaluates it."""
         if keys not in self._defective:
             self._defective.add(keys)
             tell_defect(f"cannot request drains in job {keys.job_name}: {error}", error)
@@ -173,7 +173,7 @@ class NoticeExecutor:
     async def _write(
         self, keys: JobKeys, compares: Sequence[Compare], operations: Sequence[Operation]
     ) -> bool:
-        """Write once; return whether it was certainly written. It is seen before this returns."""
+        """Write once, and wait until the watch shows it; return whether it surely succeeded."""
         mirror = self._jobs.mirror
         sequence = mirror.sequence
         try:
@@ -197,7 +197,7 @@ class NoticeExecutor:
         return result.succeeded
 
     async def _change(self, before: tuple[int, int, int], left_s: float) -> None:
-        """Wait for a change of anything that is looked at, or until time changes something."""
+        """Wait until an input of the decision changes, or for ``left_s`` at most."""
         jobs, nodes, pods = before
         waits = [
             asyncio.create_task(self._jobs.changed_after(jobs)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node as far as it shows that its pods have to go."""
+"""The reduced view of a node: the signs that its pods have to go."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from controller.cluster.api import Object
 from controller.taints import Taint
 
 SHUTTING_DOWN = "node is shutting down"
-"""What the kubelet says of itself, in the condition Ready, while it ends its pods in good order."""
+"""Part of the message of the condition Ready while the kubelet shuts its node down gracefully."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
-    """What is kept of one node."""
+    """The kept fields of one node."""
 
     name: str
     cordoned: bool = False
@@ -23,7 +23,7 @@ class NodeSeen:
 
 
 def node_seen(node: Object) -> NodeSeen:
-    """Take from a node what matters."""
+    """Reduce a node to the fields that are kept."""
     spec, status = node.get("spec") or {}, node.get("status") or {}
     ready = [one for one in status.get("conditions") or [] if one.get("type") == "Ready"]
     return NodeSeen(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pods of jobs and the objects that made them."""
+"""The pods of jobs and the objects that created them."""

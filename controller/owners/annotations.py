@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What schedulers and people find at a job's owner: annotations; pure."""
+"""Annotations of a job's owner, for schedulers and people; pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from controller.jobs.state import JobState
 
 PREFIX = "muster.dev/"
 EVERY_S = 30.0
-"""Between two writes at one owner. Shorter: more writes to the API server, each of which all who
-watch that object are told of."""
+"""Minimum interval between two writes to one owner. Shorter: more writes to the API server, each
+of which goes to every watcher of that object."""
 
 
 def annotations_of(job: JobState) -> dict[str, str]:
-    """Annotations that say how a job is."""
+    """Return the annotations that describe a job's state."""
     record, last = job.snapshot.job, job.snapshot.commit_to_start_from
     found: dict[str, str] = {}
     if record is not None:
@@ -29,7 +29,7 @@ def annotations_of(job: JobState) -> dict[str, str]:
 
 
 def due_s(now: float, wanted: dict[str, str], held: dict[str, str], written_s: float) -> float:
-    """In how many seconds ``wanted`` is to be written; inf where ``held`` says it already."""
+    """Return the seconds until ``wanted`` is to be written; inf if ``held`` is equal."""
     if wanted == held:
         return float("inf")
     return max(0.0, written_s + EVERY_S - now)

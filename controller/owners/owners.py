@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The object that a job's pods were made by: read once in a while, remembered when they go."""
+"""The object that created a job's pods: read periodically, remembered after the pods are gone."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from rdzv.keys import JobKeys
 log = logging.getLogger(__name__)
 
 FRESH_S = 30.0
-"""What was read is good for so long; it may be scaled, or made again under its name."""
+"""Time for which a read owner is used; it may be scaled, or replaced by one of the same name."""
 READ_TIMEOUT_S = 2.0
 UNREAD_S = 60.0
-"""For so long the Events of an owner that was never read wait for it; then they are told at what
-the pod shows. Longer: an owner that cannot be read holds back its Events, and what the leader has
-told. Shorter: an API server that restarts has them told at a ReplicaSet, where nobody looks."""
+"""Time for which the Events of an owner that was never read wait for it; then they are published
+at the owner that the pod shows. Longer: an owner that cannot be read holds back its Events, and
+the leader's stored progress. Shorter: while an API server restarts, they go to a ReplicaSet, where
+nobody looks."""
 KEPT = 4000
 
 Key = TypeVar("Key")
@@ -35,7 +36,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class OwnerSeen:
-    """An owner: what an Event says of it, where it is, and the object where it could be read."""
+    """An owner: the object reference for Events, its path, and the object if it could be read."""
 
     reference: Mapping[str, Any]
     path: str | None
@@ -44,7 +45,7 @@ class OwnerSeen:
 
 
 class Owners:
-    """Owners of jobs, by the pods that their members are. ``clock`` is monotonic, in seconds."""
+    """Owners of jobs, by the pods of their members. ``clock`` is monotonic, in seconds."""
 
     def __init__(
         self, api: ClusterApi, pods: Collection[PodSeen], clock: Callable[[], float]
@@ -57,7 +58,7 @@ class Owners:
         self._gone: OrderedDict[str, PodSeen] = OrderedDict()
 
     def pod(self, uid: str) -> PodSeen | None:
-        """A pod by its UID, also one that has just gone."""
+        """Return a pod by its UID, also if it is gone already."""
         found = self._pods.items.get(uid)
         if found is None:
             return self._gone.get(uid)
@@ -65,9 +66,9 @@ class Owners:
         return found
 
     async def of(self, state: JobState) -> OwnerSeen | None:
-        """What made the job's pods; None where nothing did, or nobody knows any more.
+        """Return the object that created the job's pods; None if there is none, or it is forgotten.
 
-        Raises ``ClusterUnavailable`` where it is not known freshly, and cannot be read now.
+        Raises ``ClusterUnavailable`` if there is no fresh copy, and it cannot be read now.
         """
         keys, seen = state.keys, self._pod_of(state)
         known = self._of_jobs.get(keys)
@@ -80,10 +81,11 @@ class Owners:
         return self._of_jobs[keys]
 
     async def reference(self, state: JobState) -> Mapping[str, Any] | None:
-        """What an Event says of the owner; None as with ``of``.
+        """Return the owner's object reference for Events; None as with ``of``.
 
-        While the owner cannot be read, it is as it was read last. Raises ``ClusterUnavailable`` for
-        the first ``UNREAD_S`` of one that never was; from then on it is what the pod shows.
+        While the owner cannot be read, it is the last one that was read. If none ever was, this
+        raises ``ClusterUnavailable`` for the first ``UNREAD_S``, and then returns what the pod
+        shows.
         """
         keys = state.keys
         try:
@@ -114,7 +116,7 @@ class Owners:
         try:
             found = await self._api.get(path, READ_TIMEOUT_S)
         except ClusterRefused as error:
-            # Without the right to, what the pod shows has to do: its ReplicaSet, for one.
+            # Without the permission, use what the pod shows, such as its ReplicaSet.
             log.debug("cannot read %s %s: %s", owner.kind, owner.name, error)
             return as_shown
         except ClusterUnavailable as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod as far as it matters here."""
+"""The reduced view of a pod."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from rdzv.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class PodSeen:
-    """What is kept of one pod.
+    """The kept fields of one pod.
 
-    ``owner`` is what its job lives as long as, ``maker`` the ownerReference of what made the pod
-    itself. ``disruption``: why Kubernetes is about to end it, as its condition says; empty without.
-    ``tolerates``: keys of taints that it names. ``deleted``: its end has begun.
+    ``owner``: the object with whose life the job's ends. ``maker``: the ownerReference of the
+    object that created the pod itself. ``disruption``: why Kubernetes is about to end it, from its
+    condition; empty without one. ``tolerates``: keys of the taints that it tolerates. ``deleted``:
+    whether its termination has begun.
     """
 
     uid: str
@@ -33,7 +34,7 @@ class PodSeen:
 
     @property
     def reference(self) -> dict[str, Any]:
-        """What an Event says of it."""
+        """The pod's object reference for Events."""
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -44,7 +45,7 @@ class PodSeen:
 
 
 def pod_seen(pod: Object) -> PodSeen:
-    """Take from a pod what matters."""
+    """Reduce a pod to the fields that are kept."""
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     conditions = (pod.get("status") or {}).get("conditions") or []
     references = metadata.get("ownerReferences") or []
@@ -70,4 +71,4 @@ def _owner(pod: Object) -> Owner | None:
     try:
         return owner_of(pod)
     except (ConfigError, KeyError, TypeError):
-        return None  # an ownerReference of another make: the pod is told of alone
+        return None  # an unknown kind of ownerReference: Events go to the pod alone

@@ -26,12 +26,12 @@ from rdzv.store import Compare, Put
 log = logging.getLogger(__name__)
 
 LOOKED_AT_S = FRESH_S + 5.0
-"""How long after a change of its job an owner is read once more: by then no cached read serves."""
+"""Time from a job's change to the next read of its owner: no cached copy is used by then."""
 GATHER_S = 1.0
 
 
 class OwnerReconciler:
-    """Reconciles jobs with their owners while this replica leads.
+    """The reconciler of jobs with their owners, for the leader.
 
     ``scales``: whether replicas become ``desired``. ``annotates``: whether owners are annotated.
     """
@@ -58,7 +58,7 @@ class OwnerReconciler:
         self._written: dict[JobKeys, tuple[dict[str, str], float]] = {}
 
     async def run(self) -> None:
-        """Keep until cancelled."""
+        """Reconcile until cancelled."""
         await self._jobs.changed_after(0)
         while True:
             sequence, now = self._jobs.sequence, self._clock()
@@ -79,7 +79,7 @@ class OwnerReconciler:
             await asyncio.sleep(GATHER_S)
 
     async def _keep(self, keys: JobKeys, job: JobState) -> None:
-        """Bring one job in line; a defect is its own alone."""
+        """Reconcile one job; report a defect, and let other jobs go on."""
         try:
             owner = await self._owners.of(job)
             if owner is None or owner.found is None:
@@ -97,7 +97,7 @@ class OwnerReconciler:
     async def _scale(self, keys: JobKeys, job: JobState, owner: OwnerSeen) -> None:
         found = {"kind": owner.reference["kind"], **(owner.found or {})}
         replicas, record = replicas_of(found), job.snapshot.job
-        # A sidecar of 0.1.0 would not know what was meant by what it rewrites.
+        # A sidecar of 0.1.0 would misinterpret ``desired`` in a record that it rewrites.
         if record is None or any(not one.version for one in job.snapshot.members.values()):
             return
         wanted, why = scale.decide(replicas, self._replicas.get(keys), record, job.entries_after(0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many nodes a job is to have, as its owner's replicas say: a pure function of both."""
+"""The desired number of nodes from the owner's replicas: a pure function of job and owner."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
 
 REPLICAS = "replicas"
-"""In the details of a history entry: the replicas that it was written for."""
+"""Key in the details of a history entry: the replicas that it was written for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The number of nodes that a new world is to wait for, and the replicas that say so."""
+    """The number of nodes that a new world is to wait for, and the replicas behind it."""
 
     desired: int
     replicas: int
@@ -26,29 +26,29 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One pod template of an object, and how many pods are made of it."""
+    """One pod template of an object, and the number of pods created from it."""
 
     template: Mapping[str, Any]
     pods: int
 
     @property
     def is_ours(self) -> bool:
-        """Whether its pods ask for a sidecar, or have it from ``muster inject``."""
+        """Whether its pods ask for a sidecar, or have one from ``muster inject``."""
         metadata = _below(self.template, "metadata")
         asks = _below(metadata, "labels").get(ASKS) == "true"
         return asks or ANNOTATION in _below(metadata, "annotations")
 
     @property
     def refuses(self) -> bool:
-        """Whether its pods want no sidecar, though their namespace may ask for one."""
+        """Whether its pods reject a sidecar, even if their namespace asks for one."""
         return _below(_below(self.template, "metadata"), "labels").get(ASKS) == "false"
 
 
 def replicas_of(owner: Mapping[str, Any]) -> int | None:
-    """How many pods with a sidecar an object is to have; None where it does not say.
+    """Return the number of pods with a sidecar that an object asks for; None if it does not say.
 
-    Where some of its templates are Muster's by their own word, these alone count; else all but
-    those that refuse a sidecar.
+    If some of its templates ask for a sidecar, only these count; else all but those that reject
+    one.
     """
     parts = list(_parts(str(owner.get("kind")), _below(owner, "spec")))
     ours = [part for part in parts if part.is_ours]
@@ -57,7 +57,7 @@ def replicas_of(owner: Mapping[str, Any]) -> int | None:
 
 
 def _parts(kind: str, spec: Mapping[str, Any]) -> Iterator[_Part]:
-    """The templates whose pods train. Of other kinds nothing is known."""
+    """Yield the templates whose pods train; none for an unknown kind."""
     match kind:
         case "Deployment" | "StatefulSet" if "replicas" in spec:
             yield _Part(_below(spec, "template"), _count(spec, "replicas"))
@@ -67,7 +67,7 @@ def _parts(kind: str, spec: Mapping[str, Any]) -> Iterator[_Part]:
             for replica in _below(spec, "pytorchReplicaSpecs").values():
                 yield _of_replica(replica)
         case "MPIJob" if "Worker" in _below(spec, "mpiReplicaSpecs"):
-            # The launcher trains nothing.
+            # The launcher does not train.
             yield _of_replica(spec["mpiReplicaSpecs"]["Worker"])
         case "JobSet":
             for job in spec.get("replicatedJobs") or []:
@@ -82,13 +82,13 @@ def _of_replica(replica: Any) -> _Part:
 
 
 def _of_job(spec: Mapping[str, Any]) -> _Part:
-    """No more pods run at a time than are to complete."""
+    """Return a Job's part; no more pods run at a time than have to complete."""
     pods = _count(spec, "parallelism")
     return _Part(_below(spec, "template"), min(pods, _count(spec, "completions", pods)))
 
 
 def _of_groups(groups: int, group: Mapping[str, Any]) -> Iterator[_Part]:
-    """Groups of a leader and its workers; the leader is as they are, unless it is told apart."""
+    """Yield the parts of a LeaderWorkerSet; a leader without a template of its own is a worker."""
     if not group:
         return
     size, leader = _count(group, "size"), group.get("leaderTemplate")
@@ -104,7 +104,7 @@ def _below(found: Any, key: str) -> Mapping[str, Any]:
 
 
 def _count(found: Any, key: str, otherwise: int = 1) -> int:
-    """A number of pods; where there is none, what the API server or the operator takes for it."""
+    """Return a number of pods; ``otherwise``, the API server's or operator's default, if unset."""
     number = found.get(key) if isinstance(found, Mapping) else None
     return number if type(number) is int else otherwise
 
@@ -112,10 +112,10 @@ def _count(found: Any, key: str, otherwise: int = 1) -> int:
 def decide(
     replicas: int | None, seen: int | None, job: Job, history: Sequence[HistoryEntry]
 ) -> tuple[Scale | None, str]:
-    """Say what is to be written, and one sentence of reason.
+    """Decide what to write; return it, or None, with the reason in one sentence.
 
-    ``seen`` are the replicas as this process saw them before. ``history`` is the job's, the oldest
-    first. What a person has set stays until the replicas change.
+    ``seen`` are the replicas that this process saw before. ``history`` is the job's, the oldest
+    first. A number set by a person stays until the replicas change.
     """
     if not replicas:
         return None, "the owner does not say, or is scaled to nothing"

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page of what the controller knows of the jobs, for who forwards its port."""
+"""A page of the controller's view of all jobs, for users who forward its port."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page itself: one document that needs nothing from elsewhere, and no build."""
+"""The HTML document of the page: self-contained, without a build step."""
 
 from __future__ import annotations
 
@@ -94,4 +94,4 @@ POLICY = (
     f"default-src 'none'; style-src {_digest(STYLE)}; script-src {_digest(SCRIPT)};"
     " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""What a browser lets it do: names and reasons come from pods."""
+"""The Content-Security-Policy: names and reasons on the page come from pods, hence untrusted."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves the page on the loopback address: who may forward ports of the pod may see it."""
+"""Serves the page on the loopback address: a user who may forward the pod's ports may see it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 ADDRESS = "127.0.0.1"
 OWN_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""Hosts that a browser names where the port was forwarded. Another one would be a page that has
-its own name lead here."""
+"""Accepted hosts, which a browser sends if the port is forwarded. Any other host would be that of
+a website whose DNS name resolves to this address (DNS rebinding)."""
 STREAMS_MAX = 32
 REST_S = 1.0
-"""Between two pictures of one stream."""
+"""Minimum interval between two updates of one stream."""
 ALIVE_S = 15.0
-"""After so long without a change a comment is sent: connections that nobody uses end."""
+"""Time without a change after which a comment is sent, so that abandoned connections end."""
 
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -36,7 +36,7 @@ HEADERS = {
 
 
 def page(jobs: Jobs) -> web.Application:
-    """The pages: ``/``, ``/jobs`` and ``/jobs/stream``."""
+    """Build the application that serves ``/``, ``/jobs`` and ``/jobs/stream``."""
     streams: set[web.StreamResponse] = set()
 
     @web.middleware
@@ -85,7 +85,7 @@ def page(jobs: Jobs) -> web.Application:
 
 @asynccontextmanager
 async def serving_page(jobs: Jobs, port: int) -> AsyncIterator[int]:
-    """Serve until the block ends; yields the port. Raises ``ConfigError`` if it cannot be had."""
+    """Serve until the block ends; yields the port. Raises ``ConfigError`` if it cannot be bound."""
     runner = web.AppRunner(page(jobs), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the page shows of all jobs: plain data, made of their states; pure."""
+"""The page's data on all jobs, as plain values of their states; pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError
 
 NEWEST = 8
-"""Entries of the history that are shown."""
+"""Number of history entries to show."""
 
 
 def summary(states: Iterable[JobState]) -> list[dict[str, Any]]:
-    """All jobs, those with members first."""
+    """Build the data of all jobs, those with members first."""
     found = [_job(one) for one in states]
     return sorted(found, key=lambda job: (not job["members"], job["namespace"], job["job"]))
 
@@ -70,7 +70,7 @@ def _worlds(state: JobState, generation: int) -> Iterator[dict[str, Any]]:
         try:
             found = Round.from_kv(kv)
         except RecordError:
-            continue  # the sidecars say so
+            continue  # the sidecars report it
         yield {
             "run": run,
             "round": found.number,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Older releases of torch, each in a virtual environment of its own in the cache.
 
-``scripts/toolchain/older_torch.py 2.6.0`` makes one by hand.
+``scripts/toolchain/older_torch.py 2.6.0`` creates one by hand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SETUP_TIMEOUT_S = 3600
 
 
 def python_with_torch(version: str) -> str:
-    """The python of an environment with this torch, made if there is none: 2.5 GB, once."""
+    """Return the python of an environment with this torch; creates it if missing: 2.5 GB, once."""
     cache = Path(os.environ.get("MUSTER_CACHE") or Path.home() / ".cache" / "muster")
     venv = cache / f"torch-{version}"
     python, complete = venv / "bin" / "python", venv / ".complete"

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of this repository as a site: ``scripts/docs``."""
+"""The documentation of this repository as a website: ``scripts/docs``."""

@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 def main() -> int:
-    """Build and check; the exit status."""
+    """Build and check the site; return the exit status."""
     if len(sys.argv) != 2:
         sys.stderr.write("usage: python -m docs_site FOLDER\n")
         return 2

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages the pages as they lie in the repository, and has zensical make a site of them.
+"""Stages the pages with the repository's layout, and has zensical build a site from them.
 
-Links between pages are relative, as a git host wants them. They hold on the site too because the
-staged tree has the repository's shape: docs/ below it, README.md, and every file that a page links
-to, where it is in the repository.
+Links between pages are relative, as a git host requires. They also work on the site because the
+staged tree has the repository's shape: docs/, README.md, and every file that a page links to, at
+its path in the repository.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ slugify.kwds.case = "lower"
 
 
 def build(repository: Path, site: Path) -> bool:
-    """Replace the folder ``site`` by a fresh build; False where zensical found a fault."""
+    """Replace the folder ``site`` by a fresh build; return False if zensical found a fault."""
     with tempfile.TemporaryDirectory(prefix="muster-docs-") as folder:
         staged = Path(folder)
         for path in sorted(_wanted(repository)):
@@ -101,7 +101,7 @@ def build(repository: Path, site: Path) -> bool:
 
 
 def with_lists_apart(page: str) -> str:
-    """Put a blank line between a paragraph and a list right below it, which zensical needs."""
+    """Insert a blank line between a paragraph and a list right below it, as zensical needs one."""
     lines: list[str] = []
     fenced = False
     for line in page.splitlines():
@@ -115,7 +115,7 @@ def with_lists_apart(page: str) -> str:
 
 
 def _wanted(repository: Path) -> set[Path]:
-    """Every page of the menu, and every file that one of them links to."""
+    """Return every page of the menu, and every file that one of them links to."""
     pages = [Path(page.path) for group in groups(repository) for page in group.pages]
     wanted = set(pages)
     for page in pages:
@@ -133,7 +133,7 @@ def _linked(page: Path) -> Iterator[str]:
 
 
 def _menu(parts: list[Group]) -> str:
-    """The menu in TOML; JSON's strings are TOML's."""
+    """Render the menu in TOML, whose strings may be written as in JSON."""
     rows = []
     for group in parts:
         pages = ", ".join(

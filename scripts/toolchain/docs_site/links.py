@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows every link of a built site that stays in it, and every anchor."""
+"""Checks every link of a built site that points into the site, and every anchor."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 NOT_FOUND = "404.html"
-"""Is served from any address, so its links are from the site's root."""
+"""The page that is served at any address, so that its links are relative to the site's root."""
 
 
 class PageLinks(HTMLParser):
-    """The anchors of one page, and what it links to and shows."""
+    """The anchors of one page, and the targets of its links and images."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class PageLinks(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element's id, and its address."""
+        """Record an element's id and its link target."""
         for name, value in attrs:
             if name == "id" and value:
                 self.anchors.add(value)
@@ -31,7 +31,7 @@ class PageLinks(HTMLParser):
 
 
 def broken(site: Path) -> list[str]:
-    """Name each link that leads nowhere, with its page."""
+    """Return a sentence for each broken link, with its page."""
     pages = {
         path.resolve(): PageLinks(path) for path in site.rglob("*.html") if path.name != NOT_FOUND
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the site's menu has: the groups and pages of docs/README.md, in its order."""
+"""The menu of the site: the groups and pages of docs/README.md, in its order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Page:
 
     label: str
     path: str
-    """Relative to the repository, with slashes."""
+    """The path relative to the repository, with slashes."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Group:
 
 
 def groups(repository: Path) -> list[Group]:
-    """Read the menu from the index; the index itself is the last page of its first group."""
+    """Read the menu from the index; the index itself becomes the last page of the first group."""
     index = (repository / INDEX).read_text(encoding="utf-8")
     sections = re.split(r"^## +(.+)$", index, flags=re.MULTILINE)[1:]
     found = [
@@ -40,7 +40,7 @@ def groups(repository: Path) -> list[Group]:
 
 
 def _pages(repository: Path, section: str) -> list[Page]:
-    """The pages that a section lists: the first link of each row of a table, and of each item."""
+    """Return the pages of a section: the first link of each row of a table, and of each item."""
     links = re.findall(r"^(?:\| |- )\[([^\]]+)\]\(([^)#]+\.md)\)", section, re.MULTILINE)
     return [_page(repository, text, target) for text, target in links]
 
@@ -49,6 +49,6 @@ def _page(repository: Path, text: str, target: str) -> Page:
     path = (repository / PurePosixPath(INDEX).parent / target).resolve()
     title = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ").strip()
     if not text.isdigit():
-        # A title may go on after a colon; a menu has room for what comes before it.
+        # A title may continue after a colon; the menu has room for the part before it.
         title = title.partition(":")[0].replace("`", "")
     return Page(title, path.relative_to(repository.resolve()).as_posix())

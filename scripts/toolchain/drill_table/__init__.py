@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/kubernetes-drills.md."""
+"""Generates docs/kubernetes-drills.md."""

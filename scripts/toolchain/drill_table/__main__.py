@@ -32,7 +32,7 @@ CELLS = ("drill", "pods", "grace", "enough", "with", "lost", "twice", "still", "
 
 @dataclass
 class Rows:
-    """The rows that there are, in a file that is written at each new one."""
+    """The rows measured so far, in a file that is written after each new one."""
 
     kept: Path
     found: list[Told] = field(default_factory=list)
@@ -42,9 +42,9 @@ class Rows:
             self.found = json.loads(self.kept.read_text())
 
     def missing(self, slots: Sequence[int]) -> Iterator[tuple[int, bool, list[Drill]]]:
-        """What is not there yet, by series: processes in a pod, whether with Muster, the drills.
+        """Yield the missing drills by series: processes per pod, whether with Muster, the drills.
 
-        Jobs with Muster come first: those without it may take 90 s a drill to stand still.
+        Jobs with Muster come first: without it, a job may take 90 s per drill to stand still.
         """
         for muster in (True, False):
             for size in slots:
@@ -55,7 +55,7 @@ class Rows:
                         yield size, muster, left
 
     def make(self, lab: Kubelab, slots: int, muster: bool, drills: Sequence[Drill]) -> None:
-        """Run drills of one series, and keep what comes of them."""
+        """Run the drills of one series, and store their rows."""
         directory = Path(tempfile.mkdtemp(prefix="kube-drills-"))
         for row in run(lab, directory, drills, slots=slots, muster=muster):
             self.found.append(told(row))
@@ -78,7 +78,7 @@ def _commit() -> str:
 
 
 def told(row: Row) -> Told:
-    """A row in words."""
+    """Convert a row to texts."""
     work, account = row.workload, row.account
     return {
         "drill": row.drill.name,
@@ -97,7 +97,7 @@ def told(row: Row) -> Told:
 
 
 def not_run(found: Sequence[Told]) -> str:
-    """Which sizes of pods have rows with Muster alone, in a sentence; empty where none has."""
+    """Return a sentence with the pod sizes that have rows with Muster only; empty if none has."""
     run, native = (
         {row["slots"] for row in found if row["with"] == _word(muster)} for muster in (True, False)
     )
@@ -108,7 +108,7 @@ def not_run(found: Sequence[Told]) -> str:
 
 
 def page(found: Sequence[Told]) -> str:
-    """The page."""
+    """Render the page."""
     today = datetime.datetime.now(datetime.UTC).date()
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     machine = f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.machine()}"
@@ -127,7 +127,7 @@ def page(found: Sequence[Told]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and write the page."""
+    """Run the missing drills, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
     parser.add_argument("--slots", type=int, action="append", required=True)

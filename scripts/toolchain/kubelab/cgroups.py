@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's cgroups: one for its own processes, one a node for the pods; version 1 hierarchies."""
+"""The lab's cgroups: one for its own processes, one per node for pods; version 1 hierarchies."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kubelab.processes import signal_process
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "freezer", "devices", "blkio")
 CPU_SHARES = 20 * 1024
-"""Of all pods together. Every process outside of a cgroup has 1024: with as much for a whole
-cluster, pods would starve as soon as anything else runs on the machine."""
+"""CPU shares of all pods together. Every process outside of a cgroup has 1024: with only as much
+for the whole cluster, pods would starve as soon as anything else runs on the machine."""
 
 
 def hierarchies() -> list[Path]:
-    """Mount points of all version 1 hierarchies; controllers may share one."""
+    """Return the mount points of all version 1 hierarchies; controllers may share one."""
     found = []
     for line in Path("/proc/mounts").read_text().splitlines():
         _, where, kind, *_ = line.split()
@@ -29,7 +29,7 @@ def hierarchies() -> list[Path]:
 
 
 def require() -> None:
-    """Raise MachineUnfit where the lab's cgroups cannot be made."""
+    """Raise MachineUnfit if the lab's cgroups cannot be created."""
     missing = [name for name in CONTROLLERS if not (CGROUP_ROOT / name).is_dir()]
     if missing:
         raise MachineUnfit(
@@ -48,7 +48,7 @@ def require() -> None:
 
 
 def make() -> None:
-    """Make all, with the processors and memory nodes of their parents."""
+    """Create all cgroups, with the processors and memory nodes of their parents."""
     for hierarchy in hierarchies():
         for name in (CGROUP, f"{CGROUP}/host", *(node.cgroup for node in NODES)):
             cgroup = hierarchy / name
@@ -61,7 +61,7 @@ def make() -> None:
 
 
 def pids_in(name: str) -> set[int]:
-    """Processes in a cgroup of the lab and below it."""
+    """Return the processes in a cgroup of the lab and below it."""
     found: set[int] = set()
     for cgroup in _bottom_up(CGROUP_ROOT / "pids" / name):
         try:
@@ -72,7 +72,7 @@ def pids_in(name: str) -> set[int]:
 
 
 def kill_all(name: str, timeout_s: float = 60.0) -> None:
-    """SIGKILL until nothing is left in a cgroup and below it."""
+    """Send SIGKILL until a cgroup and all below it are empty; LabError after the timeout."""
     deadline_s = time.monotonic() + timeout_s
     while pids := pids_in(name):
         if time.monotonic() > deadline_s:
@@ -83,7 +83,7 @@ def kill_all(name: str, timeout_s: float = 60.0) -> None:
 
 
 def remove(timeout_s: float = 60.0) -> None:
-    """Remove all of the lab's cgroups. A process that has ended may take a moment to leave its."""
+    """Remove all of the lab's cgroups; wait for ended processes to leave theirs."""
     deadline_s = time.monotonic() + timeout_s
     for hierarchy in hierarchies():
         for cgroup in _bottom_up(hierarchy / CGROUP):

@@ -28,10 +28,10 @@ from kubelab.processes import check, last_lines, pid_of, start
 PKI = STATE / "pki"
 TOKENS = STATE / "tokens.csv"
 KUBELET_CLIENT = PKI / "kubelet-client"
-"""Key and certificate, its own authority, by which kubelets know the API server."""
+"""Path of the key and the self-signed certificate that authenticate the API server to kubelets."""
 
 PATIENCE_S = 180.0
-"""For the cluster to do by itself what comes next, on a machine that is busy."""
+"""Time limit for the cluster's own next step, on a busy machine."""
 
 PARTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns")
 
@@ -48,7 +48,7 @@ _COREFILE = f"""\
 
 
 def up(etcd: Path) -> None:
-    """Start everything that does not live, and wait until the API server is ready."""
+    """Start every component that does not run, and wait until the API server is ready."""
     make_keys()
     start(
         "etcd",
@@ -60,7 +60,7 @@ def up(etcd: Path) -> None:
             f"--listen-peer-urls={ETCD_PEER_URL}",
             f"--initial-advertise-peer-urls={ETCD_PEER_URL}",
             f"--initial-cluster=default={ETCD_PEER_URL}",
-            # A lab is made anew, never recovered.
+            # A lab is always created anew, never recovered.
             "--unsafe-no-fsync",
         ],
     )
@@ -97,7 +97,7 @@ def up(etcd: Path) -> None:
             "--secure-port=0",
             f"--service-account-private-key-file={PKI / 'service-accounts.key'}",
             f"--root-ca-file={PKI / 'apiserver.crt'}",
-            # A node that is lost is found within a test's patience.
+            # A lost node has to be detected within a test's time limit.
             "--node-monitor-period=2s",
             "--node-monitor-grace-period=16s",
         ],
@@ -116,7 +116,7 @@ def up(etcd: Path) -> None:
 
 
 def make_keys() -> None:
-    """Make what they know each other by, or what is missing of it."""
+    """Create the missing ones of the keys, certificates and tokens of the components."""
     PKI.mkdir(parents=True, exist_ok=True)
     key, public = PKI / "service-accounts.key", PKI / "service-accounts.pub"
     if not public.exists():
@@ -136,7 +136,7 @@ def make_keys() -> None:
 
 
 def _keep_secret(path: Path, text: str) -> None:
-    """Write a file for root alone; renamed into place, so that half of one is none."""
+    """Write a file for root only; renamed into place, so that it is never incomplete."""
     aside = path.with_name(f"{path.name}.part")
     aside.touch(mode=0o600)
     aside.write_text(text)
@@ -148,7 +148,7 @@ def _token() -> str:
 
 
 def _wait_until_ready(timeout_s: float) -> None:
-    """The certificate is there once the API server has made it; then ask until it says ready."""
+    """Wait until the API server is ready by its own certificate; write the kubeconfig."""
     deadline_s = time.monotonic() + timeout_s
     certificate = PKI / "apiserver.crt"
     said = "nothing"
@@ -193,7 +193,10 @@ def kubectl(*arguments: str, timeout_s: float = 60.0, stdin: str | None = None) 
 
 
 def wait_until(what: str, *arguments: str, stdin: str | None = None) -> str:
-    """Repeat a kubectl command until it succeeds and prints something."""
+    """Repeat a kubectl command until it succeeds and prints something; return that.
+
+    Raises LabError after ``PATIENCE_S``.
+    """
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's images, made here: a root folder becomes a docker archive, which containerd loads."""
+"""The lab's images, built here: a root folder becomes a docker archive, which containerd loads."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ LOAD_TIMEOUT_S = 300.0
 
 
 def directory() -> Path:
-    """Where the archives are kept."""
+    """Return the folder of the archives."""
     return cache() / "kubelab-images"
 
 
 def pause(programs: Path) -> Path:
-    """What holds a pod's namespaces."""
+    """Return the archive of the image that holds a pod's namespaces; builds it if missing."""
     archive = directory() / "pause.tar"
     if not archive.exists():
         with tempfile.TemporaryDirectory() as root:
@@ -40,7 +40,10 @@ def pause(programs: Path) -> Path:
 
 
 def etcd(binaries: Path, etcdutl: Path) -> Path:
-    """What etcd's own image has: etcd, etcdctl and etcdutl, and nothing else."""
+    """Return the archive of the etcd image; builds it if missing.
+
+    The image has etcd, etcdctl and etcdutl and nothing else, as etcd's own.
+    """
     archive = directory() / f"etcd-{ETCD_IMAGE.partition(':')[2]}-of-3.tar"
     if not archive.exists():
         with tempfile.TemporaryDirectory() as folder:
@@ -55,11 +58,14 @@ def etcd(binaries: Path, etcdutl: Path) -> Path:
 
 
 def trainer() -> Path:
-    """Debian bookworm with Python, for training containers: torch is mounted, not packed."""
+    """Return the archive of the trainer image; builds it if missing.
+
+    It is Debian bookworm with Python, for training containers: torch is mounted, not packed.
+    """
     archive = directory() / "trainer-bookworm.tar"
     if not archive.exists():
         with tempfile.TemporaryDirectory() as folder:
-            # What is mounted below it is for any user of a pod.
+            # Any user of a pod needs access to what is mounted below /root.
             (Path(folder) / "root").mkdir()
             (Path(folder) / "root").chmod(0o755)
             layers = [toolchain("container-base"), _layer(Path(folder))]
@@ -70,7 +76,7 @@ def trainer() -> Path:
 
 
 def pack_root(root: Path, name: str, archive: Path, config: Mapping[str, object]) -> None:
-    """Make an image of a root folder."""
+    """Build an image from a root folder."""
     layer = _layer(root)
     pack([layer], name, archive, config)
     layer.unlink()
@@ -84,7 +90,7 @@ def _layer(root: Path) -> Path:
 
 
 def pack(layers: Sequence[Path], name: str, archive: Path, config: Mapping[str, object]) -> None:
-    """Make a docker archive of layers, each a plain tar."""
+    """Build a docker archive from layers, each a plain tar."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     aside = archive.with_name(f"{archive.name}.{os.getpid()}.part")
     digests = []
@@ -115,7 +121,7 @@ def pack(layers: Sequence[Path], name: str, archive: Path, config: Mapping[str, 
 
 
 def load(archives: Sequence[Path]) -> None:
-    """Load archives into both nodes, side by side."""
+    """Load archives into both nodes concurrently."""
     for archive in archives:
         loading = [
             subprocess.Popen(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab as a whole: up, down, and what it is like."""
+"""The lab as a whole: up, down and status."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kubelab.layout import (
 from kubelab.processes import pid_of, stop
 
 _FOUND = STATE / "found.json"
-"""What the machine was like before: kernel settings, folders that had to be made."""
+"""The former state of the machine: kernel settings, and folders that had to be created."""
 
 _KERNEL_SETTINGS = (
     "vm/overcommit_memory",
@@ -38,42 +38,42 @@ _KERNEL_SETTINGS = (
     "kernel/keys/root_maxkeys",
     "kernel/keys/root_maxbytes",
 )
-"""What a kubelet sets when it starts."""
+"""The kernel settings that a kubelet changes when it starts."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What is there."""
+    """The lab's running processes and ready nodes."""
 
     running: dict[str, bool]
     ready_nodes: list[str]
 
     @property
     def up(self) -> bool:
-        """Whether all of it runs and both nodes take pods."""
+        """Whether every process runs and both nodes accept pods."""
         return all(self.running.values()) and len(self.ready_nodes) == len(NODES)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a lab is made of; it stays on the machine."""
+    """The parts that a lab is built from; they stay on the machine."""
 
     programs: Path
     etcd: Path
     archives: list[Path]
-    """Of the images that are loaded into both nodes."""
+    """The archives of the images that are loaded into both nodes."""
 
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """One at a time changes the lab."""
+    """Hold the lock within the context, so that only one process changes the lab at a time."""
     with LOCK.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def prepare() -> Prepared:
-    """Download, install and build what is missing; raise MachineUnfit where the lab cannot be."""
+    """Download, install and build missing parts; raises MachineUnfit if the lab cannot run here."""
     needs.require()
     programs = needs.programs()
     etcd = needs.toolchain("etcd")
@@ -83,14 +83,14 @@ def prepare() -> Prepared:
 
 
 def up() -> None:
-    """Make the lab, or what is missing of it."""
+    """Create the lab, or its missing parts."""
     prepared = prepare()
     _claim()
     if status().up:
         return
     STATE.mkdir(mode=0o711, exist_ok=True)
     if not PROGRAMS.exists():
-        # Also where the link leads to a cache that is gone.
+        # Also if the link points to a cache that is gone.
         PROGRAMS.unlink(missing_ok=True)
         PROGRAMS.symlink_to(prepared.programs)
     _remember()
@@ -111,7 +111,7 @@ def up() -> None:
 
 
 def down() -> None:
-    """End everything and leave nothing behind but the cache, installed packages and the lock."""
+    """Stop everything and remove all but the cache, installed packages and the lock file."""
     for layout in NODES:
         node.stop_all(layout)
     for name in reversed(control_plane.PARTS):
@@ -126,7 +126,7 @@ def down() -> None:
 
 
 def status() -> Status:
-    """Which processes live, and which nodes say that they are ready."""
+    """Return the processes that run and the nodes that report ready."""
     names = [*control_plane.PARTS]
     for layout in NODES:
         names += [f"containerd-{layout.name}", f"kubelet-{layout.name}"]
@@ -145,7 +145,7 @@ def status() -> Status:
 
 
 def layout_of(name: str) -> NodeLayout:
-    """The node of that name."""
+    """Return the node of that name; raises LabError if there is none."""
     for layout in NODES:
         if layout.name == name:
             return layout
@@ -153,7 +153,7 @@ def layout_of(name: str) -> NodeLayout:
 
 
 def _claim() -> None:
-    """Say whose it is: of tests that make it, until a person brings it up, too."""
+    """Record the owner of the lab: tests that create it, until a person brings it up, too."""
     if FOR_TESTS not in os.environ:
         MADE_BY_TESTS.unlink(missing_ok=True)
     elif not STATE.exists():
@@ -169,7 +169,7 @@ def _remember() -> None:
                 made.append(str(path))
                 path = path.parent
         settings = {name: (Path("/proc/sys") / name).read_text() for name in _KERNEL_SETTINGS}
-        # Renamed into place before anything is made: half of it would be put back, or nothing.
+        # Renamed into place first: an incomplete file would restore only a part, or nothing.
         aside = _FOUND.with_suffix(".part")
         aside.write_text(json.dumps({"made": made, "settings": settings}))
         aside.replace(_FOUND)
@@ -187,5 +187,5 @@ def _put_back() -> None:
         try:
             Path(folder).rmdir()
         except OSError:
-            # Somebody else uses it by now.
+            # Another program uses it by now.
             continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the lab keeps what, and which addresses and names it uses: one lab a machine."""
+"""The lab's paths, addresses and names: one lab per machine."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STATE = Path("/var/lib/muster-kubelab")
-"""Everything of a running lab; gone when it is down."""
+"""All state of a running lab; removed when it is down."""
 
 LOCK = Path("/run/lock/muster-kubelab.lock")
-"""Of the machine, as the lab is; it stays, for whoever removed it might remove another's."""
+"""The machine's lock file; it stays, as a process that removes it might remove another's."""
 MADE_BY_TESTS = STATE.with_name("muster-kubelab-made-by-tests")
-"""The mark of a lab that tests may end; beside it, to be there before it and be gone after it."""
+"""The mark of a lab that tests may remove; outside of its state, to precede and outlive it."""
 
 FOR_TESTS = "KUBELAB_FOR_TESTS"
-"""In the environment of a command that tests give."""
+"""The environment variable of commands that tests run."""
 
 KUBECONFIG = STATE / "kubeconfig"
 LOGS = STATE / "logs"
@@ -28,7 +28,7 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 CGROUP = "muster-kubelab"
 BRIDGE = "muster-lab"
 HOST_ADDRESS = "10.213.0.1"
-"""Of the machine, on the lab's bridge: the API server and CoreDNS listen here and nowhere else."""
+"""The machine's address on the lab's bridge: only here the API server and CoreDNS listen."""
 
 SUBNET = "10.213.0.0/16"
 SERVICE_SUBNET = "10.96.0.0/16"
@@ -54,17 +54,17 @@ class NodeLayout:
 
     @property
     def directory(self) -> Path:
-        """Everything of this node."""
+        """The folder with all state of this node."""
         return STATE / self.name
 
     @property
     def containerd_socket(self) -> Path:
-        """Where its containerd listens."""
+        """The socket that its containerd listens on."""
         return self.directory / "containerd.sock"
 
     @property
     def cgroup(self) -> str:
-        """What its pods live in, below each hierarchy's root."""
+        """The cgroup of its pods, relative to each hierarchy's root."""
         return f"{CGROUP}/{self.name}"
 
 
@@ -75,7 +75,10 @@ NODES = (
 
 
 def cache() -> Path:
-    """What survives the lab: programs and images. ``MUSTER_CACHE``, as for all of scripts/."""
+    """Return the folder that outlives the lab, with programs and images.
+
+    It is ``MUSTER_CACHE``, as for all of scripts/.
+    """
     if named := os.environ.get("MUSTER_CACHE"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "muster"

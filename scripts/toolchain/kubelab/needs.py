@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine must have, and how it gets what it lacks."""
+"""The lab's requirements on the machine, and the installation of those that are missing."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ PROGRAMS = {
     "openssl": "openssl",
     "nsenter": "util-linux",
 }
-"""Programs and the Debian packages they come in; kubelet itself looks for three of them."""
+"""Programs and their Debian packages; the kubelet itself looks for three of them."""
 
 CNI_PLUGINS = Path("/usr/lib/cni")
 SYSTEMD = Path("/run/systemd/system")
-"""There where systemd runs the machine."""
+"""The folder that exists if systemd runs the machine."""
 
 APT_GET = (
     *("apt-get", "-q", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::Retries=3"),
     *("-o", "DPkg::Lock::Timeout=300"),
 )
-"""A mirror that hangs is asked again, and another apt-get waited for."""
+"""Retries a mirror that hangs, and waits for another apt-get."""
 
 APT_TIMEOUTS_S = {"update": 300.0, "install": 600.0}
 APT_END_TIMEOUT_S = 30.0
-"""For one that was told to end: killed at once it may leave half of a package."""
+"""Timeout after SIGTERM: apt-get may leave an incomplete package if it is killed at once."""
 
 
 def say(text: str) -> None:
-    """Tell the person in front of it."""
+    """Print a message for the user to stderr."""
     print(f"kubelab: {text}", file=sys.stderr, flush=True)
 
 
 def require_root() -> None:
-    """Raise MachineUnfit for anybody but root."""
+    """Raise MachineUnfit unless the user is root."""
     if os.geteuid() != 0:
         raise MachineUnfit(
             "scripts/kubelab needs root, for it makes network namespaces, mounts and cgroups:"
@@ -56,7 +56,7 @@ def require_root() -> None:
 
 
 def require() -> None:
-    """Raise MachineUnfit where the lab cannot be; install the Debian packages that are missing."""
+    """Install missing Debian packages; raise MachineUnfit if the machine cannot run the lab."""
     require_root()
     cgroups.require()
     packages = missing_packages()
@@ -66,7 +66,7 @@ def require() -> None:
 
 
 def missing_packages() -> list[str]:
-    """Debian packages that have to be installed."""
+    """Return the Debian packages that have to be installed."""
     packages = {package for program, package in PROGRAMS.items() if not shutil.which(program)}
     if not (CNI_PLUGINS / "bridge").exists():
         packages.add("containernetworking-plugins")
@@ -74,9 +74,9 @@ def missing_packages() -> list[str]:
 
 
 def install(packages: list[str]) -> None:
-    """Install Debian packages, which stay; a containerd among them becomes no service.
+    """Install Debian packages, which stay; a containerd among them does not become a service.
 
-    Raises MachineUnfit if they cannot be had, and LabError if that takes too long.
+    Raises MachineUnfit if they cannot be installed, and LabError if that takes too long.
     """
     is_new = "containerd" in packages and not shutil.which("containerd")
     names = " ".join(packages)
@@ -109,7 +109,7 @@ def install(packages: list[str]) -> None:
                 f" Install these Debian packages yourself: {names}."
             )
     if is_new and SYSTEMD.is_dir():
-        # The package enables and starts one of the machine's own, which the lab does not use.
+        # The package enables and starts a service for the machine, which the lab does not use.
         check(["systemctl", "disable", "--now", "containerd"])
 
 
@@ -122,14 +122,14 @@ def _end(apt_get: subprocess.Popen[str]) -> None:
 
 
 def programs(what: str = "cluster") -> Path:
-    """The folder of the programs that are built from Go modules; builds them if need be."""
+    """Return the folder of the programs built from Go modules; builds them if missing."""
     return toolchain("kubelab-programs", what)
 
 
 def toolchain(script: str, *arguments: str) -> Path:
-    """What a script of scripts/toolchain provides, by the path that it prints.
+    """Run a script of scripts/toolchain and return the path that it prints.
 
-    Raises LabError if it fails: it has said why itself.
+    Raises LabError if it fails; it prints the reason itself. MachineUnfit: not on this machine.
     """
     path = Path(__file__).parent.parent / script
     done = subprocess.run([str(path), *arguments], stdout=subprocess.PIPE, text=True, check=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's bridge, and what hangs on it."""
+"""The lab's bridge and the interfaces attached to it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kubelab.processes import check
 
 
 def exists() -> bool:
-    """Whether the bridge is there."""
+    """Return whether the bridge exists."""
     return Path(f"/sys/class/net/{BRIDGE}").exists()
 
 
 DEFAULT_BITS = 8
-"""A route with a shorter prefix is for all that has none of its own, as a VPN's 0.0.0.0/1."""
+"""Minimum prefix length of a conflicting route; shorter ones are defaults, as a VPN's 0.0.0.0/1."""
 
 
 def require() -> None:
-    """Raise MachineUnfit where the machine's own network has addresses of the lab's."""
+    """Raise MachineUnfit if the machine's own network overlaps with the lab's addresses."""
     routes = json.loads(check(["ip", "-4", "-json", "route", "show", "table", "all"]) or "[]")
     if taken := overlapping(routes):
         raise MachineUnfit(
@@ -34,9 +34,9 @@ def require() -> None:
 
 
 def overlapping(routes: Iterable[Mapping[str, object]]) -> str | None:
-    """The first route, or address, that overlaps with the lab's range and is not its bridge's.
+    """Find the first route or address that overlaps with the lab's range and is not on its bridge.
 
-    ``routes``: as ``ip -json route`` has them, which lists addresses as local routes.
+    ``routes``: the output of ``ip -json route``, which lists addresses as local routes.
     """
     for route in routes:
         told = str(route["dst"])
@@ -53,10 +53,10 @@ def overlapping(routes: Iterable[Mapping[str, object]]) -> str | None:
 
 
 def make() -> None:
-    """Make the bridge with the machine's address and the nodes', or what is missing of them."""
+    """Create the bridge with the addresses of the machine and the nodes, or those missing."""
     if not exists():
         check(["ip", "link", "add", BRIDGE, "type", "bridge"])
-    # Of one that is there, too: whoever made it may have been killed before it had an address.
+    # Also for an existing bridge: its creator may have been killed before it had an address.
     addresses = [f"{HOST_ADDRESS}/{SUBNET.partition('/')[2]}"]
     for address in (*addresses, *(f"{node.address}/32" for node in NODES)):
         check(["ip", "addr", "replace", address, "dev", BRIDGE])
@@ -64,7 +64,7 @@ def make() -> None:
 
 
 def remove() -> None:
-    """Remove the bridge and every cable that still hangs on it."""
+    """Remove the bridge and every interface that is still attached to it."""
     for name in ports():
         subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
     if exists():
@@ -72,13 +72,13 @@ def remove() -> None:
 
 
 def ports() -> list[str]:
-    """The host's ends of the cables to the pods."""
+    """Return the host's ends of the veth pairs of pods."""
     brif = Path(f"/sys/class/net/{BRIDGE}/brif")
     return sorted(entry.name for entry in brif.iterdir()) if brif.exists() else []
 
 
 def unplug(pids: Iterable[int]) -> list[str]:
-    """Take down the cable of every pod that one of these processes lives in; name the cables."""
+    """Take down the interface of every pod that contains one of these processes; return them."""
     indexes = {
         int((Path("/sys/class/net") / name / "ifindex").read_text()): name for name in ports()
     }

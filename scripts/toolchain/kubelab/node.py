@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One node: a containerd and a kubelet in a mount namespace of their own.
 
-That namespace hides the version 2 cgroup mount, which the runtime would stumble over, and turns the
-folders that both programs insist on into the node's own, so that nothing of them stays behind.
+That namespace hides the version 2 cgroup mount, which would confuse the runtime, and replaces the
+folders that both programs insist on by the node's own, so that nothing of them stays behind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kubelab.needs import CNI_PLUGINS
 from kubelab.processes import check, last_lines, pid_of, start, stop
 
 PRIVATE = ("/run/containerd", "/var/lib/cni", "/var/lib/kubelet", "/var/log/containers")
-"""Folders that containerd, CNI or kubelet use wherever they are told to keep their state."""
+"""Folders that containerd, CNI or kubelet use regardless of their configuration."""
 
 _ENTER = """
 set -e
@@ -90,14 +90,14 @@ def stop_kubelet(node: NodeLayout) -> None:
 
 
 def lose(node: NodeLayout) -> None:
-    """What others see when a machine is gone: its cables first, then kubelet and all containers."""
+    """Simulate the loss of a machine: its network first, then the kubelet and all containers."""
     network.unplug(cgroups.pids_in(node.cgroup))
     stop(f"kubelet-{node.name}", timeout_s=0.0)
     cgroups.kill_all(node.cgroup)
 
 
 def stop_all(node: NodeLayout) -> None:
-    """End the kubelet, every container, and containerd."""
+    """Stop the kubelet, every container, and containerd."""
     stop(f"kubelet-{node.name}", timeout_s=1.0)
     cgroups.kill_all(node.cgroup)
     stop(f"containerd-{node.name}", timeout_s=3.0)
@@ -187,7 +187,7 @@ def _kubelet_config(node: NodeLayout) -> dict[str, object]:
         "failCgroupV1": False,
         "failSwapOn": False,
         "healthzPort": 0,
-        # Never: nobody could pull what it would delete when the disk fills up.
+        # Never collect images: a deleted one could not be pulled again.
         "imageGCHighThresholdPercent": 100,
         "localStorageCapacityIsolation": False,
         "makeIPTablesUtilChains": False,
@@ -195,8 +195,8 @@ def _kubelet_config(node: NodeLayout) -> dict[str, object]:
         "podLogsDir": str(node.directory / "pod-logs"),
         "registerNode": True,
         "resolvConf": "",
-        # Both nodes ask for images that are there; nothing is ever pulled.
+        # Both nodes use images that are loaded; nothing is ever pulled.
         "serializeImagePulls": False,
-        # How late a mounted Secret may show what is new in it; the usual minute is long for a test.
+        # Bounds the delay of a mounted Secret's update; the default of a minute is long for a test.
         "syncFrequency": "10s",
     }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kubeflow's training-operator in the lab, unmodified: its binary, its manifests.
 
-What is changed of its Deployment is what any user of the lab has to change: the image, for none is
-pulled, and the address of the API server, for nothing serves cluster IPs here.
+Its Deployment is changed only as every user of the lab has to: the image, as none is pulled, and
+the address of the API server, as nothing serves cluster IPs here.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ NAMESPACE = "kubeflow"
 
 
 def up() -> None:
-    """Build, load, install, and wait until it takes jobs."""
+    """Build, load and install the operator, and wait until it accepts jobs."""
     if not lab.status().up:
         raise LabError("the lab is not up: scripts/kubelab up")
     programs = needs.programs("operator")
     images.load([_image(programs)])
     with tempfile.TemporaryDirectory() as folder:
-        # kustomize reads a base only from below, or beside, what it is told to read.
+        # kustomize reads a base only from the folder that it is given, or below it.
         shutil.copytree(programs / "manifests", Path(folder) / "manifests")
         (Path(folder) / "kustomization.yaml").write_text(json.dumps(_kustomization()))
         kubectl("apply", "--server-side", "-k", folder, timeout_s=120)
     kubectl(
         *("-n", NAMESPACE, "rollout", "status", "deployment/training-operator"),
-        # It is ready once a certificate, which it makes, has come back to it as a mounted Secret.
+        # It becomes ready once the certificate that it creates is mounted into it as a Secret.
         "--timeout=600s",
         timeout_s=610,
     )
@@ -41,7 +41,7 @@ def up() -> None:
         ("PyTorchJob", "pytorchReplicaSpecs", "Worker", "pytorch"),
         ("MPIJob", "mpiReplicaSpecs", "Launcher", "mpi"),
     ):
-        # A pod that is ready may not be known yet as what is behind the webhooks.
+        # The webhooks' endpoints may lag behind the pod's readiness.
         wait_until(
             f"the operator takes a {kind}",
             *("create", "--dry-run=server", "-o", "name", "-f", "-"),
@@ -50,7 +50,7 @@ def up() -> None:
 
 
 def _smallest(kind: str, replicas: str, role: str, container: str) -> dict[str, object]:
-    """The least that is a job of the operator's."""
+    """Build the smallest job that the operator accepts."""
     spec = {"containers": [{"name": container, "image": TRAINER_IMAGE}]}
     return {
         "apiVersion": "kubeflow.org/v1",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lab's own processes: started detached, with a log and a pid file, ended by pid.
 
-A pid file holds the start time of the process, too: a pid that was given out again is nobody's.
-Each lives in a cgroup of the lab, so that what it has started can be found when it is gone.
+A pid file also holds the start time of the process, so that a reused pid is not mistaken for it.
+Each process is in a cgroup of the lab, so that its children can be found after its end.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kubelab.errors import LabError
 from kubelab.layout import CGROUP, CGROUP_ROOT, LOGS, PIDS
 
 KILL_TIMEOUT_S = 20.0
-"""Only what is in the kernel's uninterruptible sleep outlives SIGKILL."""
+"""Timeout after SIGKILL: only a process in uninterruptible sleep outlives it."""
 
-# Its own cgroup first, so that no child can slip out.
+# Join the cgroup first, so that no child can escape it.
 _ENTER = 'echo $$ >"$0" && exec "$@"'
 
 
 def started_ticks(pid: int) -> int | None:
-    """When the process was started, in clock ticks since boot; None for one that is over."""
+    """Return a process's start in clock ticks since boot; None if it has ended or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -36,7 +36,7 @@ def started_ticks(pid: int) -> int | None:
 
 
 def pid_of(name: str) -> int | None:
-    """The process of that name, if it lives."""
+    """Return the pid of the named process; None if it does not run."""
     try:
         pid, ticks = map(int, (PIDS / name).read_text().split())
     except FileNotFoundError:
@@ -45,7 +45,7 @@ def pid_of(name: str) -> int | None:
 
 
 def start(name: str, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
-    """Start a process unless it lives; return its pid."""
+    """Start a process unless it runs; return its pid."""
     if (pid := pid_of(name)) is not None:
         return pid
     LOGS.mkdir(parents=True, exist_ok=True)
@@ -64,19 +64,19 @@ def start(name: str, argv: Sequence[str], environ: Mapping[str, str] | None = No
     ticks = started_ticks(process.pid)
     if ticks is None:
         raise LabError(f"{name} ended as soon as it was started: {last_lines(name)}")
-    # Renamed into place: who looks meanwhile reads all of it, or nothing.
+    # Renamed into place, so that a reader never sees an incomplete file.
     aside = PIDS / f"{name}.{os.getpid()}.part"
     aside.write_text(f"{process.pid} {ticks}\n")
     aside.replace(PIDS / name)
-    # It outlives this program, which is not going to wait for it.
+    # It outlives this program, which will not wait for it.
     process.returncode = 0
     return process.pid
 
 
 def stop(name: str, timeout_s: float = 5.0) -> None:
-    """SIGTERM, and SIGKILL after ``timeout_s``; nothing if it does not live.
+    """Stop a process by SIGTERM, and by SIGKILL after ``timeout_s``; do nothing if it does not run.
 
-    Raises LabError if it outlives that for ``KILL_TIMEOUT_S``.
+    Raises LabError if it still runs ``KILL_TIMEOUT_S`` later.
     """
     deadline_s = time.monotonic() + timeout_s
     number = signal.SIGTERM
@@ -91,22 +91,22 @@ def stop(name: str, timeout_s: float = 5.0) -> None:
 
 
 def signal_process(pid: int, number: signal.Signals) -> None:
-    """Signal it, if it is still there."""
+    """Signal a process if it still exists."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def last_lines(name: str, count: int = 5) -> str:
-    """The end of a log, for an error message."""
+    """Return the end of a log, for an error message."""
     path = LOGS / f"{name}.log"
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     return "\n".join(lines[-count:])
 
 
 def check(argv: Sequence[str], *, timeout_s: float = 120.0, stdin: str | None = None) -> str:
-    """Run a command to its end and return what it printed.
+    """Run a command to its end and return its output.
 
-    Raises LabError with the command's last words if it fails, or if it takes too long.
+    Raises LabError with the command's last lines if it fails, or if it takes too long.
     """
     try:
         done = subprocess.run(

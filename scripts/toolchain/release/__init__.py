@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a release publishes, made of one commit: the same bytes whenever it is made again."""
+"""The artefacts of a release, built from one commit: reproducible, byte for byte."""

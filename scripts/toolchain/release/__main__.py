@@ -29,7 +29,7 @@ CODE = ("console/**/*.py", "injection/*.py")
 
 
 def main(arguments: list[str]) -> int:
-    """Make everything; the exit status."""
+    """Build everything; return the exit status."""
     parser = argparse.ArgumentParser(prog="scripts/release", description=__doc__)
     parser.add_argument(
         "--dry-run", action="store_true", help="of a version that is still worked on, too"
@@ -75,7 +75,7 @@ def _say(line: str) -> None:
 
 
 def texts_of(root: Path) -> dict[str, str]:
-    """Every file that may say a version, by its path."""
+    """Read every file that may contain a version; return the texts by path."""
     paths = {path for pattern in (*TEXTS, *CODE) for path in root.glob(pattern)}
     return {str(path.relative_to(root)): path.read_text() for path in sorted(paths)}
 
@@ -141,7 +141,7 @@ def _images(
 
 
 def _wheels(recipe: Recipe, architecture: str) -> list[Path]:
-    """Those that stay in the image: what it was built with does not."""
+    """Return the wheels that stay in the image, without the build's own."""
     recipes = filter(None, (recipe.on, recipe))
     found = {one.name: one for each in recipes for one in wheels(each, architecture).glob("*.whl")}
     return [path for name, path in found.items() if not name.startswith("setuptools-")]

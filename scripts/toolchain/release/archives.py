@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Archives whose bytes say nothing of when, where and by whom they were made."""
+"""Reproducible archives: free of the time, the place and the user of the build."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ GZIP_LEVEL = 6
 
 
 def write_gzip(source: IO[bytes], target: IO[bytes]) -> None:
-    """Compress without a name and a time."""
+    """Compress with gzip, without a name and a time."""
     with gzip.GzipFile("", "wb", GZIP_LEVEL, target, mtime=0) as packed:
         while chunk := source.read(CHUNK):
             packed.write(chunk)
 
 
 def rewrite(source: IO[bytes], target: IO[bytes], change: Change) -> None:
-    """Write a tar again, entry by entry, each as ``change`` makes it."""
+    """Rewrite a tar entry by entry, each changed by ``change``."""
     with (
         tarfile.open(fileobj=source, mode="r:*") as old,
         tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as new,
@@ -35,7 +35,7 @@ def rewrite(source: IO[bytes], target: IO[bytes], change: Change) -> None:
 
 
 def of_everybody(epoch_s: int) -> Change:
-    """A change for a source archive: one time, no owner, of the mode who may execute it."""
+    """Return the change for a source archive: one time, no owner, only the exec bit kept."""
 
     def change(entry: tarfile.TarInfo) -> None:
         entry.pax_headers = {}
@@ -47,7 +47,7 @@ def of_everybody(epoch_s: int) -> Change:
 
 
 def not_after(epoch_s: int) -> Change:
-    """A change for a layer of an image: what the build has made, it made at that time."""
+    """Return the change for an image layer: no time after ``epoch_s``, the build's own included."""
 
     def change(entry: tarfile.TarInfo) -> None:
         entry.pax_headers = {
@@ -60,6 +60,6 @@ def not_after(epoch_s: int) -> Change:
 
 
 def sha256(path: Path) -> str:
-    """The digest of a file."""
+    """Return the SHA-256 digest of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

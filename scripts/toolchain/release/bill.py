@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bill of materials (SBOM) for each artefact: CycloneDX 1.6 in JSON, checked by its schema."""
+"""A bill of materials (SBOM) for each artefact: CycloneDX 1.6 in JSON, validated by its schema."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _REQUIREMENT = re.compile(r"([\w.-]+)")
 def write_bill(
     path: Path, subject: Component, parts: Iterable[Component], time_s: int, digest: str
 ) -> None:
-    """Write what ``subject`` is made of; ``digest`` is the artefact's, and makes the serial number.
+    """Write the bill of ``subject``; the serial number is derived from ``digest``, the artefact's.
 
-    Raises ``ValueError`` where the schema does not take it.
+    Raises ``ValueError`` if the schema rejects it.
     """
     bill = Bom(
         components=sorted(parts, key=lambda one: (one.name, one.version or "")),
@@ -49,19 +49,19 @@ def write_bill(
 
 
 def subject(name: str, version: str, kind: ComponentType, digest: str) -> Component:
-    """The artefact itself."""
+    """Build the component of the artefact itself."""
     return Component(name=name, version=version, type=kind, bom_ref=name, hashes=[_hash(digest)])
 
 
 def python_packages(wheels: Iterable[Path]) -> Iterator[Component]:
-    """What is installed, by the files that it is installed from."""
+    """Yield the Python packages of these wheels, with the wheels' digests."""
     for wheel in sorted(wheels):
         name, version, _ = wheel.name.split("-", 2)
         yield _python(name.replace("_", "-").lower(), version, sha256(wheel))
 
 
 def requirements_of(wheel: Path) -> Iterator[Component]:
-    """What a wheel asks for: names alone, for whoever installs it chooses the versions."""
+    """Yield the requirements of a wheel by name only, as the installing user picks the versions."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
         metadata = Parser().parsestr(archive.read(name).decode())
@@ -73,7 +73,7 @@ def requirements_of(wheel: Path) -> Iterator[Component]:
 
 
 def debian_packages(base: Path) -> Iterator[Component]:
-    """What the base of an image has installed."""
+    """Yield the Debian packages that the base of an image contains."""
     with tarfile.open(base) as archive:
         found = archive.extractfile(STATUS)
         assert found is not None
@@ -89,7 +89,7 @@ def debian_packages(base: Path) -> Iterator[Component]:
 
 
 def images_of(values: str) -> Iterator[Component]:
-    """The images that the chart names."""
+    """Yield the images that the chart's values name."""
     named = re.findall(r"image: \S*?([\w-]+):(\S+)$", values, re.MULTILINE)
     etcd = re.search(r"repository: (\S+)\n.*\n    tag: (\S+)", values)
     assert etcd is not None

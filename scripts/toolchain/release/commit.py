@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commit that is released: its files, apart from the checkout, and its time."""
+"""The commit to release: its files, separate from the checkout, and its time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GIT_TIMEOUT_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """``tree``: its files. ``time_s``: when it was made, which all that is made of it says."""
+    """A commit. ``tree``: its files. ``time_s``: its time, which all artefacts of it carry."""
 
     name: str
     time_s: int
@@ -24,7 +24,7 @@ class Commit:
 
     @classmethod
     def checked_out(cls, tree: Path) -> Commit:
-        """Lay the files of HEAD into ``tree``, with modes that do not depend on a umask."""
+        """Extract the files of HEAD into ``tree``, with modes that do not depend on a umask."""
         with tarfile.open(fileobj=io.BytesIO(_git("archive", "HEAD"))) as archive:
             for entry in archive:
                 entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
@@ -34,12 +34,12 @@ class Commit:
 
 
 def git(*arguments: str) -> str:
-    """Ask git."""
+    """Run git and return its output."""
     return _git(*arguments).decode()
 
 
 def changed() -> list[str]:
-    """Paths that are not as HEAD has them; what is ignored does not count."""
+    """Return the paths that differ from HEAD; ignored ones do not count."""
     return [line[3:] for line in git("status", "--porcelain").splitlines()]
 
 

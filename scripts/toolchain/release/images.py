@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images for several architectures, each by its Dockerfile, put together as one OCI layout.
+"""Images for several architectures, each from its Dockerfile, combined into one OCI layout.
 
-A base of another architecture runs under an emulator, so that one Dockerfile makes them all. What
-docker writes of the hour and the machine is taken out afterwards: layers above the base get the
-time of the commit, and the configuration is written anew.
+A base of another architecture runs under an emulator, so that one Dockerfile serves all. Docker's
+traces of the time and the machine are removed afterwards: layers above the base get the time of
+the commit, and the configuration is rebuilt.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 KEPT = ("Env", "Entrypoint", "User", "WorkingDir", "Labels")
-"""Of what docker says of an image: what a container is started by."""
+"""The fields of docker's image configuration that are kept: those that start a container."""
 RECIPES = (SIDECAR, CONTROLLER)
 FORMAT = {"imageLayoutVersion": "1.0.0"}
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """One architecture, by the name that images and Debian have for it."""
+    """One architecture, by its name in images and in Debian."""
 
     architecture: str
     emulated: bool
 
 
 class Layout:
-    """A folder of blobs, each by its digest."""
+    """A folder of blobs, each named by its digest."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class Layout:
         self._blobs.mkdir(parents=True)
 
     def add(self, content: io.BufferedIOBase, kind: str) -> dict[str, Any]:
-        """Keep a blob; return what refers to it."""
+        """Store a blob; return its descriptor."""
         digest = hashlib.file_digest(content, "sha256").hexdigest()
         size = content.seek(0, io.SEEK_END)
         content.seek(0)
@@ -59,11 +59,11 @@ class Layout:
         return {"mediaType": kind, "digest": f"sha256:{digest}", "size": size}
 
     def add_json(self, value: Any, kind: str) -> dict[str, Any]:
-        """Keep a JSON value, of one spelling."""
+        """Store a JSON value in canonical form; return its descriptor."""
         return self.add(io.BytesIO(_json(value)), kind)
 
     def archive(self, index: Mapping[str, Any], path: Path) -> None:
-        """Write it as one file, as ``skopeo`` and ``ctr`` read it."""
+        """Write the layout as one file, in the format that ``skopeo`` and ``ctr`` read."""
         (self.folder / "oci-layout").write_bytes(_json(FORMAT))
         (self.folder / "index.json").write_bytes(_json(index))
         with (self.folder / "plain.tar").open("w+b") as plain, path.open("wb") as target:
@@ -75,7 +75,7 @@ class Layout:
 
 
 def build_all(platform: Platform, scratch: Path, time_s: int) -> dict[str, Path]:
-    """Build every image from nothing; return docker's archive of each, by its part."""
+    """Build every image from scratch; return docker's archive of each, by its part."""
     made: dict[str, Path] = {}
     with ContainerEngine() as engine:
         engine.import_base(BASE, platform.architecture if platform.emulated else "")
@@ -92,7 +92,7 @@ def build_all(platform: Platform, scratch: Path, time_s: int) -> dict[str, Path]
 
 
 def _starts(engine: ContainerEngine, recipe: Recipe) -> None:
-    """Have it say what it knows, as a strict cluster would run it."""
+    """Run the image with ``--help``, as restricted as in a strict cluster."""
     engine.client.containers.run(
         recipe.image,
         ["--help"],
@@ -106,7 +106,7 @@ def _starts(engine: ContainerEngine, recipe: Recipe) -> None:
 def published(
     archives: Sequence[tuple[Platform, Path]], scratch: Path, path: Path, version: str, time_s: int
 ) -> str:
-    """Put one image's architectures together into the file ``path``; return the digest."""
+    """Combine one image's architectures into the file ``path``; return the digest."""
     layout = Layout(scratch)
     manifests = []
     for platform, archive in archives:

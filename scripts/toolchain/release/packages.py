@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel, the sdist and the chart's package; and whether the former can be installed and run."""
+"""The wheel, the sdist and the chart's package; and a trial installation of the former two."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class PackageBuilder:
         return out / self._build("wheel", tree or self._commit.tree, out)
 
     def sdist(self, out: Path) -> Path:
-        """Build the sdist; the wheel that is built of it has to be that of the commit."""
+        """Build the sdist; the wheel built from it has to be that of the commit."""
         made = self._scratch / self._build("sdist", self._commit.tree, self._scratch)
         path = out / made.name
         repack(made, path, self._commit.time_s)
         return path
 
     def same_wheel(self, wheel: Path, sdist: Path) -> bool:
-        """Whether the sdist makes the same wheel."""
+        """Return whether the sdist builds the same wheel."""
         folder = self._scratch / "of-sdist"
         folder.mkdir()
         with tarfile.open(sdist) as archive:
@@ -60,7 +60,7 @@ class PackageBuilder:
 
 
 def chart_package(helm: Path, commit: Commit, scratch: Path, out: Path) -> Path:
-    """Have helm make the package; helm writes the time into it."""
+    """Package the chart with helm, and remove the time that helm writes into it."""
     folder = scratch / "chart"
     folder.mkdir()
     run([str(helm), "package", "charts/muster", "--destination", str(folder)], commit.tree)
@@ -70,7 +70,7 @@ def chart_package(helm: Path, commit: Commit, scratch: Path, out: Path) -> Path:
 
 
 def repack(made: Path, path: Path, time_s: int) -> None:
-    """Write a .tar.gz again, with the time of the commit."""
+    """Rewrite a .tar.gz with the time of the commit."""
     plain = made.with_suffix(".tar")
     with made.open("rb") as source, plain.open("wb") as target:
         rewrite(source, target, of_everybody(time_s))
@@ -79,7 +79,7 @@ def repack(made: Path, path: Path, time_s: int) -> None:
 
 
 def tried(package: Path, commit: Commit, scratch: Path) -> str:
-    """Install it in an environment of its own; return what its ``muster --version`` says."""
+    """Install a package in an environment of its own; return the output of ``muster --version``."""
     python = environment(scratch / f"try-{package.name}")
     scripts = commit.tree / "scripts"
     pip(python, "--require-hashes", "-r", str(scripts / "sidecar-requirements.txt"))
@@ -94,13 +94,13 @@ def tried(package: Path, commit: Commit, scratch: Path) -> str:
 
 
 def environment(place: Path) -> Path:
-    """Make an empty environment; return its Python."""
+    """Create an environment without packages; return its Python."""
     venv.create(place, with_pip=True, symlinks=True)
     return place / "bin" / "python"
 
 
 def pip(python: Path, *arguments: str) -> None:
-    """Install."""
+    """Run ``pip install`` with these arguments."""
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run([*command, *arguments], python.parent, timeout_s=INSTALL_TIMEOUT_S)
 
@@ -111,7 +111,7 @@ def run(
     environ: dict[str, str] | None = None,
     timeout_s: float = RUN_TIMEOUT_S,
 ) -> str:
-    """Run a command to its end; raises ``SystemExit`` with its last words where it fails."""
+    """Run a command and return its output; exits with the command's last lines if it fails."""
     if environ is None:
         environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(

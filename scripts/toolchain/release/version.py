@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One version in all places that say it, and what keeps a release from being made. Pure.
+"""The version in all places that have it, and the reasons that block a release. Pure.
 
-``muster/__init__.py`` has the version; the other places have to agree with it.
+``muster/__init__.py`` has the version; the other places must agree with it.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ _IMAGE = re.compile(r"muster-(?:sidecar|controller):(\d[\w.-]*\w)")
 
 
 def version_in(source: str) -> str:
-    """The version that ``muster/__init__.py`` assigns."""
+    """Return the version that ``muster/__init__.py`` assigns."""
     (found,) = _ASSIGNED.findall(source)
     return str(found)
 
 
 def chart_version(version: str) -> str:
-    """The same as semantic versioning writes it, which helm wants: 0.2.0.dev0 is 0.2.0-dev.0."""
+    """Return the version as semantic versioning, for helm: 0.2.0.dev0 becomes 0.2.0-dev.0."""
     base, kind, number = _parts(version)
     return f"{base}-{kind.strip('.')}.{number}" if kind else base
 
 
 def final(version: str) -> str:
-    """The release that this is, or is on the way to."""
+    """Return the release that this version is or leads to."""
     return _parts(version)[0]
 
 
 def is_final(version: str) -> bool:
-    """Whether it is that release itself."""
+    """Return whether the version is a final release."""
     return version == final(version)
 
 
 def disagreements(version: str, texts: Mapping[str, str]) -> Iterator[str]:
-    """Say of each place that another version is there; ``texts`` by path.
+    """Yield a sentence for each place with another version; ``texts`` are by path.
 
-    Images in examples are those of the release. Before it they may be of one that is out.
+    Images in examples must be those of the release, or, before it is out, of an earlier one.
     """
     chart = texts[CHART]
     wanted = {"version": chart_version(version), "appVersion": version}
@@ -64,7 +64,7 @@ def disagreements(version: str, texts: Mapping[str, str]) -> Iterator[str]:
 
 
 def released(changelog: str) -> list[str]:
-    """Versions whose heading has a date."""
+    """Return the versions whose heading has a date."""
     return [version for version, when in _HEADING.findall(changelog) if when != "unreleased"]
 
 
@@ -76,10 +76,10 @@ def refusals(
     *,
     dry_run: bool,
 ) -> Iterator[str]:
-    """Say each thing that keeps this version from being released, with what to do.
+    """Yield each fault that blocks the release of this version, with its remedy.
 
-    ``changed``: paths that are not as the commit has them. ``dry_run``: a version that is still
-    being worked on will do, and a heading without its date.
+    ``changed``: paths that differ from the commit. ``dry_run``: accept a version that is still in
+    development, and a heading without a date.
     """
     if changed:
         more = f" and {len(changed) - DIRTY_SHOWN} more" if len(changed) > DIRTY_SHOWN else ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container engine for builds and tests: started, used through the ``docker`` SDK, and ended.
+"""A container engine for builds and tests: started, used through the ``docker`` SDK, and stopped.
 
 It shares nothing with an engine that the machine may have: its data, its sockets and its cgroups
-are its own, and it touches no network of the host's. Containers have the host's network or none.
+are its own, and it changes no network of the host. Containers have the host's network or none.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ START_S = 90.0
 END_S = 60.0
 CGROUPS = Path("/sys/fs/cgroup")
 CPU_WEIGHTS = {"cpu.shares": 20 * 1024, "cpu.weight": 2000}
-"""Of all containers together, by the file of either version of cgroups: twenty processes' worth.
-With as much as one for all of them, they would starve as soon as anything else runs."""
+"""CPU weight of all containers together, by the file of either cgroup version: that of twenty
+processes. With the weight of one, they would starve as soon as anything else runs."""
 
 _PRIVATELY = """
 # Where cgroups of both kinds are mounted, it would use the second, which has no controller.
@@ -44,7 +44,10 @@ exec "$@"
 
 
 def toolchain(name: str, *arguments: str) -> Path:
-    """What a script of ``scripts/toolchain`` provides; raises with what it says."""
+    """Run a script of ``scripts/toolchain`` and return the path that it prints.
+
+    Raises ``RuntimeError`` with the script's error output if it fails.
+    """
     done = subprocess.run(
         [ROOT / "scripts" / "toolchain" / name, *arguments],
         env={**os.environ, "MUSTER_CACHE": str(CACHE)},
@@ -57,9 +60,9 @@ def toolchain(name: str, *arguments: str) -> Path:
 
 
 class ContainerEngine:
-    """``with ContainerEngine() as engine: engine.client.containers.run(…)``; leaves nothing.
+    """``with ContainerEngine() as engine: engine.client.containers.run(…)``; leaves nothing behind.
 
-    Except its images, where it is given a folder for them; then nobody else may use that meanwhile.
+    Only its images stay if it is given a folder for them, which no other engine may use meanwhile.
     """
 
     client: Any
@@ -77,7 +80,7 @@ class ContainerEngine:
         folder, programs = self._folder, self._programs
         self._weigh()
         libraries = ":".join(str(path.parent) for path in programs.glob("root/**/libdevmapper.so*"))
-        (folder / "daemon.json").write_text("{}")  # not the machine's, if it has one
+        (folder / "daemon.json").write_text("{}")  # instead of the machine's, if it has one
         with (folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -120,7 +123,7 @@ class ContainerEngine:
             self._end()
 
     def _weigh(self) -> None:
-        """Make the containers' cgroup before dockerd does, and give it its weight."""
+        """Create the containers' cgroup before dockerd does, and set its weight."""
         of_version_1 = CGROUPS / "cpu"
         cgroup = (of_version_1 if of_version_1.is_dir() else CGROUPS) / self._cgroup
         cgroup.mkdir()
@@ -131,7 +134,7 @@ class ContainerEngine:
     def import_base(self, tag: str, architecture: str = "") -> None:
         """Import the base that ``scripts/toolchain/container-base`` provides.
 
-        ``architecture``: another than the machine's, for which there has to be an emulator.
+        ``architecture``: one that is not the machine's, which needs an emulator.
         """
         name, _, version = tag.partition(":")
         base = toolchain("container-base", *filter(None, [architecture]))
@@ -141,7 +144,7 @@ class ContainerEngine:
         assert self._process is not None
         path = self._folder / "docker.sock"
         deadline_s = time.monotonic() + START_S
-        # The SDK leaves a socket open when it cannot connect.
+        # The SDK leaks a socket if it cannot connect.
         while not _listens(path):
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 log = (self._folder / "log").read_text()[-3000:]
@@ -159,10 +162,10 @@ class ContainerEngine:
         self._process.kill()
         self._process.wait()
         shutil.rmtree(self._folder)
-        # Unlike a glob, a walk goes on where the cgroup of somebody else vanishes meanwhile.
+        # Unlike a glob, a walk goes on if a cgroup of another process vanishes meanwhile.
         for folder, names, _ in os.walk(CGROUPS):
             if self._cgroup in names:
-                with suppress(OSError):  # a last process of a container may be ending still
+                with suppress(OSError):  # a last process of a container may still be ending
                     (Path(folder) / self._cgroup).rmdir()
 
 

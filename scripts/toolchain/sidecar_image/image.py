@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images, of the sidecar and of the controller, built on a base that is made here.
+"""The images of the sidecar and of the controller, built on a base that is made here.
 
-What is installed comes from wheels that are downloaded before, so that the build needs no network
-and knows nothing of the settings that the machine's pip has.
+Packages come from wheels that are downloaded before, so that the build needs no network and does
+not depend on the settings of the machine's pip.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ CONTROLLER_IMAGE = "muster-controller:test"
 BUILD_REQUIREMENTS = "scripts/sidecar-build-requirements.txt"
 ARCHIVES_KEPT = 3
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-"""What wheels call the architectures of images."""
+"""The names of images' architectures in wheels."""
 MANYLINUX = ("2014", "_2_17", "_2_28", "_2_31", "_2_34")
-"""What a base with the glibc of Debian 12 takes."""
+"""The manylinux versions that a base with the glibc of Debian 12 accepts."""
 LAYERS = CACHE / "sidecar-layers"
-"""What was built before, so that a change of a module does not install the wheels anew."""
+"""The cache of built layers, so that a change of a module does not reinstall the wheels."""
 LAYERS_MAX_BYTES = 3_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One image as it is built: its part of the product, its name, and what it is built on."""
+    """The build of one image: its part of the product, its name, and the image it builds on."""
 
     part: str
     image: str
@@ -46,12 +46,12 @@ class Recipe:
 
     @property
     def dockerfile(self) -> str:
-        """The file that is built, as it is."""
+        """The Dockerfile of the image, at the root of the repository."""
         return f"Dockerfile.{self.part}"
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """What it installs, and builds with."""
+        """The requirements files of its packages and of the build."""
         return f"scripts/{self.part}-requirements.txt", BUILD_REQUIREMENTS
 
 
@@ -60,7 +60,10 @@ CONTROLLER = Recipe("controller", CONTROLLER_IMAGE, SIDECAR)
 
 
 def wheels(recipe: Recipe, architecture: str = "amd64") -> Path:
-    """A folder with every wheel that the image installs, for the base's Python and its glibc."""
+    """Return a folder with every wheel of the image, for the base's Python and glibc.
+
+    Downloads them if they are not cached.
+    """
     pins = b"".join((ROOT / name).read_bytes() for name in recipe.requirements)
     machine = MACHINES[architecture]
     for_it = "" if architecture == "amd64" else f"-{architecture}"
@@ -82,7 +85,7 @@ def wheels(recipe: Recipe, architecture: str = "amd64") -> Path:
 
 
 def context_names(recipe: Recipe = SIDECAR) -> list[str]:
-    """What ``.dockerignore`` lets through."""
+    """Return the files of the build context: those that ``.dockerignore`` does not exclude."""
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     patterns = [line for line in ignored if line and not line.startswith("#")]
     names = docker.utils.exclude_paths(str(ROOT), patterns, dockerfile=recipe.dockerfile)
@@ -90,7 +93,7 @@ def context_names(recipe: Recipe = SIDECAR) -> list[str]:
 
 
 def context(recipe: Recipe = SIDECAR, architecture: str = "amd64") -> bytes:
-    """The build's context as a tar, with the wheels."""
+    """Pack the build context as a tar, with the wheels."""
     found = {name: ROOT / name for name in context_names(recipe)}
     found |= {f"wheels/{wheel.name}": wheel for wheel in wheels(recipe, architecture).glob("*.whl")}
     content = io.BytesIO()
@@ -110,9 +113,9 @@ def build(
     recipe: Recipe = SIDECAR,
     arguments: Mapping[str, str] | None = None,
 ) -> None:
-    """Build an image, without any network; a step that fails raises with what it printed.
+    """Build an image without network access; raises ``AssertionError`` with the output if it fails.
 
-    ``arguments``: of the build, beside the images that it begins with.
+    ``arguments``: build arguments in addition to the base images.
     """
     if not engine.client.images.list(BASE):
         engine.import_base(BASE)
@@ -137,19 +140,19 @@ def build(
 
 
 def sidecar_archive() -> Path:
-    """The sidecar's image as a docker archive, for ``ctr -n k8s.io images import``."""
+    """Return the sidecar's image as a docker archive, for ``ctr -n k8s.io images import``."""
     return _archive(SIDECAR)
 
 
 def controller_archive() -> Path:
-    """The controller's image, likewise."""
+    """Return the controller's image as a docker archive."""
     return _archive(CONTROLLER)
 
 
 def _archive(recipe: Recipe) -> Path:
-    """An image's archive, which is built where it is not there.
+    """Return an image's archive; builds it if missing.
 
-    One process builds, others that want the same wait for it.
+    One process builds; others that need the same image wait for it.
     """
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "sidecar-image.lock").open("w") as lock:
@@ -165,33 +168,33 @@ def _archive(recipe: Recipe) -> Path:
             except Exception:
                 if not on_former:
                     raise
-                # What a run that was killed has left there may be half a layer.
+                # The cache of a run that was killed may contain an incomplete layer.
                 _build(contents, path)
     return path
 
 
 def _build(contents: Mapping[Recipe, bytes], path: Path) -> None:
-    """Build one image on the other, and keep the last."""
+    """Build one image on top of the other, and save the last."""
     try:
         with ContainerEngine(LAYERS) as engine:
             for recipe, content in contents.items():
                 build(engine, content, recipe)
             _save(engine, recipe, path)
     except BaseException:
-        # Whatever they have to do with it, the next build is not to fail for them.
+        # The layers may be the cause: the next build must not fail because of them.
         shutil.rmtree(LAYERS, ignore_errors=True)
         raise
 
 
 def _bound(layers: Path) -> None:
-    """Begin anew before what was built fills the disk."""
+    """Delete the cache of layers if it exceeds its limit, before it fills the disk."""
     used = subprocess.run(["du", "-sb", layers], capture_output=True, text=True).stdout.split()
     if used and int(used[0]) > LAYERS_MAX_BYTES:
         shutil.rmtree(layers)
 
 
 def _save(engine: ContainerEngine, recipe: Recipe, path: Path) -> None:
-    """Keep an image in the cache, where only the newest few stay."""
+    """Save an image to the cache, and delete all but the newest ``ARCHIVES_KEPT`` archives."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         for chunk in engine.client.images.get(recipe.image).save(named=recipe.image):
