@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from time import time
 
@@ -62,7 +62,9 @@ class OwnerReconciler:
         await self._jobs.changed_after(0)
         while True:
             sequence, now = self._jobs.sequence, self._clock()
-            for keys, job in self._jobs.states().items():
+            states = self._jobs.states()
+            self._forget_all_but(states)
+            for keys, job in states.items():
                 changed = self._before.get(keys) is not job
                 if not job.snapshot.members:
                     self._due_s.pop(keys, None)
@@ -77,6 +79,12 @@ class OwnerReconciler:
             except TimeoutError:
                 continue  # an owner is due
             await asyncio.sleep(GATHER_S)
+
+    def _forget_all_but(self, jobs: Container[JobKeys]) -> None:
+        """Drop what is kept of other jobs; a due time of theirs would never be cleared."""
+        for kept in (self._before, self._due_s, self._replicas, self._written):
+            for keys in [keys for keys in kept if keys not in jobs]:
+                del kept[keys]
 
     async def _keep(self, keys: JobKeys, job: JobState) -> None:
         """Reconcile one job; report a defect, and let other jobs go on."""
