@@ -123,11 +123,17 @@ class Leadership:
         return {**held, "metadata": metadata, "spec": spec}
 
     async def _give_back(self) -> None:
-        """Release the Lease, so that another leads at once; if that fails, it has to expire."""
+        """Release the Lease, so that another leads at once; if that fails, it has to expire.
+
+        A Lease that another replica has taken is left alone.
+        """
         self._stop("this replica is stopped")
         try:
             async with asyncio.timeout(CALL_S):
-                held = self._held_by_me(await self._api.get(self._path))
+                found = await self._api.get(self._path)
+                if (found.get("spec") or {}).get("holderIdentity") != self._me:
+                    return
+                held = self._held_by_me(found)
                 held["spec"]["holderIdentity"] = ""
                 await self._api.replace(self._path, held)
         except (ClusterError, TimeoutError) as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a leader works that cannot renew its Lease, in virtual time."""
+"""Leadership of a replica that cannot renew its Lease, or lost it unnoticed, in virtual time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from controller.leader.decision import GIVE_UP_S
 from controller.leader.leadership import Leadership
+from rdzv.errors import ClusterRefused
 
 pytestmark = pytest.mark.virtual
 
@@ -19,16 +20,20 @@ class Lease:
 
     def __init__(self) -> None:
         self.version = 0
+        self.spec: dict[str, Any] = {}
         self.hangs = False
         self.written_s = 0.0
 
     async def get(self, path: str) -> dict[str, Any]:
         if self.hangs:
             await asyncio.sleep(3600)
-        return {"metadata": {"resourceVersion": str(self.version)}, "spec": {}}
+        return {"metadata": {"resourceVersion": str(self.version)}, "spec": dict(self.spec)}
 
     async def replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if body["metadata"]["resourceVersion"] != str(self.version):
+            raise ClusterRefused("the object has been modified", 409)
         self.version += 1
+        self.spec = body["spec"]
         self.written_s = asyncio.get_running_loop().time()
         return body
 
@@ -50,3 +55,38 @@ async def test_who_cannot_renew_stops_before_another_may_begin() -> None:
     assert [until <= lease.written_s + GIVE_UP_S for until in worked_until] == [True]
     running.cancel()
     await asyncio.wait((running,))
+
+
+async def test_a_replica_that_is_stopped_leaves_the_lease_of_another_alone() -> None:
+    """It was suspended for longer than the Lease, and is stopped before it reads it again."""
+    clock = asyncio.get_running_loop().time
+    lease: Any = Lease()
+    working = asyncio.Event()
+
+    async def work() -> None:
+        working.set()
+        await asyncio.sleep(3600)
+
+    running = asyncio.create_task(Leadership(lease, "lease", "one", clock).run(work))
+    await working.wait()
+    assert lease.spec["holderIdentity"] == "one"
+    lease.version, lease.spec = lease.version + 1, {"holderIdentity": "two"}
+    running.cancel()
+    await asyncio.wait((running,))
+    assert lease.spec == {"holderIdentity": "two"}
+
+
+async def test_a_replica_that_is_stopped_releases_its_lease() -> None:
+    clock = asyncio.get_running_loop().time
+    lease: Any = Lease()
+    working = asyncio.Event()
+
+    async def work() -> None:
+        working.set()
+        await asyncio.sleep(3600)
+
+    running = asyncio.create_task(Leadership(lease, "lease", "one", clock).run(work))
+    await working.wait()
+    running.cancel()
+    await asyncio.wait((running,))
+    assert lease.spec["holderIdentity"] == ""
