@@ -61,11 +61,15 @@ def shares(start: int) -> Iterator[list[int]]:
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     inputs = torch.randn(ROWS, 8)
-    net = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8))
+    net = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8)).to(device)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     parts = {"net": net, "optimizer": optimizer}
     start = load(parts)
@@ -76,7 +80,8 @@ def main() -> None:
     with muster.drain() as drain:
         for step, (given, wanted) in enumerate(rows, start + 1):
             # The ranks' gradients are averaged: this weight makes that the mean over the batch.
-            loss = (model(given) - wanted).square().sum() * world_size / (BATCH * 8)
+            difference = model(given.to(device)) - wanted.to(device)
+            loss = difference.square().sum() * world_size / (BATCH * 8)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -86,7 +91,7 @@ def main() -> None:
             time.sleep(STEP_S)
 
     if rank == 0:
-        loss = (net(inputs) - inputs.sin()).square().mean()
+        loss = (net(inputs.to(device)).cpu() - inputs.sin()).square().mean()
         print(f"loss {loss.item():.5f} after {STEPS} steps", flush=True)
     dist.barrier()
     dist.destroy_process_group()
