@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster controller``: what Muster does with rights in a cluster."""
+"""``muster controller``: the part of Muster that needs permissions in a cluster."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def controller(config: ControllerConfig, given: tuple[str, ...]) -> int:
 
 
 def _process() -> ModuleType:
-    """The program, with the packages that only it needs."""
+    """Import the controller late, as it needs aiohttp, an optional dependency.
+
+    Raises ``ConfigError`` if that is not installed.
+    """
     try:
         return import_module("controller.process")
     except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gRPC's own log, which is off: what it says is told in Muster's words.
+"""The switch for gRPC's own log, which is off: Muster reports errors in its own words.
 
-It goes by an environment variable, which a training that is started from here must not get from us.
+gRPC reads an environment variable; a training that is started from here must not inherit it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _OFF = "NONE"
 
 
 def switch_off() -> None:
-    """Switch it off unless the user has said how much is wanted; before grpc is imported."""
+    """Switch gRPC's log off unless the user has set its level; call before grpc is imported."""
     os.environ.setdefault(_VARIABLE, _OFF)
 
 
 def without(environ: Mapping[str, str]) -> dict[str, str]:
-    """Give the environment as it was before."""
+    """Return the environment without the variable that ``switch_off`` sets."""
     return {name: text for name, text in environ.items() if (name, text) != (_VARIABLE, _OFF)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The look of ``--help``: commands by task, settings of the store last, exit statuses."""
+"""The layout of ``--help``: commands by task, settings of the store last, then exit statuses."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ STATUSES = {
     EXIT_DEFECT: "a defect of Muster",
     EXIT_INTERRUPTED: "ended by Ctrl-C",
 }
-"""What each command may end with."""
+"""Exit statuses of every command."""
 
 STORE_STATUSES = {
     EXIT_NO_JOB: "the store has no such job",
     EXIT_UNAVAILABLE: "the store cannot be reached",
 }
-"""What a command that looks into a store may end with, too."""
+"""Further exit statuses of a command that has settings of the store."""
 
 
 STORE_SECTION = "Store"
-"""The heading of the settings that say which store, and how it lets us in."""
+"""The heading of the settings that name the store and give access to it."""
 
 
 class SectionedOption(click.Option):
-    """An option under a heading of its own, after those without."""
+    """An option that the help lists under a heading of its own, after the options without one."""
 
     def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -49,7 +49,7 @@ class SectionedOption(click.Option):
 class Command(click.Command):
     """A command whose help ends with its settings of the store and its exit statuses.
 
-    ``tables``: what else its help explains, by title: words and what each is.
+    ``tables``: further tables of its help, by title; each maps a word to its explanation.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class CommandsByTask(click.Group):
         self.tasks = tasks
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name all commands in the order of their tasks."""
+        """Return the names of all commands, in the order of their tasks."""
         return [name for commands in self.tasks.values() for name in commands]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command."""
+        """Import and return one command; None if there is no such command."""
         for commands in self.tasks.values():
             if cmd_name in commands:
                 module, _, name = commands[cmd_name].partition(":")
@@ -114,7 +114,7 @@ class CommandsByTask(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest the nearest name where there is no such command."""
+        """Resolve a command; raises ``UsageError`` with the nearest name if it does not exist."""
         names = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in names:
             near = get_close_matches(args[0], names, n=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster inject``: a manifest with the sidecar in it."""
+"""``muster inject``: adds the sidecar to a manifest, or removes it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def inject(
         raise ConfigError(f"{name}: " + str(error).replace("\n", f"\n{name}: ")) from error
     made = text[: len(text) - len(bare)] + outcome.text
     shown = _difference(name, text, made) if diff else made
-    # As bytes: whatever the terminal's encoding is, the file stays what it was.
+    # Write bytes, so that the output does not depend on the terminal's encoding.
     sys.stdout.buffer.write(shown.encode())
     return 0
 
@@ -131,7 +131,7 @@ def _difference(name: str, before: str, after: str) -> str:
 
 
 def _totals(injected: int, remarks: Iterable[Remark], left: int) -> str:
-    """Sum up in one line what was done and said."""
+    """Return one line with the number of objects injected, of warnings and of notes."""
     levels = [remark.level for remark in remarks]
     counts = [
         counted(levels.count(level), noun)

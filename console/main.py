@@ -2,7 +2,7 @@
 """The command line ``muster``: each command is imported only when it is asked for.
 
 Exit status: 0 done, 2 usage or configuration, 66 no such job, 69 store not reachable,
-70 a defect of ours.
+70 a defect of Muster.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def muster() -> None:
 
 
 def main() -> None:
-    """Run the command line and end the process with its exit status: what the command returns."""
+    """Run the command line and exit with the command's return value, or its error's status."""
     grpc_log.switch_off()
     try:
         status = muster.main(prog_name="muster", standalone_mode=False)
@@ -102,7 +102,7 @@ def main() -> None:
         _complain(_sentence(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # Who read our output has gone; Python must not try to flush the rest at exit.
+        # The reader of our output has exited; Python must not try to flush the rest at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_BROKEN_PIPE)
     except MusterError as error:
@@ -120,7 +120,7 @@ def _complain(text: str) -> None:
 
 
 def _sentence(error: click.ClickException) -> str:
-    """What was wrong, in the form of every other error, and where the right use is told."""
+    """Return the message in the form of every other error, with a pointer to ``--help``."""
     context = getattr(error, "ctx", None)
     text = error.format_message().rstrip(".")
     return f"{text}\nsee {context.command_path} --help" if context else text

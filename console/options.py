@@ -21,7 +21,7 @@ Command = Callable[..., Any]
 
 
 def configured_by(kind: type[C]) -> Callable[[Command], Command]:
-    """Decorate a command: one option for each setting, read into its argument ``config``."""
+    """Decorate a command with one option per setting, loaded into its argument ``config``."""
 
     def decorate(command: Command) -> Command:
         settings = settings_of(kind)
@@ -47,7 +47,7 @@ def configured_by(kind: type[C]) -> Callable[[Command], Command]:
 
 
 def job_named(command: Command) -> Command:
-    """Decorate a command about one job: its name may be given without ``--job``, too."""
+    """Decorate a command about one job: accept the job as an argument as well as by ``--job``."""
 
     @functools.wraps(command)
     def read(named: str | None, **arguments: Any) -> Any:
@@ -57,16 +57,16 @@ def job_named(command: Command) -> Command:
 
 
 def one_job(named: str | None, option: str | None) -> str | None:
-    """Take the job from where it is named: the argument or ``--job``; both may say the same."""
+    """Return the job named by the argument or ``--job``; raises ``ConfigError`` if they differ."""
     if named is not None and option not in (None, named):
         raise ConfigError(f"two jobs are named, {named} and, by --job, {option}: name one")
     return option if named is None else named
 
 
 def shown_with(command: Command) -> Command:
-    """Decorate a command that shows state: ``--json``, ``--watch`` and ``--interval``.
+    """Decorate a command that shows state with ``--json``, ``--watch`` and ``--interval``.
 
-    The command gets ``interval_s``: seconds from one showing to the next at least.
+    The command gets ``interval_s``: the minimum time from one output to the next, in seconds.
     """
 
     @functools.wraps(command)

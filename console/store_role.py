@@ -113,7 +113,7 @@ def _password(path: str) -> str:
 
 
 async def _apply(access: Access, role: JobRole, password: str | None) -> bool:
-    """Make the role; return whether authentication is on."""
+    """Create or complete the role and its user; return whether authentication is on."""
     rights = Rights(access)
     try:
         await rights.make(role, password)
@@ -123,7 +123,7 @@ async def _apply(access: Access, role: JobRole, password: str | None) -> bool:
 
 
 def _commands(role: JobRole, password_file: str | None, *, no_password: bool) -> list[str]:
-    """What to type, each line as a shell reads it."""
+    """Return the etcdctl commands to run, each line quoted for a shell."""
     user_add = ["user", "add", role.user_name]
     if no_password:
         user_add.append("--no-password")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster version``: what a report of a defect begins with."""
+"""``muster version``: the versions that a defect report begins with."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def version() -> None:
 
 
 def print_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
-    """Print it for ``--version``, and end."""
+    """Print the versions for ``--version``, and exit."""
     if asked:
         click.echo(described())
         ctx.exit()
 
 
 def described() -> str:
-    """Say in one line which Muster this is, and on what it runs."""
+    """Return one line with the versions of Muster, its store schema, Python and torch."""
     commit = _commit(Path(console.__file__).parent.parent)
     program = f"muster {muster.__version__}" + (f" ({commit})" if commit else "")
     return f"{program}, store schema {SCHEMA}, python {platform.python_version()}, {_torch()}"
 
 
 def _torch() -> str:
-    """Torch's version without importing it, which takes seconds."""
+    """Return torch's version without importing torch, which takes seconds."""
     try:
         return f"torch {metadata.version('torch')}"
     except metadata.PackageNotFoundError:
@@ -48,7 +48,7 @@ def _torch() -> str:
 
 
 def _commit(root: Path) -> str:
-    """The commit of the checkout this runs from; empty where it is installed."""
+    """Return the commit of the checkout this runs from; empty if it is installed or git fails."""
     git = shutil.which("git")
     if git is None or not (root / ".git").exists():
         return ""

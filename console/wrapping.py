@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Long lines on a terminal: broken at words, and what follows is indented.
+"""Wrapping of long lines on a terminal: at word boundaries, with a hanging indent.
 
-Elsewhere each stays one line, as for ``grep``.
+Output to anything else keeps each line whole, as for ``grep``.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import textwrap
 from typing import IO
 
 NARROW = 60
-"""On a terminal of fewer columns there is no room for an indent."""
+"""A terminal with fewer columns has no room for the full indent."""
 
 NARROW_INDENT = 2
 
 UNKNOWN_COLUMNS = 80
-"""Of a terminal that does not tell its size."""
+"""The assumed width of a terminal that does not report its size."""
 
 _QUANTITY = re.compile(r"(\d) (s|ms|MB)\b")
 
 
 def wrapped(text: str, stream: IO[str], indent: int) -> str:
-    """Break one line of ``text`` for ``stream``; ``indent`` is for the lines that follow."""
+    """Wrap one line of ``text`` if ``stream`` is a terminal; ``indent`` is for the later lines."""
     return broken(text, _columns(stream), indent) if stream.isatty() else text
 
 
 def broken(text: str, columns: int, indent: int) -> str:
-    """Break one line of ``text`` at ``columns``; a word that is longer than that stays whole."""
-    # A number stays with its unit: no-break blanks are none at which a line is broken.
+    """Wrap one line of ``text`` at ``columns``; a word that is longer than that stays whole."""
+    # Keep a number with its unit: textwrap does not break a line at a no-break space.
     made = textwrap.fill(
         _QUANTITY.sub("\\1\N{NO-BREAK SPACE}\\2", text),
         columns,

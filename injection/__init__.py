@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster inject``: a pod template in YAML, and the same with the sidecar in it."""
+"""The injection of the sidecar into pod templates in YAML, and its removal."""

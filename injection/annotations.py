@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a template keeps on record of what was put into it, for those who take it out again."""
+"""The record that a template keeps of what was put into it, so that it can be taken out again."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from rdzv.errors import ConfigError
 
 ANNOTATION = DOMAIN + "added"
 LETS_GO = "below-min"
-"""It was inject that told the sidecar to let a pod go without a replacement."""
+"""Word of a record: inject, not the user, told the sidecar to let pods go below min."""
 
 WHOLE_COMMAND = "whole-command"
-"""The container had no command."""
+"""Word of a record: the container had no command before."""
 
 _USERS = "not:"
 
 
 @dataclass(slots=True)
 class Record:
-    """Keys that were added where there were none, and names of ours that were the user's before.
+    """The record of an injection into one template.
 
-    Among the added is the name of the training container, and each of its variables with its value:
-    what hands write there later is theirs.
+    ``added``: the keys that it did not have before, the name of the training container, and each
+    variable added to that with its value, so that a later change by hand stays the user's.
+    ``users``: Muster's names that the user had put there before.
     """
 
     added: list[str] = field(default_factory=list)
@@ -41,7 +42,7 @@ class Record:
 
     @classmethod
     def of(cls, template: Node) -> Record | None:
-        """The record of a template that has one."""
+        """Read the record of a template; None if it has none."""
         text = own_annotations(template).get(ANNOTATION)
         if text is None:
             return None
@@ -53,17 +54,17 @@ class Record:
 
 
 def container_word(name: str) -> str:
-    """How a record names the container that trains."""
+    """Return the word by which a record names the training container."""
     return f"container/{quote(name, safe='')}"
 
 
 def lasting_word(key: str, value: str) -> str:
-    """How a record names an entry that was put beside the template."""
+    """Return the word by which a record names an entry that was put beside the template."""
     return f"beside/{key}={value}"
 
 
 def variable_word(variable: Mapping[str, Any]) -> str:
-    """How a record names a variable and its value, whatever a server has added to it."""
+    """Return the word of a record for a variable and its value, without a server's additions."""
     source = variable.get("valueFrom")
     field_ref = source.get("fieldRef") if isinstance(source, Mapping) else None
     path = field_ref.get("fieldPath") if isinstance(field_ref, Mapping) else None
@@ -72,7 +73,7 @@ def variable_word(variable: Mapping[str, Any]) -> str:
 
 
 def own_annotations(template: Node) -> dict[str, str]:
-    """Our annotations of a template, whoever wrote them; raises ``ConfigError``."""
+    """Return Muster's annotations of a template, whoever wrote them; raises ``ConfigError``."""
     values: Any = value_of(child(template, "metadata", "annotations"))
     if not isinstance(values, Mapping):
         return {}
@@ -83,7 +84,7 @@ def own_annotations(template: Node) -> dict[str, str]:
 
 
 def injected(node: Node, path: str = "") -> Iterator[tuple[Node, str]]:
-    """Every template in ``node`` that has a record, and the path to it."""
+    """Yield every template in ``node`` that has a record, and the path to it."""
     if ANNOTATION in keys(child(node, "metadata", "annotations")):
         yield node, path
         return

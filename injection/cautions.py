@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is put in as asked for, and will not do what its user expects: a sentence each.
+"""Remarks on injections that may not do what their user expects: one sentence each.
 
 ``docs/kubernetes.md`` has them all, in these words.
 """
@@ -101,7 +101,7 @@ def cautions(
     wrapped: bool,
     owner_is_made: bool,
 ) -> Iterator[Remark]:
-    """Say what will not be as its user may expect."""
+    """Yield a remark on everything that may not be as its user expects."""
     kind = workload.known
     if kind is not None and not kind.run:
         version = text_of(child(workload.node, "apiVersion"))
@@ -130,7 +130,7 @@ def cautions(
 
 
 def _launch(container: Mapping[str, Any]) -> Iterator[Remark]:
-    """Whether the horovodrun that a launcher's command starts is the one first in the PATH."""
+    """Yield warnings if a launcher's command starts MPI, or bypasses Muster's horovodrun."""
     name = container.get("name")
     if (program := starts_mpi(container)) is not None:
         yield warning(MPI_ALONE.format(name=name, program=program))
@@ -141,7 +141,10 @@ def _launch(container: Mapping[str, Any]) -> Iterator[Remark]:
 def _lasting(
     workload: Workload, template: Template, key: str, value: str, *, owner_is_made: bool
 ) -> Iterator[Remark]:
-    """Whether a worker's end is the job's; inject adds what is missing, and replaces nothing."""
+    """Yield a remark if a worker's end would end the job by the object's present entries.
+
+    inject adds the entry if it is missing, and replaces nothing.
+    """
     path = template.path.rpartition(".")[0]
     around = next(value_of(node) for node, _ in at(workload.node, path))
     found = around.get(key) if isinstance(around, Mapping) else None
@@ -154,7 +157,7 @@ def _lasting(
 
 
 def _failures(workload: Workload, template: Template) -> Iterator[Remark]:
-    """Whether a batch Job counts who was drained among its failures."""
+    """Yield a warning if a batch Job counts drained pods among its failures."""
     if workload.known is None or not workload.known.of_jobs:
         return
     path = template.path.rpartition(".")[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in the way of a sidecar: each obstacle is one sentence, with the way around it."""
+"""The obstacles to a sidecar: each is one sentence, with the way around it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COUNTED = ("cpu", "memory", "ephemeral-storage")
 
 
 def refuse(pod: Mapping[str, Any], path: str, container: Mapping[str, Any], want: Demand) -> None:
-    """Raise ``ConfigError`` that tells everything in the way."""
+    """Raise ``ConfigError`` if there are obstacles, with one line for each."""
     if faults := list(_obstacles(pod, path, container, want)):
         raise ConfigError("\n".join(faults))
 
@@ -61,7 +61,7 @@ def _obstacles(
                 f"container {other} has port {port}, which the sidecar needs for its health: give"
                 " the sidecar another one with --http-port"
             )
-        # In the training container it is the port of its own rendezvous before Muster.
+        # In the training container this is the port of its own rendezvous, from before Muster.
         if port == want.relay_port and other != container.get("name"):
             yield (
                 f"container {other} has port {port}, which torchrun's rendezvous needs on the"
@@ -76,7 +76,7 @@ def _obstacles(
 
 
 def _windows(pod: Mapping[str, Any]) -> str | None:
-    """What tells that a pod is for Windows."""
+    """Return what marks a pod as one for Windows; None if nothing does."""
     if (pod.get("os") or {}).get("name") == "windows":
         return "os.name is windows"
     if (pod.get("nodeSelector") or {}).get("kubernetes.io/os") == "windows":
@@ -85,9 +85,9 @@ def _windows(pod: Mapping[str, Any]) -> str | None:
 
 
 def resources(pod: Mapping[str, Any], path: str, former: Former) -> Mapping[str, Any]:
-    """What the sidecar asks for; the pod's class stays as it is. Raises ``ConfigError``.
+    """Return the sidecar's resources, which keep the pod's QoS class. Raises ``ConfigError``.
 
-    Where the pod itself asks, its class is that of its own figures.
+    If the pod itself has resources, its class follows from those.
     """
     everyone = facts.containers(pod)
     quality = facts.quality_of_service(everyone)
@@ -105,7 +105,7 @@ def resources(pod: Mapping[str, Any], path: str, former: Former) -> Mapping[str,
             " training: remove it there"
         )
     if of_the_pod is not None:
-        # Kubernetes would make the sum of the containers' requests the missing one.
+        # Kubernetes would set the missing request of the pod to the sum of its containers' ones.
         unasked = (names & {"cpu", "memory"}) - {*(of_the_pod.get("requests") or {})}
         if unasked:
             raise ConfigError(

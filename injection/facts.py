@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod template says that decides how its sidecar has to be."""
+"""The facts of a pod template that its sidecar depends on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SUFFIXES = {
     **{suffix: Decimal(1000) ** (power + 1) for power, suffix in enumerate("kMGTPE")},
     **{suffix + "i": Decimal(1024) ** (power + 1) for power, suffix in enumerate("KMGTPE")},
 }
-"""As Kubernetes writes quantities."""
+"""The suffixes of Kubernetes' quantities, with their factors."""
 
 OVERRULING = tuple(option.name for option in OPTIONS if option.rendezvous)
 """Options of torchrun that win over the environment, and so over what the sidecar delivers."""
@@ -38,27 +38,27 @@ _OVERRULING = re.compile(rf"(?<!\S)(--(?:{_NAMES}))(?=[=\s'\"]|$)")
 
 
 _TRUE = frozenset({"true", "yes", "on", "y"})
-"""As in YAML 1.1, which kubectl reads; here these words but the first are text."""
+"""Words for true in YAML 1.1, which kubectl reads; the parser here reads only the first as such."""
 
 
 def is_true(value: Any) -> bool:
-    """Whether a boolean field is set."""
+    """Return whether a boolean field is true."""
     return value is True or str(value).lower() in _TRUE
 
 
 def listed(mapping: Mapping[str, Any], key: str) -> list[Any]:
-    """The list under a key; empty where there is none."""
+    """Return the list under a key; empty if there is none."""
     value = mapping.get(key)
     return value if isinstance(value, list) else []
 
 
 def containers(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Every container of a pod spec, those that run first included."""
+    """Return every container of a pod spec, initContainers first."""
     return [*listed(pod, "initContainers"), *listed(pod, "containers")]
 
 
 def quality_of_service(all_containers: Sequence[Mapping[str, Any]]) -> QualityOfService:
-    """The class that Kubernetes gives a pod of these containers."""
+    """Return the QoS class that Kubernetes gives a pod of these containers."""
     asked = [
         (_resource(c, "requests", name), _resource(c, "limits", name))
         for c in all_containers
@@ -73,7 +73,7 @@ def quality_of_service(all_containers: Sequence[Mapping[str, Any]]) -> QualityOf
 
 
 def asks_as_a_whole(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod spec itself asks for CPU or memory, for all its containers together."""
+    """Return whether a pod spec itself asks for CPU or memory, for all containers together."""
     return any(
         _resource(pod, which, name) is not None
         for which in ("requests", "limits")
@@ -82,19 +82,22 @@ def asks_as_a_whole(pod: Mapping[str, Any]) -> bool:
 
 
 def limits_cpu(all_containers: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether every container has a limit of CPU, as a quota may ask for."""
+    """Return whether every container has a CPU limit, as a quota may require."""
     return all(_resource(c, "limits", "cpu") not in (None, 0) for c in all_containers)
 
 
 def accelerators(container: Mapping[str, Any]) -> int:
-    """How many accelerators a container asks for."""
+    """Return the number of accelerators that a container asks for."""
     resources = container.get("resources") or {}
     limits = resources.get("limits") or resources.get("requests") or {}
     return sum(_count(v) for name, v in limits.items() if _ACCELERATOR.fullmatch(str(name)))
 
 
 def slots(container: Mapping[str, Any], others: Sequence[str]) -> int:
-    """Worker processes in a pod: as torchrun or the object is told, else one an accelerator."""
+    """Return the worker processes in a pod: torchrun's number, or the object's in ``others``.
+
+    Without such a number it is one per accelerator, at least one.
+    """
     line = _PER_NODE.search(command_line(container))
     variables = {e.get("name"): e.get("value") for e in listed(container, "env")}
     for text in (line and line[1], variables.get(VARIABLES["nproc-per-node"]), *others):
@@ -107,19 +110,19 @@ def slots(container: Mapping[str, Any], others: Sequence[str]) -> int:
 
 
 def command_line(container: Mapping[str, Any]) -> str:
-    """A container's command and arguments, for looking at only."""
+    """Return a container's command and arguments as one text, for searches only."""
     words = [*listed(container, "command"), *listed(container, "args")]
     return " ".join(str(word) for word in words)
 
 
 def overruling_options(container: Mapping[str, Any]) -> list[str]:
-    """The options of a launch line that win over what the sidecar delivers."""
+    """Return the options of a launch line that win over what the sidecar delivers."""
     options = _OVERRULING.findall(command_line(container))
     return list(dict.fromkeys(option.replace("_", "-") for option in options))
 
 
 def foreign_nnodes(container: Mapping[str, Any], least: int, most: int) -> bool:
-    """Whether a launch line has an ``--nnodes`` that is not, or may not be, the job's."""
+    """Return whether a launch line has an ``--nnodes`` that is not, or may not be, the job's."""
     options = _NNODES.findall(command_line(container))
     if not options:
         return False
@@ -128,7 +131,7 @@ def foreign_nnodes(container: Mapping[str, Any], least: int, most: int) -> bool:
 
 
 def ports(all_containers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
-    """The name of the container, and the number, of every port that is declared."""
+    """Yield the container's name and the number of every port that is declared."""
     for container in all_containers:
         for port in listed(container, "ports"):
             if isinstance(number := port.get("containerPort"), int):
@@ -136,7 +139,10 @@ def ports(all_containers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, in
 
 
 def _resource(holder: Mapping[str, Any], which: str, name: str) -> Decimal | str | None:
-    """A quantity, of a container or a pod, as its value; text where it is a placeholder."""
+    """Return a quantity of a container or a pod as a number; as text if it is a placeholder.
+
+    None if it is not set.
+    """
     value = ((holder.get("resources") or {}).get(which) or {}).get(name)
     if value is None:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a pod has from the notice of its end: what its spec grants, or what it is given."""
+"""The grace of a pod: what its spec grants, else Muster's default."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from rdzv.errors import ConfigError
 GRACE = "terminationGracePeriodSeconds"
 
 DEFAULT_GRACE_S = 60
-"""Where the spec is silent. Kubernetes' 30 s leave 25 for two steps and a save: little. But a
-job that is deleted as a whole may wait for replacements as long as its grace."""
+"""The grace if the spec sets none. Kubernetes' 30 s leave 25 s for two steps and a save: little.
+Not longer, because a job that is deleted as a whole may wait for replacements for all its grace."""
 
 SHORT_S = 10
-"""Below this a save must take less than a few seconds."""
+"""A shorter grace than this requires saves that take less than a few seconds."""
 
 
 def granted_s(pod: Mapping[str, Any], path: str) -> int | None:
-    """What the pod spec at ``path`` grants, in seconds; raises ``ConfigError``."""
+    """Return the grace that the pod spec at ``path`` sets, in seconds; raises ``ConfigError``.
+
+    None if it sets none.
+    """
     grace = pod.get(GRACE)
     if grace is None:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Horovod job says of its size, and what its pods are for, by its manifest alone."""
+"""The size of a Horovod job and the roles of its pods, by its manifest alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TUNNEL_PORT = 9401
 
 @dataclass(frozen=True, slots=True)
 class LauncherSays:
-    """What a horovodrun in a launcher's command says; None where it does not."""
+    """The numbers that a horovodrun in a launcher's command is given; None if it is not."""
 
     least: int | None = None
     most: int | None = None
@@ -36,7 +36,7 @@ class LauncherSays:
 
 
 def role_of(workload: Workload, template: Template, told: str | None) -> Role | None:
-    """What a pod is to a horovodrun; None for one that has nothing to do with any."""
+    """Return a pod's role for a horovodrun; None if it has nothing to do with one."""
     kind = workload.known or Kind(())
     if kind.horovod:
         return template.role
@@ -44,7 +44,7 @@ def role_of(workload: Workload, template: Template, told: str | None) -> Role | 
 
 
 def line_of_job(workload: Workload, container: Mapping[str, Any]) -> LauncherSays:
-    """What the object's horovodrun says: in its launcher's command, else in this container's."""
+    """Read the options of the object's horovodrun: in its launcher's command, else this one's."""
     kind = workload.known or Kind(())
     containers = [container]
     if kind.launcher is not None:
@@ -63,13 +63,16 @@ def line_of_job(workload: Workload, container: Mapping[str, Any]) -> LauncherSay
 
 
 def starts_mpi(container: Mapping[str, Any]) -> str | None:
-    """The program of MPI in a container's command that has no horovodrun, or None."""
+    """Return the MPI program in a container's command if that has no horovodrun, else None."""
     found = [word.rpartition("/")[2] for line in _lines(container) for word in line]
     return None if PROGRAM in found else next((one for one in found if one in _OF_MPI), None)
 
 
 def goes_past(container: Mapping[str, Any], ours: str) -> str | None:
-    """What in a line of shell has a horovodrun found that is not the one at ``ours``; or None."""
+    """Return the word of a shell line that leads to a horovodrun other than ``ours``, or None.
+
+    That is its path, or the activation of an environment before it.
+    """
     for line in _lines(container)[1:]:
         activated = None
         for word in line:
@@ -82,7 +85,7 @@ def goes_past(container: Mapping[str, Any], ours: str) -> str | None:
 
 
 def _lines(container: Mapping[str, Any]) -> Sequence[Sequence[str]]:
-    """A container's command, and each line of shell that may be in it, as words."""
+    """Return a container's command, and each line of shell that may be in it, as words."""
     words = [
         *map(str, facts.listed(container, "command")),
         *map(str, facts.listed(container, "args")),
@@ -91,7 +94,10 @@ def _lines(container: Mapping[str, Any]) -> Sequence[Sequence[str]]:
 
 
 def _options(container: Mapping[str, Any]) -> GivenOptions | None:
-    """The options of the horovodrun in a container's command, one in a line of shell too."""
+    """Parse the options of the horovodrun in a container's command or in its lines of shell.
+
+    None if there is no horovodrun.
+    """
     for candidate in _lines(container):
         for number, word in enumerate(candidate):
             if word.rpartition("/")[2] == PROGRAM:

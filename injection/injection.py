@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text with the sidecar in it, and what was left as it is, and why.
+"""Injection into the text of a manifest, with remarks on what is left as it is, and why.
 
-What is chosen is first put back to what it was before any sidecar; so nothing is ever put in twice,
-and what is Muster's is always written anew.
+The chosen templates are first put back to what they were before any sidecar; so nothing is ever put
+in twice, and Muster's own parts are always written anew.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ ALLOW = (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the caller asks for, apart from the text.
+    """The caller's parameters, apart from the text.
 
-    ``flags`` are settings by attribute name, None where not given; ``environ`` the variables that
-    stand in for them. ``objects`` are patterns of KIND/NAME. ``allow_bypass`` lets an error pass.
+    ``flags`` are settings by attribute name, None if not given; ``environ`` has the variables that
+    stand in for them. ``objects`` are patterns of KIND/NAME. ``allow_bypass`` turns errors into
+    warnings.
     """
 
     flags: Mapping[str, str | None]
@@ -49,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """The new text, what is said beside it, and how many objects were chosen, and how many not."""
+    """The new text, the remarks on it, and the numbers of objects chosen and left as they are."""
 
     text: str
     notes: tuple[Remark, ...]
@@ -72,7 +73,7 @@ def inject(text: str, request: Request) -> Injected:
         workload = objects[target.number]
         template = _again(workload, target.template)
         home = homes.setdefault(id(template.node), target.place)
-        if home != target.place:  # another name for one that is done
+        if home != target.place:  # an alias of a template that is done
             if home[0] != target.number:
                 raise unintended_changes.shared(
                     unintended_changes.place_name(workload, template.path),
@@ -104,7 +105,7 @@ def inject(text: str, request: Request) -> Injected:
 
 
 def take_out(text: str, patterns: Sequence[str] = (), template_path: str | None = None) -> Injected:
-    """Take out every sidecar, or those of some objects alone; raises ``ConfigError``."""
+    """Take out every sidecar, or only those of some objects; raises ``ConfigError``."""
     given = list(workloads(documents(text)))
     places, notes = sidecars(given, patterns, template_path)
     result = removed(text, places)
@@ -115,7 +116,10 @@ def take_out(text: str, patterns: Sequence[str] = (), template_path: str | None 
 
 
 def _check(result: str, text: str, places: Collection[Place]) -> None:
-    """Nobody's manifest is changed in a way that cannot be undone; raises ``ConfigError``."""
+    """Raise ``ConfigError`` if the removal of the sidecar from ``result`` would not give ``text``.
+
+    No manifest is changed in a way that cannot be undone.
+    """
     try:
         undone = removed(result, places)
     except ConfigError:
@@ -125,6 +129,6 @@ def _check(result: str, text: str, places: Collection[Place]) -> None:
 
 
 def _again(workload: Workload, template: Template) -> Template:
-    """The same template in another tree."""
+    """Return the same template in the tree of ``workload``."""
     node: Node = next(node for node, path in at(workload.node, template.path))
     return Template(node, template.path, template.role)

@@ -7,14 +7,14 @@ import hashlib
 import re
 
 LENGTH_MOST = 63
-"""Characters that Kubernetes takes for a label's value."""
+"""The longest value of a label that Kubernetes accepts, in characters."""
 
 _VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _DIGEST_LENGTH = 16
 
 
 def job_label(job: str) -> str:
-    """The job's name, or, where no label can have it, its beginning and a digest of all of it."""
+    """Return the job's name or, if no label can have it, its beginning and a digest of it all."""
     if _VALUE.fullmatch(job):
         return job
     digest = hashlib.sha256(job.encode()).hexdigest()[:_DIGEST_LENGTH]

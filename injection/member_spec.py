@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one template's member is to be: as it was told, else as its object says."""
+"""The specification of one template's member: from its settings, else from its object."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rdzv.errors import ConfigError
 
 HTTP_PORT, RELAY_PORT = 9400, 29400
 HOST_PORTS = range(20_000, 29_400, 2)
-"""On the network of the node: below the ranges of node ports and of outgoing connections."""
+"""Ports on the node's network: below the ranges of node ports and of outgoing connections."""
 
 _REQUIRED = {
     "job": "the object has no name of its own; all pods of a job have one in common",
@@ -29,13 +29,13 @@ _REQUIRED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """A member of a job, spelled out."""
+    """The complete specification of a job's member."""
 
     job: str
-    """Name of the job; with a ``job_name_label`` that of the object which makes one job after the
-    other."""
+    """Name of the job; with a ``job_name_label`` that of the object which creates one job after
+    the other."""
     job_name_label: str | None
-    """The pod's label that has the job's name; None where ``job`` is that name."""
+    """The pod's label that has the job's name; None if ``job`` is that name."""
     job_uid_label: str | None
     """The pod's label that has the UID of the object which lives as long as the job."""
     index_label: str | None
@@ -50,25 +50,26 @@ class Demand:
     sizes: tuple[int, ...]
     """Numbers of pods that may train together; empty for any from the fewest to the most."""
     unit: int | None
-    """Train with a multiple of so many pods; None for the sidecar's default. More: more of them may
-    have to stand by."""
+    """The number of pods in a world is a multiple of this; None for the sidecar's default. More:
+    more of them may have to stand by."""
     gather_s: float | None
-    """How long the first newcomer waits for others, in seconds; None for the sidecar's default.
-    Longer: newcomers that come one after another cost one new world; shorter: one trains sooner."""
+    """Time for which the first newcomer waits for others, in seconds; None for the sidecar's
+    default. Longer: newcomers that come one after another cost one new world; shorter: one trains
+    sooner."""
     endpoints: str
     """Members of the etcd cluster, separated by commas; with https:// for TLS."""
     image: str
     """Image of the sidecar."""
     secret: str | None
-    """Secret with what etcd asks for, mounted into the sidecar alone; None where it asks for
-    nothing."""
+    """Secret with the certificates and credentials for etcd, mounted into the sidecar alone; None
+    if etcd needs none."""
     secret_keys: tuple[str, ...]
     """Keys that this Secret has."""
     slots: int
     """Worker processes in a pod."""
     topology: tuple[str, ...]
-    """Where the pod's machine stands, the most general part first; a part in braces is read from
-    the pod. Empty where it is unknown."""
+    """Topology of the pod's machine, the most general part first; a part in braces is read from
+    the pod. Empty if it is unknown."""
     http_port: int
     """Port of the sidecar's health, readiness and metrics, at the pod's address."""
     relay_port: int
@@ -77,9 +78,9 @@ class Demand:
     """Whether the pod has its node's network: both ports are then the node's, and two pods of one
     job cannot be on one node."""
     endless: bool
-    """Whether its containers are started again however they end."""
+    """Whether its containers are restarted however they end."""
     horovod: Role | None
-    """What the pod is to a horovodrun; None without one."""
+    """The pod's role for a horovodrun; None without one."""
     tunnel_port: int | None
     """Port of the sidecar's end of the launcher's tunnel; None without a horovodrun."""
 
@@ -91,14 +92,14 @@ def demand(
     settings: TemplateSettings,
     horovod: Role | None = None,
 ) -> Demand:
-    """Complete what was told; raises ``ConfigError`` that names all that is missing.
+    """Complete the settings from the object; raises ``ConfigError`` that names all faults.
 
-    ``horovod`` is what the pod is to a horovodrun.
+    ``horovod`` is the pod's role for a horovodrun.
     """
     kind = workload.known or Kind(())
     line = line_of_job(workload, container) if horovod is not None else LauncherSays()
     slots = settings.slots or _slots(workload, container, kind, line, horovod)
-    # The name of a bare pod is its own, and no job's.
+    # The name of a bare pod is not a job's name.
     name = settings.job or ("" if workload.is_pod else workload.name)
     least = (
         settings.min_nodes or _count(workload.told(kind.least)) or -(-(line.least or 0) // slots)
@@ -157,7 +158,7 @@ def _slots(
     line: LauncherSays,
     horovod: Role | None,
 ) -> int:
-    """Worker processes in a pod; a launcher's own accelerators say nothing about its workers'."""
+    """Return the worker processes in a pod; a launcher's accelerators are not its workers'."""
     told = [workload.told(path) for path in kind.slots]
     if horovod is None:
         return facts.slots(container, told)

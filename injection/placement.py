@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts what was planned into the text, and keeps a record of it there."""
+"""Placement of a plan in the text, with a record of it there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rdzv.errors import ConfigError
 
 
 def place(splices: Splices, roots: Sequence[Node], template: Template, plan: InjectionPlan) -> None:
-    """Put ``plan`` into ``template``, which is one of ``roots``; raises ``ConfigError``."""
+    """Put ``plan`` into ``template``, which is below ``roots``; raises ``ConfigError``."""
     spec = _written(template.node, "spec", template.path)
     assert spec is not None
     pod = f"{template.path}.spec" if template.path else "spec"
@@ -87,7 +87,7 @@ def _place_lasting(
     style: Style,
     lasting: tuple[str, str],
 ) -> None:
-    """Put an entry beside the template, where the object says what becomes of its pods."""
+    """Put an entry beside the template, where the object decides what follows a pod's end."""
     key, value = lasting
     opening = _entry_around(template.node, roots)
     path = template.path.rpartition(".")[0]
@@ -128,7 +128,7 @@ def _place_metadata(
 
 
 def _written(node: Node, key: str, path: str) -> Entry | None:
-    """The entry ``key`` of a mapping, or None; raises where it comes from elsewhere."""
+    """Return the entry ``key`` of a mapping, or None; raises ``ConfigError`` if it is merged in."""
     written = entry(node, key)
     if written is None and child(node, key) is not None:
         raise ConfigError(
@@ -139,7 +139,7 @@ def _written(node: Node, key: str, path: str) -> Entry | None:
 
 
 def _entry_around(node: Node, roots: Sequence[Node]) -> Entry | None:
-    """The entry whose value is the mapping that ``node`` is a value in."""
+    """Find the entry whose value is the mapping that has ``node`` as a value, or None."""
     left = list(roots)
     while left:
         at = left.pop()
@@ -154,7 +154,7 @@ def _entry_around(node: Node, roots: Sequence[Node]) -> Entry | None:
 
 
 def _entry_of(node: Node, roots: Sequence[Node]) -> Entry | None:
-    """The entry whose value a node is, where it is written."""
+    """Find the entry whose value a node is, in the place where it is written, or None."""
     left = list(roots)
     while left:
         at = left.pop()

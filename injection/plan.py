@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod template needs to become a member of a job: a pure function of what it says.
+"""The plan by which a pod template becomes a member of a job: a pure function of the template.
 
-Whatever is the user's stays: where Muster would need it otherwise, a note says so; where it cannot
-work at all, an error does.
+The user's own entries stay: if Muster would need another value, a remark says so; if the job cannot
+work with it at all, an error does.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from rdzv.flags import named
 
 @dataclass(slots=True)
 class InjectionPlan:
-    """What goes into one template.
+    """The additions to one template.
 
-    ``users`` are names of ours that were there before, and stay when all else is taken out.
-    ``command`` is a whole one, for a container that had none, and ``lasting`` an entry beside the
+    ``users`` are Muster's names that were there before, and stay when all else is taken out.
+    ``command`` is a whole one, for a container that had none; ``lasting`` is an entry beside the
     template.
     """
 
@@ -55,15 +55,15 @@ class InjectionPlan:
     notes: list[Remark] = field(default_factory=list)
 
     def note(self, sentence: str) -> None:
-        """Say what is worth knowing."""
+        """Add a note: something that is worth knowing."""
         self.notes.append(Remark(sentence))
 
     def warn(self, sentence: str) -> None:
-        """Say what is not as its user may expect."""
+        """Add a warning: something may not be as its user expects."""
         self.notes.append(Remark(sentence, "warning"))
 
     def fault(self, sentence: str) -> None:
-        """Say why the manifest cannot do what it is for."""
+        """Add an error: the manifest cannot do what it is for."""
         self.notes.append(Remark(sentence, "error"))
 
 
@@ -76,10 +76,10 @@ def plan(
     *,
     owner_is_made: bool = False,
 ) -> InjectionPlan:
-    """Plan one template; raises ``ConfigError`` where it cannot be done.
+    """Plan one template; raises ``ConfigError`` if injection is impossible.
 
-    ``users_annotations`` are those of ours that the user wrote; ``former`` is what an earlier call
-    left. ``owner_is_made``: only a pod can be changed, and nothing beside its template.
+    ``users_annotations`` are those of Muster's that the user wrote; ``former`` is what an earlier
+    call left. ``owner_is_made``: only a pod can be changed, and nothing beside its template.
     """
     path = f"{template.path}.spec" if template.path else "spec"
     value = value_of(template.node)
@@ -153,7 +153,10 @@ def _container_index(
 def _lasting(
     workload: Workload, template: Template, horovod: Role | None
 ) -> tuple[str, str] | None:
-    """What has to stand beside the template so that a worker's end is not the job's."""
+    """Return the entry needed beside the template so that a worker's end does not end the job.
+
+    None if none is needed, or if the key is there.
+    """
     kind = workload.known or Kind(())
     if kind.lasting is None or horovod != "worker":
         return None
@@ -164,7 +167,10 @@ def _lasting(
 def _wrapping(
     workload: Workload, container: Mapping[str, Any], wanted: bool | None, horovod: Role | None
 ) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
-    """Whether muster-run is before the command, what has to go there for it, and a whole one."""
+    """Return whether muster-run is before the command, its prefix to add, and a whole command.
+
+    Raises ``ConfigError`` if the command has to be known and is not.
+    """
     command = facts.listed(container, "command")
     if horovod is not None and wanted is False:
         raise ConfigError(
@@ -251,7 +257,7 @@ def _plan_label(result: InjectionPlan, metadata: Mapping[str, Any], want: Demand
     if LABEL in (metadata.get("labels") or {}):
         result.users.append(f"labels/{LABEL}")
     else:
-        # Of objects that make one job after the other, the name that all of these have in common.
+        # For an object that creates one job after the other: the name that they have in common.
         result.labels[LABEL] = job_label(want.job)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sidecar in a pod that is about to be made: the plan of a manifest, carried out on plain data.
+"""Injection into a pod that is about to be created: a manifest's plan, applied to plain data.
 
-Nothing of a text has to be kept here, so the pod is not written out and parsed again: what a user
-would wait for, at the start of each pod, is the plan alone.
+There is no text to preserve here, so the pod is not written out and parsed again: the start of each
+pod waits for the plan alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rdzv.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class InjectedPod:
-    """The template of one pod with the sidecar, and what is said beside it."""
+    """The template of one pod with the sidecar, and the remarks on it."""
 
     template: Mapping[str, Any]
     notes: tuple[Remark, ...]
@@ -35,8 +35,8 @@ def inject_pod(
 ) -> InjectedPod:
     """Inject into the one template at ``path`` of an object that has no sidecar there yet.
 
-    ``environ`` are the variables that stand in for settings. Raises ``ConfigError`` with all that
-    is in the way; a launch line that bypasses Muster is.
+    ``environ`` has the variables that stand in for settings. Raises ``ConfigError`` with all
+    obstacles; a launch line that bypasses Muster is one.
     """
     workload = Workload(node_of(manifest))
     node = next(node for node, _ in at(workload.node, path))
@@ -50,7 +50,7 @@ def inject_pod(
 
 
 def placed(template: Mapping[str, Any], plan: InjectionPlan) -> dict[str, Any]:
-    """``template`` with the plan in it; what is ours comes before what is there."""
+    """Return ``template`` with the plan in it; Muster's items come before those that are there."""
     metadata: Mapping[str, Any] = template.get("metadata") or {}
     spec = dict(template["spec"])
     containers = list(spec["containers"])
@@ -80,7 +80,7 @@ def placed(template: Mapping[str, Any], plan: InjectionPlan) -> dict[str, Any]:
 
 
 def _at(manifest: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """The template as plain data; an item of a list goes by its name."""
+    """Return the template at ``path`` as plain data; a list's item is found by its name."""
     found: Any = manifest
     for word in filter(None, path.split(".")):
         if isinstance(found, list):

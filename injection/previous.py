@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an earlier call, and hands since, have left of a sidecar."""
+"""The sidecar of an earlier injection, with the changes that its user has made since."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OURS = [
     for limited in (True, False)
 ]
 _TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""Where an API server mounts something into every container of a pod."""
+"""The path at which an API server mounts something into every container of a pod."""
 
 _WRITTEN = {
     "name",
@@ -38,21 +38,21 @@ _WRITTEN = {
     "securityContext",
     "volumeMounts",
 }
-"""What inject writes itself, always anew."""
+"""The fields that inject itself writes, always anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """The settings of an earlier call, and its sidecar as it is by now; both empty at first."""
+    """The settings of an earlier call, and its sidecar as it is now; both empty at first."""
 
     annotations: Mapping[str, str]
     container: Mapping[str, Any]
     let_go: bool = False
-    """It was inject that let pods go below min."""
+    """Whether inject, not the user, let pods go below min."""
 
     @classmethod
     def of(cls, template: Node) -> Former:
-        """Read a template."""
+        """Read the settings and the sidecar of a template; raises ``ConfigError``."""
         annotations = own_annotations(template)
         record = Record.of(template)
         if record is None:
@@ -64,25 +64,25 @@ class Former:
 
     @property
     def says_below_min(self) -> bool:
-        """Whether a user has set what a drain does that would leave fewer than min members."""
+        """Whether a user has set the policy for drains that would leave fewer than min members."""
         found = [v for v in self.container.get("env") or [] if v.get("name") == sidecar.BELOW_MIN]
         ours = [{"name": sidecar.BELOW_MIN, "value": "commit"}] if self.let_go else []
         return found not in ([], ours)
 
     def resources(self) -> Mapping[str, Any] | None:
-        """The sidecar's resources if a user has changed them, None if they are the defaults."""
+        """Return the sidecar's resources if a user has changed them; None if they are defaults."""
         found = self.container.get("resources")
         return None if not found or found in _OURS else found
 
     def told(self, name: str) -> Any:
-        """A setting of the sidecar as the user has written it there, else its default.
+        """Return a setting of the sidecar as the user has written it there, else its default.
 
-        Raises ``ConfigError`` where the sidecar would not take it.
+        Raises ``ConfigError`` if the sidecar would not accept it.
         """
         setting = settings_of(Config)[name]
         values = [v for v in self.container.get("env") or [] if v.get("name") == setting.variable]
         text = str((values[-1].get("value") if values else None) or setting.default_text({}))
-        if "$(" in text:  # the kubelet puts something in there
+        if "$(" in text:  # the kubelet expands it later
             text = str(setting.default_text({}))
         try:
             return setting.parse(text)
@@ -93,7 +93,10 @@ class Former:
             ) from error
 
     def taken_out(self) -> list[str]:
-        """What hands have written there of the store, and what they mounted: a sentence each."""
+        """Describe the store variables and the mounts that a user added, one sentence each.
+
+        They are not kept.
+        """
         by_hand = [
             f"{variable['name']} was written by hand"
             for variable in self.container.get("env") or []
@@ -110,7 +113,7 @@ class Former:
         ]
 
     def carried_into(self, container: Mapping[str, Any]) -> dict[str, Any]:
-        """``container``, with what hands have added to the former one."""
+        """Return ``container`` with what a user has added to the former one."""
         names = {variable["name"] for variable in container["env"]}
         ours = sidecar.VARIABLES | (set() if self.says_below_min else {sidecar.BELOW_MIN})
         env = [

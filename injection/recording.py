@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan adds to a template, as its record tells those who take it out again."""
+"""The record of a plan: what it adds to a template, for a later removal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from injection.plan import InjectionPlan
 
 
 def record_of(template: Mapping[str, Any], plan: InjectionPlan) -> Record:
-    """Name what is not in ``template`` yet; what is there and empty is its user's."""
+    """Record what ``template`` does not have yet; an entry that exists, if empty, is the user's."""
     pod: Mapping[str, Any] = template["spec"]
     container: Mapping[str, Any] = pod["containers"][plan.container_index]
     metadata = template.get("metadata", {})
@@ -38,7 +38,7 @@ def record_of(template: Mapping[str, Any], plan: InjectionPlan) -> Record:
         added += ["preStop", *(["lifecycle"] if "lifecycle" not in container else [])]
     if "metadata" not in template:
         added.append("metadata")
-    # The record itself is an annotation: they are there in any case.
+    # The record itself is an annotation, so annotations are added in any case.
     parts = ["labels", "annotations"] if plan.labels else ["annotations"]
     added += [part for part in parts if part not in (metadata or {})]
     return Record(added, list(plan.users))

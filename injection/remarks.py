@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What injection says beside the manifest, and how much it weighs."""
+"""The remarks of an injection on a manifest, and their levels."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ Level = Literal["note", "warning", "error"]
 
 
 class Remark(str):
-    """A sentence. A note is worth knowing; a warning is not what its user may expect; with an
+    """One sentence and its level.
+
+    A note is worth knowing; a warning is about something that its user may not expect; with an
     error the manifest cannot do what it is for.
     """
 
     level: Level
 
     def __new__(cls, sentence: str, level: Level = "note") -> Remark:
-        """Make one."""
+        """Create a remark."""
         remark = super().__new__(cls, sentence)
         remark.level = level
         return remark
 
     def about(self, label: str) -> Remark:
-        """The same with the object that it is about before it."""
+        """Return the remark with the label of its object before it."""
         return Remark(f"{label}: {self}", self.level)
 
     def lowered(self) -> Remark:
-        """The same for somebody who goes on in spite of an error."""
+        """Return the remark, an error as a warning, for a user who goes on in spite of it."""
         return Remark(self, "warning") if self.level == "error" else self
 
 
 def warning(sentence: str) -> Remark:
-    """Make a warning."""
+    """Create a warning."""
     return Remark(sentence, "warning")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text as it was before the sidecar was put into it."""
+"""Removal of the sidecar: gives the text as it was before the injection."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _OURS = {"labels": {LABEL}, "annotations": {ANNOTATION, *map(annotation, TABLE)}
 
 
 def removed(text: str, places: Collection[Place] | None = None) -> str:
-    """Take out of every template, or of those at ``places`` alone, what its record says.
+    """Take out of every template, or only of those at ``places``, what its record names.
 
-    The text itself where there is none. Raises ``ConfigError`` where the text is no YAML.
+    Returns ``text`` itself if there is no record. Raises ``ConfigError`` if it is no YAML.
     """
     splices = Splices(text)
     objects = list(workloads(documents(text)))
@@ -55,7 +55,7 @@ def removed(text: str, places: Collection[Place] | None = None) -> str:
 
 
 class _Removal:
-    """One template."""
+    """The removal from one template."""
 
     def __init__(self, splices: Splices, record: Record, around: Node | None) -> None:
         self._around = around
@@ -64,7 +64,7 @@ class _Removal:
         self._users = frozenset(record.users)
 
     def run(self, template: Node) -> None:
-        """Take everything out."""
+        """Take out everything that the record names."""
         pod = child(template, "spec")
         if pod is not None:
             container = self._container(pod)
@@ -83,7 +83,7 @@ class _Removal:
         return lasting_word(key, str(value_of(node))) in self._added
 
     def _container(self, pod: Node) -> Node | None:
-        """The container that trains: by its name, or where hands changed that, by its mount."""
+        """Find the training container: by its name or, if a user changed that, by its mount."""
         found = items(child(pod, "containers"))
         words = {container_word(str(value_of(child(c, "name")))): c for c in found}
         named = [words[word] for word in words if word in self._added]
@@ -119,7 +119,7 @@ class _Removal:
         return isinstance(value, Mapping) and variable_word(value) in self._added
 
     def _from_list(self, mapping: Node, key: str, ours: Callable[[Node], bool]) -> set[str]:
-        """Take our items out; return ``key`` if nothing is left of what was added."""
+        """Take Muster's items out; return ``key`` if the list was added and none is left."""
         written = entry(mapping, key)
         if written is None:
             return set()

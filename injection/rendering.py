@@ -11,21 +11,21 @@ from typing import Any
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 WIDTH = 92
-"""What fits into so many columns stays on one line."""
+"""The most columns of a value that stays on one line."""
 
 _NOT_TEXT = re.compile(r"(?i)(y|n|yes|no|on|off|true|false|null|~|\.nan|[-+]?\.inf)")
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a document is indented: columns for a nested mapping, and for the dash of a list."""
+    """The indentation of a document: columns for a nested mapping, and for the dash of a list."""
 
     step: int = 2
     dash: int = 0
 
 
 def block_mapping(values: Mapping[str, Any], indent: int, style: Style) -> list[str]:
-    """The lines of a mapping whose keys are at column ``indent``."""
+    """Render a mapping as lines, with its keys at column ``indent``."""
     lines: list[str] = []
     for key, value in values.items():
         lines += _entry(key, value, indent, style)
@@ -33,7 +33,7 @@ def block_mapping(values: Mapping[str, Any], indent: int, style: Style) -> list[
 
 
 def block_items(values: Sequence[Any], indent: int, style: Style) -> list[str]:
-    """The lines of a list whose dashes are at column ``indent``."""
+    """Render a list as lines, with its dashes at column ``indent``."""
     lines: list[str] = []
     for value in values:
         dash = " " * indent + "- "
@@ -46,14 +46,14 @@ def block_items(values: Sequence[Any], indent: int, style: Style) -> list[str]:
 
 
 def flow(value: Any, indent: int | None) -> str:
-    """JSON, which is YAML too; over several lines from column ``indent``, or on one line."""
+    """Render JSON, which is YAML, too: on one line, or on several from column ``indent``."""
     if indent is None:
         return json.dumps(value)
     return json.dumps(value, indent=2).replace("\n", "\n" + " " * indent)
 
 
 def scalar(value: Any) -> str:
-    """One value, with quotes where it needs them."""
+    """Render one value, with quotes if it needs them."""
     if isinstance(value, str) and _PLAIN.fullmatch(value) and not _NOT_TEXT.fullmatch(value):
         return value
     return json.dumps(value)
@@ -74,7 +74,7 @@ def _entry(key: str, value: Any, indent: int, style: Style) -> Iterator[str]:
 
 
 def _compact(value: Any) -> str:
-    """A value on one line, with no more quotes than it needs."""
+    """Render a value on one line, with no more quotes than it needs."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{scalar(k)}: {_compact(v)}" for k, v in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -87,5 +87,5 @@ def _words(values: Sequence[Any]) -> bool:
 
 
 def scalar_in_flow(value: str) -> str:
-    """A key in brackets: always in quotes, as JSON has it."""
+    """Render a key in brackets: always in quotes, as in JSON."""
     return json.dumps(value)

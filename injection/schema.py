@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shape that the parts of a pod template must have for anything to be read from them."""
+"""The shape that injection requires of the parts of a pod template that it reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEMPLATE: Mapping[str, Any] = {
 
 
 def check(value: Any, path: str, shape: Any = TEMPLATE) -> None:
-    """Raise ``ConfigError`` naming the first place that has another shape; null fits any."""
+    """Raise ``ConfigError`` that names the first place with another shape; null fits any."""
     if isinstance(shape, Mapping):
         if not isinstance(value, Mapping):
             raise _misfit(path, value, "a mapping")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``muster inject`` can be told: by a flag, else as the template says, else by a variable.
+"""The settings of ``muster inject``: from a flag, else the template, else a variable.
 
-What was told stays on the template, as an annotation: another call without flags does the same.
+A setting stays on the template, as an annotation: another call without flags does the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECRET_KEYS = ("ca.crt", "tls.crt", "tls.key", "username", "password")
 _DEFAULT_KEYS = "ca.crt,tls.crt,tls.key"
 
 _FIELD_PART = re.compile(r"\{metadata\.(labels|annotations)\['[A-Za-z0-9._/-]+'\]\}", re.ASCII)
-"""A part of a topology that each pod reads from itself, in the words of the downward API."""
+"""A part of a topology that each pod reads from itself, in the syntax of the downward API."""
 
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
 
@@ -74,7 +74,7 @@ def _topology(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateSettings:
-    """What is told of one pod template; None is what nobody told."""
+    """The settings of one pod template; None for one that is not given."""
 
     job: str | None = field(
         Setting("--job", texts.name, None, "NAME", "Name of the job.", otherwise="the object's")
@@ -252,7 +252,7 @@ class TemplateSettings:
 
     @staticmethod
     def faults(values: Mapping[str, Any]) -> Iterator[str]:
-        """Say what is wrong between settings."""
+        """Yield the faults between settings, one sentence each."""
         yield from size_faults(values)
         match values:
             case {"etcd_endpoints": (*endpoints,), "etcd_secret": secret}:
@@ -282,13 +282,13 @@ TABLE = settings_of(TemplateSettings)
 
 
 def annotation(name: str) -> str:
-    """The annotation that carries a setting."""
+    """Return the name of the annotation that carries a setting."""
     return DOMAIN + TABLE[name].flag.removeprefix("--")
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Settings as they were told, and the annotations that say the same again."""
+    """The settings that were given, and the annotations that keep them."""
 
     settings: TemplateSettings
     annotations: Mapping[str, str]
@@ -302,7 +302,7 @@ def told(
     """Read the settings of one template.
 
     ``annotations`` are those of the template; ``flags`` maps attribute names to texts, or None.
-    Raises ``ConfigError`` that tells every fault, one a line.
+    Raises ``ConfigError`` with one line for each fault.
     """
     values: dict[str, object] = {}
     kept: dict[str, str] = {}
@@ -327,6 +327,6 @@ def told(
                 f"{setting.flag} ({setting.variable}): {setting.quote(text)} from {source}: {error}"
             )
     if faults:
-        # What is wrong between settings is told by who completes them; here only with the rest.
+        # ``demand`` reports faults between settings once they are complete; here only with others.
         raise ConfigError("\n".join([*faults, *TemplateSettings.faults(values)]))
     return Told(TemplateSettings(**values), kept)  # type: ignore[arg-type]

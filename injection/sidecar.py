@@ -40,7 +40,7 @@ SECRET_VARIABLES = frozenset(
         "MUSTER_ETCD_PASSWORD_FILE",
     }
 )
-"""What tells the sidecar how to be let into the store."""
+"""The sidecar's variables for access to the store."""
 
 VARIABLES = SECRET_VARIABLES | {
     "MUSTER_JOB_UID",
@@ -53,13 +53,14 @@ VARIABLES = SECRET_VARIABLES | {
     "MUSTER_TOPOLOGY",
     "MUSTER_TUNNEL_PORT",
 }
-"""Those of the sidecar that it is told in some cases only."""
+"""The sidecar's variables that are set in some cases only."""
 
 TOPOLOGY_PART = "TOPOLOGY_PART_"
-"""What of the topology a pod reads from itself; numbered, and read by the kubelet alone."""
+"""Prefix of the numbered variables for parts of the topology that a pod reads from itself; only the
+kubelet reads these variables."""
 
 BELOW_MIN = "MUSTER_BELOW_MIN"
-"""Told where a replacement cannot come while the pod is there, unless hands say another."""
+"""Set if a replacement comes only once the pod is gone, unless the user has set another value."""
 
 RUN_MOUNT = {"name": RUN_VOLUME, "mountPath": RUN_DIR}
 
@@ -67,16 +68,16 @@ USER = 65532
 RUN_DIR_SIZE = "16Mi"
 MEMORY = "128Mi"
 CPU_LIMIT = "500m"
-"""It starts within 1.5 s on this much; at rest it uses less than a hundredth of it."""
+"""The sidecar starts within 1.5 s on this much; at rest it uses less than a hundredth of it."""
 CPU_REQUEST = "50m"
 
 START_MARGIN_S = 20
-"""Beyond what a fresh sidecar waits by its settings: its own start, and requests to the store."""
+"""Time added to a fresh sidecar's configured waits: for its start, and requests to the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarContainer:
-    """What is wanted, and how it is done in this pod."""
+    """The sidecar of one pod: its member's specification, and its parameters in this pod."""
 
     want: Demand
     role: Role
@@ -88,7 +89,7 @@ class SidecarContainer:
     lets_go_below_min: bool
 
     def container(self) -> dict[str, Any]:
-        """The container, to be first among initContainers."""
+        """Build the container, to be the first of initContainers."""
         mounts: list[Mapping[str, Any]] = [RUN_MOUNT]
         if self.want.secret is not None:
             mounts.append({"name": SECRET_VOLUME, "mountPath": SECRET_DIR, "readOnly": True})
@@ -121,13 +122,16 @@ class SidecarContainer:
 
     @property
     def _start_s(self) -> int:
-        """How long a fresh sidecar may rightly take: it waits for the store, then for the leases of
-        a former generation to end, and then whether that life comes back."""
+        """Time that a fresh sidecar may need to be ready, in seconds.
+
+        It waits for the store, then for the leases of a former generation to expire, and then to
+        see whether that generation comes back.
+        """
         leases_s = (1 + EMPTY_LEASE_TIMES) * self.lease_ttl_s
         return math.ceil(self.start_timeout_s + leases_s) + START_MARGIN_S
 
     def environment(self) -> list[dict[str, Any]]:
-        """The sidecar's variables."""
+        """Build the sidecar's variables."""
         labels = "metadata.labels['{}']".format
         fields = {
             "MUSTER_JOB": labels(self.want.job_name_label) if self.want.job_name_label else None,
@@ -149,12 +153,12 @@ class SidecarContainer:
             "MUSTER_GATHER": None if self.want.gather_s is None else f"{self.want.gather_s:g}s",
             "MUSTER_ETCD_ENDPOINTS": self.want.endpoints,
             "MUSTER_ROLE": "launcher" if self.role == "launcher" else None,
-            # Of its workers: that of the launcher's own pod is always 0.
+            # For a launcher those of its workers: the slots of its own pod are always 0.
             "MUSTER_SLOTS": self.want.slots,
             "MUSTER_GRACE_S": self.grace_s,
             BELOW_MIN: "commit" if self.lets_go_below_min else None,
             "MUSTER_RUN_DIR": RUN_DIR,
-            # Said even where they are the defaults: no Service's variable can take their place.
+            # Set even if they are the defaults, so that no Service's variable takes their place.
             "MUSTER_C10D_PORT": 0 if self.wrapped else self.want.relay_port,
             "MUSTER_RELAY_PORT": self.want.relay_port,
             "MUSTER_HTTP_PORT": self.want.http_port,
@@ -178,13 +182,13 @@ class SidecarContainer:
         ]
 
     def _tunnel_ports(self) -> list[dict[str, Any]]:
-        """Where a worker's sidecar takes the launcher's commands."""
+        """Return the port for the launcher's commands if the pod is a Horovod worker, else none."""
         if self.want.horovod != "worker":
             return []
         return [{"name": TUNNEL_PORT_NAME, "containerPort": self.want.tunnel_port}]
 
     def _topology(self) -> list[dict[str, Any]]:
-        """The variable of the topology, after those that it is put together from."""
+        """Return the variable of the topology, after those that it is composed of."""
         parts, variables = [], []
         for number, part in enumerate(self.want.topology, 1):
             if part.startswith("{"):
@@ -197,7 +201,7 @@ class SidecarContainer:
         return [*variables, *whole]
 
     def delivered(self) -> list[dict[str, Any]]:
-        """The variables of the training container: what muster-run does not read for itself."""
+        """Build the training container's variables, without those that muster-run reads itself."""
         own = [{"name": "MUSTER_RUN_DIR", "value": RUN_DIR}]
         if self.wrapped:
             return own
@@ -228,7 +232,7 @@ class SidecarContainer:
         ]
 
     def volumes(self) -> list[dict[str, Any]]:
-        """The volumes of the pod."""
+        """Return the volumes to add to the pod."""
         # In memory: a full or failing disk of the node must not keep a pod from being drained.
         run = {"medium": "Memory", "sizeLimit": RUN_DIR_SIZE}
         volumes: list[dict[str, Any]] = [{"name": RUN_VOLUME, "emptyDir": run}]
@@ -253,7 +257,7 @@ class SidecarContainer:
 
 
 def resources(quality: QualityOfService, *, cpu_is_limited: bool) -> dict[str, Any]:
-    """What a sidecar asks for so that the pod keeps its class, and a quota's wants are met."""
+    """Return a sidecar's resources, by which the pod keeps its QoS class and satisfies a quota."""
     if quality == "BestEffort":
         return {}
     limits = {"memory": MEMORY} | ({"cpu": CPU_LIMIT} if cpu_is_limited else {})
@@ -263,7 +267,7 @@ def resources(quality: QualityOfService, *, cpu_is_limited: bool) -> dict[str, A
 
 
 def is_ours(variable: Mapping[str, Any]) -> bool:
-    """Whether a variable about the store is as inject spells it."""
+    """Return whether a variable about the store is as inject writes it."""
     if "secretKeyRef" in (variable.get("valueFrom") or {}):
         return True
     return str(variable.get("value")).startswith(f"{SECRET_DIR}/")

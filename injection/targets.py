@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pod templates of a text are meant."""
+"""The choice of the pod templates of a text to inject into, or to remove the sidecar from."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Target:
 
     @property
     def place(self) -> Place:
-        """Where it is, in whatever tree of the text."""
+        """The template's place, which is the same in any tree of the text."""
         return self.number, self.template.path
 
 
 def targets(
     objects: Sequence[Workload], patterns: Sequence[str], template_path: str | None
 ) -> tuple[list[Target], list[str]]:
-    """Choose the templates, and say for every other object why it is left as it is.
+    """Choose the templates, and state for every other object why it is left as it is.
 
-    Raises ``ConfigError`` where there is none, or where it cannot be told which is meant.
+    Raises ``ConfigError`` if there is none, or if the choice is ambiguous.
     """
     if not objects:
         raise ConfigError("there is no object in this text: give a manifest")
@@ -60,9 +60,9 @@ def targets(
 def sidecars(
     objects: Sequence[Workload], patterns: Sequence[str], template_path: str | None
 ) -> tuple[list[Place], list[str]]:
-    """Choose the templates whose sidecar is to go, and say which objects keep theirs, and why.
+    """Choose the templates whose sidecar to remove, and state which objects are left, and why.
 
-    Raises ``ConfigError`` where a pattern names nothing.
+    Raises ``ConfigError`` if a pattern matches nothing.
     """
     _refuse_unknown(objects, patterns)
     chosen: list[Place] = []

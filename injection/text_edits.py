@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries and items put into a text, and taken out of it, at the places that nodes tell.
+"""Insertion of entries and items into a text, and their removal, at the places of YAML nodes.
 
-What is put in begins right after the line that opens its mapping or list, above the comments there,
-which belong to what follows them. Taking it out again leaves the text as it was.
+An insertion begins right after the line that opens its mapping or list, above the comments there,
+which belong to what follows them. Its removal leaves the text as it was.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COMMA_BEFORE = re.compile(r"\s*,\s*\Z")
 
 
 class Splices:
-    """Changes of one text, gathered from its nodes and applied at once."""
+    """Changes of one text, collected by its nodes and applied at once."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -42,7 +42,7 @@ class Splices:
         self._changes: list[tuple[int, int, str]] = []
 
     def result(self) -> str:
-        """The text with all changes made."""
+        """Return the text with all changes made."""
         pieces, at = [], 0
         for start, end, new in sorted(self._changes, key=lambda change: change[:2]):
             pieces += [self._text[at : max(at, start)], new]
@@ -54,7 +54,7 @@ class Splices:
     def add_entries(self, pair: Entry, new: Mapping[str, Any], style: Style, path: str) -> None:
         """Put entries into the mapping that is the value of ``pair``, before what it has.
 
-        Raises ``ConfigError``, naming ``path``, where the mapping is written elsewhere.
+        Raises ``ConfigError``, naming ``path``, if the mapping is written elsewhere or is none.
         """
         key, mapping = pair
         if not new:
@@ -74,7 +74,7 @@ class Splices:
     def add_to_item(self, item: Node, new: Mapping[str, Any], style: Style, path: str) -> None:
         """Put entries into a mapping that is an item of a list, after its name.
 
-        Raises ``ConfigError``, naming ``path``, where it has none of its own.
+        Raises ``ConfigError``, naming ``path``, if it has no name of its own.
         """
         if not new:
             return
@@ -90,7 +90,7 @@ class Splices:
     def add_items(self, pair: Entry, new: Sequence[Any], style: Style, path: str) -> None:
         """Put items into the list that is the value of ``pair``, before what it has.
 
-        Raises ``ConfigError``, naming ``path``, where the list is written elsewhere.
+        Raises ``ConfigError``, naming ``path``, if the list is written elsewhere or is none.
         """
         key, sequence = pair
         if self._is_open(pair, path):
@@ -108,7 +108,10 @@ class Splices:
         self._insert_lines(self._line_end(self._after_colon(key)), lines)
 
     def _is_open(self, pair: Entry, path: str) -> bool:
-        """Whether nothing is written after the key; raises where nothing can be put in there."""
+        """Return whether nothing is written after the key.
+
+        Raises ``ConfigError`` for an alias or a scalar, into which nothing can be put.
+        """
         key, value = pair
         if is_alias(pair):
             raise taken_from_elsewhere(path, key)
@@ -146,7 +149,7 @@ class Splices:
     # -- taking out
 
     def drop_entries(self, mapping: Node, gone: Callable[[str, Node], bool]) -> bool:
-        """Take the entries out of a mapping of which ``gone`` is true; say whether none is left."""
+        """Remove the entries of a mapping for which ``gone`` is true; return whether all were."""
         held = entries(mapping)
         chosen = [gone(str(key.value), value) for key, value in held]
         self._drop(
@@ -158,7 +161,7 @@ class Splices:
         return bool(held) and all(chosen)
 
     def drop_items(self, sequence: Node, gone: Callable[[Node], bool]) -> bool:
-        """Take the items out of a list of which ``gone`` is true; say whether none is left."""
+        """Remove the items of a list for which ``gone`` is true; return whether all were."""
         held = items(sequence)
         chosen = [gone(item) for item in held]
         self._drop(
@@ -192,7 +195,7 @@ class Splices:
                 elif (comma := _COMMA_BEFORE.search(self._text, 0, start)) is not None:
                     start = comma.start()
             elif self._text[line_start:start].strip():
-                # It shares its first line with the dash of a list: the next one takes its place.
+                # The entry shares its line with the dash of a list: the next one takes its place.
                 end = start_of(last + 1) if last + 1 < len(gone) else end
             else:
                 start, end = self._line_end(line_start - 1), self._line_end(end)
@@ -205,7 +208,7 @@ class Splices:
         return self._text.rfind("\n", 0, index) + 1
 
     def _line_end(self, index: int) -> int:
-        """The place before the line break of the line of ``index``."""
+        """Return the index of the line break that ends the line of ``index``."""
         end = self._text.find("\n", index)
         end = len(self._text) if end < 0 else end
         return end - 1 if self._text[end - 1 : end] == "\r" else end
@@ -218,14 +221,14 @@ class Splices:
         return self._text.rindex("-", 0, start) if in_block else start
 
     def _end(self, pair: Entry) -> int:
-        """The end of an entry's text."""
+        """Return the index at which an entry's text ends."""
         key, value = pair
         if is_alias(pair) or value.start_mark.index == value.end_mark.index:
             return self._after_colon(key)
         return self._end_of(value)
 
     def _end_of(self, node: Node) -> int:
-        """The end of a node's own text, without the blanks and comments that follow it."""
+        """Return the index at which a node's own text ends, before any blanks and comments."""
         if not is_flow(node):
             if entries(node):
                 return self._end(entries(node)[-1])
@@ -236,7 +239,7 @@ class Splices:
 
 
 def taken_from_elsewhere(path: str, at: Node) -> ConfigError:
-    """The error of an alias where something is to be put in; ``at`` is on its line."""
+    """Return the error for an alias into which nothing can be put; ``at`` is on its line."""
     return ConfigError(
         f"{path} (line {line_of(at)}) is an alias: write it out there, for a change to it"
         " would change the place that it was taken from, too"
@@ -244,7 +247,7 @@ def taken_from_elsewhere(path: str, at: Node) -> ConfigError:
 
 
 def style_of(spec: Entry) -> Style:
-    """How the text of a pod spec is indented: ``spec`` is its entry in the template."""
+    """Return the indentation of a pod spec's text; ``spec`` is its entry in the template."""
     key, pod = spec
     if is_flow(pod) or is_alias(spec):
         return Style()

@@ -23,7 +23,7 @@ Words = tuple[str, ...]
 Part = tuple[Words, Node]
 
 BESIDE = "restartPolicy"
-"""What is put beside the template of Horovod's workers."""
+"""The key of the entry that is put beside the template of Horovod's workers."""
 
 UNSAFE = (
     "this is written in a way in which nothing can be put into it safely, such as an anchor"
@@ -38,9 +38,9 @@ def check(
     numbers: Iterable[int],
     touched: Mapping[Place, int],
 ) -> None:
-    """Raise ``ConfigError`` where more has changed in the objects of these numbers than was meant.
+    """Raise ``ConfigError`` if more has changed in the objects of these numbers than was meant.
 
-    ``touched`` are the templates that were, each with the index of its training container.
+    ``touched`` are the templates that were meant, each with the index of its training container.
     """
     for number in numbers:
         ours = {path: index for (n, path), index in touched.items() if n == number}
@@ -53,7 +53,7 @@ def check(
 
 
 def shared(used: str, home: str) -> ConfigError:
-    """The error of a place that is written at another."""
+    """Return the error for a place whose text is written at another."""
     return ConfigError(
         f"{used} is written at {home}, by an anchor or a merge key, and would change with it:"
         " write it out in its own place"
@@ -61,12 +61,12 @@ def shared(used: str, home: str) -> ConfigError:
 
 
 def place_name(workload: Workload, path: str) -> str:
-    """How messages name a place in an object."""
+    """Return the name of a place in an object, for messages."""
     return f"{workload.label}: {path}" if path else workload.label
 
 
 def _parts(node: Node, ours: Mapping[str, int], words: Words = ()) -> Iterator[Part]:
-    """Every part of an object, in its order, but for what inject changes in templates of ours."""
+    """Yield every part of an object, in order, except what inject changes in templates ``ours``."""
     yield words, node
     index = ours.get(".".join(words))
     for name, below in steps(node):
@@ -82,7 +82,7 @@ def _parts(node: Node, ours: Mapping[str, int], words: Words = ()) -> Iterator[P
 
 
 def _is_around(words: Words, path: str) -> bool:
-    """Whether the template at ``path`` is a value of the mapping that these words lead to."""
+    """Return whether the template at ``path`` is a value of the mapping at these words."""
     return ".".join(words) == path.rpartition(".")[0]
 
 
@@ -103,7 +103,7 @@ def _parts_of_pod(pod: Node, index: int, words: Words) -> Iterator[Part]:
 
 
 def _difference(before: Sequence[Part], after: Sequence[Part]) -> Words | None:
-    """The path to the first part that has been added, changed or taken away."""
+    """Return the path to the first part that has been added, changed or removed, or None."""
     left = {words for words, _ in after}
     for old, new in zip_longest(before, after):
         if old is None or (new is not None and old[0] != new[0] and old[0] in left):
@@ -115,12 +115,12 @@ def _difference(before: Sequence[Part], after: Sequence[Part]) -> Words | None:
 
 
 def _own(node: Node) -> Any:
-    """What a node says without the nodes below it."""
+    """Return a node's own content, without the nodes below it."""
     return value_of(node) if isinstance(node, ScalarNode) else type(node)
 
 
 def _spread(objects: Sequence[Workload], number: int, changed: Words) -> ConfigError:
-    """The error that names where the text of a changed part is."""
+    """Return the error that names the place where the text of a changed part is."""
     places: dict[int, list[tuple[int, Words]]] = {}
     for n, workload in enumerate(objects):
         for words, node in _parts(workload.node, {}):
@@ -130,7 +130,7 @@ def _spread(objects: Sequence[Workload], number: int, changed: Words) -> ConfigE
         used = changed[:length]
         if used not in nodes:
             break
-        # The first place is where it is written; the change came in here, or at another place.
+        # The text is at the first place; the change was made there, or through another place.
         (home, written), *others = places[id(nodes[used])]
         if (home, written) == (number, used):
             if not others:

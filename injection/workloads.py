@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the objects of the field have their pod templates, and what else they tell of a job."""
+"""The known kinds of objects: the places of their pod templates, and what they state of a job."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from injection.yaml_tree import child, items, keys, text_of, value_of
 
 Role = Literal["worker", "launcher"]
 Place = tuple[int, str]
-"""Where a pod template is in a text: the number of its object there, and the path within it."""
+"""The place of a pod template in a text: the number of its object there, and the path within it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of object: where its pod templates are, and where it tells of the job.
+    """One kind of object: the paths to its pod templates, and to its statements on the job.
 
-    In a path ``*`` is every entry or item, and another word is a key, or the name of an item. The
-    launcher's template has no slots; ``master`` is where a template's end decides over the whole
-    job. The labels are those of its pods that hold name and UID of an
-    object that lives as long as the job does, and the number of the pod (an empty variable where
-    this object gives none). ``tells_torch`` is who puts ``PET_*`` variables
-    behind those of the template, where they win. ``replaced_once_gone``: a new pod has the name or
-    the place of the old one, and is made after it; in ``of_jobs`` it is the batch Job that says so.
-    ``endless``: its containers are started again however they end. ``horovod``: its pods are those
-    of a horovodrun; ``run`` says whether this was ever run with its operator. ``lasting`` is what
-    the worker's replica spec has to say so that a worker's end is not the job's.
+    In a path ``*`` is every entry or item, and another word is a key, or the name of an item.
+    ``launcher``: the launcher's template, which has no slots. ``master``: the template whose end
+    ends the whole job. The labels are those of its pods that hold the name and the UID of an object
+    that lives as long as the job does, and the number of the pod (an empty variable if this object
+    gives none). ``tells_torch``: the program that puts ``PET_*`` variables behind those of the
+    template, where they win. ``replaced_once_gone``: a new pod has the name or the place of the old
+    one, and is created after that is gone; with ``of_jobs`` the batch Job decides this.
+    ``endless``: its containers are restarted however they end. ``horovod``: its pods are those of a
+    horovodrun; ``run``: whether this was ever run with its operator. ``lasting``: the entry that
+    the worker's replica spec needs so that a worker's end does not end the job.
     """
 
     templates: tuple[str, ...]
@@ -135,7 +135,7 @@ _OF_VERSIONS: Mapping[tuple[str, str, str], Kind] = {
         KINDS["kubeflow.org", "MPIJob"], lasting=None, run=False
     ),
 }
-"""Where a version of a kind is another operator's."""
+"""The kinds of which a version belongs to another operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +165,12 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """The object's name; empty where only a prefix of it is known."""
+        """The object's name; empty if only a prefix of it is known."""
         return text_of(child(self.node, "metadata", "name"))
 
     @property
     def namespace(self) -> str:
-        """The object's namespace, if it says one."""
+        """The object's namespace; empty if it has none."""
         return text_of(child(self.node, "metadata", "namespace"))
 
     @property
@@ -180,19 +180,19 @@ class Workload:
 
     @property
     def label(self) -> str:
-        """How messages name it."""
+        """The object's name in messages."""
         name = self.name or text_of(child(self.node, "metadata", "generateName"))
         return f"{self.kind or 'object'}/{name or '?'}"
 
     @property
     def known(self) -> Kind | None:
-        """What is known of objects of this kind."""
+        """The facts about objects of this kind; None if it is unknown."""
         version = text_of(child(self.node, "apiVersion")).rpartition("/")[2]
         of_version = _OF_VERSIONS.get((self.group, version, self.kind))
         return of_version or KINDS.get((self.group, self.kind))
 
     def templates(self) -> list[Template]:
-        """The pod templates that an object of this kind has; none where the kind is unknown."""
+        """Return the pod templates of an object of this kind; none if the kind is unknown."""
         kind = self.known
         if kind is None:
             return []
@@ -200,27 +200,27 @@ class Workload:
         return [*launcher, *(t for path in kind.templates for t in self.templates_at(path))]
 
     def templates_at(self, path: str, role: Role = "worker") -> list[Template]:
-        """The pod templates at a path."""
+        """Return the pod templates at a path."""
         return [Template(node, where, role) for node, where in at(self.node, path)]
 
     def replaces_late(self, template: Template) -> bool:
-        """Whether the replacement of a pod is made only once that pod is gone."""
+        """Return whether the replacement of a pod is created only once that pod is gone."""
         kind = self.known or Kind(())
         if kind.replaced_once_gone or not kind.of_jobs:
             return kind.replaced_once_gone
         job = next(node for node, _ in at(self.node, template.path.rpartition(".")[0]))
-        # A policy of failures allows no other replacement, and is the default with it.
+        # With a podFailurePolicy, Failed is the default and the only replacement policy allowed.
         has_policy = value_of(child(job, "podFailurePolicy")) is not None
         return has_policy or text_of(child(job, "podReplacementPolicy")) == "Failed"
 
     def told(self, path: str | None) -> str:
-        """What the object says at ``path``, as text; empty where it does not."""
+        """Return the object's value at ``path`` as text; empty if it has no scalar there."""
         value: Any = value_of(child(self.node, *path.split("."))) if path else None
         return "" if value is None or isinstance(value, dict | list) else str(value)
 
 
 def workloads(roots: list[Node]) -> Iterator[Workload]:
-    """Every object of a text, those inside lists too."""
+    """Yield every object of a text, including those inside lists."""
     for root in roots:
         if text_of(child(root, "kind")).endswith("List") and child(root, "items") is not None:
             yield from workloads(items(child(root, "items")))
@@ -229,7 +229,7 @@ def workloads(roots: list[Node]) -> Iterator[Workload]:
 
 
 def at(node: Node, path: str, walked: str = "") -> Iterator[tuple[Node, str]]:
-    """Every node that a path leads to, and the path to it alone."""
+    """Yield every node that a path leads to, and the path without wildcards to it."""
     part, _, rest = path.partition(".")
     if not part:
         yield node, walked
@@ -240,7 +240,7 @@ def at(node: Node, path: str, walked: str = "") -> Iterator[tuple[Node, str]]:
 
 
 def steps(node: Node) -> Iterator[tuple[str, Node]]:
-    """What lies directly below a node, each under the word that leads to it in a path."""
+    """Yield the nodes directly below a node, each with the word that leads to it in a path."""
     for index, item in enumerate(items(node)):
         yield text_of(child(item, "name")) or str(index), item
     for name in keys(node):

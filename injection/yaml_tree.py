@@ -18,14 +18,14 @@ from rdzv.errors import ConfigError
 
 MERGE = "<<"
 LARGEST = 100_000
-"""Parts of one document. A few aliases of aliases can stand for more than fits anywhere."""
+"""Limit of the parts of one document: a few aliases of aliases can expand beyond any memory."""
 
 Entry = tuple[Node, Node]
 _TAG = "tag:yaml.org,2002:"
 
 
 def documents(text: str) -> list[Node]:
-    """Parse every document of ``text``; raises ``ConfigError`` with the line of what is wrong."""
+    """Parse every document of ``text``; raises ``ConfigError`` with the line of the fault."""
     try:
         return _parsed(text)
     except ConfigError as error:
@@ -56,22 +56,22 @@ def _parsed(text: str) -> list[Node]:
 
 
 def entries(node: Node) -> list[Entry]:
-    """The entries of a mapping as they are written; none of anything else."""
+    """Return the entries of a mapping as they are written; none for anything else."""
     return list(node.value) if isinstance(node, MappingNode) else []
 
 
 def items(node: Node | None) -> list[Node]:
-    """The items of a sequence; none of anything else."""
+    """Return the items of a sequence; none for anything else."""
     return list(node.value) if isinstance(node, SequenceNode) else []
 
 
 def entry(node: Node, key: str) -> Entry | None:
-    """The entry ``key`` of a mapping as it is written there, not merged into it."""
+    """Return the entry ``key`` that is written in a mapping itself, not merged into it, or None."""
     return next((pair for pair in entries(node) if pair[0].value == key), None)
 
 
 def keys(node: Node | None) -> list[str]:
-    """The keys of a mapping, those merged into it too; none of anything else."""
+    """Return the keys of a mapping, including those merged into it; none for anything else."""
     if not isinstance(node, MappingNode):
         return []
     merged = [name for base in _bases(node) for name in keys(base)]
@@ -80,7 +80,7 @@ def keys(node: Node | None) -> list[str]:
 
 
 def child(node: Node | None, *keys: str) -> Node | None:
-    """What lies under ``keys``, also where it comes through a merge key, or None."""
+    """Return the node under ``keys``, even if it comes through a merge key, or None."""
     for key in keys:
         if node is None:
             return None
@@ -90,12 +90,12 @@ def child(node: Node | None, *keys: str) -> Node | None:
 
 
 def text_of(node: Node | None) -> str:
-    """The text of a scalar; empty for anything else."""
+    """Return the text of a scalar; empty for anything else."""
     return str(node.value) if isinstance(node, ScalarNode) else ""
 
 
 def value_of(node: Node | None) -> Any:
-    """The node as plain Python: dict, list, str, int, bool, None."""
+    """Convert a node to plain Python: dict, list, str, int, bool, None."""
     if isinstance(node, MappingNode):
         merged: dict[str, Any] = {}
         for base in _bases(node):
@@ -117,7 +117,7 @@ def value_of(node: Node | None) -> Any:
 
 
 def node_of(value: Any) -> Node:
-    """Plain Python as a node that ``value_of`` reads back; it has no place in any text."""
+    """Convert plain Python to a node that ``value_of`` reads back; it has no place in any text."""
     if isinstance(value, Mapping):
         pairs = [(ScalarNode(_TAG + "str", key), node_of(below)) for key, below in value.items()]
         return MappingNode(_TAG + "map", pairs)
@@ -132,18 +132,18 @@ def node_of(value: Any) -> Node:
 
 
 def is_alias(pair: Entry) -> bool:
-    """Whether the value is written elsewhere, and only named here."""
+    """Return whether the value is written elsewhere, and only referenced here."""
     key, value = pair
     return bool(value.start_mark.index < key.start_mark.index)
 
 
 def is_flow(node: Node) -> bool:
-    """Whether a collection is written in brackets."""
+    """Return whether a node is a collection written in brackets."""
     return isinstance(node, MappingNode | SequenceNode) and bool(node.flow_style)
 
 
 def line_of(node: Node) -> int:
-    """The line, from 1, at which a node begins."""
+    """Return the line at which a node begins, counted from 1."""
     return int(node.start_mark.line) + 1
 
 
@@ -186,9 +186,9 @@ def _refuse_doubled_keys(node: Node, seen: set[int]) -> None:
 
 
 def _size(node: Node, sizes: dict[int, int]) -> int:
-    """How many nodes there are below, each alias counted as what it stands for."""
+    """Count a node and those below it, each alias as everything that it stands for."""
     if id(node) not in sizes:
-        sizes[id(node)] = LARGEST  # for what contains itself
+        sizes[id(node)] = LARGEST  # in case it contains itself
         below = [*(value for _, value in entries(node)), *items(node)]
         sizes[id(node)] = 1 + sum(_size(inner, sizes) for inner in below)
     return sizes[id(node)]

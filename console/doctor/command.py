@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster doctor``: what is wrong with the store, and what to do about it."""
+"""``muster doctor``: reports the faults of the store, each with its remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ INDENT = 21
 
 
 def of_a_cluster(command: Callable[..., int]) -> Callable[..., int]:
-    """Decorate the command: with ``--cluster`` no job and no store need to be named."""
+    """Decorate the command with ``--cluster``, which needs the name of no job and no store."""
 
     @functools.wraps(command)
     def read(cluster: bool, kubeconfig: str | None, **arguments: Any) -> int:
@@ -60,7 +60,10 @@ def of_a_cluster(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def _cluster() -> ModuleType:
-    """That part, with the package that only it needs."""
+    """Import the ``--cluster`` part late, as it needs aiohttp, an optional dependency.
+
+    Raises ``ConfigError`` if that is not installed.
+    """
     try:
         return import_module("console.doctor.cluster.command")
     except ModuleNotFoundError as error:
@@ -91,7 +94,7 @@ def doctor(config: JobConfig, as_json: bool) -> int:
     The job can rest on it where there is no fault; warnings do not count. The rights are tried out
     on a key of its own under the job's prefix, which is deleted again.
     """
-    logging.getLogger("rdzv").setLevel(logging.ERROR)  # what it warns of is told as a finding
+    logging.getLogger("rdzv").setLevel(logging.ERROR)  # its warnings are reported as findings
     report = asyncio.run(examine(config, SystemRandom()))
     findings = diagnose(report)
     status = _status(report, findings)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a store, and what to do about it: pure, from what an examination measured."""
+"""Findings about a store, each with its remedy: a pure function of what was measured."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from rdzv.store.etcd.versions import FLOOR, judge
 Level = Literal["ok", "note", "warning", "fault"]
 
 READ_WARNING_S, READ_FAULT_S = 0.1, 0.5
-"""Of the slowest read: after 1 s, 1.8 s on a slow line, the next endpoint is tried instead."""
+"""Limits of the slowest read: the next endpoint is tried after 1 s, or 1.8 s on a slow line."""
 
 WRITE_WARNING_S, WRITE_FAULT_S = 0.25, 0.75
 
 QUOTA_DEFAULT_BYTES = 2 * 1024**3
-"""etcd's own, where it does not tell which one it has."""
+"""etcd's default quota, assumed if it does not report its own."""
 
 SIZE_WARNING, SIZE_FAULT = 0.7, 0.9
-"""Of the quota."""
+"""Limits of the database size, as fractions of the quota."""
 
 UNCOMPACTED_MAX = 10_000
-"""Revisions after which a store that compacts by itself would have done so."""
+"""The number of revisions by which a store with automatic compaction would have compacted."""
 
 SKEW_S = 2.0
-"""Smaller differences between clocks are not told."""
+"""Differences between clocks up to this are not reported."""
 
 DO_COMPACTION = (
     "start etcd with --auto-compaction-mode=periodic --auto-compaction-retention=1h; see"
@@ -43,7 +43,7 @@ DO_COMPACTION = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: what was found and, unless it is in order, what to do."""
+    """The result of one check: what was found and, unless it is in order, the remedy."""
 
     check: str
     level: Level
@@ -52,7 +52,7 @@ class Finding:
 
 
 def diagnose(report: Report) -> list[Finding]:
-    """Judge a report; the findings come in the order of ``docs/operations.md``."""
+    """Return the findings about a store, in the order of ``docs/operations.md``."""
     findings = [finding for one in report.endpoints for finding in _endpoint(one)]
     statuses = [one.status for one in report.endpoints if one.status is not None]
     findings += _cluster(
@@ -69,7 +69,7 @@ def diagnose(report: Report) -> list[Finding]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Give the value that ``share`` of ``values`` do not exceed."""
+    """Return the smallest of ``values`` that at least a fraction ``share`` does not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
@@ -309,7 +309,7 @@ def _access(report: Report) -> Iterator[Finding]:
 
 
 def _clocks(history: Sequence[HistoryEntry], now_unix_s: float) -> Iterator[Finding]:
-    """Tell of clocks by what members wrote into the history: each entry follows the one before."""
+    """Find clocks that are ahead: times in the history must not decrease with the revision."""
     ahead: dict[str, float] = {}
     newest_s = now_unix_s
     for entry in sorted(history, key=lambda entry: entry.revision, reverse=True):

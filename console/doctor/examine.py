@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a store for ``muster doctor``: each endpoint by itself, and one job's rights."""
+"""The examination of a store for ``muster doctor``: each endpoint by itself, one job's rights."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ CALL_TIMEOUT_S = 3.0
 READS = 50
 READS_TIMEOUT_S = 3.0
 PROBE_LEASE_S = 10
-"""What is left behind, if this process dies amid it, goes with the lease."""
+"""TTL of the probe's lease: it removes the probe's key if this process dies before it does."""
 
 
 async def examine(config: JobConfig, random: Random) -> Report:
-    """Measure everything; an endpoint that does not answer takes ``CALL_TIMEOUT_S``."""
+    """Measure everything; endpoints that do not answer cost ``CALL_TIMEOUT_S`` in all."""
     access, keys = config.access, JobKeys(config.namespace, config.job)
     endpoints = await asyncio.gather(
         *(endpoint_report(replace(access, endpoints=(one,)), keys) for one in access.endpoints)
@@ -48,7 +48,7 @@ async def examine(config: JobConfig, random: Random) -> Report:
     )
     if not reached:
         return report
-    # Those that do not answer have been told of: they must not slow down what else is measured.
+    # The report has the endpoints that do not answer: they must not slow down the other checks.
     access = replace(access, endpoints=reached)
     store = open_store(access)
     try:
@@ -73,7 +73,7 @@ async def examine(config: JobConfig, random: Random) -> Report:
 
 
 async def endpoint_report(access: Access, keys: JobKeys) -> EndpointReport:
-    """Ask one endpoint about itself, and read from it for a while."""
+    """Read one endpoint's status, and time up to ``READS`` reads within ``READS_TIMEOUT_S``."""
     (endpoint,) = access.endpoints
     store = open_store(access)
     report = EndpointReport(endpoint)
@@ -87,7 +87,7 @@ async def endpoint_report(access: Access, keys: JobKeys) -> EndpointReport:
                 await store.range(keys.job, timeout_s=CALL_TIMEOUT_S)
                 reads_s.append(monotonic() - began_s)
     except StoreRefused as error:
-        # That it knows us, and lets us read, is looked at with the rights.
+        # Whether this user is known and may read is checked with the rights.
         refused = report.status is None
         report = replace(report, error=str(error) if refused else "", refused=refused)
     except StoreError as error:
@@ -107,7 +107,7 @@ async def endpoint_report(access: Access, keys: JobKeys) -> EndpointReport:
 
 
 async def _rights(store: Store, key: str, random: Random) -> RightsReport:
-    """Do what a sidecar does with its job's keys, to a key of our own, and clean it up."""
+    """Do with a key of our own what a sidecar does with its job's keys, then delete it."""
     lease_id = random.getrandbits(62) + 1
     report = RightsReport()
     step = "read"
@@ -157,7 +157,7 @@ def _job(view: JobView) -> JobReport:
 
 
 async def _unless_refused(ask: Callable[[], Awaitable[T]]) -> T | None:
-    """Ask for what is not told to everybody, or by every server; None if it is not told."""
+    """Await an answer that not every user or server gives; None if it fails or times out."""
     try:
         return await ask()
     except (StoreError, TimeoutError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the doctor has seen of a store and a job, before anybody has judged it. Pure."""
+"""The doctor's measurements of a store and a job, before any judgement. Pure data."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from rdzv.store import StoreStatus
 
 @dataclass(frozen=True, slots=True)
 class EndpointReport:
-    """What one endpoint answered. ``refused``: it is there, and does not let us in.
+    """One endpoint's answer. ``refused``: it answers, but denies access.
 
-    ``reads_s`` is empty if no read came back; else it has the one as well that was given up.
+    ``reads_s`` is empty if no read came back; otherwise it includes the time spent on a read that
+    failed or was given up.
     """
 
     endpoint: str
@@ -24,20 +25,21 @@ class EndpointReport:
 
     @property
     def reached(self) -> bool:
-        """Whether anybody answers there."""
+        """Whether the endpoint answers at all, be it with a refusal."""
         return self.status is not None or self.refused
 
     @property
     def away(self) -> bool:
-        """Whether nothing can be read there, and not for want of rights."""
+        """Whether no read succeeded there, for another reason than missing rights."""
         return bool(self.error) and not self.reads_s and not self.refused
 
 
 @dataclass(frozen=True, slots=True)
 class RightsReport:
-    """What a probe under the job's prefix could do: the steps done, and what stopped it.
+    """The result of a probe under the job's prefix: the steps done, the failed one, its error.
 
-    ``write_s`` is how long a write took, ``watch_s`` from its start until the watch showed it.
+    ``write_s`` is the duration of a write, ``watch_s`` the time from its start until the watch
+    showed it.
     """
 
     done: tuple[str, ...] = ()
@@ -57,7 +59,7 @@ class EtcdMember:
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """The job that was named. ``generation`` is None where the store has no such job."""
+    """The job that was named. ``generation`` is None if the store has no such job."""
 
     namespace: str
     name: str
@@ -69,9 +71,9 @@ class JobReport:
 class Report:
     """Everything that was measured.
 
-    ``members``, ``authenticated``, ``job`` and ``compacted``, whether any of the history was, are
-    None where the store does not tell. ``encrypted``: the connections are; ``local``: they stay on
-    this machine.
+    ``members``, ``authenticated``, ``job`` and ``compacted`` (whether any of the history was) are
+    None if the store does not tell. ``encrypted``: the connections use TLS; ``local``: they stay
+    on this machine.
     """
 
     endpoints: tuple[EndpointReport, ...]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster admit``: let a quarantined member in again, by hand."""
+"""``muster admit``: ends a member's quarantine by hand."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster set``: how many nodes a job may have, changed while it trains."""
+"""``muster set``: changes the bounds of a job while it trains."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NODES_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The values that were given; None for one that was not. ``desired`` 0: none."""
+    """The values given on the command line, None if not given; ``desired`` is 0 for ``none``."""
 
     least: int | None = None
     most: int | None = None
@@ -44,10 +44,10 @@ class Wanted:
     gather_s: float | None = None
 
     def of(self, job: Job) -> Job:
-        """Return the job with these values; raises ``ConfigError`` where they cannot be."""
+        """Return the job with these values; raises ``ConfigError`` if they are not valid for it."""
         if self.sizes and self.unit is not None and self.unit > 1:
             raise ConfigError("--sizes and --unit are both given: give --sizes alone")
-        # Sizes and unit take each other's place.
+        # Sizes replace a unit, and a unit replaces sizes.
         chosen = job.allowed_sizes if self.sizes is None else self.sizes
         unit = job.unit if self.unit is None else self.unit
         if self.sizes:
@@ -81,7 +81,7 @@ def _fault(job: Job) -> str:
 
 
 def consequence(view: JobView, after: Job) -> str:
-    """Say what becomes of the members once the job is ``after``; empty if nothing does."""
+    """Describe what changes for the members once the job is ``after``; empty if nothing does."""
     before = view.listing
     changed = listing.decide(replace(view.snapshot, job=after), view.places)
     there = len(before.listed) + len(before.standby)
@@ -160,7 +160,7 @@ def set_values(
 
 
 async def _set(config: JobConfig, wanted: Wanted) -> tuple[Job, Job, str]:
-    """Write it; return the job before and after, and what follows."""
+    """Write the values; return the job before and after, and the consequence for members."""
     done: tuple[Job, Job, str] | None = None
     async with connected(config) as client:
 

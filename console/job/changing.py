@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a job that is changed by hand: what it is, and whether all sidecars understand."""
+"""Checks before a job is changed by hand: its record exists, and all sidecars understand it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rdzv.snapshot import Snapshot
 
 
 def check_present(config: JobConfig, client: JobClient) -> None:
-    """Raise ``JobNotFound`` where the store has nothing of the job."""
+    """Raise ``JobNotFound`` if the store has no key of the job."""
     if not client.mirror.kvs:
         raise JobNotFound(
             f"the store has no job {config.job} in namespace {config.namespace}: check"
@@ -21,7 +21,7 @@ def check_present(config: JobConfig, client: JobClient) -> None:
 
 
 def present_job(config: JobConfig, client: JobClient, snapshot: Snapshot) -> Job:
-    """Return the record; raises ``JobNotFound``, or ``ConfigError`` where it cannot be read."""
+    """Return the job's record; raises ``JobNotFound``, or ``ConfigError`` if it is unreadable."""
     if snapshot.job is not None:
         return snapshot.job
     check_present(config, client)
@@ -31,7 +31,7 @@ def present_job(config: JobConfig, client: JobClient, snapshot: Snapshot) -> Job
 
 
 def check_versions(job: str, snapshot: Snapshot) -> None:
-    """Raise ``MembershipError`` where a sidecar of 0.1.0, which names no version, takes part."""
+    """Raise ``MembershipError`` if a sidecar of 0.1.0, which reports no version, takes part."""
     old = sorted(name for name, member in snapshot.members.items() if not member.version)
     if old:
         raise MembershipError(

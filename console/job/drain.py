@@ -43,14 +43,14 @@ from rdzv.store import Compare, Delete, Operation, Put, Range, Store
 WRITE_TIMEOUT_S = 10.0
 
 LOST_S = 3.0
-"""A member whose lease ran out may come back; one that stays away for so long is lost."""
+"""Time for a member whose lease has expired to return, before it is reported as lost."""
 
 RECORDED_S = 15.0
-"""A drain that the store has lost is put back by its sidecar, once that has seen so: as long as
-others are given to return after a cut."""
+"""Time for a sidecar to put back a drain that the store has lost: as long as other members are
+given to return after a cut."""
 
 STATUS = {"committed": 0, "expired": 3, "cancelled": 4, "lost": 5, "uncommitted": 6}
-"""Exit status by how the drain ended."""
+"""Exit status by the outcome of the drain."""
 
 T = TypeVar("T")
 Report = Callable[[str, str, str, str], None]
@@ -104,7 +104,7 @@ def drain(
 
 
 class _ByHand:
-    """One member's drain, as somebody at a terminal asks for it."""
+    """The drain of one member, as requested by an operator."""
 
     def __init__(self, config: JobConfig, member: str, reason: str, report: Report) -> None:
         self._config = config
@@ -114,7 +114,7 @@ class _ByHand:
         self._keys = JobKeys(config.namespace, config.job)
 
     async def drain(self, deadline_s: float, wait: bool) -> int:
-        """Start the drain, if none goes on; return the exit status."""
+        """Start the drain if there is none, or take over the controller's; return the status."""
         async with connected(self._config) as client:
 
             def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
@@ -129,7 +129,7 @@ class _ByHand:
             return await self._follow(client, pod_uid, to_the_end=wait)
 
     async def cancel(self) -> int:
-        """Take the drain back; return the exit status."""
+        """Cancel the drain; return the exit status."""
         async with connected(self._config) as client:
             before = client.membership.snapshot()
             pod_uid, generation = self._find(before).pod_uid, _generation(before)
@@ -183,7 +183,10 @@ class _ByHand:
         return [*compares, there], operations
 
     async def _follow(self, client: JobClient, pod_uid: str, *, to_the_end: bool) -> int:
-        """Tell each phase; return how it ended, or 0 after the first where that is not awaited."""
+        """Report each phase; return the exit status of the outcome.
+
+        Without ``to_the_end``, return 0 after the first phase that is not the last.
+        """
         membership = client.membership
         generation = _generation(membership.snapshot())
         reported = ("", "")
@@ -216,7 +219,7 @@ class _ByHand:
     def _stand(
         self, snapshot: Snapshot, known: Snapshot, pod_uid: str, generation: int
     ) -> tuple[str, str, str]:
-        """Tell the phase, a sentence, and the ending; ``known`` has the drain as last seen."""
+        """Return the phase, a sentence and the outcome; ``known`` has the drain as last seen."""
         record = snapshot.drains.get(pod_uid)
         if record is None:
             if _began_anew(snapshot, generation):
@@ -236,10 +239,10 @@ class _ByHand:
         return phase.name, phase.sentence, phase.outcome
 
     def _is_cancelled(self, snapshot: Snapshot, known: Snapshot, pod_uid: str) -> bool:
-        """Whether somebody has taken the drain off the record.
+        """Decide whether a user has cancelled the drain; its record is gone.
 
-        Whoever does writes the incarnation of the member, unchanged; a registration after a restore
-        of the store changes it.
+        A cancellation rewrites the member's incarnation with the same number; a registration after
+        a restore of the store changes the number.
         """
         drain, before = known.drains.get(pod_uid), known.incarnations.get(self._member)
         now = snapshot.incarnations.get(self._member)
@@ -255,7 +258,7 @@ def _generation(snapshot: Snapshot) -> int:
 
 
 def _began_anew(snapshot: Snapshot, generation: int) -> bool:
-    """Whether the job is not in ``generation`` any more: drains of that are nobody's."""
+    """Return whether the job has left ``generation``; its drains have no effect any more."""
     return snapshot.job is None or snapshot.job.generation != generation
 
 
@@ -266,7 +269,7 @@ async def _change_from(membership: Membership, snapshot: Snapshot, timeout_s: fl
 
 
 def requester(host: str) -> str:
-    """Who asks, for the record: ``user@host``, by number where the user has no name."""
+    """Return the author of a request, ``user@host``; the user's number if it has no name."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -279,10 +282,10 @@ async def write(
     client: JobClient,
     plan: Callable[[Snapshot], tuple[list[Compare], list[Operation]] | None],
 ) -> None:
-    """Carry out what ``plan`` makes of the newest snapshot, anew until nothing came between.
+    """Write what ``plan`` makes of the newest snapshot; plan again after a conflicting write.
 
     Raises ``StoreError`` after ``WRITE_TIMEOUT_S``, ``StoreRefused`` at once; ``plan`` returns None
-    once it is done.
+    once nothing is left to write.
     """
     store, mirror, membership = client.store, client.mirror, client.membership
     try:
@@ -291,8 +294,8 @@ async def write(
                 try:
                     result = await store.txn(*planned)
                 except StoreAmbiguous:
-                    # A read tells whether it was applied, or is planned anew; should it land yet,
-                    # the compares let only one of the two through.
+                    # After a read, ``plan`` sees whether the write was applied, or plans it again;
+                    # should the first one still land, the compares let only one of the two pass.
                     read = await store.range(client.keys.job, timeout_s=WRITE_TIMEOUT_S)
                     await mirror.reached(read.revision)
                     continue
@@ -313,7 +316,10 @@ async def write(
 
 
 async def _applied(store: Store, operations: Sequence[Operation]) -> int | None:
-    """The revision at which the store shows ``operations`` (puts and deletes); None if not."""
+    """Return the revision at which the store shows ``operations`` as applied; None if it does not.
+
+    Only puts and deletes are checked.
+    """
     touched = [one for one in operations if isinstance(one, (Put, Delete))]
     read = await store.txn([], [Range(one.key) for one in touched])
     for one, response in zip(touched, read.responses, strict=True):

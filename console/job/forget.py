@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster forget``: train from scratch where a job has saved something before."""
+"""``muster forget``: lets a job train from scratch although it has saved before."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def forget(config: JobConfig) -> int:
 
 
 async def _forget(config: JobConfig) -> str:
-    """Write it; return what became of it, in a sentence."""
+    """Forget the last commit; return a sentence about the result."""
     keys = JobKeys(config.namespace, config.job)
     async with connected(config) as client:
         before = client.membership.snapshot()
@@ -65,10 +65,10 @@ async def _forget(config: JobConfig) -> str:
 def forgetting(
     keys: JobKeys, snapshot: Snapshot, author: str, at_unix_s: float, present: list[str]
 ) -> tuple[list[Compare], list[Operation]] | None:
-    """Plan to forget the last commit; None where nothing is left to forget.
+    """Return the transaction that forgets the last commit; None if there is nothing to forget.
 
-    The record stays, for the epochs of later commits have to be above its own. ``present`` are the
-    history keys known to be there.
+    A readable record stays, marked, because later commits need epochs above its own. ``present``:
+    the history keys that are known to exist.
     """
     last = snapshot.commit_to_start_from
     if last is not None:

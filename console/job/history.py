@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster history``: what happened to a job."""
+"""``muster history``: the recorded events of a job."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from console.wrapping import wrapped
 from rdzv.records.history import HistoryEntry
 
 OMITTED = frozenset({"pod_uid"})
-"""For machines: in JSON alone."""
+"""Details for programs: shown in JSON only."""
 
 INDENT = len("2026-01-02T03:04:05Z  quarantine ")
-"""Of what stands below the sentence."""
+"""Indent of the lines below the sentence."""
 
 
 @click.command(
@@ -64,7 +64,7 @@ def _line(entry: HistoryEntry) -> str:
 
 
 def _wrapped(entry: HistoryEntry) -> str:
-    """For a terminal: the sentence, and its details below it."""
+    """Format an entry for a terminal: the sentence, with its details below it."""
     details = printable("  ".join(_details(entry)))
     lines = [printable(_sentence(entry)), *([" " * INDENT + details] if details else [])]
     return "\n".join(wrapped(line, sys.stdout, INDENT) for line in lines)

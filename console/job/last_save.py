@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job has saved last, and how many steps it would train again: for people."""
+"""A job's last save and its steps at risk, for display."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 NAMED_MAX = 3
-"""So many members are named of those that have saved something newer."""
+"""The most members to name of those that have saved a newer step."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastSave:
-    """``step``: the newest that all ranks have saved, None for none; ``periodic``: without a drain.
+    """The newest saved step of a job, and the steps since.
 
-    ``newest``: a later one that not all have saved, those of ``newest_of`` have; else None.
-    ``seen_step`` is the furthest that the world was seen at, None while it is not told. Times are
-    of the wall clocks of who wrote it, 0.0 where that was not told.
+    ``step``: the newest that all ranks have saved, or None; ``periodic``: no commit asked for it.
+    ``newest``: a later step that only the members ``newest_of`` have saved, or None. ``seen_step``:
+    the furthest step that the world has reported, or None. Times are by the writer's wall clock,
+    0.0 if unknown.
     """
 
     step: int | None
@@ -28,13 +29,13 @@ class LastSave:
 
     @property
     def steps_at_risk(self) -> int | None:
-        """How many steps would be trained again, as far as is known; None where no world tells."""
+        """The steps that would be trained again, as far as known; None if no world reports any."""
         if self.seen_step is None:
             return None
         return max(0, self.seen_step - (self.step or 0))
 
     def sentence(self, now_unix_s: float) -> str:
-        """Say it in a line."""
+        """Describe the last save and the steps at risk in one line."""
         saved = "no step is saved by all ranks"
         if self.step is not None:
             cause = "periodic save" if self.periodic else "commit"
@@ -52,7 +53,7 @@ class LastSave:
         return "; ".join(parts)
 
     def as_json(self) -> dict[str, object]:
-        """Give its fields."""
+        """Return the fields for JSON output; ``step`` is the newest saved by any rank."""
         newer = self.newest is not None
         return {
             "step": self.newest if newer else self.step,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a store cannot be reached, in few words: grpc and OpenSSL use many."""
+"""Short causes of an unreachable store: the messages of grpc and OpenSSL are long."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _CAUSES = (
     ("ssl", "TLS fails: http:// and https:// may be mixed up"),
     ("deadline", "it does not answer"),
 )
-"""What an error of a connection has in it, in lower case; the first that fits counts."""
+"""Signs in a connection error, in lower case, with their causes; the first match counts."""
 
 
 def cause(trouble: str) -> str:
-    """Say what an error of a connection comes down to; an unknown one as it is."""
+    """Return the short cause of a connection error; an unknown error is returned as it is."""
     lower = trouble.lower()
     causes = (sentence for sign, sentence in _CAUSES if sign in lower)
     return next(causes, trouble or "it does not answer")
 
 
 def endpoint_is_local(endpoint: str) -> bool:
-    """Whether an endpoint is on this machine, and without TLS: ``muster store`` can be it."""
+    """Return whether an endpoint is local and without TLS: ``muster store`` could serve it."""
     return endpoint.startswith(("127.", "localhost:", "[::1]:"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows views: JSON lines for machines, a table on a terminal, plain columns elsewhere."""
+"""Output of views: JSON lines for programs, a table on a terminal, plain columns elsewhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CLOCK_INTERVAL_S = 1.0
 
 WHY_MIN = 30
-"""Sentences that get fewer columns than this stand below their table."""
+"""Sentences that would get fewer columns than this are printed below their table."""
 
 COLUMN_GAP = 2
 
@@ -44,7 +44,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Face:
-    """How one command shows a view: as grids, as a line for each change, and as JSON."""
+    """The forms in which a command shows a view: grids, one line per change, and JSON."""
 
     grids: Callable[[JobView], Sequence[Grid]]
     line: Callable[[JobView], str]
@@ -60,9 +60,10 @@ def show(
     interval_s: float,
     aside: Callable[[], Coroutine[None, None, None]] | None = None,
 ) -> None:
-    """Show the job once, or follow it until Ctrl-C, at most every ``interval_s``.
+    """Show the job once, or follow it until Ctrl-C, at most once per ``interval_s``.
 
-    ``aside`` asks for whatever else ``face`` shows: beside the one look, or before following.
+    ``aside`` fetches what else ``face`` shows: concurrently with the single read, or before
+    following.
     """
     if not watch:
         view = asyncio.run(_look(config, aside))
@@ -96,7 +97,7 @@ async def _look(
 async def _follow_in_lines(
     config: JobConfig, face: Face, interval_s: float, *, as_json: bool
 ) -> None:
-    """Print a line whenever it changes."""
+    """Print the view as one line, and again whenever that line changes."""
     printed = ""
     async with following(config) as views:
         async for view in views:
@@ -109,7 +110,7 @@ async def _follow_in_lines(
 
 
 async def _follow_on_terminal(config: JobConfig, face: Face, interval_s: float) -> None:
-    """Redraw at each change, and the clock above once a second."""
+    """Redraw the view at each change, and the clock above it once a second."""
     from rich.live import Live
 
     with Live(auto_refresh=False) as live:
@@ -128,13 +129,13 @@ async def _follow_on_terminal(config: JobConfig, face: Face, interval_s: float) 
 
 
 def _room_for_why(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int:
-    """Columns that the others leave for the last one, which is for sentences."""
+    """Return the width that the other columns leave for the last one, which holds sentences."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     return width - sum(width + COLUMN_GAP for width in widths[:-1])
 
 
 def _clock(now: datetime, *, current: bool) -> Grid:
-    """Say when it is, and whether the store still tells of changes."""
+    """Return a title with the time of day and, if the store is silent, a remark on that."""
     silence = "" if current else "; the store does not answer: this is what it said last"
     return Grid(f"{now:%H:%M:%S}{silence}", (), ())
 
@@ -163,7 +164,7 @@ def _table(grids: Sequence[Grid], width: int) -> RenderableType:
         if shown:
             shown.append(Text())
         if not grid.rows:
-            # Headings over nothing say nothing; a table without columns not even its title.
+            # Leave out headings without rows; rich would not even show the title without columns.
             shown.append(Text(printable(grid.title)))
             continue
         rows = [[printable(cell) for cell in row] for row in grid.rows]

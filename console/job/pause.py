@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster pause`` and ``muster resume``: all save and leave; the next start goes on from there."""
+"""``muster pause``, ``muster resume``: all ranks save and leave; the next start goes on there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Operation, Put
 
 STATUS = {"paused": 0, "resumed": 4, "unsaved": 6}
-"""Exit status by how the wait ended."""
+"""Exit status by the outcome of the wait."""
 
 RoundName = tuple[str, int]
 """The run and the number of a round that trains."""
@@ -36,7 +36,7 @@ RoundName = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class PausePhase:
-    """How far a pause is. ``ending`` is set once it is over: a key of ``STATUS``."""
+    """The progress of a pause. ``ending`` is set once it is over: a key of ``STATUS``."""
 
     name: str
     sentence: str
@@ -44,9 +44,9 @@ class PausePhase:
 
 
 def phase_of(view: JobView, ended: RoundName | None) -> tuple[PausePhase, RoundName | None]:
-    """Tell the phase; ``ended`` is the world that trained when it was last told, and the next one.
+    """Return the phase, and the world that trains now; ``ended`` is the world last seen training.
 
-    Where several runs train, the phase is that of the newest.
+    If several runs train, the phase is that of the newest.
     """
     job, commit = view.job, view.snapshot.commit
     if job is None or not job.paused:
@@ -157,7 +157,7 @@ def _check(job: str, snapshot: Snapshot) -> None:
 async def _write(
     config: JobConfig, client: JobClient, what: Happening, why: str, *, paused: bool
 ) -> bool:
-    """Write it, and return whether it was to do."""
+    """Write ``paused`` into the job's record; return whether that changed it."""
     changed = False
 
     def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
@@ -178,9 +178,10 @@ async def _write(
 async def _follow(
     client: JobClient, world: RoundName | None, stays: str, *, to_the_end: bool, as_json: bool
 ) -> int:
-    """Tell each phase; return how it ended, or 0 after the first where that is not awaited.
+    """Report each phase; return the exit status of the outcome, or 0 without ``to_the_end``.
 
-    ``stays``: what is so while the store does not answer.
+    Without ``to_the_end`` it returns after the first phase. ``stays``: the state of the job while
+    the store does not answer, for the error.
     """
     told: PausePhase | None = None
     while True:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a job from the store, once or for as long as somebody looks."""
+"""Reading of a job from the store, once or continuously."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rdzv.store.open import open_store
 REACH_TIMEOUT_S = 5.0
 
 SILENCE_S = 120.0
-"""Whoever waits for news gives up once a store that must have some has been silent for so long:
-longer than etcd takes to come back after a restart."""
+"""Timeout of a wait for changes while the store is silent: longer than etcd takes to come back
+after a restart."""
 
 
 async def look(config: JobConfig) -> JobView:
     """Read the job once.
 
-    Raises ``StoreUnavailable`` after ``REACH_TIMEOUT_S``, ``JobNotFound``.
+    Raises ``StoreUnavailable`` after ``REACH_TIMEOUT_S``, ``JobNotFound`` if it has no key.
     """
     keys = JobKeys(config.namespace, config.job)
     store = open_store(config.access)
@@ -51,12 +51,12 @@ async def look(config: JobConfig) -> JobView:
 
 @asynccontextmanager
 async def connected(config: JobConfig) -> AsyncIterator[JobClient]:
-    """Follow the job in a store that may also be written to.
+    """Yield a client that follows the job in the store and may write to it.
 
-    Raises ``StoreUnavailable`` if the first read takes longer than ``REACH_TIMEOUT_S``; later on
-    the last view stays.
+    Raises ``StoreUnavailable`` if the first read takes longer than ``REACH_TIMEOUT_S``; in a later
+    outage the client keeps its last view.
     """
-    # An outage is told once, in a sentence for people.
+    # The command reports an outage once, in a sentence for its user.
     logging.getLogger(Mirror.__module__).setLevel(logging.ERROR)
     store = open_store(config.access)
     client = JobClient.of(store, JobKeys(config.namespace, config.job), clock=monotonic)
@@ -74,7 +74,7 @@ async def connected(config: JobConfig) -> AsyncIterator[JobClient]:
 
 @asynccontextmanager
 async def following(config: JobConfig) -> AsyncIterator[AsyncIterator[JobView]]:
-    """Follow the job: gives an iterator of views, one at first and one after each change.
+    """Follow the job: yield an iterator of views, one at first and one after each change.
 
     Raises as ``connected`` does.
     """
@@ -83,17 +83,17 @@ async def following(config: JobConfig) -> AsyncIterator[AsyncIterator[JobView]]:
 
 
 def present_view(client: JobClient) -> JobView:
-    """Look at the job as it is in the mirror now."""
+    """Return the job as the mirror has it now."""
     return view_of(client.keys, client.membership.snapshot(), client.mirror.kvs.values())
 
 
 async def news(
     mirror: Mirror, change: Callable[[], Coroutine[None, None, None]], meanwhile: str
 ) -> None:
-    """Wait for ``change``, for as long as the store answers.
+    """Wait for ``change`` while the store answers.
 
-    Raises ``StoreUnavailable`` after ``SILENCE_S`` without an answer, which says what goes on
-    ``meanwhile``.
+    Raises ``StoreUnavailable`` after ``SILENCE_S`` without an answer; its message contains
+    ``meanwhile``, the state that goes on.
     """
     silent = 0
     while silent * HEALTHY_S < SILENCE_S:
@@ -101,8 +101,8 @@ async def news(
             async with asyncio.timeout(HEALTHY_S):
                 return await change()
         except TimeoutError:
-            # By looks, not by the clock: a command that was stopped for a while (Ctrl-Z) has not
-            # heard of anything either.
+            # Count checks, not time: a command that was suspended (Ctrl-Z) has not received
+            # anything meanwhile either.
             silent = 0 if mirror.healthy(mirror.clock()) else silent + 1
     raise StoreUnavailable(
         f"the store has not answered for {SILENCE_S:g} s: {meanwhile}; see muster status, or wait"

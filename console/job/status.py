@@ -24,7 +24,7 @@ from rdzv.store.etcd.admin import auth_enabled
 TOPOLOGY = "TOPOLOGY"
 
 AUTH_TIMEOUT_S = 2.5
-"""For an answer from the next endpoint, where the first one is dead: an attempt is 1 s at first."""
+"""Leaves time for the next endpoint if the first is dead: the first attempt takes 1 s."""
 
 
 @click.command(
@@ -57,24 +57,24 @@ def status(config: JobConfig, as_json: bool, watch: bool, interval_s: float, wid
 
 
 class Authentication:
-    """Whether the store requires authentication; None if it does not tell."""
+    """The store's authentication: ``enabled`` is None if the store does not tell."""
 
     def __init__(self) -> None:
         self.enabled: bool | None = None
         self._trouble = ""
 
     async def ask(self, access: Access) -> None:
-        """Ask the store."""
+        """Ask the store whether authentication is on."""
         try:
             self.enabled = await auth_enabled(access, timeout_s=AUTH_TIMEOUT_S)
         except StoreRefused:
-            # A server that has no such question: the embedded one, or etcd before 3.5.
+            # A server without this request: the embedded one, or etcd before 3.5.
             return
         except StoreError as error:
             self._trouble = str(error)
 
     def warnings(self) -> list[Grid]:
-        """Give the warning about it, if any."""
+        """Return the warning about authentication, if any."""
         if self._trouble:
             sentence = f"whether authentication is on is unknown: {self._trouble}"
         elif self.enabled is False:
@@ -109,7 +109,7 @@ _MORE: Mapping[str, Callable[[Member], str]] = {
     "VERSION": lambda member: member.version or "-",
     TOPOLOGY: lambda member: member.topology or "-",
 }
-"""The columns of ``--wide``; that of topologies only where a member has one."""
+"""The columns of ``--wide``; the topology only if a member has one."""
 
 
 def _grids(view: JobView, *, wide: bool) -> list[Grid]:
@@ -139,7 +139,7 @@ def _grids(view: JobView, *, wide: bool) -> list[Grid]:
 
 
 def _shards(view: JobView) -> list[Grid]:
-    """How far each data set is that is handed out in shards, and what is wrong with it."""
+    """Return the progress of the data sets that are handed out in shards, and their warnings."""
     known = [(name, progress(ledger)) for name, ledger in view.shards.items()]
     rows = tuple(
         (name, str(one.epoch), *(f"{n:.1f}" for n in (one.open, one.leased, one.trained, one.done)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job as the store sees it: what one read of its keys says, ready to be shown."""
+"""A job as stored: the content of its keys at one revision, ready to be shown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORESEEN = "scaling down takes it first"
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One torch rendezvous: its newest round, and who takes part or waits."""
+    """One torch rendezvous: its newest round, and the nodes that take part or wait."""
 
     run_id: str
     round: Round
@@ -37,7 +37,7 @@ class RunView:
 
     @property
     def state(self) -> str:
-        """Where the round stands, in a word or two."""
+        """The state of the round, in a word or two."""
         if self.round.closed:
             return f"closed ({self.round.closed})"
         if self.round.finishing:
@@ -46,7 +46,7 @@ class RunView:
 
     @property
     def places(self) -> Places:
-        """Who has a place in the round, and who asks for one."""
+        """The members that have a place in the round, and those that ask for one."""
         frozen = {seat.member: seat for seat in self.round.frozen}
         gone = {
             node.member
@@ -61,7 +61,7 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job at one revision. ``job`` is None where no member has ever registered."""
+    """One job at one revision. ``job`` is None if no member has ever registered."""
 
     namespace: str
     name: str
@@ -70,11 +70,11 @@ class JobView:
     runs: tuple[RunView, ...]
     history: tuple[HistoryEntry, ...]
     bypasses: Mapping[str, Bypass]
-    """By member: what is wrong with the launcher beside its sidecar."""
+    """By member: the fault of the launcher beside its sidecar."""
     saves: Mapping[str, PodSaves]
-    """By member: what its ranks have saved, as told in some round."""
+    """By member: the saves of its ranks, as reported in some round."""
     shards: Mapping[str, ShardLedger] = field(default_factory=dict)
-    """By data set: what is known of it where it is handed out in shards."""
+    """By data set that is handed out in shards: its ledger."""
 
     @property
     def job(self) -> Job | None:
@@ -83,13 +83,13 @@ class JobView:
 
     @property
     def places(self) -> Places:
-        """Who has a place in the run that counts."""
+        """The places in the run that counts."""
         newest = _newest(self.runs)
         return newest.places if newest else NO_ROUND
 
     @property
     def pause(self) -> str:
-        """Say since when the job is paused, by whom and why; empty if it is not."""
+        """A sentence on the pause: since when, by whom and why; empty if the job is not paused."""
         if self.job is None or not self.job.paused:
             return ""
         ignored = "" if self.snapshot.all_know_sizes else ", once no sidecar of 0.1.0 is there,"
@@ -100,7 +100,7 @@ class JobView:
         return f"paused{ignored} since {since} by {last.member}: {last.why}"
 
     def awaited(self, run: RunView, now_unix_s: float) -> str:
-        """Say what a round that is forming waits for, and since when; empty for another one."""
+        """Describe what a forming round waits for, and since when; empty for any other round."""
         rules = self.snapshot.rules
         if run.state != "forming" or rules is None or rules.paused:
             return ""
@@ -125,7 +125,7 @@ class JobView:
 
     @property
     def last_save(self) -> LastSave | None:
-        """What is known of saves and of the steps since; None where nothing is told."""
+        """The last save and the steps since, as far as known; None if nothing is."""
         run = _newest(self.runs)
         told = _told(run, self.saves) if run is not None and run.round.complete else []
         last = self.snapshot.commit_to_start_from
@@ -145,7 +145,7 @@ class JobView:
         )
 
     def members(self) -> list[tuple[Member, str, str]]:
-        """Every member with its state, why it is not listed, what is wrong with its launcher."""
+        """Return every member with its state, the reason for it, and its launcher's fault."""
         first, foreseen = first_to_go(self.listing), {True: FORESEEN, False: ""}
         states = [
             *(
@@ -168,7 +168,7 @@ class JobView:
         return f"needed for min, or it would be {quarantine.sentence}" if quarantine else ""
 
     def _held_back(self, member: Member) -> str:
-        """Say why ``member`` has no place, and who has it if it should be its own by age."""
+        """Explain why ``member`` has no place, and which younger member has it, if any."""
         younger = [m.name for m in self.listing.listed if m.age_order > member.age_order]
         here = len(self.listing.listed)
         full = self.job is None or here >= self.job.max_workers
@@ -197,13 +197,13 @@ class JobView:
         )
 
     def hosts(self) -> list[tuple[Host, Member]]:
-        """What Horovod is told, host by host."""
+        """Return the hosts that Horovod may use, each with its member."""
         pairs = ((host_of(member), member) for member in listing.decide(self.snapshot).listed)
         return [(host, member) for host, member in pairs if host is not None]
 
 
 def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobView:
-    """Look at a job's membership and its other keys; a record that cannot be read is left out."""
+    """Build the view from a job's membership and its other keys; omit unreadable records."""
     kvs = tuple(kv for kv in kvs if spelled(kv.key[len(keys.prefix) :]))
     generation = keys.in_generation(snapshot.job.generation if snapshot.job else 1)
     runs, sets = _runs(generation, kvs), ShardView(keys, kvs)
@@ -222,13 +222,13 @@ def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobVi
 
 
 def moment(unix_s: float) -> str:
-    """Spell a moment in UTC."""
+    """Format a Unix time in UTC as ISO 8601, to the second."""
     spelt = datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
     return spelt.replace("+00:00", "Z")
 
 
 def _told(run: RunView, saves: Mapping[str, PodSaves]) -> list[PodSaves]:
-    """What the pods of the run's round have told of it, in rank order."""
+    """Return what the pods of the run's round have reported in that round, in rank order."""
     told = (saves.get(seat.member) for seat in run.round.frozen)
     here = (run.run_id, run.round.number)
     return [one for one in told if one is not None and (one.run, one.round) == here]
@@ -246,7 +246,7 @@ def _saves(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> dict[str, PodSaves]
 
 
 def _newest(runs: Iterable[RunView]) -> RunView | None:
-    """Choose the run whose places count, as sidecars do."""
+    """Choose the run whose places count, as sidecars do; None if all are closed."""
     return max(
         (run for run in runs if not run.round.closed),
         key=lambda run: (run.round.complete, run.round.mod_revision, run.run_id),

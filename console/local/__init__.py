@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster local``: an elastic job on one machine, and what it shows."""
+"""``muster local``: an elastic job on one machine, and its output."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command line of ``muster local`` asks for; all its faults are told at once."""
+"""The request made by a command line of ``muster local``; it reports all faults at once."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Read = TypeVar("Read")
 class Options:
     """The options and the command, as the user gave them.
 
-    ``…_text``: read as the sidecars read the setting of that name. ``restarts_given``: it is not
-    the default.
+    ``…_text``: parsed as the sidecars parse the setting of that name. ``restarts_given``:
+    ``restarts`` is not the default.
     """
 
     nodes: int
@@ -61,7 +61,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class LocalRequest:
-    """A run without a fault in it: what it is, what happens in it, where its files go."""
+    """A valid run: its settings, its events, and the directories of its files."""
 
     settings: LocalSettings
     events: Sequence[Event]
@@ -69,7 +69,7 @@ class LocalRequest:
 
 
 def read_request(options: Options) -> LocalRequest:
-    """Read all of ``options`` and make the directories that they name.
+    """Parse all of ``options`` and create the directories that they name.
 
     Raises ``ConfigError`` with a line for each fault.
     """
@@ -147,7 +147,7 @@ def _faults_of_launch(line: LaunchLine | HorovodLine | None, options: Options) -
         yield f"{line.script}: there is no such file for torchrun to start"
     if not isinstance(line, HorovodLine):
         return
-    # What is said to torchrun alone.
+    # Options of torchrun only.
     if options.native:
         yield "--native compares torchrun's own rendezvous; horovodrun has none: leave it out"
     if options.restarts_given:
@@ -174,7 +174,7 @@ def _make_directory(place: tuple[str, Path]) -> None:
 
 
 def _read_as_sidecar(given: tuple[str, str, str]) -> Any:
-    """Read a text as the sidecars will; ``given``: flag, name of the setting there, text."""
+    """Parse a text as the sidecars will; ``given``: flag, name of the sidecar's setting, text."""
     flag, name, text = given
     setting = settings_of(Config)[name]
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster local`` from its first line to its last: sets up, shows, reports, leaves nothing."""
+"""``muster local`` from its first line to its last: set-up, display, report and clean-up."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ REDRAW_INTERVAL_S = 0.25
 TAIL_LINES = 15
 
 INDENT = 32
-"""Columns before what a moment says."""
+"""Columns before the detail of a moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Directories:
-    """``logs`` is kept; ``report`` is written at the end where it is wanted."""
+    """The directories of a run: ``logs`` is kept; ``report`` is for the report, None without."""
 
     logs: Path
     report: Path | None
@@ -60,9 +60,9 @@ async def run_session(
     *,
     as_json: bool = False,
 ) -> int:
-    """Run the job and show it; returns the exit status of ``muster local``.
+    """Run the job and show it; return the exit status of ``muster local``.
 
-    ``as_json`` prints each moment as an object of JSON, and nothing else.
+    ``as_json`` prints each moment as a JSON object, and nothing else.
     """
     repeats = Repeats()
 
@@ -117,9 +117,9 @@ async def run_session(
 
 
 def _print_line(screen: Console, text: str, indent: int | None = None) -> None:
-    """Print as it is: no colours guessed, and no path broken in two.
+    """Print a line as it is, without guessed colours and without breaking a path in two.
 
-    ``indent``: on a terminal it is broken at words, and what follows stands so far in.
+    ``indent``: on a terminal the line is wrapped at words, with this indent for the later lines.
     """
     if indent is not None and screen.is_terminal:
         text = broken(text, screen.width, indent)
@@ -128,9 +128,10 @@ def _print_line(screen: Console, text: str, indent: int | None = None) -> None:
 
 @asynccontextmanager
 async def _swept(run: str) -> AsyncIterator[Path]:
-    """The nodes' disks; whatever the run has left is ended, also where this process is killed.
+    """Yield the directory of the nodes' disks; end the run's processes after use.
 
-    The directory's name is short because a unix socket's path has 107 bytes at most.
+    A sweeper ends them, even if this process is killed. The directory's name is short because a
+    unix socket's path has 107 bytes at most.
     """
     adopt_orphans()
     directory = await asyncio.to_thread(tempfile.mkdtemp, prefix="muster-")
@@ -149,7 +150,7 @@ async def _swept(run: str) -> AsyncIterator[Path]:
 
 
 class _Stop:
-    """Ctrl-C or SIGTERM ends the run gently, a second one at once."""
+    """The handler of Ctrl-C and SIGTERM: one ends the run gently, a second one at once."""
 
     def __init__(self, run: LocalRun) -> None:
         self.signal: signal.Signals | None = None
@@ -191,7 +192,7 @@ async def _table(screen: Console, run: LocalRun) -> AsyncIterator[None]:
 
 
 def _show_last_words(screen: Console, run: LocalRun, status: int) -> None:
-    """What the job said last: of its result where it finished, of its failure where not."""
+    """Print the job's last output: its result if it finished, else its failure."""
     failed = next((ending.node for ending in run.endings if ending.how == "failed"), None)
     rank_0 = run.last_leader or run.rounds.last_rank_0
     speaker = LAUNCHER if LAUNCHER in run.nodes else rank_0 if status == 0 else failed
@@ -205,7 +206,7 @@ def _show_last_words(screen: Console, run: LocalRun, status: int) -> None:
 
 
 def _show_traceback(screen: Console, failure: WorkerFailure) -> None:
-    """What the worker said whose error ended the job."""
+    """Print the traceback of the worker whose error ended the job."""
     if failure.traceback:
         _print_line(screen, "\nTraceback (most recent call last):")
         for line in failure.traceback[-TAIL_LINES:]:
@@ -215,7 +216,7 @@ def _show_traceback(screen: Console, failure: WorkerFailure) -> None:
 def _write_report(
     directory: Path, settings: LocalSettings, timeline: Timeline, status: int
 ) -> bool:
-    """Write it, and return whether that was possible: the status of the job stays what it is."""
+    """Write the report; return whether that worked. A failure leaves the job's status as it is."""
     report = timeline.to_json(settings.line.command, status)
     try:
         _replace(directory / "timeline.json", json.dumps(report, indent=1) + "\n")
@@ -227,7 +228,7 @@ def _write_report(
 
 
 def _replace(path: Path, text: str) -> None:
-    """Rename a file into place, so that a full disk leaves no half of one."""
+    """Write a file and rename it into place, so that a full disk leaves no half-written one."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.write_text(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store of a run: an embedded one or the user's etcd, and our own look into it."""
+"""The store of a run: an embedded one or the user's etcd, and the client that follows the job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rdzv.store.open import open_store
 
 @asynccontextmanager
 async def following(settings: LocalSettings, rounds: RoundFollower) -> AsyncIterator[str]:
-    """Serve a store or use the user's, and let ``rounds`` follow the job; gives its endpoints."""
+    """Serve a store or use the user's, and let ``rounds`` follow the job; yield its endpoints."""
     async with AsyncExitStack() as stack:
         access = settings.access
         if access is None:

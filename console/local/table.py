@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The live table of a terminal: each node, its state, its ranks and how far they are."""
+"""The live table of a terminal: each node, its state, its ranks and their step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from console.local.nodes.node import State
 from console.local.nodes.run import LocalRun
 
 _STYLES: dict[State, str] = {
-    # Of the 256 colours, such as are readable on a dark ground and on a light one.
+    # Of the 256 colours, those that are readable on a dark background and on a light one.
     "running": "green4",
     "done": "green4",
     "spare": "dim",
@@ -27,11 +27,11 @@ _STYLES: dict[State, str] = {
 
 
 STEPS_UNKNOWN_AFTER_S = 10.0
-"""So long after its round began, a script that has told no step probably tells none."""
+"""Time after the start of a round when a script without a reported step probably reports none."""
 
 
 def draw_table(run: LocalRun) -> Table:
-    """Draw the nodes as they are now; a column that has nothing to say is left out."""
+    """Draw the nodes as they are now; the column of steps only if a script reports any."""
     table = Table(title=_title(run), title_justify="left", title_style="bold")
     stepped = any(run.progress.values())
     headings = ["node", "state", "ranks", *(["step"] if stepped else []), "restarts"]
@@ -52,7 +52,7 @@ def draw_table(run: LocalRun) -> Table:
 
 
 def _title(run: LocalRun) -> str:
-    """The world, how long the run has lasted, and what comes next."""
+    """Return the title: the world, the duration of the run so far, and the next event."""
     now_s = run.now_s
     leader, rounds = run.leader, run.rounds
     if leader is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``muster doctor`` does with ``--cluster``: by a kubeconfig, or as a pod of the cluster."""
+"""``muster doctor --cluster``: reaches the cluster by a kubeconfig, or as a pod of the cluster."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from controller.cluster.kubeconfig import VARIABLE, KubeconfigAccess
 
 
 def cluster_findings(kubeconfig: str | None) -> list[Finding]:
-    """Examine the cluster; raises ``ConfigError`` and ``ClusterError``."""
-    logging.getLogger("controller").setLevel(logging.ERROR)  # what it warns of is a finding
+    """Examine the cluster and return the findings; raises ``ConfigError`` and ``ClusterError``."""
+    logging.getLogger("controller").setLevel(logging.ERROR)  # its warnings are findings
     in_pod = kubeconfig is None and VARIABLE not in os.environ and (FOLDER / "token").is_file()
     access = ClusterAccess.of(os.environ) if in_pod else KubeconfigAccess.of(os.environ, kubeconfig)
     return asyncio.run(_findings(access))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at a cluster for ``muster doctor --cluster``: reads, and a pod made in a dry run."""
+"""The examination of a cluster for ``muster doctor --cluster``: reads, and a pod in a dry run."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 PAGE = 500
 SECRETS_MOST = 50
-"""Of those that pods name; one job has one. Each is read by itself."""
+"""The most Secrets to read of those that pods name: each is one request. A job has one Secret."""
 OURS = "labelSelector=app.kubernetes.io%2Fname%3Dmuster"
 PROBE_TIMEOUT_S = 60.0
-"""For the pod in a dry run: the API server asks one webhook after another, up to 30 s each."""
+"""Timeout of the dry run: the API server asks one webhook after another, up to 30 s each."""
 NOT_KNOWN = 401
 NOT_THERE = 404
 
 
 async def examine(api: ClusterApi, now: Callable[[], datetime]) -> Cluster:
-    """Look at everything; what is refused is told as unread.
+    """Examine the whole cluster; what the API server refuses to show is recorded as ``unread``.
 
-    Raises ``ClusterUnavailable``, and ``ConfigError`` where the API server does not know us.
+    Raises ``ClusterUnavailable``, and ``ConfigError`` if the API server does not know this user.
     """
     unread: dict[str, str] = {}
 
@@ -65,7 +65,7 @@ async def examine(api: ClusterApi, now: Callable[[], datetime]) -> Cluster:
         certificates |= await told("certificate", _certificates(api, namespace), {})
     pods = await told("injection", _pods(api), [])
     needed = needed_secrets(pods)
-    # Each by itself: who may read those of one namespace alone is told of that one.
+    # One request per Secret: a user with access to one namespace only still sees the ones there.
     secrets = {one: await told("access", _secret(api, *one), {}) for one in needed[:SECRETS_MOST]}
     probe = await _probe(api, now) if hooks else None
     renewed = await told("clocks", _renewed(api), {})
@@ -109,7 +109,7 @@ async def _parts(api: ClusterApi, namespace: str, plural: str) -> list[ChartPart
 
 
 async def _certificates(api: ClusterApi, namespace: str) -> dict[str, datetime]:
-    """The end of each certificate in a Secret of the chart."""
+    """Return the end of validity of each certificate in the chart's Secrets, by Secret and key."""
     found = {}
     async for one in _listed(api, f"{paths.core(namespace, paths.SECRETS)}?{OURS}"):
         for key, text in (one.get("data") or {}).items():
@@ -121,7 +121,10 @@ async def _certificates(api: ClusterApi, namespace: str) -> dict[str, datetime]:
 
 
 async def _pods(api: ClusterApi) -> list[Object]:
-    """Pods with the label, and those in namespaces with it that do not say no."""
+    """Return the unfinished pods that ask for a sidecar, by their own label or their namespace's.
+
+    In a namespace with the label, a pod may still opt out.
+    """
     selected = f"labelSelector={LABEL.replace('/', '%2F')}"
     found: dict[str, Object] = {}
     async for pod in _listed(api, f"/api/v1/pods?{selected}%3Dtrue"):
@@ -134,7 +137,7 @@ async def _pods(api: ClusterApi) -> list[Object]:
 
 
 def needed_secrets(pods: Sequence[Object]) -> list[tuple[str, str]]:
-    """Namespace and name of each Secret that pods have; those that pods wait for come first."""
+    """Return namespace and name of each Secret that pods use; those of pending pods come first."""
     found = [
         (pod["metadata"]["namespace"], name, _is_pending(pod))
         for pod in pods
@@ -146,7 +149,7 @@ def needed_secrets(pods: Sequence[Object]) -> list[tuple[str, str]]:
 
 
 async def _secret(api: ClusterApi, namespace: str, name: str) -> Object | None:
-    """A Secret; None where it is not there. Raises ``ClusterRefused`` where it may not be read."""
+    """Read a Secret; None if it does not exist. Raises ``ClusterRefused`` if reading is denied."""
     try:
         return await api.get(f"{paths.core(namespace, paths.SECRETS)}/{name}")
     except ClusterRefused as error:
@@ -156,7 +159,7 @@ async def _secret(api: ClusterApi, namespace: str, name: str) -> Object | None:
 
 
 def _asking(pod: Object, secrets: Mapping[tuple[str, str], Object | None]) -> AskingPod:
-    """A pod, and what is amiss with its Secrets; one that was refused says nothing."""
+    """Return a pod with the faults of its Secrets; one whose read was denied counts as sound."""
     metadata = pod["metadata"]
     images = [
         one["image"]
@@ -168,7 +171,7 @@ def _asking(pod: Object, secrets: Mapping[tuple[str, str], Object | None]) -> As
     read = {
         name: secrets[namespace, name] for name in _secrets(pod) if (namespace, name) in secrets
     }
-    # One that runs has the Secret that was there when it started.
+    # A pod that runs has got its Secret already, when it started.
     gone = [name for name, secret in read.items() if secret is None and _is_pending(pod)]
     fixed = [name for name, secret in read.items() if secret is not None and _is_fixed(secret)]
     image = images[0] if images else None
@@ -187,7 +190,7 @@ def _is_fixed(secret: Object) -> bool:
 
 
 def _secrets(pod: Mapping[str, Any]) -> list[str]:
-    """What the sidecar's own volume is made of."""
+    """Return the names of the Secrets in the pod's volumes that Muster has added."""
     volumes = pod["spec"].get("volumes") or []
     return [
         one["secret"]["secretName"]
@@ -205,7 +208,7 @@ def _is_over(pod: Mapping[str, Any]) -> bool:
 
 
 async def _probe(api: ClusterApi, now: Callable[[], datetime]) -> Probe:
-    """Make a labelled pod that fits every namespace, in a dry run, and look what became of it."""
+    """Create a labelled pod that every namespace admits, in a dry run; return the outcome."""
     context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     pod = {
         "apiVersion": "v1",
@@ -238,7 +241,7 @@ async def _probe(api: ClusterApi, now: Callable[[], datetime]) -> Probe:
     asked = now()
     try:
         made = await api.create(f"{paths.core(TRIED_IN, 'pods')}?dryRun=All", pod, PROBE_TIMEOUT_S)
-    except ClusterError as error:  # also where another webhook that is away lets no pod pass
+    except ClusterError as error:  # also if another webhook that is down blocks every pod
         return Probe(error=str(error))
     first = made["spec"].get("initContainers") or []
     created = made["metadata"].get("creationTimestamp")
@@ -258,7 +261,7 @@ async def _renewed(api: ClusterApi) -> dict[str, datetime]:
 
 
 async def _listed(api: ClusterApi, path: str) -> AsyncIterator[Object]:
-    """Every object of a list, page by page."""
+    """Yield every object of a list, page by page."""
     joined, more = "&" if "?" in path else "?", ""
     while True:
         read = await api.get(f"{path}{joined}limit={PAGE}{more}")

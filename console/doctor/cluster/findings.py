@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with Muster in a cluster, and what to do about it: pure, from what was seen."""
+"""Findings about Muster in a cluster, each with its remedy: a pure function of what was seen."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from console.doctor.cluster.seen import AskingPod, ChartPart, Cluster
 from console.doctor.diagnosis import SKEW_S, Finding
 
 OLDEST = (1, 29)
-"""Kubernetes knows native sidecars from there on."""
+"""The first version of Kubernetes with native sidecars."""
 SOON = timedelta(days=14)
-"""The controller renews a month before the end: who is nearer to it does not renew."""
+"""Validity left below which to warn: the controller should have renewed a month before the end."""
 LEASE_S = 40.0
-"""A node that has not renewed its lease for so long is away, as Kubernetes sees it."""
+"""Kubernetes counts a node as away if it has not renewed its lease for this long, in seconds."""
 NAMED_MOST = 5
 
 
 def findings_of(seen: Cluster) -> list[Finding]:
-    """Judge what was seen; the findings come in the order of ``docs/operations.md``."""
+    """Return the findings about a cluster, in the order of ``docs/operations.md``."""
     return [
         *_version(seen.server_version),
         *_chart(seen),
@@ -240,7 +240,8 @@ def _access(pods: Sequence[AskingPod], secrets_left: int) -> Iterator[Finding]:
 def _clocks(seen: Cluster) -> Iterator[Finding]:
     server = seen.probe.server_time if seen.probe else None
     if seen.probe is not None and server is not None:
-        # It tells whole seconds, of some moment since it was asked: other webhooks take their time.
+        # The server's time has whole seconds, and other webhooks may have delayed it after
+        # the request.
         ahead_s = (server - seen.now).total_seconds()
         behind_s = ((seen.probe.asked or seen.now) - server).total_seconds()
         if ahead_s > SKEW_S:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the doctor has seen of a cluster, before anybody has judged it. Pure."""
+"""The doctor's observations of a cluster, before any judgement. Pure data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A webhook that gives pods their sidecar: where it is served, and whether it is trusted."""
+    """A webhook that injects sidecars: its service, and whether the API server can verify it."""
 
     configuration: str
     namespace: str
@@ -20,7 +20,7 @@ class Hook:
 
 @dataclass(frozen=True, slots=True)
 class ChartPart:
-    """The controller, or etcd: how many of its pods are ready, what they are, of which chart."""
+    """The controller or etcd: its wanted and ready pods, their image, and the chart."""
 
     name: str
     wanted: int
@@ -31,10 +31,10 @@ class ChartPart:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What became of a labelled pod that was made in a dry run.
+    """The outcome of creating a labelled pod in a dry run.
 
-    ``error``: why there is no answer. ``server_time``: when it was made, by the API server's clock;
-    ``asked``: when the request began, by this machine's.
+    ``error``: the reason why there is no answer. ``server_time``: the pod's creation, by the API
+    server's clock; ``asked``: the start of the request, by this machine's.
     """
 
     injected: bool = False
@@ -47,9 +47,9 @@ class Probe:
 class AskingPod:
     """A pod that asks for a sidecar, or whose namespace does.
 
-    ``sidecar``: the image of the one that it has; None without. ``missing``: a Secret that it
-    needs and that is not there. ``immutable``: the controller's Secret that it has, where somebody
-    has made that so.
+    ``sidecar``: the image of its sidecar; None if it has none. ``missing``: a Secret that it needs
+    and that does not exist. ``immutable``: the controller's Secret that it uses, if a user has made
+    that immutable.
     """
 
     namespace: str
@@ -62,11 +62,12 @@ class AskingPod:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Everything that was seen at ``now``, by the clock of this machine.
+    """Everything that was seen of a cluster at ``now``, by the clock of this machine.
 
-    ``certificates``: the end of each, by Secret and key. ``secrets_left``: how many of the Secrets
-    that pods name were not read, as they are too many. ``renewed``: when each node's lease was, by
-    that node's clock. ``unread``: why something could not be looked at, by what it is.
+    ``certificates``: the end of validity of each, by Secret and key. ``secrets_left``: the number
+    of Secrets that pods name but that were not read, as there are too many. ``renewed``: the last
+    renewal of each node's lease, by that node's clock. ``unread``: the reason why something could
+    not be read, by its check.
     """
 
     now: datetime

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run is asked to do: the command line after ``--``, and the settings."""
+"""The parameters of a run: the command line after ``--``, and the settings."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""horovodrun's command line: what it may not say here, and what it must be told."""
+"""horovodrun's command line: the options that are refused here, and those that are added."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REFUSED = {
     **dict.fromkeys(INTERFACE, _LOOPBACK),
 }
 
-# On one machine what a newcomer imports is in memory: a loss need not stop the others for long.
+# On one machine a newcomer's imports are cached, so a loss need not stop the others for long.
 _DEFAULTS = {**DEFAULTS, GLOO_TIMEOUT: ("30",)}
 
 
@@ -41,7 +41,7 @@ _DEFAULTS = {**DEFAULTS, GLOO_TIMEOUT: ("30",)}
 class HorovodLine:
     """horovodrun's command as the user gave it; ``slots`` is its worker processes per node.
 
-    ``program`` are its first words, up to the options; ``given`` the options that it names.
+    ``program``: its first words, up to the options; ``given``: the options that it names.
     """
 
     command: tuple[str, ...]
@@ -52,7 +52,7 @@ class HorovodLine:
     def full_command(
         self, discovery: Path, *, nodes: int, min_nodes: int, max_nodes: int
     ) -> tuple[str, ...]:
-        """The command with all that horovodrun must be told; ``discovery`` is the script."""
+        """Build the command with all options that horovodrun needs; ``discovery`` is the script."""
         start = max(min_nodes, min(nodes, max_nodes))
         options = {
             "-np": (f"{start * self.slots}",),
@@ -67,7 +67,7 @@ class HorovodLine:
 
 
 def read_horovod_line(command: Sequence[str], program: int) -> HorovodLine:
-    """Check a command of which the first ``program`` words are horovodrun itself.
+    """Parse and check a command whose first ``program`` words are horovodrun itself.
 
     Raises ``ConfigError`` with one sentence.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command after ``--``: which launcher it is, and what it may not say.
+"""The command after ``--``: its launcher, and the options that are refused here.
 
-torchrun's command line is read as torchrun reads it: ``-`` and ``_`` are the same, and a unique
-beginning of an option stands for the whole.
+torchrun's command line is parsed as torchrun parses it: ``-`` and ``_`` are the same, and a unique
+prefix of an option stands for the whole.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _MODULES = {"torch.distributed.run": "torchrun", "horovod.runner.launch": "horov
 class LaunchLine:
     """torchrun's command as the user gave it; ``slots`` is its worker processes per node.
 
-    ``max_restarts`` is None where the command does not say it; ``script`` is the file that each
-    node needs, None for a module or another program.
+    ``max_restarts`` is None if the command does not set it; ``script`` is the file that each node
+    needs, None for a module or another program.
     """
 
     command: tuple[str, ...]
@@ -52,9 +52,9 @@ class LaunchLine:
 def read_launch_line(
     command: Sequence[str], environ: Mapping[str, str]
 ) -> LaunchLine | HorovodLine:
-    """Check the user's command; raises ``ConfigError`` with one sentence.
+    """Parse and check the user's command; raises ``ConfigError`` with one sentence.
 
-    ``environ``: torchrun takes the number of its workers from there where the command says none.
+    ``environ``: torchrun reads the number of its workers from there if the command has none.
     """
     if not command:
         raise ConfigError("no command: say what each node runs, as in -- torchrun train.py")
@@ -79,7 +79,10 @@ def read_launch_line(
 
 
 def _slots(options: Mapping[str, str | None], environ: Mapping[str, str]) -> int:
-    """How many workers torchrun starts: its option, else its variable, else one."""
+    """Return the number of workers that torchrun starts: its option, else its variable, else 1.
+
+    Raises ``ConfigError`` if that is no number.
+    """
     name, variable = "--nproc-per-node", VARIABLES["nproc-per-node"]
     value = options.get(name)
     if name not in options:
@@ -92,7 +95,7 @@ def _slots(options: Mapping[str, str | None], environ: Mapping[str, str]) -> int
 
 
 def _find_launcher(command: Sequence[str]) -> tuple[str, int]:
-    """Which launcher it is, and how many words start it."""
+    """Return the launcher's name and the number of words that start it; raises ``ConfigError``."""
     program = PurePath(command[0]).name
     if program in _MODULES.values():
         return program, 1
@@ -110,7 +113,7 @@ def _find_launcher(command: Sequence[str]) -> tuple[str, int]:
 
 
 def _read(arguments: Sequence[str]) -> tuple[list[tuple[str, str | None]], str | None]:
-    """Read every option before the training script, under its full name, and the script."""
+    """Parse every option before the training script, under its full name, and the script."""
     options: list[tuple[str, str | None]] = []
     words = iter(arguments)
     for argument in words:

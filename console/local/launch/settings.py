@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run is to do, and the environments that follow from it."""
+"""The settings of a run, and the environments that follow from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAUNCHER = "launcher"
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """One run of ``muster local``."""
+    """The settings of one run of ``muster local``."""
 
     run: str
     """Random name of this run, which marks its processes."""
@@ -40,14 +40,14 @@ class LocalSettings:
     line: LaunchLine | HorovodLine
     """The command of each node, or that of a horovodrun."""
     nodes: int
-    """How many nodes the run begins with."""
+    """Number of nodes at the start of the run."""
     min_nodes: int
     """The fewest nodes that may train together. More: a world that lost one may have to wait for
     another."""
     max_nodes: int
     """The most nodes that may train together; those beyond stand by."""
     restarts: int
-    """How often a torchrun that failed is started again. More: a script that always fails ends
+    """Limit of the restarts of a torchrun that failed. More: a script that always fails ends
     later."""
     lease_ttl_s: float
     """TTL of each member's lease, in seconds. Shorter: a node that was killed is evicted sooner,
@@ -55,39 +55,40 @@ class LocalSettings:
     checkpoints: Path
     """A directory that all nodes share, as a cluster's volume would be."""
     access: Access | None
-    """How to reach the store; None for an embedded one."""
+    """Access to the store; None for an embedded one."""
     native: bool
-    """Leave Muster out, for comparison: the first node's torchrun holds torch's own store."""
+    """Whether to leave Muster out, for comparison: node-0's torchrun then holds torch's own
+    store."""
     grace_s: float = 30.0
-    """From SIGTERM to SIGKILL of a node that is deleted, in seconds. Longer: a slow save ends in
-    time; shorter: a script that ignores SIGTERM is gone sooner."""
+    """Time from SIGTERM to SIGKILL of a node that is deleted, in seconds. Longer: a slow save ends
+    in time; shorter: a script that ignores SIGTERM is gone sooner."""
     sizes: tuple[int, ...] = ()
     """Numbers of nodes that may train together; empty: any from the fewest to the most."""
     unit: int = 1
-    """Train with a multiple of so many nodes. More: more of them may have to stand by."""
+    """The number of nodes in a world is a multiple of this. More: more may have to stand by."""
     gather_s: float = 2.0
-    """How long the first newcomer waits for others, in seconds. Longer: newcomers that come one
-    after another cost one new world; shorter: a single one trains sooner."""
+    """Time for which the first newcomer waits for others, in seconds. Longer: newcomers that come
+    one after another cost one new world; shorter: a single one trains sooner."""
     keep_going: bool = False
-    """Go on where the same error ends every round. Without it a script that always fails ends the
-    run soon."""
+    """Whether to go on if the same error ends every round. Without it a script that always fails
+    ends the run soon."""
     strict: bool = False
-    """Fail a run in which an event did nothing."""
+    """Whether an event that did nothing fails the run."""
 
 
 def sidecar_command() -> tuple[str, ...]:
-    """The sidecar, run by the interpreter that runs this."""
+    """Return the sidecar's command, run by the interpreter that runs this."""
     return (sys.executable, "-P", "-m", "console.main", "agent")
 
 
 def own_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which that interpreter finds these packages, wherever it is started."""
+    """Return ``base`` with a PYTHONPATH by which that interpreter finds these packages anywhere."""
     return {**base, "PYTHONPATH": _joined(str(Path(console.__file__).parent.parent), base)}
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What tells one node's sidecar from the others'."""
+    """The properties by which one node's sidecar differs from the others."""
 
     name: str
     uid: str
@@ -99,10 +100,10 @@ class Pod:
 
 
 def sidecar_environment(settings: LocalSettings, pod: Pod, endpoints: str) -> dict[str, str]:
-    """What a pod's specification would give the sidecar."""
+    """Return the environment that a pod's specification would give the sidecar."""
     base = dict(os.environ)
     if settings.access is None:
-        # The store of this run asks for none of what the user's own one may ask for.
+        # The embedded store needs no credentials; those for the user's own store do not fit it.
         for setting in settings_of(StoreConfig).values():
             base.pop(setting.variable, None)
     return own_environment(base) | {
@@ -134,7 +135,7 @@ def sidecar_environment(settings: LocalSettings, pod: Pod, endpoints: str) -> di
 def launcher_environment(
     settings: LocalSettings, node: str, run_dir: Path, delivered: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the training container sees; ``delivered`` are the sidecar's own words to torchrun."""
+    """Return the training container's environment; ``delivered``: torchrun's settings in it."""
     base = {
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
@@ -148,9 +149,10 @@ def launcher_environment(
 
 
 def horovodrun_environment(settings: LocalSettings, node: str, run_dir: Path) -> dict[str, str]:
-    """What horovodrun needs, and no more: it puts all it has on the command lines of its workers.
+    """Return the environment that horovodrun needs, and no more.
 
-    They have the rest from their own nodes.
+    It puts all its variables on the command lines of its workers, which have the rest from their
+    own nodes.
     """
     kept = {name: value for name, value in os.environ.items() if NEEDED.match(name)}
     return kept | {
@@ -163,7 +165,7 @@ def horovodrun_environment(settings: LocalSettings, node: str, run_dir: Path) ->
 
 
 def native_delivery(settings: LocalSettings, port: int, *, is_host: bool) -> dict[str, str]:
-    """The words to torchrun without Muster: torch's own c10d rendezvous, on its best settings."""
+    """Return torchrun's settings without Muster: torch's c10d rendezvous, at its best settings."""
     return {
         "PET_NNODES": f"{settings.min_nodes}:{settings.max_nodes}",
         "PET_RDZV_BACKEND": "c10d",
@@ -176,7 +178,7 @@ def native_delivery(settings: LocalSettings, port: int, *, is_host: bool) -> dic
 
 
 def read_delivery(text: str) -> dict[str, str]:
-    """Read the sidecar's ``env`` file: one ``KEY=VALUE`` a line."""
+    """Parse the sidecar's ``env`` file: one ``KEY=VALUE`` per line."""
     lines = (line for line in text.splitlines() if line and not line.startswith("#"))
     return {key: value for key, _, value in (line.partition("=") for line in lines)}
 

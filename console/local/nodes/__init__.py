@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated nodes, and what happens to them."""
+"""The simulated nodes, and their events."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to the simulated nodes, and when: ``--event ACTION[:NODE]@TIME``.
+"""The events of the simulated nodes and their times: ``--event ACTION[:NODE]@TIME``.
 
 A time counts from the start, or, after ``worldN+``, from the first step of a world of N ranks: a
-drill then goes the same way on a slow machine.
+drill then takes the same course on a slow machine.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _TARGET = re.compile(r"node-(0|[1-9]\d{0,3})|rank(0|[1-9]\d{0,3})|launcher", re.
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``target`` is a node's name, ``rank<N>`` (the node that hosts it then), or None for add.
+    """One event of a node.
 
-    ``at_s`` counts from the start of the run, or, where there is a ``world_size`` in ranks, from
-    the first step of a world of that size.
+    ``target`` is a node's name, ``rank<N>`` (the node that hosts it at that time), or None for add.
+    ``at_s`` counts from the start of the run or, with a ``world_size`` in ranks, from the first
+    step of a world of that size.
     """
 
     at_s: float
@@ -47,7 +48,7 @@ class Event:
 
     @property
     def target_rank(self) -> int | None:
-        """The rank that the target names, or None where it names a node."""
+        """The rank that the target names; None if it names a node."""
         if self.target is None or not self.target.startswith("rank"):
             return None
         return int(self.target.removeprefix("rank"))
@@ -59,7 +60,7 @@ class Event:
 
 
 def read_event(text: str) -> Event:
-    """Read one ``--event``; raises ``ConfigError`` with one sentence."""
+    """Parse one ``--event``; raises ``ConfigError`` with one sentence."""
     match = _EVENT.fullmatch(text)
     if match is None:
         raise ConfigError(f"--event {text!r}: write ACTION:NODE@TIME, as in kill:node-1@15s")
@@ -86,6 +87,6 @@ def read_event(text: str) -> Event:
 
 
 def by_world(events: Iterable[Event]) -> list[list[Event]]:
-    """Group the events that count from a world: neighbours of one size wait for the same world."""
+    """Group the events that count from a world: consecutive ones of one size share one world."""
     counted = [event for event in events if event.world_size is not None]
     return [list(group) for _, group in groupby(counted, key=lambda event: event.world_size)]

@@ -48,7 +48,7 @@ State = Literal[
 ]
 
 READY_TIMEOUT_S = 180.0
-"""Ends what hangs: a machine that reads everything from its disk has taken a minute."""
+"""Ends the wait for a sidecar that hangs: with a cold disk cache, starting has taken a minute."""
 KILL_TIMEOUT_S = 5.0
 LEAVE_TIMEOUT_S = 10.0
 INSIST_INTERVAL_S = 1.0
@@ -59,7 +59,7 @@ MAX_SIDECAR_PAUSE_S = 10.0
 class LocalNode:
     """One life of a node.
 
-    ``restarts`` are those after failures, not those after an event. ``closing`` tells how the
+    ``restarts`` counts those after failures, not those after an event. ``closing`` returns how the
     launchers closed the run, once they have.
     """
 
@@ -93,7 +93,7 @@ class LocalNode:
         self._deleted = False
 
     async def live(self, endpoints: str, ticket: Ticket) -> Ending:
-        """Run from the start of the node to its end."""
+        """Run the node from its start to its end, and return that."""
         await asyncio.to_thread(self._make_directories)
         if self._settings.native:
             await ticket.pass_through()
@@ -116,7 +116,7 @@ class LocalNode:
         self.launcher_log.parent.mkdir(parents=True, exist_ok=True)
 
     async def _until_ready(self, sidecar: asyncio.Task[int]) -> Ending | None:
-        """Wait for the sidecar; returns the end of the node where it ends or takes too long."""
+        """Wait for the sidecar; return the node's end if the sidecar ends or takes too long."""
         ready = asyncio.create_task(until_ready(self._pod.http_port), name=f"readiness {self.name}")
         try:
             await asyncio.wait(
@@ -137,9 +137,9 @@ class LocalNode:
         return self._end("failed", status, f"its sidecar {what}: {message}")
 
     async def _keep_sidecar(self, endpoints: str) -> int:
-        """Run the sidecar and start it again, as the kubelet does; a first failure is the node's.
+        """Run the sidecar and restart it, as the kubelet does; return its status if never ready.
 
-        Cancelled at the end of the launcher: then it is let go gently.
+        The end of the launcher cancels this: the sidecar is then ended gently.
         """
         environment = sidecar_environment(self._settings, self._pod, endpoints)
         pause_s = RESTART_PAUSE_S
@@ -160,7 +160,7 @@ class LocalNode:
             pause_s = min(2 * pause_s, MAX_SIDECAR_PAUSE_S)
 
     async def _keep_launcher(self) -> Ending:
-        """Run the launcher, again where the restart policy says so."""
+        """Run the launcher, and restart it as the restart policy says; return the node's end."""
         payload = self._payload
         while True:
             if self._deleted:
@@ -176,7 +176,7 @@ class LocalNode:
             started = f"{payload.name} is {self.launcher.pid}"
             self._timeline.record("node", "launched", self.name, started)
             status = shell_status(await self._until_ended(self.launcher))
-            # A container ends with its first process: what that left behind ends now.
+            # A container ends with its first process: end what that has left behind.
             await self._end_container()
             if self._interrupted.is_set():
                 return Ending(self.name, "killed", status)
@@ -198,7 +198,7 @@ class LocalNode:
                 return Ending(self.name, "killed", status)
 
     async def _until_ended(self, launcher: Process) -> int:
-        """Wait for the launcher; once it is asked to end, insist where one SIGTERM may be lost."""
+        """Wait for the launcher; once it is asked to end, repeat SIGTERM if one may be lost."""
         if self._payload.insistent:
             ended = asyncio.create_task(launcher.wait(), name=f"end of {self.name}")
             asked = asyncio.create_task(self._interrupted.wait(), name=f"asked {self.name}")
@@ -224,12 +224,12 @@ class LocalNode:
         self._interrupted.set()
         self.state = "closing"
         if self._freezing is not None:
-            # It cannot be called off: what it freezes after the SIGCONT would stay frozen.
+            # The freeze cannot be cancelled: what it stops after the SIGCONT would stay stopped.
             await asyncio.wait({self._freezing})
         await asyncio.to_thread(send_to_all, self._processes, signal.SIGCONT)
         if self._payload.wrapped:
             await asyncio.to_thread(start_nothing_again, self.run_dir / layout.ENVIRONMENT)
-        # muster-run itself would take it for the end of its pod, and drain every node.
+        # Not to muster-run, which would take it for the end of its pod, and drain every node.
         send(await asyncio.to_thread(self._command_pids), signal.SIGTERM)
 
     async def delete(self) -> None:
@@ -261,7 +261,7 @@ class LocalNode:
         self._timeline.record("node", "draining", self.name, f"{why}; SIGTERM follows")
 
     async def _give_notice(self) -> None:
-        """Do what the sidecar's preStop hook does; raises ``ValueError`` without a whole answer."""
+        """Do what the sidecar's preStop hook does; raises ``ValueError`` if the answer is cut."""
         path = self.run_dir / layout.NOTICE_SOCKET
         reader, writer = await asyncio.open_unix_connection(path)
         try:
@@ -274,7 +274,7 @@ class LocalNode:
     async def kill(self) -> Ending:
         """End every process at once, after ``live`` was cancelled with the state ``killed``.
 
-        The sidecar first: a dead node announces nothing.
+        The sidecar is killed first: a dead node announces nothing.
         """
         if self.sidecar is not None:
             send({self.sidecar.pid}, signal.SIGKILL)
@@ -311,7 +311,7 @@ class LocalNode:
         await asyncio.to_thread(send_to_all, self._processes, signal.SIGCONT)
 
     def _command_pids(self) -> set[int]:
-        """The launcher; under muster-run, what that has started. Reads ``/proc``."""
+        """Return the launcher's pid or, under muster-run, its children's. Reads ``/proc``."""
         if self.launcher is None or self.launcher.returncode is not None:
             return set()
         own = {self.launcher.pid}
@@ -334,7 +334,7 @@ class LocalNode:
 
 
 def start_nothing_again(delivered: Path) -> None:
-    """Let muster-run take the end of its torchrun for the last one, whatever that has trained."""
+    """Keep muster-run from restarting its torchrun, however many steps that has made."""
     nascent = delivered.with_name(f".{delivered.name}.closing")
     with contextlib.suppress(FileNotFoundError):  # no sidecar has delivered anything
         nascent.write_text(f"{delivered.read_text()}{RESTART_STEPS}=0\n")
@@ -342,7 +342,7 @@ def start_nothing_again(delivered: Path) -> None:
 
 
 def _last_message(sidecar_log: Path) -> str:
-    """The last thing that a sidecar said of itself; below a traceback, the error."""
+    """Return the last message in a sidecar's log, or its last line, as below a traceback."""
     lines = sidecar_log.read_text(errors="replace").splitlines()
     kept = [line for line in lines if not line.startswith("muster: this is a defect")] or [""]
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node's training container runs, and what comes after it has ended."""
+"""The process of a node's training container, and the decision what follows its end."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Process:
 
 
 class Payload(Protocol):
-    """One node's.
+    """The process of one node's training container.
 
-    ``insistent`` is set where one SIGTERM may go unheard, ``wrapped`` where muster-run is around
-    the command; ``restarts`` is None without a limit.
+    ``insistent``: it may miss a single SIGTERM. ``wrapped``: muster-run is around the command.
+    ``restarts``: their limit, or None.
     """
 
     name: str
@@ -45,14 +45,14 @@ class Payload(Protocol):
     restarts: int | None
 
     def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
-        """Make ready, and say what is to be started; blocks for as long as the disk does."""
+        """Prepare the node, and return the process to start; blocks on the disk."""
 
     def after(self, node: str, status: int, restarts: int) -> tuple[Next, str]:
-        """What comes after an end of its own, and why."""
+        """Decide what follows an end that no event has caused, and why."""
 
 
 class Torchrun:
-    """One torchrun on each node; ``closing`` tells how they closed the run, once they have.
+    """One torchrun on each node; ``closing`` returns how they closed the run, once they have.
 
     Without Muster there is no ``muster-run`` around it.
     """
@@ -71,7 +71,7 @@ class Torchrun:
         self._closing = closing
 
     def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
-        """Take what the sidecar has delivered, or without one deliver it."""
+        """Build the process from what the sidecar has delivered; without a sidecar, deliver it."""
         if not self._settings.native:
             environment = launcher_environment(self._settings, node, run_dir, {})
             return Process(_wrapped(self._line.command, run_dir), environment)
@@ -81,14 +81,14 @@ class Torchrun:
         return Process(self._line.command, environment)
 
     def after(self, node: str, status: int, restarts: int) -> tuple[Next, str]:
-        """As the restart policy OnFailure says."""
+        """Decide as the restart policy OnFailure does."""
         return after_exit(node, status, self._settings.restarts - restarts, self._closing())
 
 
 class Horovodrun:
     """The one horovodrun of a job, on a node of its own.
 
-    Its workers are started through the ``ssh`` that is first on its PATH and only looks like one.
+    It starts its workers through the ``ssh`` that is first on its PATH and only looks like one.
     """
 
     name = "horovodrun"
@@ -102,7 +102,7 @@ class Horovodrun:
         self._line = line
 
     def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
-        """Say what it is told; its ssh is the one that the sidecar has delivered."""
+        """Build horovodrun's command and environment, with the ssh that the sidecar delivered."""
         settings = self._settings
         command = self._line.full_command(
             run_dir / layout.DISCOVER_HOSTS,
@@ -116,12 +116,15 @@ class Horovodrun:
         return Process((*start, *command[1:]), environment)
 
     def after(self, node: str, status: int, restarts: int) -> tuple[Next, str]:
-        """It is never started again: what it trained was in its workers' memory."""
+        """Decide against a restart: what it has trained was in its workers' memory."""
         return after_horovodrun(status)
 
 
 class ExecHost:
-    """What starts horovodrun's workers on their node, and outlives them, under ``muster-run``."""
+    """The agent that starts horovodrun's workers on their node, and outlives them.
+
+    It runs under ``muster-run``.
+    """
 
     name = "agent"
     role: Literal["worker", "launcher"] = "worker"
@@ -133,22 +136,22 @@ class ExecHost:
         self._settings = settings
 
     def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
-        """Take what the sidecar has delivered."""
+        """Build the agent's process from what the sidecar has delivered."""
         command = (str(run_dir / layout.PROGRAMS / layout.MUSTER_EXEC),)
         environment = launcher_environment(self._settings, node, run_dir, {})
         return Process(_wrapped(command, run_dir), environment)
 
     def after(self, node: str, status: int, restarts: int) -> tuple[Next, str]:
-        """Started again, as often as it takes."""
+        """Decide for a restart, without a limit."""
         return "restart", f"its agent ended with {status}, and starts again"
 
 
 def _wrapped(command: tuple[str, ...], run_dir: Path) -> tuple[str, ...]:
-    """The same command under the ``muster-run`` that the sidecar has delivered."""
+    """Put the command under the ``muster-run`` that the sidecar has delivered."""
     return (str(run_dir / layout.PROGRAMS / layout.MUSTER_RUN), "--", *command)
 
 
 def _copy_package(source: Path, target: Path) -> None:
-    # What is compiled appears and goes while others run.
+    # Compiled files appear and vanish while other processes run.
     ignored = shutil.ignore_patterns("__pycache__", "_program")
     shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole run: its nodes, what happens to them, and its end."""
+"""A whole run: its nodes, their events, and its end."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class LocalRun:
 
     @property
     def next_event(self) -> tuple[str, float] | None:
-        """What comes next by the clock, and when; None if nothing does."""
+        """The next event by the clock, and its time; None if there is none."""
         timed = [event for event in self._pending if event.world_size is None]
         if not timed:
             return None
@@ -87,7 +87,7 @@ class LocalRun:
         return f"{event.action} {event.target or ''}".strip(), event.at_s
 
     async def until_over(self, endpoints: str) -> tuple[int, str]:
-        """Run the job to its end; returns its exit status and why.
+        """Run the job to its end; return its exit status and the reason.
 
         Frozen or hung processes may be left: the sweeper ends them.
         """
@@ -129,12 +129,12 @@ class LocalRun:
             await self._close_gently()
 
     def interrupt(self) -> None:
-        """End the run before its time: gently, within ``CLOSE_TIMEOUT_S``."""
+        """End the run early: gently, with ``CLOSE_TIMEOUT_S`` for the launcher and for the rest."""
         self._interrupted = True
         self._changed.set()
 
     async def _close_gently(self) -> None:
-        """End the launcher before its workers, which it would take for lost."""
+        """End the launcher first: it would take its workers for lost if they ended before it."""
         names = set(self.nodes)
         for group in ({LAUNCHER} & names, names - {LAUNCHER}):
             for name in group:
@@ -148,7 +148,7 @@ class LocalRun:
                 await asyncio.wait([self._lives[name] for name in group], timeout=CLOSE_TIMEOUT_S)
 
     def abandon(self) -> None:
-        """Wait for nobody any longer; the sweeper ends what is left."""
+        """Cancel every drain and every node's life; the sweeper ends the processes left."""
         for drain in self._drains:
             drain.cancel()
         for name, life in self._lives.items():
@@ -217,7 +217,7 @@ class LocalRun:
         return not any(event.action == "add" for event in self._pending)
 
     def _has_failed(self) -> bool:
-        """Whether the run was closed by failure: who is left waits for nodes that do not come."""
+        """Return whether the run failed for good: the nodes left wait in vain for other ones."""
         closing = self.rounds.closing
         failed = closing is not None and not closing.succeeded
         return failed and any(ending.how == "failed" for ending in self.endings)
@@ -263,7 +263,7 @@ class LocalRun:
         await self._begin(name, endpoints, StartGate(1).ticket(), tasks)
 
     def _next_name(self) -> str:
-        """The lowest name that no live node has: a killed node's replacement takes its name."""
+        """Return the lowest name that no live node has: a replacement gets a killed node's name."""
         taken = {name for name, life in self._lives.items() if not life.done()}
         return next(name for i in itertools.count() if (name := f"node-{i}") not in taken)
 
@@ -283,7 +283,7 @@ class LocalRun:
             await asyncio.wait((life,))
             self.endings.append(await node.kill())
         elif event.action == "drain":
-            # Two that are drained at once must not wait for each other.
+            # Two nodes that are drained at once must not wait for each other.
             self._drains.append(tasks.create_task(node.delete(), name=f"drain {node.name}"))
         elif event.action == "kill-sidecar":
             node.kill_sidecar()
@@ -315,7 +315,7 @@ class LocalRun:
         return None, ""
 
     async def _sample(self) -> None:
-        """Look at the progress files and the launchers' logs for as long as the run lasts."""
+        """Read the progress files and the launchers' logs repeatedly, until cancelled."""
         while True:
             self.progress = await asyncio.to_thread(self._read_progress)
             self.leader = newest_rank_0(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows the launchers' logs: tells a worker's error when it comes, and when to give up."""
+"""A watch on the launchers' logs: reports a worker's error at once, and decides when to give up."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from console.local.report.worker_errors import WorkerErrors, WorkerFailure
 from launcher_shim.rundir import layout
 
 MAX_PIECE = 1 << 20
-"""Bytes of a log that are read at once; the rest waits for the next look."""
+"""The most bytes of a log to read at once; the rest waits for the next look."""
 
 
 @dataclass(slots=True)
 class _Log:
-    """How far a launcher's log has been read; ``failures`` are those of process ``pid``."""
+    """The state of reading a launcher's log; ``failures`` are those of process ``pid``."""
 
     offset: int = 0
     errors: WorkerErrors = field(default_factory=WorkerErrors)
@@ -30,7 +30,10 @@ class _Log:
 
 
 class WorkerWatch:
-    """``max_restarts`` is torchrun's own, where the command line says it."""
+    """A watch on the logs of one run; ``max_restarts`` is torchrun's, None if its command has none.
+
+    It keeps the position in each log.
+    """
 
     def __init__(self, timeline: Timeline, rounds: RoundFollower, max_restarts: int | None) -> None:
         self._timeline = timeline
@@ -40,15 +43,15 @@ class WorkerWatch:
         self._same = SameFailure()
 
     def begin(self, log: Path) -> None:
-        """Leave out what a log has from before, where it lies in a directory that was used already.
+        """Skip what a log contains from an earlier run in the same directory.
 
-        A node that comes back writes on in a log that is followed.
+        A node that comes back appends to a log that is followed already: nothing is skipped.
         """
         if log not in self._logs:
             self._logs[log] = _Log(offset=log.stat().st_size if log.exists() else 0)
 
     def look(self, nodes: Iterable[LocalNode]) -> list[tuple[LocalNode, WorkerFailure]]:
-        """Read what the logs have got since the last look; blocks for as long as that takes."""
+        """Read what was appended to the logs since the last look; blocks on the disk."""
         return [(node, failure) for node in nodes for failure in self._new_failures(node)]
 
     def _new_failures(self, node: LocalNode) -> list[WorkerFailure]:
@@ -63,11 +66,11 @@ class WorkerWatch:
         return log.errors.take_in(piece.decode(errors="replace"))
 
     def record(self, node: LocalNode, failure: WorkerFailure) -> str | None:
-        """Put a failure on the timeline; returns why the job is to be given up, if it is."""
+        """Put a failure on the timeline; return the reason to give up the job, or None."""
         log = self._logs[node.launcher_log]
         pid = node.launcher.pid if node.launcher is not None else 0
         allowed = self._allowed(node)
-        # One more than allowed was the end of that torchrun: muster-run has started another.
+        # One failure more than allowed has ended that torchrun: muster-run has started another.
         log.failures = log.failures + 1 if pid == log.pid and log.failures <= allowed else 1
         log.pid = pid
         number = self._rounds.round.number
@@ -93,7 +96,7 @@ class WorkerWatch:
         return f"the same error {TIMES} times before any step: {failure.sentence}"
 
     def _allowed(self, node: LocalNode) -> int:
-        """How often torchrun starts its workers again: as its command or its environment says."""
+        """Return how many times torchrun restarts its workers, by its command or environment."""
         if self._max_restarts is not None:
             return self._max_restarts
         try:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a run: how they start, are found, and end."""
+"""The processes of a run: how to start, find and end them."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 async def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> Process:
-    """Start ``command`` in a session of its own, so that Ctrl-C reaches only us."""
+    """Start ``command`` in a session of its own, so that Ctrl-C reaches only this process."""
     output = await asyncio.to_thread(log.open, "ab")
     with output:
         return await asyncio.create_subprocess_exec(
@@ -25,7 +25,7 @@ async def start(command: Sequence[str], environment: Mapping[str, str], log: Pat
 
 
 async def end(process: Process, timeout_s: float) -> int:
-    """SIGTERM, and SIGKILL after ``timeout_s``; returns its status."""
+    """Send SIGTERM, and SIGKILL after ``timeout_s``; return the exit status."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:

@@ -29,15 +29,15 @@ def adopt_orphans() -> None:
 
 
 def marked(run: str, node: str | None = None) -> set[int]:
-    """The live processes of a run, or of one node of it."""
+    """Find the live processes of a run, or of one node of it."""
     of_node = () if node is None else (f"{NODE_MARK}={node}",)
     return holding(f"{RUN_MARK}={run}", *of_node)
 
 
 def holding(*settings: str) -> set[int]:
-    """The live processes whose environment holds all of these ``NAME=value``.
+    """Find the live processes whose environment holds all of these ``NAME=value``.
 
-    Zombies have no environment left.
+    Zombies have no environment left, and are not found.
     """
     wanted = {setting.encode() for setting in settings}
     pids = set()
@@ -54,7 +54,7 @@ def holding(*settings: str) -> set[int]:
 
 
 def children(parent: int) -> set[int]:
-    """The processes that one process has started and not yet seen the end of."""
+    """Return the children of one process that it has not reaped yet."""
     try:
         return set(map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()))
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def children(parent: int) -> set[int]:
 
 
 def send(pids: Set[int], number: signal.Signals) -> None:
-    """Signal each process that is still there."""
+    """Signal each process that still exists."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -79,10 +79,10 @@ def send_to_all(find: Callable[[], set[int]], number: signal.Signals) -> None:
 
 
 def end_all(find: Callable[[], set[int]], own: Set[int], deadline_s: float) -> set[int]:
-    """SIGKILL until ``find`` finds nothing more; returns what is left at the deadline.
+    """Send SIGKILL until ``find`` finds nothing more; return what is left at the deadline.
 
     ``deadline_s`` is on the monotonic clock; only a process in the kernel's uninterruptible sleep
-    outlives SIGKILL. ``own`` are children that somebody else waits for; adopted ones are reaped.
+    outlives SIGKILL. ``own`` are children that the caller waits for; adopted ones are reaped here.
     """
     killed: set[int] = set()
     while (left := find()) and time.monotonic() < deadline_s:
@@ -95,7 +95,7 @@ def end_all(find: Callable[[], set[int]], own: Set[int], deadline_s: float) -> s
 
 
 def _reap(pid: int, deadline_s: float) -> None:
-    """Take the exit status of a dying orphan, where it is ours to take."""
+    """Reap a dying orphan by the deadline, if this process has adopted it."""
     try:
         while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline_s:
             time.sleep(0.001)

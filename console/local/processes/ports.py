@@ -12,16 +12,17 @@ from contextlib import ExitStack
 from rdzv.errors import ConfigError
 
 _RANGE = range(18000, 32000)
-"""Below the range that Linux and torch take ports from by themselves (32768 on), so that no
+"""Below the range from which Linux and torch choose ports by themselves (32768 on), so that no
 connection takes one between the choice and its use."""
 
 _ATTEMPTS = 200
 
 
 def free_ports(count: int, randomness: random.Random, given: Set[int] = frozenset()) -> list[int]:
-    """Ports that nothing listens on, neither on 127.0.0.1 nor on ::1.
+    """Find ports on which nothing listens, neither on 127.0.0.1 nor on ::1.
 
-    None of ``given``: whoever those were chosen for may not have come to listen yet.
+    None of ``given``: the processes that those were chosen for may not listen yet. Raises
+    ``ConfigError`` if there are too few.
     """
     with ExitStack() as held:
         ports: list[int] = []

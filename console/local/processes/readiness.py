@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a sidecar says that it is ready."""
+"""The readiness of a sidecar, as it reports it over HTTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ANSWER_TIMEOUT_S = 2.0
 
 
 async def until_ready(port: int) -> None:
-    """Ask ``/readyz`` on the loopback until it answers 200; the caller sets the deadline."""
+    """Poll ``/readyz`` on the loopback until it answers 200; the caller sets the deadline."""
     while not await _is_ready(port):  # noqa: ASYNC110 - another process has no event to give
         await asyncio.sleep(POLL_INTERVAL_S)
 

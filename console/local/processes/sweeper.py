@@ -17,7 +17,7 @@ TIME_TO_END_S = 10.0
 
 
 def main() -> None:
-    """Wait for the end of standard input; the arguments are the run and its directory."""
+    """Wait for the end of standard input, then sweep; arguments: the run and its directory."""
     _, run, directory = sys.argv
     sys.stdin.buffer.read()
     end_all(lambda: marked(run), set(), time.monotonic() + TIME_TO_END_S)

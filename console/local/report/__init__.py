@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run shows: its timeline, worlds, picture and outcome."""
+"""The output of a run: its timeline, worlds, picture and outcome."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training script said last, without what its launcher says of itself and of the failure."""
+"""The last output of a training script, without its launcher's lines on itself and the failure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _HOROVOD_WORKER_LINE = re.compile(r".*\[\d+\]<std(out|err)>:")
 
 
 def last_words(lines: Sequence[str], count: int) -> list[str]:
-    """The last ``count`` lines, oldest first.
+    """Return the last ``count`` lines, oldest first.
 
-    Where torchrun ended because the script failed, what the script said before; where it failed
-    by itself, its own words. horovodrun marks what its workers say; before the first of them
-    speaks, only it has something to say.
+    If torchrun ended because the script failed, these are the script's lines before that; if
+    torchrun failed by itself, its own. horovodrun marks its workers' lines; without any such line,
+    all output is its own.
     """
     if workers := [line for line in lines if _HOROVOD_WORKER_LINE.match(line)]:
         return workers[-count:]
@@ -33,7 +33,7 @@ def last_words(lines: Sequence[str], count: int) -> list[str]:
 
 
 def read_last_words(log: Path, count: int) -> list[str]:
-    """The same from a log file, of which only the end is read."""
+    """Read the last words from a log file's last ``MAX_BYTES``; empty if there is no file."""
     if not log.exists():
         return []
     with log.open("rb") as file:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a node and the job end: pure rules.
+"""Pure rules for the end of a node and of the job.
 
-A node is like a pod with restart policy OnFailure: a launcher that fails is started again, a few
-times, unless the job itself is over.
+A node is like a pod with restart policy OnFailure: a launcher that fails is restarted a few times,
+unless the job itself is over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Next = Literal["done", "spare", "restart", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """How the launchers closed the run, and which nodes were in its last round."""
+    """The closing of the run by its launchers, with the nodes of its last round."""
 
     succeeded: bool
     nodes: frozenset[str]
@@ -28,7 +28,7 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one node ended for good, in the order in which nodes did."""
+    """The final end of one node; a list of these is in the order in which the nodes ended."""
 
     node: str
     how: Literal["done", "spare", "failed", "drained", "killed"]
@@ -36,14 +36,14 @@ class Ending:
 
 
 def shell_status(returncode: int) -> int:
-    """A process's status as a shell tells it: 128 + N after signal N."""
+    """Return a process's status as a shell reports it: 128 + N after signal N."""
     return 128 - returncode if returncode < 0 else returncode
 
 
 def after_exit(
     node: str, status: int, restarts_left: int, closing: Closing | None
 ) -> tuple[Next, str]:
-    """What comes after a node's launcher has ended, and why."""
+    """Decide what follows the end of a node's launcher, and why."""
     if status == 0:
         return "done", "its launcher ended with 0"
     if closing is not None and closing.succeeded and node not in closing.nodes:
@@ -57,14 +57,14 @@ def after_exit(
 
 
 def after_horovodrun(status: int) -> tuple[Next, str]:
-    """What comes after the one launcher of a Horovod job has ended, and why."""
+    """Decide what follows the end of the one launcher of a Horovod job, and why."""
     if status == 0:
         return "done", "horovodrun ended with 0"
     return "failed", f"horovodrun ended with {status}"
 
 
 def horovod_status(launcher: Ending | None) -> tuple[int, str]:
-    """A Horovod job's exit status and why: horovodrun's own."""
+    """Return a Horovod job's exit status and the reason: horovodrun's own, if it ended."""
     if launcher is None:
         return EXIT_KILLED, "horovodrun never ran to an end"
     if launcher.how == "killed":
@@ -75,10 +75,10 @@ def horovod_status(launcher: Ending | None) -> tuple[int, str]:
 
 
 def job_status(endings: Sequence[Ending]) -> tuple[int, str]:
-    """The job's exit status and why, from how every node ended.
+    """Return the job's exit status and the reason, from the ends of all nodes.
 
-    The job has finished if every node that was still there when the first one was done ended
-    well too; what failed or was killed before that was survived.
+    The job has finished if a node was done and none failed after that; what failed or was killed
+    before, the job has survived.
     """
     first_done = next((i for i, ending in enumerate(endings) if ending.how == "done"), None)
     failures = [ending for ending in endings[first_done or 0 :] if ending.how == "failed"]

@@ -17,7 +17,7 @@ WIDTH = 900
 _LEFT, _RIGHT = 64, 876
 _LABEL_ROW = 17
 _CHARACTER = 6.9
-"""Width of a character of the labels, about; only to keep labels from overlapping."""
+"""Approximate width of a label's character; only to keep labels from overlapping."""
 
 _SIZE_HEIGHT, _STEP_HEIGHT, _BETWEEN = 150, 190, 34
 
@@ -57,7 +57,7 @@ text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #3c4450 }
 
 
 class Axis:
-    """Maps values to pixels, with round numbers to label."""
+    """A map from values to pixels, with round numbers as labels."""
 
     def __init__(self, largest: float, start: float, end: float, ticks: int) -> None:
         self.step = nice_step(largest / ticks)
@@ -66,17 +66,17 @@ class Axis:
         self._scale = (end - start) / self.largest
 
     def at(self, value: float) -> float:
-        """The pixel of ``value``."""
+        """Return the pixel of ``value``."""
         return self._start + value * self._scale
 
     def ticks(self) -> Iterator[float]:
-        """The round numbers from 0 on."""
+        """Yield the round numbers from 0 to the largest value."""
         for index in range(math.floor(self.largest / self.step + 1e-9) + 1):
             yield index * self.step
 
 
 def nice_step(raw: float) -> float:
-    """The smallest of 1, 2, 5, 10, 20, 50, … that is no less than ``raw``."""
+    """Return the smallest of 1, 2, 5, 10, 20, 50, … that is no less than ``raw``."""
     if raw <= 1:
         return 1
     power: float = 10 ** math.floor(math.log10(raw))
@@ -84,7 +84,7 @@ def nice_step(raw: float) -> float:
 
 
 def draw_picture(timeline: Timeline) -> str:
-    """Draw what a timeline holds; without progress files, the rounds alone."""
+    """Draw a timeline as an SVG; without any progress of ranks, only its rounds."""
     worlds = timeline.worlds.all
     end_s = max((moment.at_s for moment in timeline.moments), default=1.0)
     events = [moment for moment in timeline.moments if moment.kind == "event" and moment.had_effect]
@@ -173,13 +173,13 @@ def _draw_rounds(
 
 
 def _room_for_label(event: Moment) -> float:
-    """How far the time axis must reach for the event's label to fit to the right of its line."""
+    """Return the end of the time axis at which the event's label fits to the right of its line."""
     span = _RIGHT - _LEFT
     return event.at_s * span / (span - _label_width(event))
 
 
 def _label_rows(events: Sequence[Moment], time: Axis) -> list[int]:
-    """The row of each event's label, row 0 next to the plot.
+    """Return the row of each event's label; row 0 is next to the plot.
 
     A label stands above those of the later events whose lines it would cross.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the ranks of one node are, as ``import muster`` tells it."""
+"""The progress of one node's ranks, as ``import muster`` reports it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Progress:
 
 
 def read_progress(directory: Path) -> tuple[Progress, ...]:
-    """The ranks that are alive and have come to a step boundary, by rank."""
+    """Read the progress of the live ranks that have reached a step boundary, by rank."""
     ranks = (
         Progress(line.pid, line.rank, line.world_size, line.restart, line.step, line.at_unix_s)
         for line in read_lines(directory)
@@ -33,6 +33,6 @@ def read_progress(directory: Path) -> tuple[Progress, ...]:
 
 
 def newest_rank_0(everybody: Iterable[Progress]) -> Progress | None:
-    """Rank 0 of the present world: where an old one still lingers, the one that spoke last."""
+    """Return rank 0 of the present world: the latest to report, if an old one has not ended."""
     leaders = [progress for progress in everybody if progress.rank == 0]
     return max(leaders, key=lambda progress: progress.at_unix_s, default=None)

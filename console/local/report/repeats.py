@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaves out what repeats while a job fails again and again in the same way. Pure."""
+"""A filter for lines that repeat while a job fails again and again in the same way. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from console.local.report.timeline import Moment
 SHOWN_TIMES = 3
 
 REPEATING = ("round", "error")
-"""Workers that fail bring a round, whose workers fail."""
+"""The moments that repeat: failing workers cause a new round, whose workers fail, too."""
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 class Repeats:
-    """Decides for each moment what is printed: itself, nothing, or what was left out before it.
+    """A filter of moments: it passes each one or leaves it out, and reports what it left out.
 
-    Rounds and errors are equal if they differ in numbers alone. Anything else that happens begins
-    anew: what comes after it is shown again.
+    Rounds and errors are equal if they differ only in numbers. Any other moment resets the
+    filter: what comes after it is shown again.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Repeats:
         self._left_out = 0
 
     def lines(self, moment: Moment) -> list[str]:
-        """Give the lines to print for the next moment."""
+        """Return the lines to print for the next moment."""
         if moment.what not in REPEATING:
             self._times.clear()
             return [*self._ending(moment.at_s), str(moment)]
@@ -39,7 +39,7 @@ class Repeats:
         return []
 
     def _ending(self, at_s: float) -> list[str]:
-        """Give the line about what was left out until now."""
+        """Return the line about what has been left out so far, if anything."""
         if not self._left_out:
             return []
         count, self._left_out = self._left_out, 0

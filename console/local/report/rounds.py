@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run as the store tells it: the job's history and the torch rounds, put on the timeline."""
+"""The job's history and its torch rounds, read from the store and put on the timeline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rdzv.store import KeyValue, WatchEvent
 
 
 class RoundFollower:
-    """Follows one run; ``take_in`` is a listener of the mirror. ``slots`` are ranks per node."""
+    """A follower of one run; ``take_in`` is a listener of the mirror. ``slots``: ranks per node."""
 
     def __init__(self, keys: JobKeys, run_id: str, slots: int, timeline: Timeline) -> None:
         self._keys = keys
@@ -25,9 +25,9 @@ class RoundFollower:
         self._timeline = timeline
         self.round = Round()
         self.began_s: float | None = None
-        """When the present round was complete, in seconds of the timeline."""
+        """The time at which the newest complete round formed, in seconds of the timeline."""
         self.last_rank_0 = ""
-        """The member with rank 0 in the newest round that was complete; empty before the first."""
+        """The member with rank 0 in the newest complete round; empty before the first."""
         self._failure: Closing | None = None
 
     @property
@@ -38,7 +38,7 @@ class RoundFollower:
         return tuple(seat.member for seat in self.round.frozen)
 
     def ranks_of(self, node: str) -> range:
-        """The ranks of a node in the present round; none if it is not in it."""
+        """Return the ranks of a node in the present round; empty if it is not in it."""
         if node not in self.nodes:
             return range(0)
         first = self.nodes.index(node) * self._slots
@@ -46,9 +46,9 @@ class RoundFollower:
 
     @property
     def closing(self) -> Closing | None:
-        """How the launchers closed the run, or None.
+        """The closing of the run by its launchers, or None.
 
-        A failure counts until a world has formed again: others ask for one soon after it.
+        A failure counts until a world has formed again: other nodes ask for one soon after it.
         """
         return self._closing() or self._failure
 
@@ -59,7 +59,7 @@ class RoundFollower:
         return Closing(self.round.closed == "success", members)
 
     def take_in(self, events: Sequence[WatchEvent]) -> None:
-        """Put what has happened on the timeline; a record that cannot be read is shown as such."""
+        """Put the watch's events on the timeline; a record that cannot be read is shown as such."""
         for event in events:
             if event.kind == "delete":
                 continue
@@ -67,7 +67,7 @@ class RoundFollower:
                 if event.kv.key.startswith(self._keys.history):
                     entry = HistoryEntry.from_kv(event.kv)
                     if entry.what in ("round", "closed"):
-                        continue  # the round record itself tells more
+                        continue  # the round record itself has more details
                     self._timeline.record("membership", *_moment_of(entry))
                 elif self._is_round(event.kv.key):
                     self._see_round(event.kv)
@@ -103,7 +103,7 @@ class RoundFollower:
 
 
 def _moment_of(entry: HistoryEntry) -> tuple[str, str, str]:
-    """What happened, to whom, and why; of a drain its entry tells the end."""
+    """Return what happened, to whom, and why; the entry of a drain is about its end."""
     outcome, step = entry.details.get("outcome"), entry.details.get("step")
     if entry.what != "drain":
         return entry.what, entry.member, entry.why

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a job is given up: the same failure again and again, before any step. Pure."""
+"""The rule for giving up a job: the same failure again and again, before any step. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from console.local.report.worker_errors import WorkerFailure
 
 TIMES = 3
-"""Equal failures, in as many rounds, that end a job which has made no step."""
+"""The number of equal failures, each in a round of its own, that end a job without any step."""
 
 EARLY_S = 60.0
-"""A worker that has lived for longer may have trained, also where its script tells no step."""
+"""A worker that has lived for longer may have trained, even if its script reports no step."""
 
 
 @dataclass(slots=True)
 class SameFailure:
-    """Counts; ``kind`` is the newest failure's, ``rounds`` those in which it came at once."""
+    """A counter of equal failures: ``kind`` is the newest one's, ``rounds`` had it early."""
 
     kind: str = ""
     rounds: set[int] = field(default_factory=set)
@@ -24,11 +24,11 @@ class SameFailure:
     def see(
         self, failure: WorkerFailure, round_number: int, lived_s: float, *, disturbed: bool
     ) -> bool:
-        """Note a failure; returns whether the job is to be given up.
+        """Note a failure; return whether to give up the job.
 
         ``lived_s`` is the time since its round began. A failure that follows another worker's end
-        says nothing about the script, and neither does one of a ``disturbed`` round, from which a
-        node has gone.
+        says nothing about the script, and neither does one of a ``disturbed`` round, which a node
+        has left.
         """
         if disturbed or failure.follows_another:
             return False

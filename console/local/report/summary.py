@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last lines of a run: what the whole of it comes to. Pure."""
+"""The last lines of a run: a summary of the whole. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _HOW_TO_SEE_STEPS = (
 
 
 def closing_lines(timeline: Timeline, *, finished: bool) -> list[str]:
-    """Say how many rounds and steps there were, and which events did nothing.
+    """Return lines with the number of rounds and steps, and the events that did nothing.
 
-    That no step is lost is known only of a job that has ``finished``: one that was ended may have
-    had steps that no checkpoint has.
+    It is known that no step is lost only if the job has ``finished``: one that was ended may have
+    made steps that no checkpoint contains.
     """
     lines = [""]
     rounds = sum(moment.what == "round" for moment in timeline.moments)

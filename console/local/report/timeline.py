@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened during a run, in order: the lines shown, the text at the end, and its JSON."""
+"""The moments of a run, in order: the lines shown, the text at the end, and its JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kind = Literal["event", "node", "membership", "round", "training", "end"]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One thing that happened. ``kind`` groups what belongs together; ``what`` is one word."""
+    """One thing that happened. ``kind`` is its group; ``what`` is one word."""
 
     at_s: float
     kind: Kind
@@ -29,13 +29,13 @@ class Moment:
 
     @property
     def disturbs(self) -> bool:
-        """Whether a world may not train on after it."""
+        """Whether it may keep a world from training on."""
         if self.kind == "event":
             return self.had_effect and self.what not in ("add", "cont", "kill-sidecar")
         return self.what in _DISTURBANCES
 
     def to_json(self) -> dict[str, object]:
-        """The moment for programs."""
+        """Return the moment's fields for JSON output."""
         return {
             "at_s": round(self.at_s, 3),
             "kind": self.kind,
@@ -49,7 +49,7 @@ class Moment:
 
 
 class Timeline:
-    """Collects moments; ``clock`` is monotonic and ``on_record`` is called with each one.
+    """The collected moments; ``clock`` is monotonic, and ``on_record`` is called with each one.
 
     ``rounds`` are (seconds since the start, ranks that the rendezvous agreed on; 0: none agreed).
     """
@@ -63,7 +63,7 @@ class Timeline:
         self.rounds: list[tuple[float, int]] = []
 
     def now_s(self) -> float:
-        """Seconds since the run began."""
+        """Return the seconds since the run began."""
         return self._clock() - self._started_s
 
     def record(
@@ -75,22 +75,25 @@ class Timeline:
         self._on_record(moment)
 
     def record_round(self, ranks: int) -> None:
-        """Note that the rendezvous agrees on so many ranks from now on."""
+        """Note that the rendezvous agrees on this number of ranks from now on."""
         if (self.rounds[-1][1] if self.rounds else 0) != ranks:
             self.rounds.append((self.now_s(), ranks))
 
     @property
     def events_without_effect(self) -> list[Moment]:
-        """What was asked for and did nothing: a node that was not there, a world that never was."""
+        """The events that did nothing: their node was not there, or their world never formed."""
         return [moment for moment in self.moments if not moment.had_effect]
 
     def trusted_until(self, begin_s: float, end_s: float) -> float:
-        """Until when a round surely trained, where no step tells it: its first disturbance."""
+        """Return the time until which a round without reported steps surely trained.
+
+        That is its first disturbance, or ``end_s`` if there was none.
+        """
         disturbed = (moment.at_s for moment in self.moments if moment.disturbs)
         return next((at_s for at_s in disturbed if begin_s < at_s < end_s), end_s)
 
     def disturbed_since(self, at_s: float) -> bool:
-        """Whether an event or a departure came after a moment, not just a script's own error."""
+        """Return whether an event or a departure, not just a script's error, followed ``at_s``."""
         return any(
             moment.disturbs and moment.what != "error"
             for moment in self.moments
@@ -98,7 +101,7 @@ class Timeline:
         )
 
     def to_json(self, command: tuple[str, ...], status: int) -> dict[str, object]:
-        """The timeline for programs."""
+        """Return the timeline for JSON output, with the command and its exit status."""
         return {
             "schema": SCHEMA,
             "command": command,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why workers fail, from what their launcher's log says: pure, fed with lines as they come.
+"""The failures of workers, parsed from their launcher's log: pure, fed with text as it comes.
 
 torchrun passes its workers' standard error on, and logs ``failed (exitcode: 1) local_rank: 0`` as
-soon as it sees one end. What the worker said of it stands before that line; with a process group,
-torch marks each of its lines with ``[rank0]:``.
+soon as it sees one end. The worker's own error is before that line; with a process group, torch
+marks each of its lines with ``[rank0]:``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 _OF_ANOTHER = re.compile(r"(closed|reset) by peer|[Bb]roken pipe|remote process exited")
-"""What a worker raises because another one has ended."""
+"""Errors that a worker raises because another one has ended."""
 
 MAX_SENTENCE = 300
 
@@ -29,7 +29,7 @@ MAX_SENTENCE = 300
 class WorkerFailure:
     """One worker that ended.
 
-    ``sentence`` is the error that it raised, or its exit status; ``traceback`` the lines before.
+    ``sentence`` is the error that it raised, or its exit status; ``traceback`` ends with the error.
     """
 
     local_rank: int
@@ -38,17 +38,17 @@ class WorkerFailure:
 
     @property
     def kind(self) -> str:
-        """The same for failures that differ in their numbers alone: ports, addresses, pids."""
+        """The sentence without its numbers, which may be ports, addresses or pids."""
         return _NUMBER.sub("#", self.sentence)
 
     @property
     def follows_another(self) -> bool:
-        """Whether another worker's end is its cause."""
+        """Whether the end of another worker is its cause."""
         return _OF_ANOTHER.search(self.sentence) is not None
 
 
 class WorkerErrors:
-    """Reads one launcher's log, piece by piece."""
+    """A reader of one launcher's log, piece by piece."""
 
     def __init__(self) -> None:
         self._rest = ""
@@ -57,7 +57,7 @@ class WorkerErrors:
         self._last_line = ""
 
     def take_in(self, text: str) -> list[WorkerFailure]:
-        """Take the next piece of the log; returns the failures that it tells of."""
+        """Take in the next piece of the log; return the failures in it."""
         lines = (self._rest + text).split("\n")
         self._rest = lines.pop()
         return list(self._failures(lines))
@@ -83,7 +83,7 @@ class WorkerErrors:
                     self._ended[speaker] = tuple(self._tracebacks.pop(speaker))
 
     def _failure(self, exit_code: int, local_rank: int) -> WorkerFailure:
-        # Of several speakers, the first: the others failed because it did.
+        # Of several workers with an error, take the first: the others failed because it did.
         lines = next(iter(self._ended.values()), ())
         if lines:
             return WorkerFailure(local_rank, lines[-1][:MAX_SENTENCE], lines)

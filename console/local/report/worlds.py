@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worlds that trained one after the other, and how far each came.
+"""The worlds that trained one after the other, and their steps.
 
-A world is one set of ranks: it is told from the next by the process of its rank 0 and by its size,
-for in Horovod that process goes on from one world to the next.
+A world is one set of ranks. It differs from the next in the process of its rank 0 or in its size:
+with Horovod that process goes on from one world to the next.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_POINTS = 600
 
 @dataclass(slots=True)
 class World:
-    """``points`` are (seconds since the start of the run, step), oldest first."""
+    """One world. ``points`` are (seconds since the start of the run, step), oldest first."""
 
     pid: int
     size: int
@@ -25,12 +25,12 @@ class World:
 
     @property
     def began_s(self) -> float:
-        """When its first step was seen."""
+        """The time at which its first step was seen."""
         return self.points[0][0]
 
     @property
     def ended_s(self) -> float:
-        """When its last step was seen."""
+        """The time at which its last step was seen."""
         return self.points[-1][0]
 
     @property
@@ -44,7 +44,7 @@ class World:
         return self.points[-1][1]
 
     def see(self, at_s: float, step: int) -> None:
-        """Add a point where the step has moved."""
+        """Add a point if the step has changed."""
         if self.points and self.points[-1][1] == step:
             return
         self.points.append((at_s, step))
@@ -59,25 +59,25 @@ class Worlds:
         self.all: list[World] = []
 
     def first_of(self, size: int, start: int) -> int | None:
-        """The index of the first world of ``size`` ranks, from index ``start`` on."""
+        """Return the index of the first world of ``size`` ranks from ``start`` on; None if none."""
         later = range(start, len(self.all))
         return next((index for index in later if self.all[index].size == size), None)
 
     @property
     def steps_trained_again(self) -> int:
-        """Steps that a later world has made once more, as far as they were seen."""
+        """The number of steps that a later world has repeated, as far as they were seen."""
         pairs = zip(self.all, self.all[1:], strict=False)
         return sum(max(0, before.last_step - after.first_step + 1) for before, after in pairs)
 
     def see(self, at_s: float, leader: Progress) -> str | None:
-        """Take in rank 0's progress; returns a sentence where a world has just begun to train."""
+        """Take in rank 0's progress; return a sentence if a world has just begun to train."""
         before = self.all[-1] if self.all else None
         if before is not None and before.pid == leader.pid and before.size == leader.world_size:
             before.see(at_s, leader.step)
             return None
         goes_on = before is not None and before.pid == leader.pid
         if not goes_on and any(world.pid == leader.pid for world in self.all):
-            return None  # a rank 0 of a former world that still lingers
+            return None  # the rank 0 of an earlier world, which has not ended yet
         world = World(leader.pid, leader.world_size)
         world.see(at_s, leader.step)
         self.all.append(world)
