@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What launchers see of the membership."""
+"""The launchers' view of the membership."""

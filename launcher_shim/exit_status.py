@@ -8,7 +8,7 @@ from __future__ import annotations
 
 EXIT_DONE = 0
 EXIT_FAULT = 1
-"""``muster doctor`` has found what a job cannot rest on."""
+"""``muster doctor`` has found a fault that a job cannot run with."""
 EXIT_USAGE = 2
 """The command line or the configuration is wrong."""
 EXIT_NO_JOB = 66
@@ -21,13 +21,13 @@ EXIT_DEFECT = 70
 
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
-"""These two as a shell has them."""
+"""Both as in a shell."""
 EXIT_INTERRUPTED = 130
 EXIT_HOROVOD_REMOVED = 134
-"""SIGABRT: how a worker ends that Horovod has removed from the job; its driver knows it."""
+"""SIGABRT: the status of a worker that Horovod has removed from the job; its driver knows it."""
 EXIT_KILLED = 137
 EXIT_BROKEN_PIPE = 141
 EXIT_TERMINATED = 143
-"""SIGTERM; also the status of a drained container, for a 0 would end the job."""
+"""SIGTERM; also the status of a drained container, as a 0 would end the job."""
 EXIT_UNKNOWN = 255
-"""As ssh has it: nobody knows how the remote command ended."""
+"""As in ssh: it is not known how the remote command ended."""

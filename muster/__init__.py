@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training script imports: ``docs/training.md`` shows how.
+"""The library that a training script imports; ``docs/training.md`` shows how to use it.
 
-Standard library only, no cost and no effect where no sidecar runs beside the script. The callbacks
-for other libraries are modules of their own: ``muster.transformers`` and ``muster.lightning``.
+Standard library only; no cost and no effect if no sidecar runs beside the script. The callbacks for
+other libraries are modules of their own: ``muster.transformers`` and ``muster.lightning``.
 """
 
 from muster.batch_plan import BatchPlan, batch_plan

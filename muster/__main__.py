@@ -3,8 +3,8 @@
 
 The program's packages (``agent``, ``console``, ``launcher_shim``, ``rdzv``) have names that users'
 own modules have, too. So an installation has them in ``muster/_program``, where no ``import`` of a
-user's sees them, and this puts their folder first for its own process alone, before what
-``PYTHONPATH`` names. In a checkout, or an editable installation, they lie beside ``muster``.
+user's sees them, and this module puts their folder first for its own process alone, before the
+entries of ``PYTHONPATH``. In a checkout, or an editable installation, they lie beside ``muster``.
 """
 
 import sys
@@ -12,13 +12,13 @@ from pathlib import Path
 
 
 def program_folder(library: Path) -> Path:
-    """Say where the program's packages are, given the folder of this library."""
+    """Return the folder of the program's packages, given the folder of this library."""
     installed = library / "_program"
     return installed if installed.is_dir() else library.parent
 
 
 def main() -> None:
-    """Run the command line; ends the process with its exit status."""
+    """Run the command line and end the process with its exit status."""
     sys.path.insert(0, str(program_folder(Path(__file__).resolve().parent)))
     from console.main import main as command_line
 

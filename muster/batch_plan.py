@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a batch of all ranks together is divided in a world of any size: pure.
+"""The division of a global batch among the ranks of a world of any size: pure.
 
-The optimizer sees the same batches in the same order in every world, so the learning rate stays.
+The optimizer sees the same batches in the same order in every world, so the learning rate stays the
+same.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 class MicroBatch(NamedTuple):
     """One micro batch of one rank.
 
-    ``start`` and ``stop`` are places in the global batch. ``weight`` is what the mean loss over the
-    micro batch is multiplied by before ``backward()``: summed over the micro batches and averaged
-    over the ranks, as DistributedDataParallel does, that is the mean over the global batch, however
-    uneven the parts are. ``ends_step``: the optimizer step comes after this one.
+    ``start`` and ``stop`` are places in the global batch. ``weight`` is the factor for the mean
+    loss over the micro batch before ``backward()``: summed over the micro batches and averaged over
+    the ranks, as DistributedDataParallel does, the weighted losses give the mean over the global
+    batch, however uneven the parts are. ``ends_step``: the optimizer step comes after this one.
     """
 
     start: int
@@ -26,12 +27,12 @@ class MicroBatch(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """How many samples count. With 0 the rank is given one all the same, of weight 0."""
+        """The number of samples that count. A rank with none still gets one sample, of weight 0."""
         return self.stop - self.start
 
 
 class BatchPlan:
-    """What each rank takes of each global batch, as ``batch_plan`` makes it."""
+    """The share of each rank in each global batch, as made by ``batch_plan``."""
 
     def __init__(
         self, global_batch: int, micro_batch: Optional[int], world_size: int, weights: Sequence[int]
@@ -39,16 +40,16 @@ class BatchPlan:
         self.global_batch = global_batch
         self.world_size = world_size
         self._ends = None if not weights else _running_sums(weights)
-        last = world_size if weights else 1  # without weights the last has one of the largest
+        last = world_size if weights else 1  # without weights the last share is one of the largest
         shares = [self.share(world_size - 1 - rank) for rank in range(last)]
         most = max(stop - start for start, stop in shares)
         self.accumulation = 1 if micro_batch is None else max(1, -(-most // micro_batch))
-        """Micro batches for each optimizer step: as many on every rank."""
+        """Micro batches per optimizer step; the same number on every rank."""
         self.micro_batch = -(-most // self.accumulation)
-        """The largest of them."""
+        """Samples in the largest micro batch."""
 
     def share(self, rank: int, total: Optional[int] = None) -> Tuple[int, int]:
-        """Where in a batch of ``total`` samples (``global_batch``) this rank's begin and end."""
+        """Return the bounds of a rank's share of ``total`` samples (by default, a global batch)."""
         count = self.global_batch if total is None else total
         if self._ends is None:
             return count * rank // self.world_size, count * (rank + 1) // self.world_size
@@ -56,7 +57,7 @@ class BatchPlan:
         return count * self._ends[rank] // every, count * self._ends[rank + 1] // every
 
     def parts(self, rank: int, total: Optional[int] = None) -> Tuple[MicroBatch, ...]:
-        """This rank's micro batches of a batch of ``total`` samples (``global_batch``)."""
+        """Return a rank's micro batches of ``total`` samples (by default, of a global batch)."""
         of = self.global_batch if total is None else total
         start, stop = self.share(rank, of)
         many, count = self.accumulation, stop - start
@@ -81,12 +82,12 @@ def batch_plan(
 ) -> BatchPlan:
     """Divide a batch of ``global_batch`` samples, of all ranks together, in this world.
 
-    ``micro_batch``: the most samples that a rank takes at once; it accumulates gradients where its
-    share is more. None: each rank takes its share at once. ``world_size`` is ``$WORLD_SIZE`` unless
-    given. ``weights``: how many times as much each rank takes, whole numbers in rank order, for
-    ranks of different speed; every rank gives the same.
+    ``micro_batch``: the most samples that a rank takes at once; it accumulates gradients if its
+    share is larger. None: each rank takes its share at once. ``world_size`` is ``$WORLD_SIZE``
+    unless given. ``weights``: relative sizes of the ranks' shares, whole numbers in rank order, for
+    ranks of different speed; every rank must give the same.
 
-    Raises ``ValueError`` for numbers below 1, or weights that are not one for each rank.
+    Raises ``ValueError`` if a number is below 1, or if there is not one weight for each rank.
     """
     if world_size is None:
         world_size = int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank does at a step boundary, given what it has published and the gate it reads: pure.
+"""A rank's decision at a step boundary, from its published state and the gate it reads: pure.
 
-At each boundary it publishes first and reads the gate then. The loop around it is::
+At each boundary the rank publishes its state first and then reads the gate. The loop around it is::
 
     rank = arrive(rank, step)
     publish(rank)
@@ -11,8 +11,8 @@ At each boundary it publishes first and reads the gate then. The loop around it 
         elif verdict == WAIT: wait for another gate
         else: break                                # GO on, or SAVE
 
-After a save it is ``rank = acknowledge(rank)`` or ``rank = fail(rank, why)``, publish, and the same
-loop again, which then ends with ``GO``. Every rank must come to the same boundaries.
+After a save, call ``rank = acknowledge(rank)`` or ``rank = fail(rank, why)``, publish, and run the
+same loop again, which then ends with ``GO``. Every rank must come to the same boundaries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COUNTS_ANEW = "the loop counts its steps anew"
 
 
 class RankGate(NamedTuple):
-    """The part of ``gate.json`` that a rank acts on. ``master`` names the round it is about."""
+    """The part of ``gate.json`` that a rank acts on. ``master`` names the round it is for."""
 
     epoch: int
     master: str
@@ -37,11 +37,11 @@ class RankGate(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """What a rank has published, or is about to; ``master`` names its round.
+    """A rank's state, published or about to be; ``master`` names its round.
 
-    ``held``: it stays at ``step`` until it has published otherwise. ``matched``: it has read a gate
-    of its own round. ``saving``: the epoch it saves for, 0 for none. ``acked`` is (epoch, step) of
-    its last save, ``failed`` (epoch, why) of the last one that did not succeed. ``former`` is the
+    ``held``: the rank stays at ``step`` until it publishes otherwise. ``matched``: it has read a
+    gate of its own round. ``saving``: the epoch it saves for, 0 for none. ``acked`` is (epoch,
+    step) of its last save, ``failed`` (epoch, why) of its last save that failed. ``former`` is the
     last boundary of the loop before this one, -1 for none.
     """
 
@@ -56,21 +56,22 @@ class Rank(NamedTuple):
 
 
 def enter_again(rank: Rank) -> Rank:
-    """Begin another loop; to be published. It stays at the last boundary of the one before."""
+    """Begin another loop at the last boundary of the former. The caller publishes the result."""
     return rank._replace(held=False, saving=0, former=rank.step)
 
 
 def arrive(rank: Rank, step: int) -> Rank:
-    """Come to the boundary ``step``; to be published before the gate is read."""
+    """Come to the boundary ``step``. The caller publishes the result before it reads the gate."""
     return rank._replace(step=step, held=False, saving=0)
 
 
 def decide(rank: Rank, gate: Optional[RankGate]) -> Tuple[str, Rank]:
-    """Say what to do next: one of ``PUBLISH``, ``WAIT``, ``GO`` and ``SAVE``."""
+    """Decide on ``PUBLISH``, ``WAIT``, ``GO`` or ``SAVE``; return it and the new state."""
     if gate is None:
         return _go(rank)
     if gate.master != rank.master:
-        # A gate of an earlier round is ignored. Of a later one: this rank's round is over.
+        # Ignore a gate of an earlier round. A gate of a later one means that this rank's round is
+        # over.
         return (WAIT, rank) if rank.matched else _go(rank)
     if not rank.matched:
         rank = rank._replace(matched=True)
@@ -88,23 +89,23 @@ def decide(rank: Rank, gate: Optional[RankGate]) -> Tuple[str, Rank]:
 
 
 def acknowledge(rank: Rank) -> Rank:
-    """All that ``SAVE`` asked for is on disk; to be published."""
+    """Record that all that ``SAVE`` asked for is on disk. The caller publishes the result."""
     return rank._replace(acked=(rank.saving, rank.step), saving=0)
 
 
 def fail(rank: Rank, why: str) -> Rank:
-    """The save failed; to be published."""
+    """Record that the save failed, and ``why``. The caller publishes the result."""
     return rank._replace(failed=(rank.saving, why), saving=0)
 
 
 def _go(rank: Rank) -> Tuple[str, Rank]:
-    # A vote may rest on "held" for as long as it stands: it is taken back, and the gate read once
+    # A vote may rely on "held" for as long as it is published: withdraw it, and read the gate once
     # more, before the rank moves.
     return (PUBLISH, rank._replace(held=False)) if rank.held else (GO, rank)
 
 
 def _is_of_former(rank: Rank, gate: RankGate) -> bool:
-    # The step was agreed on by the count of the loop before: in this one it may never come.
+    # The loop before agreed on the step by its own count, which this loop may never reach.
     agreed = gate.step if gate.phase == "commit" else None
     return agreed is not None and rank.step <= rank.former < agreed
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank looks, and all are told what it found, so that no two load different checkpoints.
+"""Rank 0's choice of a checkpoint, told to all ranks, so that no two load different ones.
 
-Told over the store at ``MASTER_ADDR:MASTER_PORT``, where torch's ranks are about to meet or have
-met: a trainer loads before it has made a process group, and a store needs no device.
+Rank 0 tells it over the store at ``MASTER_ADDR:MASTER_PORT``, where torch's ranks are about to meet
+or have met: a trainer loads before it has made a process group, and a store needs no device.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import torch.distributed as dist
 from muster.progress import RankIdentity
 
 WAIT_S = 300.0
-"""How long a rank waits for what rank 0 has found."""
+"""Timeout of a rank that waits for rank 0's choice."""
 
 _calls = 0
 _kept: List[object] = []
-"""The store stays for as long as the process: rank 0 serves it, and torch goes on to use it."""
+"""Keeps the store open until the process ends: rank 0 serves it, and torch uses it afterwards."""
 
 
 def of_rank_0(look: Callable[[], Optional[str]]) -> Optional[str]:
-    """What ``look`` gives at rank 0; every rank has to call this, equally often.
+    """Return the result of ``look`` at rank 0. Every rank must call this, equally often.
 
-    Where there is no rank 0 to ask (one rank alone, or not below torchrun) this rank looks itself.
-    Raises ``RuntimeError`` where rank 0 has not told within ``WAIT_S``.
+    If there is no rank 0 to ask (one rank alone, or not started by torchrun) this rank looks
+    itself. Raises ``RuntimeError`` if rank 0 has not answered within ``WAIT_S``.
     """
     global _calls
     own = RankIdentity(os.environ)
     if not own.of_torchrun or own.world_size == 1 or not dist.is_available():
         return look()
     _calls += 1
-    # An agent's store outlives its workers: what was found before a restart is no answer.
+    # An agent's store outlives its workers: a choice from before a restart is not valid.
     key = "muster/choice/%d/%d" % (own.restart, _calls)
     if own.rank == 0:
         choice = look()
@@ -51,7 +51,7 @@ def of_rank_0(look: Callable[[], Optional[str]]) -> Optional[str]:
 
 def _store(own: RankIdentity) -> "dist.TCPStore":
     host, _, port = own.master.rpartition(":")
-    # By torchrun's own account, its agent serves the store already.
+    # torchrun sets this if its agent serves the store already.
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = dist.TCPStore(
         host,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data cursor of a saved step: where in the data training goes on from it.
+"""The data cursor of a saved step: the place in the data where training goes on from it.
 
 It is whatever JSON the script gives to ``drain.committed``, small, and the same on every rank. It
 lies beside the rank's progress line, in a file that is renamed into place before the line that
-tells of the save: who reads the line first and the file then finds the cursor of every step named.
+reports the save: a reader that reads the line first and then the file finds the cursor of every
+step named.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import os
 from typing import Any, Mapping, Optional
 
 CURSOR_MAX_BYTES = 1024
-"""The longest cursor, as JSON: it is part of records that every sidecar keeps."""
+"""Maximum length of a cursor as JSON: it is part of records that every sidecar keeps."""
 
 ENDING = ".cursors"
-"""Ends the name of the file; before it stands the local rank."""
+"""Suffix of the file's name, after the local rank."""
 
 
 def encode(cursor: Any, step: int) -> str:
-    """Spell a cursor so that equal ones are spelled alike; None is the empty text.
+    """Encode a cursor as JSON, equal cursors alike; None as the empty text.
 
-    Raises ``ValueError`` for one that is no JSON, or longer than ``CURSOR_MAX_BYTES``.
+    Raises ``ValueError`` if it is not JSON, or longer than ``CURSOR_MAX_BYTES``.
     """
     if cursor is None:
         return ""
@@ -42,24 +43,24 @@ def encode(cursor: Any, step: int) -> str:
 
 
 def decode(text: str) -> Any:
-    """The cursor that ``text`` spells; raises ``ValueError``."""
+    """Decode a cursor, None from the empty text; raises ``ValueError``."""
     return json.loads(text) if text else None
 
 
 class CommittedStep(int):
-    """The step of a commit, which is an ``int``, and its ``cursor``: None where none was given."""
+    """The step of a commit, which is an ``int``, and its ``cursor``: None if none was given."""
 
     cursor: Any
 
     def __new__(cls, step: int, cursor: Any = None) -> CommittedStep:
-        """Make it of both."""
+        """Create it from a step and its cursor."""
         made = super().__new__(cls, step)
         made.cursor = cursor
         return made
 
 
 class CursorFile:
-    """The cursors of what one rank has saved; ``pid`` and ``started`` tell whose they are."""
+    """The file of one rank's cursors; ``pid`` and ``started`` identify the writing process."""
 
     def __init__(self, directory: str, local_rank: int, pid: int, started: int) -> None:
         self._path = os.path.join(directory, "%d%s" % (local_rank, ENDING))
@@ -68,7 +69,7 @@ class CursorFile:
         self._written: Optional[Mapping[int, str]] = None
 
     def write(self, cursors: Mapping[int, str]) -> None:
-        """Rename ``cursors`` into place, by step, if they have changed; raises ``OSError``."""
+        """Write ``cursors``, by step, aside and rename, if changed; raises ``OSError``."""
         if cursors == self._written:
             return
         by_step = {"%d" % step: text for step, text in cursors.items()}

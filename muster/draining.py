@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``with muster.drain()``: every rank saves the same step before one of them has to go.
 
-At each step boundary a rank tells where it is, *then* reads the gate: in this order no sidecar can
-agree on a step that a rank has already passed. What follows from what it reads is decided in
-``muster.boundary``; here is what it takes to do it.
+At each step boundary a rank publishes its step, *then* reads the gate: in this order no sidecar can
+agree on a step that a rank has already passed. ``muster.boundary`` decides what follows from the
+gate; this module carries it out.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from muster.progress import ProgressFile, own_file
 log = logging.getLogger(__name__)
 
 ENTERED_STEP = -1
-"""Told on entering for the first time: before any boundary that there can be."""
+"""The step that is published on the first entry: before any boundary that there can be."""
 
 
 class Drain:
-    """What ``with muster.drain() as drain`` gives. Not for use by two threads at once.
+    """One training loop's part in drains, as made by ``muster.drain()``.
 
-    Without a sidecar nothing is ever due, nobody leaves and nothing is written.
+    Not for use by two threads at once, except ``committed``. Without a sidecar no save is ever due,
+    no pod leaves and nothing is written.
     """
 
     def __init__(self, file: Optional[ProgressFile], gate: Optional[GateFile]) -> None:
@@ -88,12 +89,12 @@ class Drain:
     def commit_due(self, step: int) -> bool:
         """Come to the boundary after ``step``; True: save now, then call ``committed(step)``.
 
-        Every rank calls it at the same boundaries, where an optimizer step is complete. Takes a few
-        microseconds; while a drain is being agreed on it blocks, as a rule for less than a second,
-        and for a rank that is told to go on at a later step not at all.
+        Every rank must call it at the same boundaries, where an optimizer step is complete. It
+        takes a few microseconds. While the ranks agree on a commit step it blocks, as a rule for
+        less than a second; it does not block a rank that may train on to a later commit step.
 
         Raises ``RuntimeError`` outside of the ``with`` block, or in a process that was forked from
-        the rank, and ``ValueError`` for a step that is not above the one before.
+        the rank, and ``ValueError`` if ``step`` is not above the one before.
         """
         if not self._entered:
             raise RuntimeError("drain.commit_due() belongs into `with muster.drain() as drain`")
@@ -117,21 +118,22 @@ class Drain:
         return self._follow()
 
     def committed(self, step: int, cursor: Any = None) -> None:
-        """Say that all this rank has to save of ``step`` is on disk, where others can read it.
+        """Report that all of this rank's save of ``step`` is on disk, where others can read it.
 
-        Where ``commit_due`` asked for this save, returns when training goes on. After a grant it
-        never does: the round ends here, by the launcher's SIGTERM, which ends the process also
-        where a handler is installed for it.
+        If ``commit_due`` asked for this save, returns when training goes on. After a grant it never
+        does: the round ends here, by the launcher's SIGTERM, which ends the process even if a
+        handler is installed for it.
 
-        Of any other save, as a periodic checkpoint, it is put on record, in a few microseconds: a
-        step that every rank has said this of becomes ``last_commit()``. It may be of an earlier
-        step, where a save goes on in the background; from another thread it is told with the next
+        Any other save, such as a periodic checkpoint, is put on record, in a few microseconds: a
+        step that every rank has reported becomes ``last_commit()``. It may be an earlier step, if a
+        save goes on in the background; a report from another thread is published at the next
         boundary. Raises ``ValueError`` for a step after the one that is due, and ``RuntimeError``
-        where one is due in a process that was forked from the rank.
+        if one is due and the process was forked from the rank.
 
-        ``cursor``: where in the data training goes on from this step, as ``last_commit().cursor``
-        gives it back: JSON of 1 KiB at most. A rank that gives none leaves it to the others; where
-        two differ, the save counts for nobody. Raises ``ValueError`` for one that is no such JSON.
+        ``cursor``: the place in the data where training goes on from this step, which
+        ``last_commit().cursor`` returns: JSON of 1 KiB at most. A rank that gives none leaves it to
+        the others; if two differ, the save counts for no rank. Raises ``ValueError`` if it is no
+        such JSON.
         """
         text = encode(cursor, step)
         earlier = self._rank.saving and step < self._rank.step
@@ -151,10 +153,10 @@ class Drain:
                 due = self._follow(parked=True)
 
     def failed(self, step: int, why: str) -> None:
-        """Say that the save of ``step`` did not succeed, where the script itself goes on after it.
+        """Report that the save of ``step`` failed, if the script itself goes on after the failure.
 
         An exception that leaves the ``with`` block needs no such call. Returns when all ranks are
-        told to train on. Does nothing and raises as ``committed`` does.
+        told to train on. Does nothing if no save is due; raises as ``committed`` does.
         """
         due = self._is_due(step, "failed")
         while due:  # again where a later attempt agrees on the very step that could not be saved
@@ -164,19 +166,19 @@ class Drain:
 
     @property
     def leaving(self) -> bool:
-        """Whether this pod is the one that is told to go."""
+        """Whether this pod is the one that has to go."""
         reading = self._own_reading()
         return reading is not None and reading.leaving
 
     @property
     def reason(self) -> str:
-        """Why there is a drain, in one sentence; empty without one."""
+        """The reason for the drain, in one sentence; empty without one."""
         reading = self._own_reading()
         return reading.reason if reading is not None else ""
 
     @property
     def seconds_left(self) -> Optional[float]:
-        """Seconds until this pod's processes get SIGTERM at the latest; None where none is set."""
+        """Seconds until this pod's processes get SIGTERM at the latest; None without a deadline."""
         reading = self._own_reading()
         if reading is None or reading.deadline_boot_s is None:
             return None
@@ -192,13 +194,13 @@ class Drain:
         return self._rank.saving != 0
 
     def _tell_saved(self, step: int, cursor: str) -> None:
-        """Tell of a save that no drain asked for."""
-        # What another thread wrote could undo what the training one has published since.
+        """Report a save that no drain asked for."""
+        # A write by another thread could undo what the training thread has published since.
         if self._note_saved(step, cursor) and threading.get_ident() == self._thread:
             self._write_progress(self._rank)
 
     def _note_saved(self, step: int, cursor: str) -> bool:
-        """Take a save in; whether it was one of this rank's, at a boundary that it came to."""
+        """Record a save at a boundary that this rank has reached; return whether it is."""
         if self._file is None or not self._entered or not self._file.of_this_process:
             return False
         if step > self._boundary:
@@ -222,7 +224,7 @@ class Drain:
         return True
 
     def _note_later(self) -> None:
-        """Take in what another thread has saved meanwhile."""
+        """Record the saves that another thread has reported meanwhile."""
         while self._later:
             self._note_saved(*self._later.popleft())
 
@@ -239,7 +241,7 @@ class Drain:
         return reading
 
     def _follow(self, parked: bool = False) -> bool:
-        """Do as the gate says until it says to go on, or to save (True)."""
+        """Obey the gate until the rank may go on; return whether it has to save now."""
         assert self._gate is not None
         while True:
             reading = self._gate.read()
@@ -263,7 +265,7 @@ class Drain:
                 return verdict == boundary.SAVE
 
     def _write_progress(self, rank: boundary.Rank, inside: bool = True, away: bool = False) -> None:
-        """Publish. Where that fails, nothing must stand that is no longer true."""
+        """Publish the progress; if that fails, remove the file, which is outdated then."""
         assert self._file is not None
         try:
             self._file.write(
@@ -286,14 +288,14 @@ class Drain:
         try:
             self._file.remove()
         except OSError as error:
-            # What stands is too old: a save may be asked for too early then, but as this rank
-            # cannot acknowledge it, it counts for nobody.
+            # The file that remains is outdated: a save may then be asked for too early, but as this
+            # rank cannot acknowledge it, it counts for no rank.
             log.warning("cannot delete the outdated progress file of this rank: %s", error)
 
     def _leave(self, why: str, away: bool = False) -> None:
-        """Take no part any more, or (``away``) not before the next loop; what was due has failed.
+        """Stop taking part, for good or (``away``) until the next loop; fail a save that is due.
 
-        A forked child that ends leaves nothing: it is the rank that takes part.
+        Does nothing in a forked child that ends: only the rank takes part.
         """
         if self._file is None or not self._file.of_this_process:
             return
@@ -306,31 +308,31 @@ class Drain:
             atexit.unregister(self._leave)
 
     def _pass_on(self) -> boundary.Rank:
-        """Another loop begins, and tells from now on where the rank is."""
+        """Hand the state to the next loop, which publishes the rank's progress from now on."""
         atexit.unregister(self._leave)
         return self._rank
 
 
 def _end_without_torchrun() -> None:
-    """End this process: nobody is left who would let it go on, or end it."""
+    """End this process: no torchrun is left to let it go on, or to end it."""
     log.error("the torchrun of this rank is gone while the rank waits: the rank ends, too")
     os._exit(128 + signal.SIGTERM)
 
 
 def _end_well() -> None:
-    """End the process at once, as a signal would: the world that its script may call is gone."""
+    """End the process at once with status 0: the world that its script may call is gone."""
     log.warning("this pod is drained and its run has succeeded: this rank exits with status 0")
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            with suppress(OSError, ValueError):  # closed, or nobody reads it any more
+            with suppress(OSError, ValueError):  # closed, or without a reader
                 stream.flush()
     os._exit(0)
 
 
 @contextmanager
 def _sigterm_ends() -> Iterator[None]:
-    """Let SIGTERM end the process: nothing is left to do, and a handler might wait for others."""
+    """Let SIGTERM end the process within the block: a handler might wait for others."""
     handler = signal.getsignal(signal.SIGTERM)
     ours_to_set = threading.current_thread() is threading.main_thread() and handler is not None
     if ours_to_set:
@@ -346,7 +348,7 @@ _gate: Optional[GateFile] = None
 
 
 def own_gate() -> Optional[GateFile]:
-    """This process's view of its pod's gate; None where no sidecar runs."""
+    """Return this process's view of its pod's gate; None without ``MUSTER_RUN_DIR``."""
     global _gate
     if _gate is None:
         run_dir = os.environ.get("MUSTER_RUN_DIR")
@@ -356,28 +358,28 @@ def own_gate() -> Optional[GateFile]:
 
 
 def drain() -> Drain:
-    """Make the drain of a training loop: ``with muster.drain() as drain``.
+    """Return the ``Drain`` of a training loop, for ``with muster.drain() as drain``.
 
-    On entering, a rank of torchrun waits until its sidecar knows of its round, at most 5 s.
+    On entering it, a rank of torchrun waits until its sidecar knows of its round, at most 5 s.
     """
     return Drain(own_file(), own_gate())
 
 
 def last_commit() -> Optional[CommittedStep]:
-    """The newest step that all ranks of a world saved and acknowledged; None if there is none.
+    """Return the newest step that all ranks of a world saved and acknowledged; None without one.
 
-    Its ``cursor`` is what all of them gave to ``committed`` with it; None where they gave none.
+    Its ``cursor`` is what all of them gave to ``committed`` with it; None if they gave none.
 
-    Call it before ``muster.drain()``, to load the checkpoint of that step. Waits as ``drain()``
-    does. None also without a sidecar. It may be of a former life of the job, whose checkpoints need
-    not be there any more: ``check_start`` judges.
+    Call it before ``muster.drain()``, to load the checkpoint of that step. It waits as ``drain()``
+    does. None also without a sidecar. The step may be of a former life of the job, whose
+    checkpoints may be gone: ``check_start`` checks that.
     """
     reading = first_reading()
     return reading.last_commit if reading is not None else None
 
 
 def first_reading() -> Optional[Reading]:
-    """The gate as a new rank reads it: that of its own round, waited for as ``drain()`` does."""
+    """Read the gate as a new rank does, after a wait as in ``drain()``; None without a sidecar."""
     file, gate = own_file(), own_gate()
     if file is None or gate is None:
         return None

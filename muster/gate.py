@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sidecar tells this pod's ranks: ``$MUSTER_RUN_DIR/gate.json``.
+"""The gate, by which the sidecar tells this pod's ranks what to do: ``$MUSTER_RUN_DIR/gate.json``.
 
-The sidecar renames a new one into place whenever something changes. A rank looks for that with one
-``stat`` at each step boundary. The standard library knows no event for a file of another container
-to wait for, so a rank that has to wait looks again every few milliseconds.
+The sidecar renames a new one into place whenever something changes. A rank checks for that with one
+``stat`` at each step boundary. The standard library has no notification of a change made in another
+container, so a rank that has to wait polls every few milliseconds.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ log = logging.getLogger(__name__)
 SCHEMA = 1
 GATE_NAME = "gate.json"
 ENVIRONMENT_NAME = "env"
-"""In the run directory; the sidecar has put it there, if there is one."""
+"""A file in the run directory; if there is a sidecar, it has put it there."""
 PHASES = ("idle", "hold", "commit", "done", "void")
 
 POLL_S = 0.005
-"""How long a rank that waits sleeps between two looks."""
+"""Poll interval of a rank that waits."""
 
 OWN_ROUND_WAIT_S = 5.0
-"""How long a new rank waits for its sidecar to have seen that the round is complete."""
+"""Maximum wait of a new rank until its sidecar has seen that the round is complete."""
 
 
 class Reading(NamedTuple):
-    """All of one gate. ``deadline_boot_s`` is on CLOCK_BOOTTIME, which all containers share.
+    """The content of a gate. ``deadline_boot_s`` is on CLOCK_BOOTTIME, common to all containers.
 
     ``of_former_life``: ``last_commit`` was made by a job of this name that was deleted since.
     ``ended``: this pod was let go, and the others have ended well since. ``ask`` names the drain of
@@ -52,7 +52,7 @@ class Reading(NamedTuple):
 
 
 class GateFile:
-    """Reads the gate of one run directory; parses it only when it has changed."""
+    """The gate file of one run directory; parsed only when it has changed."""
 
     def __init__(self, run_dir: str) -> None:
         self._run_dir = run_dir
@@ -62,10 +62,10 @@ class GateFile:
         self._warned = False
 
     def read(self) -> Optional[Reading]:
-        """The gate as it is now; None where there is none.
+        """Read the present gate; None if there is none.
 
-        One that cannot be read or understood leaves the former one in force, and says so once: to
-        go on without knowing could mean to run past the step that all others save.
+        If it cannot be read or parsed, the last one stays in force, and a warning is logged once:
+        to go on without knowing could mean to train past the step that all others save.
         """
         try:
             status = os.stat(self._path)
@@ -83,10 +83,10 @@ class GateFile:
         return self._reading
 
     def wait_for_own(self, rank: RankIdentity) -> bool:
-        """Wait, bounded, until the gate is of this rank's round: so it tells the commits before it.
+        """Wait for the gate of this rank's round, which has all earlier commits.
 
-        Only a rank of torchrun beside a sidecar has to wait; it warns if that was in vain. Returns
-        whether the gate is of this round.
+        Returns whether it has come. Only a rank of torchrun beside a sidecar waits, for
+        ``OWN_ROUND_WAIT_S`` at most; it logs a warning if the gate has not come by then.
         """
         waits = rank.of_torchrun and os.path.exists(os.path.join(self._run_dir, ENVIRONMENT_NAME))
         deadline_s = time.monotonic() + (OWN_ROUND_WAIT_S if waits else 0.0)
@@ -113,7 +113,7 @@ class GateFile:
 
 
 def parse(content: bytes) -> Reading:
-    """Understand a gate; raises ``ValueError``."""
+    """Parse a gate; raises ``ValueError``."""
     fields = json.loads(content.decode("utf-8"))
     if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
         raise ValueError("no gate of schema %d" % SCHEMA)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For Horovod: a rank saves before the launcher goes, and whoever is started then goes on from it.
+"""For Horovod: one rank saves before the launcher goes, and the next launcher starts from that.
 
-What befalls workers costs Horovod's ranks nothing: each commit is in their memory. A launcher that
-ends ends them all. So its pod, once told to go, waits for the rank that saves.
+The loss of workers costs Horovod's ranks nothing: each commit is in their memory. A launcher that
+ends also ends them all. So its pod, once told to go, waits for the rank that saves.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from muster.progress import own_file
 log = logging.getLogger(__name__)
 
 PARKED_S = 10.0
-"""How long a rank that has saved waits to be ended with its launcher: what it trains meanwhile is
-lost. Longer, and the other ranks' collectives run out of time if nothing comes of it."""
+"""Maximum wait of a rank that has saved for its end with the launcher, in seconds: steps trained
+meanwhile would be lost. With a longer wait, the other ranks' collectives time out if the launcher
+stays."""
 
 
 def save_asked() -> bool:
-    """Whether to save now, because the job's launcher has to go: ask right before each commit.
+    """Return whether to save now, because the job's launcher has to go; call it before each commit.
 
-    Only the rank that saves asks, and it tells its steps by ``muster.report_step``: by that a
-    launcher knows that it is worth waiting. False where no sidecar runs.
+    Only the rank that saves calls it. It must report its steps by ``muster.report_step``: they tell
+    the launcher that it is worth waiting. False without a sidecar.
     """
     file, gate = own_file(), own_gate()
     if file is None or gate is None:
@@ -37,10 +38,10 @@ def save_asked() -> bool:
 
 
 def report_save(step: int) -> None:
-    """Say that ``step`` is saved where another pod finds it; call it after each save.
+    """Report that ``step`` is saved where another pod can read it; call it after each save.
 
-    If it was asked for, this returns only when the launcher is not to go any more, or has not gone
-    within ``PARKED_S``: mostly never. Otherwise, and where no sidecar runs, it does nothing.
+    If the save was asked for, this returns only if the launcher is not to go any more, or has not
+    gone within ``PARKED_S``: mostly never. Otherwise, and without a sidecar, it does nothing.
     """
     file, gate = own_file(), own_gate()
     if file is None or gate is None or not save_asked():

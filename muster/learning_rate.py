@@ -18,15 +18,16 @@ def scale_lr(
     warmup_steps: int = 0,
     former_world_size: Optional[int] = None,
 ) -> float:
-    """Learning rate for a world of another size than the one that ``base_lr`` was tuned on.
+    """Return the learning rate for a world of another size than the one of ``base_lr``.
 
-    ``rule`` is ``"linear"`` (lr grows as the global batch does; for SGD) or ``"sqrt"`` (its square
-    root; for Adam and its kin). ``world_size`` is that of this world, ``$WORLD_SIZE`` unless given.
-    Over the first ``warmup_steps`` steps of this world the rate goes in equal parts from what it
-    was in a world of ``former_world_size`` ranks (``base_world_size`` unless given) to the new one;
-    ``step`` counts the steps made in this world, from 0.
+    ``base_lr`` was tuned on a world of ``base_world_size`` ranks. ``rule`` is ``"linear"`` (lr
+    grows as the global batch does; for SGD) or ``"sqrt"`` (its square root; for Adam and its kin).
+    ``world_size`` is that of this world, ``$WORLD_SIZE`` unless given. Over the first
+    ``warmup_steps`` steps of this world the rate goes in equal parts from that of a world of
+    ``former_world_size`` ranks (``base_world_size`` unless given) to the new one; ``step`` counts
+    the steps made in this world, from 0.
 
-    Raises ``ValueError`` for a size below 1, a negative count or an unknown rule. Where each rank's
+    Raises ``ValueError`` for a size below 1, a negative count or an unknown rule. If each rank's
     batch shrinks as the world grows, so that the global batch stays, there is nothing to scale.
     """
     if world_size is None:

@@ -9,7 +9,7 @@
     trainer = Trainer(..., devices=devices, num_nodes=num_nodes, callbacks=[callback])
     trainer.fit(model, data, ckpt_path=last_checkpoint("/shared/checkpoints"))
 
-With ``MusterCallback(directory, sampler)`` it also sees to the data: give the loader
+With ``MusterCallback(directory, sampler)`` it also manages the data: give the loader
 ``batch_sampler=sampler``, an ``ElasticSampler``, and the trainer ``use_distributed_sampler=False``.
 
 Lightning does not ask torchrun how many nodes there are, and each world may have another number.
@@ -39,19 +39,19 @@ from muster.torch_file import whole_step
 log = logging.getLogger(__name__)
 
 KEPT = 2
-"""How many of the callback's own checkpoints stay: an older one until the next is whole."""
+"""Number of the callback's own checkpoints to keep: an older one until the next is whole."""
 
 ASIDE = ".part"
-"""Ends the name of a checkpoint that is being written."""
+"""Suffix of a checkpoint that is being written."""
 
 
 class MusterCallback(Callback):
-    """Saves at the step that all ranks agree on, and waits there as long as told.
+    """A callback that saves at the step that all ranks agree on, and waits there as long as told.
 
-    ``directory`` is given ``muster-<step>.ckpt``; the newest two of them are kept. What a
-    ``ModelCheckpoint`` saves there is put on record at the next step.
+    It saves to ``muster-<step>.ckpt`` in ``directory`` and keeps the newest two. A save of a
+    ``ModelCheckpoint`` to the same directory is put on record at the next step.
 
-    ``sampler``: the one of the loader. Its global batch is kept in worlds of whatever sizes, by
+    ``sampler``: that of the loader. Its global batch stays the same in worlds of whatever sizes, by
     ``accumulate_grad_batches``, so that steps, epochs and schedules stay as they are; and training
     goes on with the sample after those that the checkpoint was trained on.
     """
@@ -65,9 +65,10 @@ class MusterCallback(Callback):
         self._told = -1
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Raise ``ValueError`` where Lightning's world is not the one that torchrun has started.
+        """Take over the sampler; raise ``ValueError`` if the world is not torchrun's.
 
-        Without ``num_nodes`` each rank would train alone, and all save to the same files.
+        Without Lightning's ``num_nodes`` each rank would train alone, and all would save to the
+        same files.
         """
         if self.sampler is not None:
             take_over(trainer, self.sampler)
@@ -82,7 +83,7 @@ class MusterCallback(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take part from now on."""
+        """Take part in drains from now on."""
         self._step = self._told = trainer.global_step
         self._drain = drain()
         self._drain.__enter__()
@@ -95,7 +96,7 @@ class MusterCallback(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Come to the boundary after an optimizer step; not after a batch that was accumulated."""
+        """Come to the boundary after an optimizer step, if the batch has completed one."""
         step = trainer.global_step
         if step == self._step:
             return
@@ -112,17 +113,17 @@ class MusterCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Draw random numbers that follow from the step and the rank."""
+        """Seed the random numbers of a step from its number and the rank."""
         if self.sampler is not None and batch_idx % self.sampler.plan.accumulation == 0:
             seed_step(self.sampler.seed, trainer.global_step, self.sampler.rank)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
-        """Weigh the loss by how many samples of the batch it is of."""
+        """Weigh the loss by the micro batch's number of samples."""
         if self.sampler is not None:
             weigh(trainer, self.sampler, loss)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Where in the data training is, in each checkpoint."""
+        """Return the place in the data, for a checkpoint."""
         if self.sampler is None:
             return {}
         return {"cursor": self.sampler.cursor, "accumulation": self.sampler.plan.accumulation}
@@ -130,14 +131,14 @@ class MusterCallback(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: Dict[str, Any]
     ) -> None:
-        """Go on from where the checkpoint was in the data, in batches of this world."""
+        """Go on from the checkpoint's place in the data, in batches of this world."""
         state = checkpoint.get("callbacks", {}).get(self.state_key) or {}
         if self.sampler is not None and state:
             self.sampler.go_to(state["cursor"])
             recount(checkpoint, state["accumulation"], self.sampler.plan.accumulation)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take part no longer."""
+        """Stop taking part in drains."""
         if self._drain is not None:
             self._tell_saved(trainer)
             self._drain.__exit__(None, None, None)
@@ -146,16 +147,17 @@ class MusterCallback(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Take part no longer; a save that was due has failed."""
+        """Stop taking part in drains; a save that was due has failed."""
         if self._drain is not None:
             self._drain.__exit__(type(exception), exception, exception.__traceback__)
             self._drain = None
 
     def _tell_saved(self, trainer: Trainer) -> None:
-        """Put on record what a ``ModelCheckpoint`` has saved since the last step.
+        """Report the saves of each ``ModelCheckpoint`` since the last step.
 
-        At the step itself this callback is called before that one. A save that is still written in
-        the background is not put on record, nor one without the optimizer.
+        Lightning calls this callback before them, so their save of a step is seen at the next one.
+        A save that is still written in the background is not reported, nor one without the
+        optimizer.
         """
         if self._drain is None or isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
             return
@@ -164,23 +166,24 @@ class MusterCallback(Callback):
             path = str(getattr(callback, "_last_checkpoint_saved", ""))
             beside = os.path.dirname(os.path.abspath(path)) == os.path.abspath(self._directory)
             whole = not getattr(callback, "save_weights_only", True)
-            # One of the worse ones is deleted at once; only rank 0 is sure to see that.
+            # A checkpoint that is not among the best is deleted at once; only rank 0 is sure to see
+            # that.
             there = not trainer.is_global_zero or os.path.exists(path)
             if step > self._told and beside and whole and there:
                 self._told = step
                 self._drain.committed(step, cursor=self._cursors.get(step))
 
     def _save(self, trainer: Trainer, step: int) -> None:
-        """Write aside and rename, so that a kill leaves no checkpoint that is not whole."""
+        """Write a checkpoint aside and rename it, so that a kill leaves no partial one."""
         path = _path(self._directory, step)
         aside = path + ASIDE
         trainer.save_checkpoint(aside)
-        trainer.strategy.checkpoint_io.teardown()  # one that writes in the background has written
+        trainer.strategy.checkpoint_io.teardown()  # waits for a write in the background
         if not trainer.is_global_zero:
             return
-        if not os.path.exists(aside):  # Lightning passes over a directory that it may not write to
+        if not os.path.exists(aside):  # Lightning skips a directory that it may not write to
             raise PermissionError("%s could not be written" % aside)
-        if os.path.isdir(path):  # of an attempt at this very step that came to nothing
+        if os.path.isdir(path):  # of a failed attempt at this very step
             trainer.strategy.remove_checkpoint(path)
         os.replace(aside, path)
         own = glob.glob(os.path.join(glob.escape(self._directory), "muster-*.ckpt"))
@@ -191,11 +194,11 @@ class MusterCallback(Callback):
 
 
 def last_checkpoint(directory: str) -> Optional[str]:
-    """The checkpoint in ``directory`` to go on from, for ``ckpt_path``; None if there is none.
+    """Return the checkpoint in ``directory`` to go on from, for ``ckpt_path``; None without one.
 
-    That of the last commit, unless one of a later step is proven to be whole: a save that was cut
-    short may have left part of a file. Every rank has to call it, equally often: rank 0 looks, and
-    the others are told. Warns of what is passed over, and where the last commit is not there.
+    It is that of the last commit, unless one of a later step is proven to be whole: an interrupted
+    save may leave part of a file. Every rank must call it, equally often: rank 0 looks, and tells
+    the others. Logs a warning for each file that it skips, and if the last commit is not there.
     """
     return of_rank_0(lambda: _newest(directory, last_commit()))
 
@@ -209,10 +212,10 @@ def _newest(directory: str, committed: Optional[int]) -> Optional[str]:
             steps[path] = step
         elif path != own:
             log.warning("%s is not whole, or no checkpoint of Lightning's: passed over", path)
-    # By name, for a listing may be out of date; and whatever its format is: all have saved it.
+    # Found by name, as a listing may be stale; in any format, as all ranks have saved it.
     if committed is not None and own and (os.path.isfile(own) or _whole_step(own) is not None):
         steps[own] = committed
-    # Of two of the same step, the one that was renamed into place.
+    # Of two of the same step, prefer the one that was renamed into place.
     ordered = sorted(steps, key=lambda path: (steps[path], path == _path(directory, steps[path])))
     newest = ordered[-1] if ordered else None
     missing, _ = shortfall(steps[newest] if newest else 0, directory)
@@ -226,5 +229,5 @@ def _path(directory: str, step: int) -> str:
 
 
 def _whole_step(path: str) -> Optional[int]:
-    """The step of a file, or of the part of a sharded checkpoint that is written last."""
+    """Return the step of a whole file, or of a sharded checkpoint's last part; else None."""
     return whole_step(os.path.join(path, "meta.pt") if os.path.isdir(path) else path)

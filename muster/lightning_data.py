@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples a ``Trainer`` of Lightning trains next: those of an ``ElasticSampler``."""
+"""The data order of Lightning's ``Trainer`` with an ``ElasticSampler``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from muster.data import ElasticSampler
 
 
 def take_over(trainer: Any, sampler: ElasticSampler) -> None:
-    """Accumulate as many micro batches as the sampler gives for a step.
+    """Accumulate as many micro batches per step as the sampler yields.
 
-    Raises ``ValueError`` where Lightning would put a sampler of its own in the place of this one.
+    Raises ``ValueError`` if Lightning would replace the sampler by one of its own.
     """
     if trainer._accelerator_connector.use_distributed_sampler:
         raise ValueError(
@@ -20,12 +20,12 @@ def take_over(trainer: Any, sampler: ElasticSampler) -> None:
             " use_distributed_sampler=False"
         )
     trainer.accumulate_grad_batches = sampler.plan.accumulation
-    # It looks for a loader with a state; this one begins where the sampler is.
+    # Lightning warns if the loader has no state; this one begins at the sampler's cursor.
     warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before")
 
 
 def weigh(trainer: Any, sampler: ElasticSampler, loss: Any) -> None:
-    """Weigh the loss of a micro batch, which Lightning has divided by their number already."""
+    """Scale the loss of a micro batch in place; Lightning has divided it by their number."""
     plan = sampler.plan
     part = sampler.parts[trainer.fit_loop.epoch_loop.batch_idx % plan.accumulation]
     weight = part.weight * plan.accumulation
@@ -34,9 +34,10 @@ def weigh(trainer: Any, sampler: ElasticSampler, loss: Any) -> None:
 
 
 def recount(checkpoint: Dict[str, Any], former: int, present: int) -> None:
-    """Count the batches of a checkpoint in those of this world: ``present`` to a step.
+    """Convert a checkpoint's counts of batches to those of this world, with ``present`` to a step.
 
-    Of a step that was not complete then, whose gradients no checkpoint has, all are trained again.
+    All batches of a step that was not complete are trained again, as no checkpoint has its
+    gradients.
     """
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for counts in (progress["current"], progress["total"]):

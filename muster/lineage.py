@@ -12,21 +12,21 @@ from typing import List, Mapping, Optional, Tuple
 
 DEPTH_MAX = 32
 OWN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "RANK")
-"""What torchrun tells a rank, and the scripts around it, and does not have in its own environment:
-where it is started by another torchrun's rank, its own differs."""
+"""Variables that torchrun sets for a rank, and for the scripts around it, and does not have in its
+own environment, or has with other values if another torchrun's rank has started it."""
 
 
 class Lineage:
-    """From the parent of this process up to its torchrun. Linux tells that; else the parent is all.
+    """The ancestors of this process up to its torchrun; just the parent if the system is not Linux.
 
-    Raises nothing: a process that cannot be looked at is taken for torchrun.
+    Raises nothing: a process that cannot be inspected is taken for torchrun.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         own = {name: environ.get(name) for name in OWN}
         self._parent = pid = os.getppid()
         self._above: List[Tuple[int, int]] = []
-        """A process and its parent, for each that is not torchrun yet."""
+        """Process and parent, for each ancestor below torchrun."""
         while own[OWN[0]] and len(self._above) < DEPTH_MAX and _has_environment(pid, own):
             try:
                 parent = _parent_of(pid)
@@ -39,14 +39,14 @@ class Lineage:
 
     @property
     def broken(self) -> bool:
-        """Whether one of them is gone, so that nobody above it knows of this process any more."""
+        """Whether an ancestor is gone, so that nobody above it knows of this process any more."""
         if os.getppid() != self._parent:
             return True
         return any(_is_gone(pid, parent) for pid, parent in self._above)
 
 
 def _has_environment(pid: int, own: Mapping[str, Optional[str]]) -> bool:
-    """Whether a process was started with the variables of the rank."""
+    """Return whether a process was started with the rank's variables."""
     try:
         with open("/proc/%d/environ" % pid, "rb") as file:
             parts = file.read().decode(errors="surrogateescape").split("\0")
@@ -57,13 +57,13 @@ def _has_environment(pid: int, own: Mapping[str, Optional[str]]) -> bool:
 
 
 def _is_gone(pid: int, parent: int) -> bool:
-    """Whether a process has ended, or its parent has."""
+    """Return whether a process has ended, or its parent has."""
     try:
         return _parent_of(pid) != parent
     except (FileNotFoundError, ProcessLookupError):
         return True
     except OSError:
-        return False  # it cannot be looked at, as where this process has no file descriptor left
+        return False  # it cannot be inspected, as when this process has no file descriptor left
 
 
 def _parent_of(pid: int) -> int:

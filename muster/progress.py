@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far this rank is, told to the sidecar through one small file per rank.
+"""A rank's progress, reported to the sidecar through one small file per rank.
 
-The file is ``$MUSTER_RUN_DIR/progress/<local rank>.json``: one line of JSON, padded with blanks.
-A process renames its own file into place once and from then on overwrites the line where it is,
-with one ``pwrite``: a few microseconds, and no new space on a disk that has become full. A reader
-that meets half of two writes sees a wrong checksum and reads again.
+The file is ``$MUSTER_RUN_DIR/progress/<local rank>.json``: one line of JSON, padded with blanks. A
+process renames its own file into place once and from then on overwrites the line in place, with one
+``pwrite``: a few microseconds, and no new space on a disk that has become full. A reader that sees
+parts of two writes finds a wrong checksum and reads again.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ SCHEMA = 1
 DIRECTORY_NAME = "progress"
 
 BLOCK_BYTES = 512
-"""The length of the line is a multiple of this: mostly two, more with a very long host name."""
+"""The length of the line is a multiple of this: mostly twice, more with a very long host name."""
 
 VARYING_BYTES = 480
-"""Most that the fields after ``master`` can take."""
+"""Maximum length of the fields after ``master``."""
 
 REASON_CHARACTERS = 80
-"""What is told of a reason why a save failed."""
+"""Maximum length of the reported reason why a save failed."""
 
 _NOT_PLAIN = re.compile(r'[^ -~]|["\\]')
 
 
 class RankIdentity:
-    """Who this process is, as its launcher's environment says.
+    """The rank and round of this process, from its launcher's environment.
 
     ``master`` names the round: with a worker store of its own for each round, no two rounds of a
     job share an address and port. It is empty outside torchrun.
@@ -58,13 +58,13 @@ class RankIdentity:
 
 
 class ProgressFile:
-    """Writes one rank's progress file; made at its first line.
+    """One rank's progress file; created with its first line.
 
-    It speaks for the process that made it: in one that was forked from that it writes nothing.
-    ``of_drain``: ``muster.drain()`` tells the steps now. ``left``: gives where the rank stood when
-    it left the last such block. ``saved``: what it has saved, told with all else. ``mute``:
-    ``report_step`` has given up. ``saver``: this rank saves when that is asked for a launcher that
-    goes; ``answered``: (ask, step) of its newest save of that kind.
+    It belongs to the process that created it: a process forked from that writes nothing.
+    ``of_drain``: ``muster.drain()`` reports the steps now. ``left``: returns the rank's state on
+    leaving the last such block. ``saved``: the steps it has saved, reported with all else.
+    ``mute``: ``report_step`` has given up. ``saver``: this rank saves if that is asked for a
+    launcher that goes; ``answered``: (ask, step) of its newest save of that kind.
     """
 
     def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
@@ -102,12 +102,12 @@ class ProgressFile:
 
     @property
     def of_this_process(self) -> bool:
-        """Whether this process made it, and is not one that was forked since."""
+        """Whether this process created it, and not one that this process was forked from."""
         return os.getpid() == self._pid
 
     @property
     def has_spoken(self) -> bool:
-        """Whether something is told in it."""
+        """Whether something has been written to it."""
         return self._descriptor >= 0
 
     def write(
@@ -120,7 +120,7 @@ class ProgressFile:
         failed: Optional[Tuple[int, str]] = None,
         away: bool = False,
     ) -> None:
-        """Tell all of it; raises ``OSError``. The fields are those of ``docs/training.md``."""
+        """Write the whole line; raises ``OSError``. ``docs/training.md`` has the fields."""
         if not self.of_this_process:
             return
         if self._first < 0:
@@ -147,7 +147,7 @@ class ProgressFile:
         )
         summed = record.ljust(self._blanks_to - 1).encode("ascii") + b"\n"
         line = b'{"crc":"%08x"%b' % (zlib.crc32(summed), summed)
-        if self.saved.with_cursors:  # who reads that a step is saved finds its cursor
+        if self.saved.with_cursors:  # before the line, so that its reader finds the cursors
             self._cursors.write(self.saved.cursors)
         if self._descriptor < 0:
             self._create(line)
@@ -155,13 +155,13 @@ class ProgressFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
 
     def close(self) -> None:
-        """Write no more; what was told stands until another process's file takes its place."""
+        """Write no more; the file stays until another process's file takes its place."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def remove(self) -> None:
-        """Take back everything told: a line that is no longer true must not stand."""
+        """Delete the file: a line that is no longer true must not remain."""
         if self._descriptor >= 0 and self.of_this_process:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -189,7 +189,7 @@ class ProgressFile:
 
 
 def plain(reason: str) -> str:
-    """``reason`` as it fits into the line: short, printable ASCII, nothing to be escaped."""
+    """Return ``reason`` as it fits into the line: short, printable ASCII, nothing to be escaped."""
     return _NOT_PLAIN.sub("?", reason.replace("\n", " ").replace('"', "'"))[:REASON_CHARACTERS]
 
 
@@ -198,7 +198,7 @@ def _saved(steps: Tuple[int, ...]) -> str:
 
 
 def _started() -> int:
-    """When this process began, in clock ticks since boot: field 22 of proc(5)'s ``stat``."""
+    """Read when this process began, in clock ticks since boot: field 22 of proc(5)'s ``stat``."""
     with open("/proc/self/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[19])
 
@@ -208,10 +208,10 @@ _looked = False
 
 
 def own_file() -> Optional[ProgressFile]:
-    """This process's file; None without ``MUSTER_RUN_DIR``, that is, where no sidecar runs.
+    """Return this process's file; None without ``MUSTER_RUN_DIR``, that is, without a sidecar.
 
-    In a process that was forked from a rank which has spoken, as a worker of a data loader, it is
-    that rank's: not to be spoken through.
+    In a process that was forked from a rank that has written, such as a worker of a data loader, it
+    is that rank's file, and writes nothing.
     """
     global _file, _looked
     if _file is not None and not _file.has_spoken and not _file.of_this_process:
@@ -225,7 +225,7 @@ def own_file() -> Optional[ProgressFile]:
 
 
 def _be(rank: int, world_size: int) -> None:
-    """Let the file speak for this rank of Horovod's from now on."""
+    """Let this process report as this rank of Horovod's from now on."""
     global _file
     file = own_file()
     if file is not None and (file.rank.rank, file.rank.world_size) != (rank, world_size):
@@ -233,16 +233,16 @@ def _be(rank: int, world_size: int) -> None:
         place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": local_rank}
         file.close()
         _file = ProgressFile(file.directory, {**os.environ, **place})
-        # A reset makes the process another rank, and takes back nothing that it has done.
+        # A reset makes the process another rank, but what it has saved stays saved.
         _file.saver, _file.answered = file.saver and file.rank.rank == rank, file.answered
 
 
 def report_step(step: int, rank: Optional[int] = None, world_size: Optional[int] = None) -> None:
-    """Say that this rank is at ``step``; call it at each step boundary.
+    """Report that this rank is at ``step``; call it at each step boundary.
 
-    Takes a few microseconds. Without ``MUSTER_RUN_DIR`` (no sidecar) it does nothing, nor within
-    ``muster.drain()``, which tells the steps itself. Under Horovod give ``hvd.rank()`` and
-    ``hvd.size()``, which change while a process lives; torchrun tells them by environment.
+    Takes a few microseconds. It does nothing without ``MUSTER_RUN_DIR`` (no sidecar), and within
+    ``muster.drain()``, which reports the steps itself. Under Horovod give ``hvd.rank()`` and
+    ``hvd.size()``, which change while a process lives; torchrun gives them in the environment.
     """
     if rank is not None and world_size is not None:
         _be(rank, world_size)

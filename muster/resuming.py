@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a script may start from the checkpoint that it has found.
+"""The check that a script may start from the checkpoint that it has found.
 
-Not from one that is older than what all ranks have saved: the directory is then another one than
-the pods share, and work would be lost. But a job that was deleted and created again may find its
-directory empty, and train from scratch.
+It may not start from one older than the step that all ranks have saved: the directory is then not
+the one that the pods share, and work would be lost. But a job that was deleted and created again
+may find its directory empty, and train from scratch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class CheckpointMissing(RuntimeError):
 def check_start(step: int, where: object) -> int:
     """Check that ``step``, of the newest checkpoint in ``where``, is one to start from; return it.
 
-    0 is no checkpoint. Where the last commit is newer and was made in this life of the job, raises
-    ``CheckpointMissing``; where a former life made it, warns. Call it before ``muster.drain()``.
-    Without a sidecar there is nothing to check.
+    0 is no checkpoint. Raises ``CheckpointMissing`` if the last commit is newer and was made in
+    this life of the job; logs a warning if a former life made it. Call it before
+    ``muster.drain()``. Without a sidecar there is nothing to check.
     """
     global _started_from
     missing, of_former_life = shortfall(step, where)
@@ -38,9 +38,9 @@ def check_start(step: int, where: object) -> int:
 
 
 def started_from() -> Optional[int]:
-    """The step that this process starts from, as ``check_start`` was told; None where it was not.
+    """Return the step that ``check_start`` was given; None if it was not called.
 
-    It may be a later one than the last commit: a checkpoint that no other rank has told of.
+    It may be later than the last commit: a checkpoint that no other rank has reported.
     """
     return _started_from
 
@@ -49,7 +49,7 @@ _started_from: Optional[int] = None
 
 
 def shortfall(step: int, where: object) -> "tuple[str, bool]":
-    """A sentence on what is missing, empty where nothing is, and whether a former life saved it."""
+    """Return a sentence on the missing commit, if any, and whether a former life saved it."""
     reading = first_reading()
     committed = None if reading is None else reading.last_commit
     if reading is None or committed is None or step >= committed:
@@ -58,7 +58,7 @@ def shortfall(step: int, where: object) -> "tuple[str, bool]":
 
 
 def sentence(step: int, committed: int, where: object, of_former_life: bool) -> str:
-    """Say what is missing, why that may be, and what to do."""
+    """Build the sentence on the missing commit: the possible causes, and what to do."""
     checkpoint = "the newest checkpoint in %s is of step %d" % (where, step)
     if not step:
         checkpoint = "there is no checkpoint in %s" % (where,)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that this rank has saved, as few of them as a common one can be found by.
+"""The steps that this rank has saved: the few of them that are needed to find a common one.
 
-Ranks are asked at different moments, and one may have saved again by then. So each names, besides
+Ranks are read at different moments, and one may have saved again by then. So each names, besides
 its newest save, older ones that the others name, too: as every rank makes the same saves, the
 newest of every fourth, sixteenth and sixty-fourth are the same on all, for a while.
 """
@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Dict, Tuple
 
 SPREAD = (1, 4, 16, 64)
-"""Of every so many saves, the newest is named."""
+"""For each number, the newest save whose count is a multiple of it is named."""
 
 
 class SavedSteps:
-    """``named`` are those to tell, newest first; ``cursors`` are theirs, empty for none."""
+    """The saves to report: ``named``, newest first, and their ``cursors``, empty texts for none."""
 
     def __init__(self) -> None:
         self._begin()
@@ -28,13 +28,13 @@ class SavedSteps:
 
     @property
     def with_cursors(self) -> bool:
-        """Whether a cursor was given with any of them."""
+        """Whether any of them has a cursor."""
         return any(self.cursors.values())
 
     def add(self, step: int, cursor: str = "") -> None:
-        """Take in that ``step`` is saved; one that is not above all before tells nothing new.
+        """Record that ``step`` is saved; ignore one that is not above all before.
 
-        ``cursor`` is its text. The newest step may be given one later, or another.
+        ``cursor`` is its text. The newest step may get one in a later call, or another.
         """
         if self.named and step <= self.named[0]:
             if step == self.named[0] and cursor:
@@ -49,6 +49,6 @@ class SavedSteps:
         self.cursors = {named: self.cursors[named] for named in self.named}
 
     def come_to(self, step: int) -> None:
-        """Forget saves of later steps: they are of a loop that has counted otherwise."""
+        """Forget saves of later steps: they are of a loop that has counted its steps otherwise."""
         if self.named and self.named[0] > step:
             self._begin()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The line from a rank to its sidecar for shards: ``$MUSTER_RUN_DIR/shards.sock``."""
+"""The connection from a rank to its sidecar for shards: ``$MUSTER_RUN_DIR/shards.sock``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any, Dict, Optional
 SOCKET_NAME = "shards.sock"
 
 ANSWER_TIMEOUT_S = 15.0
-"""The sidecar says within 5 s that it cannot answer now; longer, it is gone or frozen."""
+"""Timeout of an answer. The sidecar replies within 5 s that it cannot answer now; after a longer
+silence it is gone or frozen."""
 
 
 class ShardLine:
@@ -23,7 +24,7 @@ class ShardLine:
         self._rest = b""
 
     def ask(self, request: Dict[str, Any]) -> Dict[str, Any]:
-        """Ask, and return the answer; raises ``OSError`` where the sidecar is not there."""
+        """Send a request and return the answer; raises ``OSError`` if the sidecar is not there."""
         try:
             return self._ask(json.dumps(request, separators=(",", ":")).encode("ascii") + b"\n")
         except (OSError, ValueError) as error:
@@ -33,7 +34,7 @@ class ShardLine:
             raise OSError("the sidecar's answer is none: %s" % error) from error
 
     def close(self) -> None:
-        """Give the connection up; the next request makes another."""
+        """Close the connection; the next request opens another."""
         if self._socket is not None:
             self._socket.close()
         self._socket, self._rest = None, b""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank holds of a data set, and by which step it has trained what: no I/O.
+"""The shards that one rank holds of a data set, and what it has trained by which step: no I/O.
 
-Places are counted along one line, the epochs one after the other. What the loop has been given
-counts as trained with the step whose boundary it comes to next.
+Places are counted along one line, the epochs one after the other. Records given to the loop count
+as trained with the step whose boundary it comes to next.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ Piece = Tuple[int, int]
 
 
 STEPS_APART = 10_000
-"""Of so many steps it is known apart what each trained: a save that is told of later than that does
-not count. Each takes some 200 bytes."""
+"""The number of newest steps, at least, whose records are known step by step; a save reported later
+than that does not count. Each step takes some 200 bytes."""
 
 
 class Shard:
-    """Records in a row, by number: iterate over it, once. ``len()`` is how many there are."""
+    """Consecutive records, by number: iterate over it, once. ``len()`` is how many are left."""
 
     def __init__(self, first: int, last: int, place: int, end: int) -> None:
         self.start = first
         self.stop = last
         self.place = place
-        """Of the first record that the loop has not been given."""
+        """The place of the first record that the loop has not been given."""
         self.end = end
-        """The place after its last record and all places that no record is at."""
+        """The place after its last record and after all places that have no record."""
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -54,14 +54,14 @@ class Shard:
 
 
 class Save(NamedTuple):
-    """What was trained since the save before, up to and with ``step``."""
+    """The pieces that were trained since the save before, up to and including ``step``."""
 
     step: int
     pieces: List[Piece]
 
 
 class ShardLog:
-    """``saves`` are those that the sidecar has not taken yet."""
+    """The log of one rank. ``saves`` are those that the sidecar has not put on record yet."""
 
     def __init__(self, order: ShardOrder) -> None:
         self.order = order
@@ -69,22 +69,22 @@ class ShardLog:
         self._current: List[Tuple[int, Shard]] = []
         """Shards that the loop has in hand, each with the first place not yet counted."""
         self._since: List[Piece] = []
-        """Trained since the last boundary."""
+        """Pieces trained since the last boundary."""
         self._steps: Deque[Save] = deque()
-        """Trained by each boundary since the last save; only those with something in them."""
+        """Pieces trained by each boundary since the last save; only boundaries with any."""
         self._arrived = self._saved = self._together_to = -1
         self.saves: List[Save] = []
         self.confirmed = 0
         """The newest step whose save the sidecar has put on record; 0 for none."""
 
     def give(self, pieces: Iterable[Piece]) -> None:
-        """Take in places to train."""
+        """Add places to train."""
         self._left.extend((low, high) for low, high in pieces)
 
     def next_shard(self) -> "Shard | None":
-        """The next shard, or the rest of one that came back; None where nothing is held.
+        """Return the next shard, or the rest of one that came back; None if nothing is held.
 
-        What the loop has left of the one before comes again later.
+        The rest of the shard before, which the loop has not taken, comes again later.
         """
         self._count()
         for _, shard in self._current:
@@ -105,7 +105,7 @@ class ShardLog:
 
     @property
     def left(self) -> List[Piece]:
-        """Held, and not given to the loop."""
+        """Pieces that are held, and not given to the loop."""
         in_hand = [
             (shard.place, shard.end) for _, shard in self._current if shard.place < shard.end
         ]
@@ -113,14 +113,14 @@ class ShardLog:
 
     @property
     def used(self) -> List[Piece]:
-        """Given to the loop since the last save."""
+        """Pieces given to the loop since the last save."""
         self._count()
         return _joined([piece for save in self._steps for piece in save.pieces] + self._since)
 
     def arrive(self, step: int) -> None:
         """Come to the boundary after ``step``.
 
-        Raises ``ValueError`` where steps do not grow, or count from 0.
+        Raises ``ValueError`` if steps do not grow, or count from 0.
         """
         if step < self._arrived:
             raise ValueError(
@@ -144,9 +144,9 @@ class ShardLog:
             self._steps.appendleft(Save(self._together_to, pieces))
 
     def save(self, step: int) -> str:
-        """All that was trained up to the boundary of ``step`` is in a checkpoint.
+        """Record that a checkpoint contains all that was trained up to the boundary of ``step``.
 
-        Returns why that cannot be put on record, empty where it can.
+        Returns why that cannot be put on record, or an empty string.
         """
         if step <= self._saved:
             return ""
@@ -160,12 +160,12 @@ class ShardLog:
         return ""
 
     def told(self, saves: List[Save]) -> None:
-        """The sidecar has these saves on record."""
+        """Note that the sidecar has put these saves on record."""
         self.saves = [save for save in self.saves if save not in saves]
         self.confirmed = max([self.confirmed] + [save.step for save in saves])
 
     def _count(self) -> None:
-        """Take in what the loop was given since this was asked last."""
+        """Record as trained what the loop was given since the last call."""
         in_hand = []
         for counted, shard in self._current:
             if shard.place > counted:
@@ -176,7 +176,7 @@ class ShardLog:
 
 
 def _joined(pieces: List[Piece]) -> List[Piece]:
-    """The same places in fewer pieces."""
+    """Return the same places in fewer pieces."""
     joined: List[Piece] = []
     for low, high in sorted(pieces):
         if joined and joined[-1][1] == low:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which shard of a data set comes when: an order that a seed and an epoch give, in no memory.
+"""The order of the shards of a data set, computed from a seed and an epoch, without a list of them.
 
 The order is that of a keyed bijection on the numbers of the shards, so that any place of it is
-found without the places before. Equal on all machines and all versions of Python.
+computed without the places before. Equal on all machines and all versions of Python.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ShardOrder(NamedTuple):
-    """How a data set of ``size`` records is cut and ordered; ``seed`` None: in its own order."""
+    """The cut of a data set of ``size`` records, and its order; ``seed`` None: in its own order."""
 
     size: int
     shard_size: int
@@ -23,7 +23,7 @@ class ShardOrder(NamedTuple):
 
     @property
     def shard_count(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         return -(-self.size // self.shard_size)
 
     @property
@@ -34,8 +34,9 @@ class ShardOrder(NamedTuple):
     def records(self, place: int, end: int) -> Tuple[int, int, int]:
         """Return the records at the places from ``place`` on, and the place after them.
 
-        They are those from the first number to before the second. They end with the shard, and
-        before ``end``. There may be none: the last shard of a data set has places without.
+        The records are those from the first number to before the second; the third is the place
+        after them. They end with the shard, and before ``end``. There may be none: the last shard
+        of a data set has places without records.
         """
         epoch, at = divmod(place, self.epoch_length)
         position, offset = divmod(at, self.shard_size)
@@ -44,7 +45,7 @@ class ShardOrder(NamedTuple):
         return min(first, self.size), min(first + until - place, self.size), until
 
     def _shard(self, epoch: int, position: int) -> int:
-        """The shard at ``position`` of an epoch."""
+        """Return the shard at ``position`` of an epoch."""
         if self.seed is None:
             return position
         return _shuffled(self.shard_count, self.seed, epoch)[position]
@@ -52,6 +53,6 @@ class ShardOrder(NamedTuple):
 
 @lru_cache(maxsize=4)
 def _shuffled(count: int, seed: int, epoch: int) -> "Bijection":
-    from muster.data.bijection import Bijection  # it looks for numpy, which takes a while
+    from muster.data.bijection import Bijection  # importing numpy, which that tries, takes a while
 
     return Bijection(count, "%d:%d" % (seed, epoch))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster.shards()``: ranges of a data set for whoever is there, each once in the final weights.
+"""``muster.shards()``: shards for the ranks that are there, each once in the final weights.
 
-Ranges are handed out from the store. One is done only with a save that contains it: a world that
-begins from an older step is handed out again what came after that step.
+The sidecars hand shards out from the store. A shard is done only with a save that contains it: a
+world that begins from an older step gets again all that came after that step.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ POLL_S = 0.02
 """Poll interval of a rank that has nothing to train, while others have. Shorter: more requests."""
 
 TROUBLE_S = 300.0
-"""How long a rank does without an answer of its sidecar, or of the store, before it gives up."""
+"""Timeout of a rank that gets no answer of its sidecar, or of the store."""
 
 SAVE_S = 10.0
-"""How long a save waits to be put on record. One that is not does not count."""
+"""Timeout of a save that waits to be put on record. One that is not does not count."""
 
 
 class ShardsLost(RuntimeError):
-    """What this rank has trained was given to others: its weights must not be saved any more."""
+    """The records of this rank were given to others: it must not save its weights any more."""
 
 
 class Shards:
@@ -48,10 +48,11 @@ class Shards:
         Once true it stays so. Ranks learn of it one after another."""
 
     def __iter__(self) -> Iterator[Shard]:
-        """Give shard after shard until the epoch is trained.
+        """Yield shard after shard until the epoch is trained.
 
-        Where nothing is left to take, waits for what others hold: it may come back. So it is for
-        ranks that do not wait for each other at each step.
+        If no shard is left to take, it waits, as those that others hold may come back. So it is for
+        ranks that do not wait for each other at each step. Raises ``RuntimeError`` after
+        ``TROUBLE_S`` without an answer.
         """
         silent_s = time.monotonic()
         while not self.done:
@@ -71,9 +72,9 @@ class Shards:
     def take(self, count: int) -> List[int]:
         """Take the numbers of up to ``count`` records for the next step.
 
-        Fewer, or none, where this rank has no more at the moment: it never waits for other ranks,
-        so that all come to the next collective. All ranks end the epoch in the same step where they
-        share ``done`` there: see docs/shards.md.
+        It returns fewer, or none, if this rank has no more at the moment: it never waits for other
+        ranks, so that all come to the next collective. All ranks end the epoch in the same step if
+        they share ``done`` there: see docs/shards.md.
         """
         records: List[int] = []
         asked = False
@@ -90,11 +91,11 @@ class Shards:
         return records
 
     def committed(self, step: int) -> None:
-        """Say that the weights of ``step`` are saved, and contain all that was taken before.
+        """Report that the weights of ``step`` are saved, and contain all that was taken before.
 
-        Only for a loop without ``muster.drain()``, as one of Horovod's, at each ``state.commit()``
-        and on every rank: ``drain.committed(step)`` does it by itself. Raises ``RuntimeError``
-        where it could not be put on record; the next save then counts for both.
+        Only for a loop without ``muster.drain()``, such as one of Horovod's, at each
+        ``state.commit()`` and on every rank: ``drain.committed(step)`` does it itself. Raises
+        ``RuntimeError`` if the save could not be put on record; the next one then counts for both.
         """
         self._desk.log.arrive(step)
         why = self._desk.save(step)
@@ -102,7 +103,7 @@ class Shards:
             raise RuntimeError("cannot record which shards step %d contains: %s" % (step, why))
 
     def _ask(self, at_most_every_s: float = 0.0) -> str:
-        """Ask for more; returns why there is no answer, or an empty string."""
+        """Ask for more; return why there is no answer, or an empty string."""
         return self._desk.ask_for_more(self, self._epoch, at_most_every_s)
 
 
@@ -110,7 +111,7 @@ Ask = Callable[[Dict[str, Any]], Dict[str, Any]]
 
 
 class Desk:
-    """What this rank has of one data set in one world, over all epochs."""
+    """The shards of one data set that this rank holds in one world, over all epochs."""
 
     def __init__(self, order: ShardOrder, identity: Dict[str, Any], ask: Ask) -> None:
         self.order = order
@@ -124,13 +125,16 @@ class Desk:
         self._given_s = 0.0
         self._given = 0
         self._in_vain_s = 0.0
-        """When it was given nothing."""
+        """When it last asked and was given nothing, monotonic; 0 after it was given some."""
         self.assumed = False
-        """Whether ``start`` is the last commit because the script has not told of another step."""
+        """Whether ``start`` is the last commit because the script has not given another step."""
         self.listener = step_listeners.Listener(self._arrive, self.save)
 
     def begin(self, epoch: int) -> None:
-        """Let the sidecar know of this rank; waits until it does."""
+        """Announce this rank to the sidecar; wait until it knows of the rank.
+
+        Raises ``RuntimeError`` after ``TROUBLE_S``.
+        """
         deadline_s = time.monotonic() + TROUBLE_S
         while True:
             answer = self._send(epoch, 0)
@@ -144,7 +148,11 @@ class Desk:
             time.sleep(POLL_S)
 
     def ask_for_more(self, shards: Shards, epoch: int, at_most_every_s: float) -> str:
-        """Ask for as much as this rank trains in the time that the sidecar wishes."""
+        """Ask for as much as this rank trains in the time that the sidecar wishes.
+
+        Does nothing if it was given nothing less than ``at_most_every_s`` ago. Returns why there is
+        no answer, or an empty string.
+        """
         now = time.monotonic()
         if now - self._in_vain_s < at_most_every_s:
             return ""
@@ -160,7 +168,7 @@ class Desk:
         return str(answer.get("wait") or "")
 
     def _arrive(self, step: int) -> None:
-        """Come to a boundary; raises ``ValueError`` for weights older than what is on record."""
+        """Come to a boundary; raises ``ValueError`` for weights older than those on record."""
         self.log.arrive(step)
         begins = step == self.start and not self.log.used  # the boundary before its first step
         if self.assumed and not begins:
@@ -168,7 +176,7 @@ class Desk:
             _check_first(step, self.start)
 
     def save(self, step: int) -> str:
-        """Put on record what the weights of ``step`` contain; returns why that has failed."""
+        """Put on record what the weights of ``step`` contain; return the reason if that fails."""
         why = self.log.save(step)
         deadline_s = time.monotonic() + SAVE_S
         while self.log.saves and not why:
@@ -212,7 +220,7 @@ class Desk:
 
 
 class Alone:
-    """Hands out the shards where no sidecar is: every rank its own part, from the beginning."""
+    """The source of shards without a sidecar: every rank its own part, from the beginning."""
 
     def __init__(self, order: ShardOrder, rank: int, ranks: int) -> None:
         self._order = order
@@ -238,10 +246,11 @@ _desks: Dict[str, Desk] = {}
 
 
 def _start(world: Optional[str]) -> Tuple[int, bool]:
-    """The step that the weights were of when the world began: by then a later one may be saved.
+    """Return the step of the weights when the world began, and whether that is assumed.
 
-    And whether that is assumed, because the script has not told. A world that names itself may be
-    a later one of the same process, which may have gone back.
+    It is assumed to be that of the last commit if the script has given none. A world that names
+    itself may be a later one of the same process, which may have gone back to an earlier step; and
+    by now a later step may be saved.
     """
     for desk in _desks.values():
         if desk.world == world:
@@ -251,7 +260,10 @@ def _start(world: Optional[str]) -> Tuple[int, bool]:
 
 
 def _check_first(step: int, start: int) -> None:
-    """Compare the first boundary with where the shards go on."""
+    """Compare the first boundary with the step that the shards go on after.
+
+    Raises ``ValueError`` if records would be lost, and logs a warning if some may be trained twice.
+    """
     if step <= start:
         raise ValueError(
             "the first step after muster.shards() is %d, and its shards go on after step %d, the"
@@ -279,19 +291,19 @@ def shards(
     world: Optional[str] = None,
     ranks: Optional[int] = None,
 ) -> Shards:
-    """Make this rank's iterator over one epoch of a data set: ``for shard in muster.shards(...)``.
+    """Return an iterator over this rank's shards of an epoch: ``for shard in muster.shards(...)``.
 
-    Every rank gives the same. ``shard_size``: how many records are handed out at least; a smaller
-    one spreads the end of an epoch more evenly, and a larger one reads more in a row. ``seed``: of
-    the order of the shards, another in each epoch; None: as they lie. ``start``: the step that this
-    rank's weights were of when it began, 0 without a checkpoint; by default the one that
-    ``muster.check_start`` was given, else that of the last commit. It counts at the first call in a
-    world. ``name`` tells data sets of one job apart.
-    ``world`` and ``ranks``, without torchrun: any name that all ranks of a world have and no other
-    world, and how many they are.
+    Every rank must give the same arguments. ``shard_size``: the least number of records that is
+    handed out; a smaller one spreads the end of an epoch more evenly, and a larger one reads more
+    in a row. ``seed``: that of the order of the shards, another order in each epoch; None: in their
+    own order. ``start``: the step of this rank's weights when it began, 0 without a checkpoint; by
+    default the one that ``muster.check_start`` was given, else that of the last commit. It counts
+    at the first call in a world. ``name`` tells data sets of one job apart. ``world`` and
+    ``ranks``, without torchrun: any name that all ranks of a world have and no other world has, and
+    the number of these ranks.
 
-    Waits until the sidecar knows of this rank's world. Raises ``ValueError`` for what ranks give
-    otherwise than each other, or for a ``start`` of which it is not known what it contains.
+    Waits until the sidecar knows of this rank's world. Raises ``ValueError`` if ranks give
+    different arguments, or if it is not known what the weights of ``start`` contain.
     """
     order = ShardOrder(int(dataset_size), int(shard_size), seed)
     if order.size < 1 or order.shard_size < 1 or epoch < 0:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is told of this process's step boundaries and saves, beside the sidecar.
+"""Callbacks for this process's step boundaries and saves, besides the reports to the sidecar.
 
-What listens is told of a boundary before the rank goes on, and of a save before it counts: so what
-a checkpoint contains is on record no later than the checkpoint itself.
+A listener is called at a boundary before the rank goes on, and for a save before it counts: so the
+content of a checkpoint is on record no later than the checkpoint itself.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Callable, List, NamedTuple
 
 
 class Listener(NamedTuple):
-    """``arrive`` is called at the boundary after a step; ``save`` once a step is saved.
+    """A pair of callbacks: ``arrive`` at the boundary after a step, ``save`` once a step is saved.
 
-    ``save`` returns why the save must not count, or an empty string. It may raise what ends the
-    process.
+    ``save`` returns why the save must not count, or an empty string. It may raise an exception that
+    ends the process.
     """
 
     arrive: Callable[[int], None]
@@ -22,17 +22,17 @@ class Listener(NamedTuple):
 
 
 listeners: List[Listener] = []
-"""Of this process, in the order in which they came."""
+"""The listeners of this process, in the order in which they were added."""
 
 
 def arrive(step: int) -> None:
-    """Tell all of a boundary."""
+    """Call every listener for a boundary."""
     for listener in listeners:
         listener.arrive(step)
 
 
 def save(step: int) -> str:
-    """Tell all of a save; returns why it must not count, empty where it may."""
+    """Call the listeners for a save; return why it must not count, or an empty string."""
     for listener in listeners:
         why = listener.save(step)
         if why:

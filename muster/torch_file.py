@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint of Lightning's says of itself, found out without running anything in it.
+"""The step of a Lightning checkpoint, read without running anything in it.
 
 ``torch.save`` writes a zip archive, whose table of contents comes last: a file that was cut short
-has none. The step is read from the pickle in it as a text is read, never by unpickling.
+has none. The step is read from the opcodes of the pickle in it, never by unpickling.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ STEP_KEY = "global_step"
 
 _PICKLE = "/data.pkl"
 _PART = b"PK\x03\x04"
-"""What each part of a zip archive begins with."""
+"""The first bytes of each part of a zip archive."""
 
 _MEMO = frozenset({"MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"})
 _NUMBERS = frozenset({"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"})
 
 
 def whole_step(path: str) -> Optional[int]:
-    """The step that the file at ``path`` was saved at; None where it is not proven to be whole.
+    """Return the step that the file at ``path`` was saved at; None if it is not proven to be whole.
 
-    Proven is that it has been written to its end, that its parts begin where its end says, and that
-    the part which describes the others is unharmed. The weights themselves are not read.
+    Whole means that the file has been written to its end, that its parts begin where its table of
+    contents says, and that the part which describes the others is unharmed. The weights themselves
+    are not read.
     """
     try:
         with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
@@ -41,9 +42,9 @@ def whole_step(path: str) -> Optional[int]:
 
 
 def step_in(pickle: bytes) -> Optional[int]:
-    """The number that follows the key ``global_step`` in a pickle; None if there is none.
+    """Return the number that follows the key ``global_step`` in a pickle; None if there is none.
 
-    Raises ``ValueError`` for what is no pickle.
+    Raises ``ValueError`` if it is no pickle.
     """
     comes_next = False
     for opcode, argument, _ in pickletools.genops(pickle):

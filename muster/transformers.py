@@ -7,8 +7,9 @@
         trainer = Trainer(..., callbacks=[callback])
         trainer.train(resume_from_checkpoint=last_checkpoint(training_args.output_dir))
 
-With ``MusterCallback(trainer, global_batch=64)`` instead, it also sees to the data: each sample is
-trained once an epoch, in worlds of whatever sizes, and the batch of all ranks together stays.
+With ``MusterCallback(trainer, global_batch=64)`` instead, it also manages the data: each sample is
+trained once an epoch, in worlds of whatever sizes, and the batch of all ranks together stays the
+same.
 
 ``output_dir`` has to be a directory that every pod of the job reads and writes. The boundaries are
 the optimizer steps, however many gradients each of them accumulates.
@@ -37,21 +38,22 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 class MusterCallback(TrainerCallback):
-    """Has the trainer save at the step that all ranks agree on, and waits there as long as told.
+    """A callback that has the trainer save at the step that all ranks agree on, and waits as told.
 
     The save is the trainer's own, rotated as all its checkpoints are. At that step nothing is
     evaluated: the time before a pod has to go is for the save.
 
-    A trainer tells its callbacks nothing where ``train()`` raises: ``with MusterCallback() as
-    callback`` around it takes part no longer then. Without it, a script that goes on after that
-    takes part until it trains again, or ends, and a drain waits for it in vain.
+    A trainer does not call its callbacks if ``train()`` raises: ``with MusterCallback() as
+    callback`` around it then stops taking part. Without it, a script that goes on after that takes
+    part until it trains again, or ends, and a drain waits for it in vain.
 
-    Given the ``trainer``, which it joins by itself, and the ``global_batch``, it takes over which
-    samples come next (``self.sampler``): accelerate skips none when training goes on, and gradients
-    are accumulated as long as it takes, of at most ``per_device_train_batch_size`` samples at once.
-    Steps, epochs and schedules are those of the global batch, so they are the same in every world;
-    a checkpoint of another ``global_batch`` is gone on from at the sample after its last one.
-    ``last`` is that of ``ElasticSampler``. Raises ``ValueError`` for data without a length.
+    Given the ``trainer``, to which it adds itself, and the ``global_batch``, it takes over the
+    choice of samples (``self.sampler``): accelerate skips none when training goes on, and gradients
+    are accumulated over as many batches as needed, of at most ``per_device_train_batch_size``
+    samples. Steps, epochs and schedules are those of the global batch, so they are the same in
+    every world; training goes on from a checkpoint of another ``global_batch`` at the sample after
+    its last one. ``last`` is that of ``ElasticSampler``. Raises ``ValueError`` for data without a
+    length.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class MusterCallback(TrainerCallback):
 
     @property
     def sampler(self) -> Optional[ElasticSampler]:
-        """Where in the data training is; None where the callback has not taken it over."""
+        """The place in the data; None if the callback has not taken the data over."""
         return None if self._data is None else self._data.sampler
 
     def __enter__(self) -> MusterCallback:
@@ -82,10 +84,10 @@ class MusterCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take part from now on."""
+        """Take part in drains from now on."""
         global _taking_part
         if _taking_part is not None:
-            _taking_part._leave()  # a call of train() before this one that raised
+            _taking_part._leave()  # an earlier train() that raised
         self._drain = drain()
         self._drain.__enter__()
         _taking_part = self
@@ -93,7 +95,7 @@ class MusterCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Draw random numbers that follow from the step and the rank."""
+        """Seed the random numbers of the step from its number and the rank."""
         if self._data is not None:
             self._data.begin_step(state.global_step)
 
@@ -110,7 +112,7 @@ class MusterCallback(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Tell that the trainer has saved, if it was asked to; any other save is its own affair."""
+        """Report the trainer's save, whether a drain or the trainer itself has asked for it."""
         if self._drain is not None:
             sampler = self.sampler
             cursor = None if sampler is None else sampler.cursor
@@ -119,7 +121,7 @@ class MusterCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take part no longer."""
+        """Stop taking part in drains."""
         self._leave()
 
     def _leave(
@@ -136,15 +138,16 @@ class MusterCallback(TrainerCallback):
 
 
 _taking_part: Optional[MusterCallback] = None
-"""The one whose drain is entered, of whichever trainer: a process has one at a time."""
+"""The callback whose drain is entered, of any trainer: a process has one at a time."""
 
 
 def last_checkpoint(output_dir: str) -> Optional[str]:
-    """The newest whole checkpoint in ``output_dir``, for ``resume_from_checkpoint``; None if none.
+    """Return the newest whole checkpoint in ``output_dir`` to resume from; None if there is none.
 
-    One that a save left unfinished when its process was killed is passed over. Every rank has to
-    call it, equally often: rank 0 looks, and the others are told. Warns where the last commit is
-    not among them: then ``output_dir`` is not the same directory for all pods.
+    For ``resume_from_checkpoint``. It skips one that a save left unfinished when its process was
+    killed. Every rank must call it, equally often: rank 0 looks, and tells the others. Logs a
+    warning if the last commit is not among them: then ``output_dir`` is not the same directory for
+    all pods.
     """
     return of_rank_0(lambda: _newest(output_dir, last_commit()))
 
@@ -166,7 +169,7 @@ def _path(output_dir: str, step: int) -> str:
 
 
 def _is_whole(directory: str, step: int) -> bool:
-    """Whether the trainer's state is there, which it writes last."""
+    """Return whether the trainer's state, which it writes last, is there and of this step."""
     try:
         with open(os.path.join(directory, "trainer_state.json"), encoding="utf-8") as file:
             return bool(json.load(file)["global_step"] == step)

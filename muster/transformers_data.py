@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples a ``Trainer`` of transformers trains next: those of an ``ElasticSampler``."""
+"""The data order of the transformers ``Trainer`` with an ``ElasticSampler``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch.utils.data import DataLoader
 from muster.data import ElasticSampler, seed_step
 
 STATE = "muster.data"
-"""Where in the trainer's state, which each checkpoint has, the place in the data is."""
+"""Key of the place in the data in the trainer's state, which each checkpoint contains."""
 
 LABELS = ("labels", "shift_labels")
 IGNORED = -100
-"""The label of a token that no loss is made of, to transformers and torch."""
+"""The label of a token that transformers and torch leave out of the loss."""
 
 
 class TrainerData:
-    """Takes the place of the trainer's own sampler, and of accelerate's sharding and skipping.
+    """A replacement for the trainer's own sampler, and for accelerate's sharding and skipping.
 
     ``trainer`` is a ``transformers.Trainer``.
     """
@@ -58,7 +58,7 @@ class TrainerData:
         trainer.create_scheduler = self.create_scheduler
 
     def loader(self) -> "DataLoader[Any]":
-        """The rest of the epoch, as long as a whole one to the trainer; not accelerate's."""
+        """Build the loader of the epoch's rest, without accelerate, as long as a whole epoch."""
         trainer, args = self._trainer, self._trainer.args
         dataset, collate = trainer.train_dataset, trainer.data_collator
         if type(dataset).__module__.startswith("datasets."):
@@ -78,10 +78,11 @@ class TrainerData:
     def init_training_state(
         self, max_steps: int, per_epoch: int, epochs: int, *rest: Any
     ) -> Tuple[int, int]:
-        """Go on where the checkpoint was in the data; return the epochs that are passed over.
+        """Go on at the checkpoint's place in the data; return the epochs to skip, and the steps.
 
-        ``max_steps`` and ``per_epoch`` are of this global batch. Where the steps of the checkpoint
-        were of another one, so many more are made as the samples that are left need.
+        ``max_steps`` and ``per_epoch`` are of this global batch. If the steps of the checkpoint
+        were of another one, and the trainer has no ``max_steps``, as many more are made as the
+        samples that are left need.
         """
         found: Tuple[int, int] = self._init_training_state(max_steps, per_epoch, epochs, *rest)
         state, sampler = self._trainer.state, self.sampler
@@ -101,11 +102,11 @@ class TrainerData:
         return epochs - 1 - -(-after // per_epoch), 0
 
     def create_scheduler(self, num_training_steps: int, *rest: Any, **named: Any) -> Any:
-        """Make the trainer's own schedule, to end with the last step."""
+        """Create the trainer's own schedule, to end with the last step."""
         return self._create_scheduler(self._last_step or num_training_steps, *rest, **named)
 
     def note(self, state: Any) -> None:
-        """Take in that a step is made, and what the next checkpoint has to say of the data."""
+        """Count a step, and record the place in the data for the next checkpoint."""
         sampler = self.sampler
         sampler.advance()
         state.epoch = sampler.epoch + sampler.samples / sampler.size
@@ -115,7 +116,7 @@ class TrainerData:
     def get_batch_samples(
         self, batches: Iterator[Any], many: int, device: Any
     ) -> Tuple[List[Any], Any]:
-        """The micro batches of a step, and the number of their tokens.
+        """Take the micro batches of a step; return them and the number of their tokens.
 
         A sample that only fills an empty share has none of them.
         """
@@ -125,7 +126,7 @@ class TrainerData:
             batch if parts[at].samples else _without_labels(batch) for at, batch in enumerate(taken)
         ]
         found = self._trainer._get_num_items_in_batch(counted, device)
-        # Of a rank that counts alone, and has nothing but the filler: its loss is 0 of 1.
+        # A rank that counts alone may have nothing but the filler: its loss is then 0 of 1.
         return taken, found.clamp(min=1) if hasattr(found, "clamp") else found
 
     def begin_step(self, step: int) -> None:
@@ -134,7 +135,7 @@ class TrainerData:
         seed_step(self.seed, step, self.sampler.rank)
 
     def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        """The trainer's own loss, weighed by how many samples of the batch it is of."""
+        """Compute the trainer's own loss, weighed by the micro batch's number of samples."""
         counted = named.get("num_items_in_batch") is not None and (
             self._trainer.model_accepts_loss_kwargs
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which run a torchrun's connection takes part in: another one with each generation of the job."""
+"""The run that a torchrun's connection takes part in: another one in each generation of the job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher_shim.c10d.values.operations import Kv
 
 @dataclass(slots=True, eq=False)
 class Attachment:
-    """Held by a connection's session, moved by the endpoint.
+    """A connection's run: held by its session, moved by the endpoint.
 
     ``kv`` has the keys of the run, ``agent`` takes part in its rendezvous.
     """

@@ -13,20 +13,20 @@ from rdzv.members.registrar import Registrar
 log = logging.getLogger(__name__)
 
 CLEAN_UP_S = 120.0
-"""How long to retry deletions of keys of closed connections, in seconds: longer than most
+"""Total time for retries of deletions of keys of closed connections, in seconds: longer than most
 outages."""
 
 CLEAN_UP_PAUSE_S = 0.5
-"""Between two attempts."""
+"""The pause between two attempts."""
 
 
 async def clean_up(
     registrar: Registrar, generation: int | None, work: Callable[[], Awaitable[None]]
 ) -> None:
-    """Do ``work``, which bears being repeated, until it is done or ``CLEAN_UP_S`` are over.
+    """Retry ``work``, which must be idempotent, until it succeeds, for ``CLEAN_UP_S`` at most.
 
-    ``generation``: the one whose keys it drops; None for that which there is by then. Once the
-    member is registered in another one, these keys are gone with it.
+    ``generation``: the one whose keys it drops; None for whichever the member is in by then. Once
+    the member is registered in another generation, these keys are gone.
     """
     registered = registrar.registered
     reason = ""

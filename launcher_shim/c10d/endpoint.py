@@ -31,16 +31,15 @@ from rdzv.records.quarantine import TERMS, Terms
 from rdzv.snapshot import Snapshot
 
 COALESCE_S = 0.02
-"""Pause between two looks at what the mirror and the rendezvous tell of."""
+"""Pause after a wake-up by the mirror or a rendezvous, in seconds, so that changes coalesce."""
 
 
 class Endpoint:
-    """Serves c10d on loopback and, where a path is given, on a unix socket.
+    """The c10d server of one pod: on loopback and, if a path is given, on a unix socket.
 
-    ``kept`` has what the next sidecar of this pod is to know; None: there will be none.
-    ``steps`` reads what the ranks of this pod tell of their steps; may block.
-    ``port``: 0 chooses one, None serves on the unix socket alone. ``clock`` is monotonic, in
-    seconds.
+    ``kept`` has the files for the next sidecar of this pod; None: there will be none. ``steps``
+    reads the steps that the ranks of this pod report; it may block. ``port``: 0 chooses one, None
+    serves on the unix socket alone. ``clock`` is monotonic, in seconds.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class Endpoint:
         return any(connection.relayed for connection in self._server.connections)
 
     def launchers(self) -> list[tuple[str, TorchAgent]]:
-        """The torchruns that are connected now, each with its run id."""
+        """Return the torchruns that are connected now, each with its run id."""
         return [
             (run_id, attachment.agent)
             for run_id, run in self._runs().items()
@@ -132,7 +131,7 @@ class Endpoint:
         ]
 
     def rendezvous(self) -> dict[str, Rendezvous]:
-        """The rendezvous that are followed, by run id."""
+        """Return the rendezvous that are followed, by run id."""
         return {run_id: run.rendezvous for run_id, run in self._runs().items()}
 
     @property
@@ -144,21 +143,22 @@ class Endpoint:
     async def caught_up(self) -> None:
         """Wait until the runs are those of the generation that the member is registered in.
 
-        At once where it is not registered: what was known before counts on.
+        Returns at once if it is not registered: the last known ones still count.
         """
         await self._generations.caught_up()
 
     def live_rounds(self) -> LiveRounds:
-        """The round that counts and that of this pod, as drains look at them."""
+        """Return the round that counts and the one of this pod, as drains see them."""
         current = self._generations.current
         return current.live_rounds() if current is not None else LiveRounds()
 
     async def live_rounds_changed(self, before: LiveRounds) -> LiveRounds:
-        """Wait until ``live_rounds`` are others than ``before``; return them."""
+        """Wait until ``live_rounds`` differ from ``before``; return them."""
         mirror = self._client.mirror
         while (now := self.live_rounds()) == before:
             async with asyncio.TaskGroup() as tasks:
-                # The mirror tells what happens in the store, the rendezvous what time does.
+                # The mirror wakes for changes in the store, the rendezvous for changes by time
+                # alone.
                 changes = [
                     tasks.create_task(mirror.changed_after(mirror.sequence)),
                     *(tasks.create_task(run.rendezvous.news()) for run in self._runs().values()),
@@ -169,7 +169,7 @@ class Endpoint:
             await asyncio.sleep(COALESCE_S)
         return now
 
-    # -- how
+    # -- internals
 
     def _open_session(self, peer: str, relay: RelayNumbers | None) -> LauncherSession:
         member = self._registrar.identity.member

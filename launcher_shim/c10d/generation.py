@@ -31,7 +31,7 @@ from rdzv.store import WatchEvent
 log = logging.getLogger(__name__)
 
 Attachments = dict[str, Attachment]
-"""By the name of the connection."""
+"""Attachments by the name of the connection."""
 
 
 @dataclass
@@ -46,12 +46,12 @@ class Run:
     attached: Attachments = field(default_factory=dict)
     _world: tuple[int, tuple[Seat, ...]] = (-1, ())
     _master: str = ""
-    """The number and the seats of the newest world, and its master; empty while that is unknown."""
+    """Number and seats of the newest world, and its master; empty while that is unknown."""
 
     def live_round(self) -> LiveRound:
-        """The round as drains look at it.
+        """Return the round as drains see it.
 
-        Its master is the one that is kept, where a restored store has lost that.
+        If a restored store has lost its master, it is the one that the sidecar has kept.
         """
         rendezvous, current = self.rendezvous, self.rendezvous.round
         if not current.frozen:
@@ -68,7 +68,7 @@ class Run:
         return rendezvous.live_round(master)
 
     def end(self) -> None:
-        """Write nothing any more, and wake all who wait."""
+        """Cancel its tasks, so that it writes nothing any more, and wake all waiters."""
         for task in self.tasks:
             task.cancel()
         self.rendezvous.end()
@@ -76,10 +76,10 @@ class Run:
 
 
 class Generation:
-    """Follows the runs of generation ``number``, and keeps those that are served.
+    """The runs of generation ``number`` that are followed or served.
 
-    ``since_s``: since when this sidecar is in it, on ``clock``, which is monotonic and in seconds.
-    ``policy`` must be cheap. What a run needs done happens in ``tasks``.
+    ``since_s``: when this sidecar came into the generation, on ``clock``, which is monotonic and in
+    seconds. ``policy`` must be cheap. The runs' own work is done in ``tasks``.
     """
 
     def __init__(
@@ -111,21 +111,22 @@ class Generation:
         self._member = registrar.identity.member
         self._live = LiveRounds()
         self._live_from: tuple[object, ...] = ()
-        """What ``_live`` follows from: it is chosen again once one is another object."""
+        """The objects that ``_live`` was computed from; it is computed again if one is another
+        object."""
         self.shared = self._kv(SHARED_RUN)
         """Keys of clients that belong to no rendezvous."""
         rounds = client.mirror.under(self._keys.runs)
         self.rounds = KnownRounds(self._keys, rounds, client.mirror.revision)
 
     def run(self, name: str) -> Run:
-        """Give a run; it is begun where it is not followed yet."""
+        """Return a run; start it if it is not followed yet."""
         run = self.runs.get(name)
         if run is None:
             run = self.runs[name] = self._start(name)
         return run
 
     def live_rounds(self) -> LiveRounds:
-        """The round that counts and that of this pod, as drains look at them."""
+        """Return the round that counts and the one of this pod, as drains see them."""
         rounds = [run.live_round() for run in self.runs.values()]
         inputs = (*rounds, self._client.membership.snapshot(), self.rounds.trained)
         if len(inputs) != len(self._live_from) or any(map(is_not, inputs, self._live_from)):
@@ -139,7 +140,7 @@ class Generation:
         return LiveRounds(counts, own(rounds, self._member))
 
     def follow(self) -> None:
-        """Begin the runs to be followed; end the others once no torchrun of this pod is in them."""
+        """Start the runs to be followed; end the others once no torchrun of this pod is in them."""
         followed = self.rounds.followed()
         for name in followed:
             self.run(name)
@@ -148,14 +149,14 @@ class Generation:
                 self._retire(name)
 
     def apply(self, events: Sequence[WatchEvent]) -> bool:
-        """Take in one batch of the mirror's; return whether it is of any round."""
+        """Apply one batch of the mirror's events; return whether it touches any round."""
         return self.rounds.apply(events, self._client.mirror.revision)
 
     def take_over(self, name: str, attached: Attachments) -> None:
         """Move torchruns of a former generation into this one: their world there is over.
 
-        Happens without a job UID, if others have begun the next generation during a cut. Otherwise
-        two worlds would train side by side.
+        This happens without a job UID, if others have begun the next generation during a cut.
+        Otherwise two worlds would train side by side.
         """
         run = self.run(name)
         run.attached.update(attached)
@@ -164,7 +165,7 @@ class Generation:
             attachment.move(run.kv, run.rendezvous)
 
     def end(self) -> dict[str, Attachments]:
-        """End every run; return who is still connected to which."""
+        """End every run; return the attachments that are still connected, by run."""
         former = {name: run.attached for name, run in self.runs.items() if run.attached}
         for run in self.runs.values():
             run.end()
@@ -172,7 +173,7 @@ class Generation:
         self.shared.close()
         return former
 
-    # -- how
+    # -- internals
 
     def _start(self, name: str) -> Run:
         client, keys = self._client, self._keys.run(name)

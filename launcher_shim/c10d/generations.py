@@ -13,9 +13,9 @@ from rdzv.store import WatchEvent
 
 
 class Generations:
-    """Gives each generation that the member registers in runs of its own.
+    """The generations that the member registers in, each with runs of its own.
 
-    ``enter`` makes one of its number. ``current`` is None until the member is registered.
+    ``enter`` creates the one of a number. ``current`` is None until the member is registered.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Generations:
 
     @property
     def number(self) -> int | None:
-        """The number of the current one; None before the first."""
+        """The number of the current generation; None before the first."""
         return self.current.number if self.current is not None else None
 
     async def run(self) -> None:
@@ -54,20 +54,20 @@ class Generations:
         return self.current
 
     async def caught_up(self) -> None:
-        """Wait until the current one is that which the member is registered in.
+        """Wait until the current generation is the one that the member is registered in.
 
-        At once where it is not registered: what was known before counts on.
+        Returns at once if it is not registered: the last known one still counts.
         """
         while self._registrar.generation not in (None, self.number):
             await self._entered.wait()
 
     def follow_runs(self) -> None:
-        """Begin the runs that are to be followed, and let go of others, unless this is the end."""
+        """Start the runs to be followed, and end others, unless this sidecar is closing."""
         if self.current is not None and not self.closing:
             self.current.follow()
 
     def close(self) -> None:
-        """Begin no run any more: the sidecar ends."""
+        """Start no run any more: the sidecar ends."""
         self.closing = True
 
     def _change(self, generation: int) -> None:
@@ -80,6 +80,6 @@ class Generations:
         entered.set()
 
     def _apply(self, events: Sequence[WatchEvent]) -> None:
-        """Take in one batch of the mirror's: drains are looked at with the runs of that moment."""
+        """Apply one batch of the mirror's events, so that drains see the runs of that moment."""
         if self.current is not None and self.current.apply(events):
             self.follow_runs()

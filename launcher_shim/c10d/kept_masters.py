@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps by which master's address the ranks of a world know it, also for the next sidecar.
+"""The master's address of each world, by which its ranks know it, kept for the next sidecar.
 
-A store that was restored to before a world has no longer that address, which nobody stores again.
+A store that was restored to before a world no longer has that address, and no rank stores it again.
 Without it no rank would be known to be of this world: those that wait at a boundary would do so
-until it is over, and when a pod goes none would save.
+until the world is over, and when a pod goes none would save.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from rdzv.records.codec import dump_record, load_record, take
 log = logging.getLogger(__name__)
 
 WORLDS_MAX = 16
-"""The newest that were seen. More than one: a restored store may show an older world first."""
+"""The number of newest worlds that are kept. More than one: a restored store may show an older
+world first."""
 
 
 class KeptMasters:
-    """The masters of the newest worlds. ``files``: None where no sidecar will come after this one.
+    """The masters of the newest worlds. ``files``: None if no sidecar will come after this one.
 
     A world is a round's number and its seats: a restored store may use the number again for others.
     """
@@ -34,11 +35,11 @@ class KeptMasters:
     def __init__(self, files: Kept | None) -> None:
         self._files = files
         self._masters: dict[str, str] = {}
-        """By world, the one that was noted last at the end."""
+        """Masters by world, the one noted last at the end."""
         self._noted = asyncio.Event()
 
     async def read(self) -> None:
-        """Take over what the sidecar before knew."""
+        """Load what the sidecar before has kept."""
         if self._files is None:
             return
         try:
@@ -54,14 +55,14 @@ class KeptMasters:
             )
 
     async def run(self) -> None:
-        """Write down what is noted, until cancelled."""
+        """Write the masters to disk whenever one is noted, until cancelled."""
         while True:
             await self._noted.wait()
             self._noted.clear()
             await self.keep()
 
     async def keep(self) -> None:
-        """Write down what is known."""
+        """Write the masters to disk."""
         if self._files is None:
             return
         try:
@@ -75,7 +76,7 @@ class KeptMasters:
             )
 
     def note(self, run: str, round: Round, master: str) -> None:
-        """Keep by which ``master`` the ranks of a complete round know it."""
+        """Note the ``master`` by which the ranks of a complete round know it."""
         world = _world(run, round)
         if self._masters.get(world) == master:
             return

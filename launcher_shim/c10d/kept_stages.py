@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps which stage the container is at for the sidecar that comes after this one."""
+"""The container's stage, kept for the sidecar that comes after this one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ log = logging.getLogger(__name__)
 
 
 class Kept(Protocol):
-    """Files that live as long as the pod."""
+    """A store of files that live as long as the pod."""
 
     def content(self, name: str) -> bytes | None:
-        """Read one, or None where there is none; may block, and raises ``OSError``."""
+        """Read a file, or return None if there is none; may block, and raises ``OSError``."""
         ...
 
     def put(self, name: str, content: bytes) -> None:
-        """Write one whole; may block, and raises ``OSError``."""
+        """Write a whole file; may block, and raises ``OSError``."""
         ...
 
 
 class KeptStages:
-    """``stages`` is what counts. ``files``: None where no sidecar will come after this one."""
+    """The present ``stages``, and their file (``files``; None if no later sidecar will come)."""
 
     def __init__(self, files: Kept | None) -> None:
         self.stages = Stages()
@@ -36,7 +36,7 @@ class KeptStages:
         self._writing = asyncio.Lock()
 
     async def read(self) -> None:
-        """Take over what the sidecar before knew."""
+        """Load what the sidecar before has kept."""
         if self._files is None:
             return
         try:
@@ -49,17 +49,18 @@ class KeptStages:
             )
 
     async def pass_over(self, nonce: str, name: str) -> bool:
-        """Note that a client's container is through with ``name``; return whether that is kept.
+        """Record that a container is through with ``name``; return whether that is on disk.
 
-        Forgotten by the next sidecar, the container's next torchrun would be passed over instead.
-        Taken back where the client goes before it is told: its torchrun starts then, in ``name``.
+        If the next sidecar did not know it, the container's next torchrun would be passed over
+        instead. It is taken back if the client goes before it has the answer: its torchrun then
+        starts, in ``name``.
         """
         before = self.stages
         after = self.stages = replace(before, finished=dict(before.finished))
         after.finish(container_of(nonce), name)
         after.passed_by = nonce
         try:
-            # Not cancelled with us: what is written next has to wait for it.
+            # Shielded: the next write has to wait for this one even if this task is cancelled.
             kept = await asyncio.shield(asyncio.ensure_future(self.keep()))
         except asyncio.CancelledError:
             self._take_back(after, before)
@@ -74,11 +75,11 @@ class KeptStages:
             self.stages = before
 
     async def keep(self) -> bool:
-        """Write down what is known; return whether that could be."""
+        """Write the stages to disk; return whether that succeeded."""
         if self._files is None:
             return True
         try:
-            async with self._writing:  # one after another: the newest is to be the last
+            async with self._writing:  # one after another: the newest must be written last
                 await asyncio.to_thread(self._files.put, layout.STAGES, self.stages.to_json())
         except OSError as error:
             log.warning(

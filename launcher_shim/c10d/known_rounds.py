@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rounds of all runs in one generation, and which runs a sidecar follows for their sake.
+"""The rounds of all runs in one generation, and the choice of the runs that a sidecar follows.
 
 A run is followed as soon as its round is stored, whether or not a launcher here takes part in it: a
-drain depends on the nodes that train in any run. It is followed no more once it was closed by
+drain depends on the nodes that train in any run. It is no longer followed once it was closed by
 success, no torchrun of this pod is in it, and another run counts.
 """
 
@@ -18,12 +18,12 @@ from rdzv.keys import GenerationKeys
 from rdzv.store import KeyValue, WatchEvent
 
 FOLLOWED_MAX = 16
-"""How many runs without a torchrun of this pod are followed, newest first. Each costs tasks, and
-any client with rights in the store may write any number of rounds."""
+"""Maximum number of runs that are followed without a torchrun of this pod, newest first. Each costs
+tasks, and any client with rights in the store may write any number of rounds."""
 
 
 class KnownRounds:
-    """The round keys of one generation by the mirror, with rounds that the store has lost."""
+    """The rounds of one generation as the mirror has them, and rounds that the store has lost."""
 
     def __init__(self, keys: GenerationKeys, kvs: Sequence[KeyValue], revision: int) -> None:
         self._keys = keys
@@ -31,7 +31,7 @@ class KnownRounds:
         self.apply([WatchEvent("put", kv) for kv in kvs], revision)
 
     def apply(self, events: Sequence[WatchEvent], revision: int) -> bool:
-        """Take in one batch of the mirror's, now at ``revision``; whether it is of any round."""
+        """Apply one batch of the mirror's, now at ``revision``; return whether it has a round."""
         touched = False
         for event in events:
             name = self._keys.run_of_round(event.kv.key)
@@ -41,13 +41,13 @@ class KnownRounds:
             run.went_back(revision, [event])
             run.apply(event)
             if run.round.age > first_round(self._keys.generation).age:
-                # Else it could not be read, and nothing has been known of it before.
+                # Otherwise the record is unreadable, and no round of this run was known before.
                 self._runs[name] = run
                 touched = True
         return touched
 
     def of(self, name: str) -> Round | None:
-        """The round of a run; None where none is known."""
+        """Return the round of a run; None if none is known."""
         run = self._runs.get(name)
         return run.round if run is not None else None
 
@@ -62,18 +62,18 @@ class KnownRounds:
         return any(run.round.complete or not run.round.is_first for run in self._runs.values())
 
     def ended_well(self, name: str) -> bool:
-        """Whether a run was closed by success."""
+        """Return whether a run was closed by success."""
         current = self.of(name)
         return current is not None and current.closed == "success"
 
     def names(self) -> frozenset[str]:
-        """Runs whose round is known."""
+        """Return the runs whose round is known."""
         return frozenset(self._runs)
 
     def followed(self) -> frozenset[str]:
-        """Runs to be followed whoever takes part in them: all that are not over, up to a bound.
+        """Return the runs to follow, even without a torchrun here: those not over, up to a bound.
 
-        What the store has lost is put back first.
+        Runs whose round the store has lost come right after the newest, so that it is written back.
         """
         runs = self._runs
         newest_first = sorted(

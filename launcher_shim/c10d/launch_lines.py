@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""By which launch lines a stage was run: a container passes over only what it would run again.
+"""Launch lines of a stage: a container passes over only a stage that it would run again.
 
-Each member records a digest of its line beside the run's keys, before its torchrun starts, with
-the container that it starts in, and keeps that of the container that has a place in the world: it
-may be started again while the others are about to end the stage. The list of nodes that ended the
-stage well names containers, too: so what counts is what trained, and not what somebody asked for
-last. Who was in that world and died before its workers were done passes over nothing: its work
+Each member records a digest of its line beside the run's keys, before its torchrun starts, with the
+container that it starts in, and keeps that of the container that has a place in the world: it may
+be started again while the others are about to end the stage. The list of nodes that ended the stage
+well names containers, too: so the lines that count are those that trained, not those that asked
+last. A node of that world that died before its workers were done passes over nothing: its work
 would be left out.
 """
 
@@ -21,12 +21,12 @@ from launcher_shim.tcpstore import wire
 
 
 def line_key(member: str) -> bytes:
-    """The key, among those of the run, of the lines that ``member`` has asked with."""
+    """Return the key, among those of the run, of the lines that ``member`` has asked with."""
     return wire.STAGE + member.encode()
 
 
 def recorded(container: str, line: bytes, before: bytes = b"", placed: str = "") -> bytes:
-    """Make the value: the digest ``line`` behind the container that asked.
+    """Build the value at a member's key: the container that asked, and the digest ``line``.
 
     ``placed``: the container that has a place in the world; its line is kept from ``before``, the
     value so far.
@@ -41,10 +41,10 @@ def recorded(container: str, line: bytes, before: bytes = b"", placed: str = "")
 def was_run(
     line: bytes, member: str, frozen: Sequence[Seat], values: Mapping[str, bytes | None]
 ) -> bool:
-    """Whether the world ``frozen``, which has ended well, was started with ``line``.
+    """Return whether the world ``frozen``, which has ended well, was started with ``line``.
 
-    ``values``: what stands at ``line_key``, by member. A member of that world is held to its own
-    line; any other, as a pod that comes later, may have that of any of them.
+    ``values``: the values at ``line_key``, by member. A member of that world must have its own
+    line; any other, such as a pod that comes later, may have the line of any of them.
     """
     ran: dict[str, bytes] = {}
     for seat in frozen:
@@ -55,15 +55,15 @@ def was_run(
 
 
 def _lines(value: bytes | None) -> dict[bytes, bytes]:
-    """Read a value: the digest of each container's line, by the container's name."""
+    """Parse a value: the digest of each container's line, by the container's name."""
     parts = [one.partition(b" ") for one in (value or b"").split(b"\n")]
     return {container: line for container, _, line in parts if container}
 
 
 def was_done(seat: Seat, run_id: str, number: int, cells: Cells) -> bool:
-    """Whether the workers of ``seat`` were done in round ``number`` of torch's ``run_id``.
+    """Return whether the workers of ``seat`` were done in round ``number`` of torch's ``run_id``.
 
-    Its torchrun has added itself to the exit barrier then, which outlives its node record.
+    If so, its torchrun has added itself to the exit barrier, which outlives its node record.
     """
     adder = f"{seat.member}.{seat.nonce}"
     for key in cells.existing():

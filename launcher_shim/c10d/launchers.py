@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launchers that are connected to this pod's endpoint: what their sessions ask for."""
+"""The launchers that are connected to this pod's endpoint, and the requests of their sessions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 
 class Launchers:
-    """Attaches each connection to the run that it asks for, and lets go of it.
+    """The connections of this pod's launchers, each attached to the run that it asks for.
 
-    What outlasts a connection is done in the tasks given to ``open``.
+    Work that outlasts a connection is done in the tasks given to ``open``.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Launchers:
         self._tasks: asyncio.TaskGroup
 
     def open(self, tasks: asyncio.TaskGroup) -> None:
-        """Let connections come."""
+        """Accept connections from now on; ``tasks`` runs their clean-up."""
         self._tasks = tasks
 
     @property
     def closing(self) -> bool:
-        """Whether it is the sidecar that ends, and not its clients."""
+        """Whether the sidecar ends, and not its clients."""
         return self._generations.closing
 
     @property
@@ -65,10 +65,10 @@ class Launchers:
         return (await self._generations.first()).shared
 
     async def attach(self, run_id: str, author: str, nonce: str | None) -> Attachment:
-        """Join a rendezvous: wait until it is known, and connect to it.
+        """Join a rendezvous: wait until the member is registered, and connect to the run.
 
-        ``author`` names the connection. ``nonce`` is that of one that may outlive the sidecar.
-        Raises ``WireError`` for one that comes beside another torchrun of this pod.
+        ``author`` names the connection. ``nonce`` is that of a connection that may outlive the
+        sidecar. Raises ``WireError`` if another torchrun of this pod takes part already.
         """
         await self._registrar.registered.wait()
         run = self._run(await self._starts.meant_for(container_of(nonce), run_id))
@@ -77,12 +77,12 @@ class Launchers:
         return attachment
 
     async def resume(self, note: Note, author: str, nonce: str) -> Attachment:
-        """Join it again for a client that outlived the sidecar before this one."""
+        """Join the run again for a client that outlived the sidecar before this one."""
         await self.ready()
         run = self._run(note.run_id)
         kept, foreign = note.node, note.generation != self._generations.number
         if kept is not None and foreign:
-            # Its world was of a former generation: it asks again in this one, from the start.
+            # Its world was of a former generation: in this one it asks again from the start.
             kept = replace(kept, state="left", ask=0, left_reason="hung", round=0)
         if note.world is not None and not foreign:
             run.rendezvous.remember(note.world)
@@ -108,7 +108,7 @@ class Launchers:
         await self._seat.vacant(newcomer)
 
     def note_of(self, agent: TorchAgent) -> Note:
-        """Describe an agent to the sidecar that serves it next."""
+        """Build the note of an agent for the sidecar that serves it next."""
         return Note(
             agent.run_id,
             self._generations.number or 0,
@@ -128,7 +128,7 @@ class Launchers:
         self._generations.follow_runs()
 
     def forget(self, kv: Kv | None, author: str) -> None:
-        """Drop what a closed connection's operations left on record, without waiting for it.
+        """Delete the records of a closed connection's operations, in a task.
 
         ``kv``: None for the shared keys.
         """
@@ -144,7 +144,7 @@ class Launchers:
             self._tasks.create_task(dropping, name=f"forget {author}")
 
     def _finished(self, container: str, name: str) -> None:
-        """Let the container's next torchrun be of the next stage."""
+        """Count the stage ``name`` as done: the container's next torchrun is of the next stage."""
         if self._stages.stages.finish(container, name) and not self.closing:
             self._tasks.create_task(self._stages.keep(), name="keep stages")
 

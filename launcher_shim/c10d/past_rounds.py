@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each round of a run leaves behind: a line in the history, and keys that nobody reads.
+"""The clean-up after past rounds of a run: a line in the history, and keys that no client reads.
 
-With the first of them, those of the runs before are looked at, too.
+Whenever a round forms, the keys of the runs before are cleaned up, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class PastRounds:
-    """Cleans up after past rounds of one run; only the sidecar of a round's first node does it."""
+    """The clean-up after past rounds of one run, by the sidecar of a round's first node only."""
 
     def __init__(self, client: JobClient, kv: Kv, rendezvous: Rendezvous) -> None:
         self._client = client
@@ -36,7 +36,7 @@ class PastRounds:
         self._formed_round = -1
 
     async def run(self, tasks: asyncio.TaskGroup) -> None:
-        """Follow the rounds until cancelled; clean-ups end in ``tasks``, also after that."""
+        """Follow the rounds until cancelled; clean-ups run in ``tasks``, and may end after that."""
         while True:
             current = self._rendezvous.round
             if self._is_first(current):
@@ -47,12 +47,13 @@ class PastRounds:
 
     def _is_first(self, current: Round) -> bool:
         first = [seat.member for seat in current.frozen[:1]]
-        # One that a restored store has lost is none of its history before it is put back.
+        # A round that a restored store has lost belongs in its history only once it is written
+        # back.
         stored = current.mod_revision > 0
         return stored and current.complete and first == [self._rendezvous.member]
 
     def _note(self, current: Round, tasks: asyncio.TaskGroup) -> None:
-        """Put a round that was formed, or closed, into the history."""
+        """Write a round that has formed, or was closed, to the history."""
         now = (current.number, current.closed)
         if now == self._noted:
             return
@@ -77,9 +78,9 @@ class PastRounds:
         tasks.create_task(noting, name=f"note round {current.number}")
 
     def _forget_old(self, current: Round, tasks: asyncio.TaskGroup) -> None:
-        """Drop what launchers stored for rounds two or more back.
+        """Delete the keys that launchers stored for rounds two or more back.
 
-        All of them: of an earlier round, the first node may have been away from the store.
+        All of them: the first node of an earlier round may have been away from the store.
         """
         newest, run_id = current.number - 2, torch_run_id(self._rendezvous.run_id)
         if newest <= self._forgotten_round:
@@ -90,7 +91,7 @@ class PastRounds:
         tasks.create_task(self._forget(sorted(old)), name=f"forget {run_id}")
 
     def _forget_past_runs(self, current: Round, tasks: asyncio.TaskGroup) -> None:
-        """Drop what launchers stored in runs that ended well, two or more back."""
+        """Delete the keys that launchers stored in runs that ended well, two or more back."""
         if current.number == self._formed_round:
             return
         self._formed_round = current.number

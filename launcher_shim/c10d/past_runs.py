@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs that ended well have left in the store, and which of it nobody needs any more: pure.
+"""The keys that runs which ended well have left in the store, and those to delete: pure.
 
-As of rounds, what launchers stored goes when it is two back: who was cut off in the exit barrier
-of the run before may still come back to it. The round stays, the launch lines, and who came to the
-exit barrier: a container that is started again still has to learn that the run has ended well, and
-whether its own work was done.
+As for rounds, keys that launchers stored are deleted when the run is two back: a node that was cut
+off in the exit barrier of the run before may still come back to it. The round stays, with the
+launch lines and the nodes that reached the exit barrier: a container that is started again still
+has to learn that the run has ended well, and whether its own work was done.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rdzv.keys import GenerationKeys
 from rdzv.store import KeyValue
 
 KEPT = 1
-"""Of the runs before the present one, so many keep what launchers stored."""
+"""The number of runs before the present one that keep the keys that launchers stored."""
 
 
 def surplus(keys: GenerationKeys, kvs: Iterable[KeyValue], present: str) -> list[str]:
-    """Find the keys that are to go now that a world has formed in the run ``present``."""
+    """Find the keys to delete now that a world has formed in the run ``present``."""
     kvs = tuple(kvs)
     ended: list[tuple[int, str]] = []
     taken: set[str] = set()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod takes part in its job with one torchrun at a time: who comes beside it is refused.
+"""A pod takes part in its job with one torchrun at a time: a second one beside it is refused.
 
-One that comes *after* it takes over at once: its connection is gone, or the sidecar has given it
-up as hung. Until one of these is known, the newcomer waits; that the one before lives it shows by
-asking for something, which its keep-alive thread does every few seconds, or by waiting for a key.
+One that comes *after* the first takes over at once: the first one's connection is gone, or the
+sidecar has given it up as hung. Until one of these is known, the newcomer waits; the first one
+shows that it lives by a request, which its keep-alive thread sends every few seconds, or by waiting
+for a key.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from rdzv.errors import WireError
 
 
 class PodSeat:
-    """``connected``: the torchruns of this pod that are connected now, each with its run id."""
+    """The pod's one place. ``connected``: its torchruns connected now, each with its run id."""
 
     def __init__(self, connected: Callable[[], Iterable[tuple[str, TorchAgent]]]) -> None:
         self._connected = connected
 
     async def vacant(self, newcomer: TorchAgent | None = None) -> None:
-        """Return once no other torchrun takes part; raises ``WireError`` if one lives."""
+        """Wait until no other torchrun takes part; raises ``WireError`` if one is alive."""
         asked: dict[TorchAgent, int] = {}
         while others := self._others(newcomer):
             for run_id, other in others:
@@ -39,7 +40,7 @@ class PodSeat:
 
 
 async def _stirred(agents: Iterable[TorchAgent]) -> None:
-    """Wait until one of them asks, ends, or is given up."""
+    """Wait until one of them sends a request, ends, or is given up."""
     stirs = [asyncio.ensure_future(agent.stirs()) for agent in agents]
     news = [asyncio.ensure_future(agent.news()) for agent in agents]
     try:

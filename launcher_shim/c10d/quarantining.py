@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the quarantine record of this sidecar's own member, for as long as torchruns die here."""
+"""The quarantine record of this sidecar's own member, kept for as long as torchruns die here."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ log = logging.getLogger(__name__)
 RETRY_S = 1.0
 
 SEE_OWN_WRITE_S = 5.0
-"""Longest wait for the watch to show a write: one that a restored store has lost never comes."""
+"""Maximum wait for the watch to show a write: a write that a restored store has lost never
+comes."""
 
 REMEMBERED = 8
-"""So many deaths wait for a store that is away; more make no difference."""
+"""Maximum number of deaths that wait while the store is away; more make no difference."""
 
 
 class Quarantining:
-    """Counts the deaths of the torchruns here, and lets one in again that has lived for a while.
+    """The count of this pod's torchruns' deaths; admits the member once one has lived for a while.
 
     ``registered``: the registration in force, or None. ``clock`` is monotonic, in seconds.
-    ``steps`` reads what the ranks of this pod tell; may block.
+    ``steps`` reads the steps that the ranks of this pod report; may block.
     """
 
     def __init__(
@@ -80,8 +81,9 @@ class Quarantining:
     def ended(self, nonce: str, how: Ending, world_s: float | None = None) -> None:
         """Note that a torchrun has ended, and for how long it was in a world, if it was in one.
 
-        One that is kept out longer than its time to join gives up waiting, where torch (before 2.3)
-        knows no redundancy list. That is no death: the next one goes on with the time it lived.
+        A torchrun of a version (before 2.3) without a redundancy list gives up if it is kept out
+        for longer than its join timeout. That is no death: the next one goes on with the time it
+        lived.
         """
         if self._alive is not None and self._alive[0] == nonce:
             lived_s = self._clock() - self._alive[1]
@@ -95,7 +97,7 @@ class Quarantining:
         self._stirred.set()
 
     async def run(self) -> None:
-        """Write what is due until cancelled."""
+        """Write each change of the record until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._lives.run(), name="lives of torchruns")
             tasks.create_task(self._keep(), name="quarantine record")
@@ -108,7 +110,8 @@ class Quarantining:
             try:
                 wake_at_s = await self._step(snapshot)
             except LeaseLost:
-                # The store shows a registration before it is in force, and nothing after that.
+                # The store may show a registration that is not in force yet, with no later change
+                # to wake on.
                 wake_at_s = self._clock() + RETRY_S
             except StoreError as error:
                 log.info("cannot update the quarantine record, retrying: %s", error)
@@ -116,14 +119,14 @@ class Quarantining:
             await self._change_from(snapshot, wake_at_s)
 
     async def _step(self, snapshot: Snapshot) -> float:
-        """Write once if something is due; return when to look again although nothing changes."""
+        """Write once if something is due; return when to check again without a change."""
         registered = self._registered()
         if snapshot.job is None or registered is None:
             return math.inf
         record, now = snapshot.quarantines.get(self._member), self._clock()
         if record != self._seen[0]:
             self._seen = (record, now)
-        # Another may die while this looks at what its ranks have made: that one has its own turn.
+        # Another death may come during this one's check of the ranks' steps: it has its own turn.
         death = self._died[0] if self._died else None
         if death is not None:
             decision = after_death(record, self._member, self._pod_uid, death, self._terms)
@@ -148,7 +151,7 @@ class Quarantining:
                 decision.reason,
                 extra={"event": "quarantine"},
             )
-            # What the watch shows next settles that this death is counted.
+            # Wait for the watch: the record it shows has this death counted.
             await self._reach(result.revision)
             return now
         return now + RETRY_S
@@ -166,7 +169,7 @@ class Quarantining:
         assert snapshot.job is not None
         keys = self._client.keys
         key = keys.in_generation(snapshot.job.generation).quarantine(self._member)
-        # One that cannot be read is no record, whoever wrote it.
+        # A corrupt record counts as none, whoever wrote it.
         unchanged = Compare(key, "mod", "=", record.mod_revision if record else 0)
         compares = [] if key in snapshot.corrupt else [unchanged]
         after = decision.record
@@ -187,7 +190,7 @@ class Quarantining:
         return compares, operations
 
     async def _change_from(self, snapshot: Snapshot, wake_at_s: float) -> None:
-        """Wait for a torchrun, for the membership, or for ``wake_at_s``."""
+        """Wait for a torchrun, a change of the membership, or ``wake_at_s``."""
         tasks = [
             asyncio.create_task(self._stirred.wait(), name="torchruns"),
             asyncio.create_task(self._client.membership.changed_from(snapshot), name="members"),

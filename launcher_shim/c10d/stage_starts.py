@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which stage a torchrun that is about to start is of, and whether it need start at all."""
+"""The stage of a torchrun that is about to start, and whether it has to start at all."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from rdzv.members.registrar import Registrar
 log = logging.getLogger(__name__)
 
 IDLE_S = 10.0
-"""How long an answer to a draining pod is held back before it must ask again, in seconds."""
+"""Maximum time for which an answer to a draining pod is held back before it must ask again, in
+seconds."""
 
 FAREWELLS_S = 2.0
-"""Within how many seconds a relay has reconnected its clients to a new sidecar, or closed them."""
+"""Time within which a relay has reconnected its clients to a new sidecar, or closed them, in
+seconds."""
 
 
 class StageStarts:
-    """Answers whoever is about to start a torchrun in this pod.
+    """The answers to torchruns that are about to start in this pod.
 
     ``restarted``: a sidecar before this one may have left torchruns behind. ``clock`` is
     monotonic, in seconds.
@@ -58,7 +60,10 @@ class StageStarts:
         self._listening_s = self._clock()
 
     async def meant_for(self, container: str, run_id: str) -> str:
-        """Name the stage that the next torchrun of this pod is of, once there is no other."""
+        """Wait until no torchrun of this pod takes part; return the stage of the next one.
+
+        Raises ``WireError`` if one is alive.
+        """
         if self._restarted:
             # A torchrun that has outlived the sidecar before this one may not be back yet: its
             # relay comes within moments, and it has its place once the member is registered.
@@ -67,7 +72,7 @@ class StageStarts:
         await self._seat.vacant()
         name = self._stages.stages.next(container, run_id)
         if container and self._ended_well(name):
-            # One that has ended while no sidecar was there may still have to say so.
+            # A torchrun that has ended while there was no sidecar may still have to report that.
             await self._farewells()
             await self._seat.vacant()
             name = self._stages.stages.next(container, run_id)
@@ -76,12 +81,12 @@ class StageStarts:
     async def begin(
         self, run_id: str, nonce: str | None, line: bytes, stamp: Stamp, *, may_pass: bool
     ) -> tuple[Kv, bytes]:
-        """Answer a torchrun that is about to start, and say where that is.
+        """Answer a torchrun that is about to start; return the keys of its stage and the answer.
 
-        ``PASSED``: it need not start, for its stage has ended well. ``AGAIN``: not now, for its
-        pod drains, and would have no place. Empty: it starts.
-        ``line`` is a digest of its launch line: whoever starts something else is no restart of
-        what has ended well. ``may_pass``: no torchrun of its container has taken part yet.
+        ``PASSED``: it need not start, as its stage has ended well. ``AGAIN``: not now, as its pod
+        drains, and it would have no place. Empty: it starts. ``line`` is a digest of its launch
+        line: a torchrun with another line is no restart of one that has ended well. ``may_pass``:
+        no torchrun of its container has taken part yet.
         """
         await self._registrar.registered.wait()
         if nonce is not None and nonce == self._stages.stages.passed_by:
@@ -95,7 +100,7 @@ class StageStarts:
             return kv, b""
         passed = (
             nonce is not None
-            # Whatever a pod that drains starts, it would train nothing: no work is left out.
+            # A torchrun of a pod that drains would train nothing: no work is left out.
             and (may_pass or self._drains(name))
             and await self._was_run(name, line)
             and await self._stages.pass_over(nonce, name)
@@ -105,7 +110,7 @@ class StageStarts:
         return kv, wire.PASSED if passed else b""
 
     async def _line(self, name: str, container: str, line: bytes) -> tuple[bytes, bytes]:
-        """Make the record of the line that a torchrun of ``name`` starts with: key and value."""
+        """Build the record of the line that a torchrun of ``name`` starts with: key and value."""
         run, key, before = self._run(name), line_key(self._member), None
         seats = [one for one in run.rendezvous.round.frozen if one.member == self._member]
         placed = container_of(seats[0].nonce) if seats else ""
@@ -117,9 +122,9 @@ class StageStarts:
         await asyncio.sleep(self._listening_s + FAREWELLS_S - self._clock())
 
     async def _idles(self, name: str) -> bool:
-        """Whether this pod drains and ``name`` goes on; waits for a while for that to change.
+        """Return whether this pod drains while ``name`` goes on, after a wait for that to change.
 
-        Its torchrun would be shown no place, and end with 1 when the others have ended well.
+        Its torchrun would be shown no place, and end with status 1 once the others have ended well.
         """
         try:
             async with asyncio.timeout(IDLE_S):
@@ -134,7 +139,7 @@ class StageStarts:
         return self._member in run.members.at(run.rendezvous.round).leaving
 
     async def _was_run(self, name: str, line: bytes) -> bool:
-        """Whether ``name``, which has ended well, was run by that launch line, here to its end."""
+        """Return whether ``name``, which ended well, was run with that line, here to its end."""
         run, here = self._run(name), self._member
         current = run.rendezvous.round
         own = [seat for seat in current.frozen if seat.member == here]

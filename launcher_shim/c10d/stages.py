@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stages: torchruns that one container runs one after the other, with the same run id.
 
-In ``sh -c "torchrun a.py && torchrun b.py"`` the second asks for a run that the first has closed
-by success. So each stage is a run of its own here, named after torch's run id and its number. Of
-which stage a torchrun is follows from how many of its own container have ended well before it: a
-container that is started again begins at the first one. What has ended well in other pods, too, it
-may pass over.
+In ``sh -c "torchrun a.py && torchrun b.py"`` the second asks for a run that the first has closed by
+success. So each stage is a run of its own here, named after torch's run id and its number. The
+number is one more than the torchruns of the same container that have ended well before: a container
+that is started again begins at the first stage. It may pass over a stage that has ended well in
+other pods, too.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _STAGE = re.compile(r"(?P<run>.+) \(stage (?P<stage>[2-9]|[1-9]\d{1,8})\)", re.D
 
 
 def stage_name(run_id: str, stage: int) -> str:
-    """Name one stage of torch's run ``run_id``; they are counted from 1."""
+    """Name one stage of torch's run ``run_id``; stages are counted from 1."""
     return run_id if stage == 1 else f"{run_id} (stage {stage})"
 
 
 def split_stage(name: str) -> tuple[str, int]:
-    """Give back torch's run id and the number of the stage."""
+    """Split the name of a run into torch's run id and the number of the stage."""
     match = _STAGE.fullmatch(name)
     return (name, 1) if match is None else (match["run"], int(match["stage"]))
 
 
 def torch_run_id(name: str) -> str:
-    """The run id that torch knows the run ``name`` by."""
+    """Return the run id by which torch knows the run ``name``."""
     return split_stage(name)[0]
 
 
 def container_of(nonce: str | None) -> str:
-    """Which container a client is in, by its connection's name; empty where no relay tells it."""
+    """Return a client's container, from its connection's name; empty if no relay gives it."""
     if nonce is None or len(nonce) != 2 * SESSION_BYTES:
         return ""
     return nonce[: 2 * CONTAINER_BYTES]
@@ -49,9 +49,9 @@ def container_of(nonce: str | None) -> str:
 
 @dataclass
 class Stages:
-    """How many stages the present container is through with, by torch's run id.
+    """The number of stages that the present container has finished, by torch's run id.
 
-    ``passed_by`` is the connection that was last let pass over one: it may ask again.
+    ``passed_by`` is the connection that passed over one last: it may ask again.
     """
 
     container: str = ""
@@ -64,7 +64,7 @@ class Stages:
         return stage_name(run_id, 1 + (self.finished.get(run_id, 0) if same_container else 0))
 
     def finish(self, container: str, name: str) -> bool:
-        """Note that a torchrun of ``container`` has ended well; return whether that is news."""
+        """Record that a torchrun of ``container`` has ended well; return whether that is new."""
         if not container:
             return False
         if container != self.container:

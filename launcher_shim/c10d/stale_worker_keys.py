@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers of former worlds have left in the run of clients without a rendezvous: pure.
+"""Keys that workers of former worlds left in the run of clients without a rendezvous: pure.
 
-Where torch lets workers share the agents' store (which the delivered environment switches off),
-theirs lies here: every world leaves its keys, and each of its workers a part of the counter by
-which a client takes note of itself. torch's own server takes them along when it ends.
+If torch lets workers share the agents' store (which the delivered environment switches off), their
+keys are here: every world leaves its keys, and each of its workers a part of the counter by which a
+client registers itself. torch's own server drops them when it ends.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rdzv.records.history import HistoryEntry
 from rdzv.store import KeyValue
 
 WORKERS = (b"/worker/attempt_", b"init/")
-"""How torch's workers begin their keys there. Those of other clients are their own affair."""
+"""Prefixes of the keys of torch's workers there. Keys of other clients are left alone."""
 
 
 def stale_worker_keys(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> list[KeyValue]:
-    """Find the keys of workers that nobody has written since the world before the present one.
+    """Find the keys that no worker has written since the world before the present one.
 
-    Of every run that goes on, for a worker does not say which it belongs to.
+    That is the world of every run that goes on, as a worker does not say which run it belongs to.
     """
     kvs = tuple(kvs)
     shared = keys.run(SHARED_RUN)
@@ -42,7 +42,7 @@ def stale_worker_keys(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> list[Key
 
 
 def _formed_before(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> Mapping[str, int]:
-    """When the world before the present one was formed, of each run that goes on; 0: not known."""
+    """Return the revision of the world before the present one, by open run; 0 if unknown."""
     open_runs: set[str] = set()
     formed: dict[str, list[tuple[int, int]]] = {}
     for kv in kvs:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How torch spells its own keys of a rendezvous."""
+"""torch's own keys of a rendezvous."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _STATE_KEY_PREFIX = b"/torch.rendezvous."
 
 
 def state_key(run_id: str) -> bytes:
-    """The key of the rendezvous state of ``run_id``."""
+    """Return the key of the rendezvous state of ``run_id``."""
     return _STATE_KEY_PREFIX + run_id.encode()
 
 
 def is_state_key(key: bytes) -> bool:
-    """Whether ``key``, set to torch's sentinel, is that of a rendezvous state."""
+    """Return whether ``key``, set to torch's sentinel, is that of a rendezvous state."""
     return key.startswith(_STATE_KEY_PREFIX)
 
 
 def run_id_of(key: bytes, prefix: bytes = _STATE_KEY_PREFIX) -> str:
-    """Read the run id behind ``prefix``; raises ``WireError`` for one that cannot be a name."""
+    """Read the run id behind ``prefix``; raises ``WireError`` if it cannot be a name."""
     try:
         run_id = key.removeprefix(prefix).decode()
     except UnicodeDecodeError as error:
@@ -38,12 +38,12 @@ def run_id_of(key: bytes, prefix: bytes = _STATE_KEY_PREFIX) -> str:
 
 
 def round_prefix(run_id: str, number: int) -> bytes:
-    """Prefix of the keys of one round."""
+    """Return the prefix of the keys of one round."""
     return f"/torch.rendezvous.{run_id}.{number}/".encode()
 
 
 def round_key(key: bytes, run_id: str) -> tuple[int, bytes] | None:
-    """Split a key that torch made for one round of ``run_id``: its round and its own name."""
+    """Split a key that torch made for one round of ``run_id`` into round and name; else None."""
     match = _ROUND_KEY.fullmatch(key)
     if match is None or match["run"] != run_id.encode():
         return None
@@ -51,17 +51,17 @@ def round_key(key: bytes, run_id: str) -> tuple[int, bytes] | None:
 
 
 def round_met_by(key: bytes) -> int | None:
-    """The round whose nodes meet by what one of them stores in ``key``; None for any other key."""
+    """Return the round whose nodes meet by the value of ``key``; None for any other key."""
     match = _ROUND_KEY.fullmatch(key)
     return None if match is None or not _MEETING.fullmatch(match["name"]) else int(match["round"])
 
 
 def round_of_exit_barrier(key: bytes) -> int | None:
-    """The round at whose end agents ADD to ``key``; None for any other key."""
+    """Return the round at whose end agents ADD to ``key``; None for any other key."""
     match = _ROUND_KEY.fullmatch(key) if is_exit_barrier(key) else None
     return None if match is None else int(match["round"])
 
 
 def is_exit_barrier(key: bytes) -> bool:
-    """Whether an ADD on ``key`` says that an agent's workers are done."""
+    """Return whether an ADD on ``key`` reports that an agent's workers are done."""
     return b"/torchelastic/agent/terminal_state/" in key

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many steps the ranks of each torchrun of this pod have made, by the time that it dies."""
+"""The steps that the ranks of each torchrun of this pod have made by the time that it dies."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rdzv.records.quarantine import Death
 
 
 class TorchrunLives:
-    """Looks at what the ranks tell whenever a torchrun asks for a place, and when one has died.
+    """The steps of each torchrun, read from its ranks when it asks for a place and when it dies.
 
-    Between these it need not: while a torchrun asks, its former ranks have ended and its next have
-    not begun, and what ranks have told stays. ``steps`` reads that, and may block. ``died`` is
-    called with each death, in their order.
+    No other reads are needed: while a torchrun asks, its former ranks have ended and its next have
+    not begun, and the steps that ranks have reported stay. ``steps`` reads these, and may block.
+    ``died`` is called with each death, in their order.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class TorchrunLives:
         self._turns.put_nowait(nonce)
 
     def ended(self, death: Death) -> None:
-        """Note a death of which the steps are not known yet."""
+        """Note a death; its steps have not been read yet."""
         self._turns.put_nowait(death)
 
     async def run(self) -> None:
-        """Look, until cancelled."""
+        """Read the steps for each note, in their order, until cancelled."""
         while True:
             turn = await self._turns.get()
             nonce = turn.nonce if isinstance(turn, Death) else turn
@@ -48,7 +48,7 @@ class TorchrunLives:
                 self._died(replace(turn, steps=steps))
 
     async def made(self, nonce: str) -> int | None:
-        """Look how many steps one that is there has made; None while no rank tells of any."""
+        """Read how many steps the present torchrun has made; None while no rank reports any."""
         lines = await asyncio.to_thread(self._steps)
         if self._of is None or self._of[0] != nonce:
             return None

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What horovodrun sees: the host list."""
+"""horovodrun's view of the membership: the host list."""

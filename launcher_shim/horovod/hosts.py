@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host list of ``horovodrun --host-discovery-script``, from the listing: pure.
 
-A host is one pod, not one registration: it is named by member and pod UID. So a member that was
-cut off and registers again keeps its name, and with it its workers; a new pod of the same name
-has a name that no blacklist knows.
+A host is one pod, not one registration: it is named by member and pod UID. So a member that was cut
+off and registers again keeps its name, and with it its workers; a new pod of the same name has a
+name that no blacklist contains.
 
-A member that leaves, drains or changes its job goes from the list at once. One whose lease ran
-out goes once a healthy watch has missed it for ``CONFIRM_S`` and the store, asked after that, has
-no record of it, and never as the last one: after a cut between everybody and the store, everybody
-comes back.
+A member that leaves, drains or changes its job is removed from the list at once. One whose lease
+has expired is removed once a healthy watch has missed it for ``CONFIRM_S`` and the store, read
+after that, has no record of it, and never as the last one: after a cut between all pods and the
+store, all come back.
 
-Horovod hands the training state from hosts that it uses to those that it takes in, and ends a job
-of whose hosts none is left. So where all are replaced at once, the oldest stays on the list until
-one of the others has been on it for ``SETTLE_S``. Where all drain and nobody has come yet, the
-oldest stays likewise, for as long as it is there.
+Horovod hands the training state from hosts that it uses to new ones, and ends a job that has none
+of its former hosts left. So if all are replaced at once, the oldest stays on the list until one of
+the others has been on it for ``SETTLE_S``. If all drain and no new one has come yet, the oldest
+stays likewise, for as long as it is there.
 
 The last line, ``rev-<N>:0``, is a host without slots that is renamed with each change, so that to
 Horovod a host is always added as well as removed: workers that are told of nothing but removals
 skip the sync that a newcomer then waits for in vain. Horovod tells its workers of a change once,
-and those that are amid a reset forget it. It does not tell who has followed, so the line is
-renamed again and again, ever more rarely: where nothing is left to be done, that does nothing.
+and workers in the middle of a reset forget it. It does not report which have followed, so the line
+is renamed again and again, ever more rarely: once all have followed, that has no effect.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ from rdzv.listing import Listing, Places
 from rdzv.records.job import Member
 
 CONFIRM_S = 4.0
-"""How long a host's record must be away before the host is dropped: a reconnect and a renewal of
-its lease fit in."""
+"""Time for which a host's record must be away before the host is dropped: a reconnect and a renewal
+of its lease fit in."""
 
 SETTLE_S = 15.0
-"""How long a new host must be listed before an old one may go: horovodrun polls the list, the
+"""Time for which a new host must be listed before an old one may go: horovodrun polls the list, the
 workers reach their next commit, and all of them gather."""
 
 NUDGE_S = 2.0
-"""The least time between two nudges; horovodrun looks about every 1.4 s."""
+"""Minimum time between two nudges; horovodrun polls about every 1.4 s."""
 
 NUDGE_SHARE = 8
-"""A nudge comes within this part of the time since the change, or ``NUDGE_S``. Horovod never
-forgets a name that it has seen: so, it sees about 90 of them in a week without a change."""
+"""A nudge comes within this fraction (one eighth) of the time since the change, or ``NUDGE_S``.
+Horovod never forgets a name that it has seen: this way it sees about 90 of them in a week without a
+change."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\.([0-9a-f]{8}):([1-9][0-9]{0,5})", re.ASCII)
@@ -70,7 +71,7 @@ class HostList:
     ``missed_since_s`` is when the record of a lost host vanished, ``listed_since_s`` when each host
     came, ``changed_s`` when a host changed last, and ``renamed_s`` when the last line did. ``kept``
     is the token of a host that stays only to hand the training state over. ``former`` is the host
-    that would, while there is none at all: its workers wait for others.
+    that would stay, while there is none at all: its workers wait for others.
     """
 
     hosts: tuple[Host, ...] = ()
@@ -84,16 +85,16 @@ class HostList:
     renamed_s: float = 0.0
 
     def render(self) -> str:
-        """The file's content."""
+        """Render the content of the file."""
         lines = [f"{host.token}:{host.slots}\n" for host in self.hosts]
         return "".join([*lines, f"rev-{self.revision}:0\n"])
 
     def places(self, able: Iterable[Member], room: int) -> Places:
-        """Who of ``able``, oldest first, has a line that an older one does not take from it.
+        """Return the members of ``able``, oldest first, that keep their line against an older one.
 
-        Of more than there is ``room`` for, those that have had theirs for longest: the others have
-        filled in for one that was away for a moment. A list that is read back does not say for how
-        long; then the oldest, as the others' lists have it.
+        If there is not ``room`` for all, those that have been listed for longest: the others have
+        filled in for one that was away for a moment. A list that is read back does not have these
+        times; then the oldest, as in the others' lists.
         """
         ages = {token_of(member.name, member.pod_uid): age for age, member in enumerate(able)}
         hosts = [host for host in self.hosts if host.token in ages]
@@ -101,7 +102,7 @@ class HostList:
         return Places(frozenset(host.member for host in hosts[:room]))
 
     def next_check_s(self, after_s: float = -math.inf) -> float | None:
-        """When, after ``after_s``, to call ``follow`` again even if nothing changes; or None."""
+        """Return when, after ``after_s``, to call ``follow`` again without a change; or None."""
         checks = [since_s + CONFIRM_S for since_s in self.missed_since_s.values()]
         if self.kept:
             others = (host.token for host in self.hosts if host.token != self.kept)
@@ -110,9 +111,9 @@ class HostList:
         return min((check_s for check_s in checks if after_s < check_s < math.inf), default=None)
 
     def without(self, left: Callable[[Host], bool], now: float) -> HostList:
-        """The same list without the hosts that ``left``; one stays where all have.
+        """Return the same list without the hosts that ``left``; one stays if all have.
 
-        Who has come in their place is for ``follow`` to say.
+        ``follow`` adds the hosts that have come in their place.
         """
         staying = tuple(host for host in self.hosts if not left(host)) or self.hosts[:1]
         if staying == self.hosts:
@@ -128,14 +129,14 @@ class HostList:
         )
 
     def overdue(self, now: float) -> bool:
-        """Whether a host has been missing for long enough, and only one read of the store is due.
+        """Return whether a host has been missing for so long that only a read is due.
 
         The event of its return may be unread, if this sidecar or its stream was suspended.
         """
         return any(now - since_s >= CONFIRM_S for since_s in self.missed_since_s.values())
 
     def next_nudge_s(self) -> float:
-        """When to rename the last line even if nothing changes."""
+        """Return when to rename the last line even if nothing changes."""
         return self.renamed_s + max(NUDGE_S, (self.renamed_s - self.changed_s) / NUDGE_SHARE)
 
     def nudged(self, now: float) -> HostList:
@@ -146,7 +147,7 @@ class HostList:
 
 
 def host_of(member: Member) -> Host | None:
-    """The host that stands for ``member``; None if its name could not go into a shell line."""
+    """Return the host of ``member``; None if its name could not go into a shell line."""
     if not _TOKEN.fullmatch(member.name):
         return None
     token = token_of(member.name, member.pod_uid)
@@ -154,7 +155,7 @@ def host_of(member: Member) -> Host | None:
 
 
 def token_of(member: str, pod_uid: str) -> str:
-    """The name of a pod to Horovod."""
+    """Return the name of a pod to Horovod."""
     return f"{member}.{sha256(pod_uid.encode()).hexdigest()[:8]}"
 
 
@@ -192,7 +193,7 @@ def follow(
             and not left(host)
         ]
         for host in gone:
-            # Time in which a return would not have been seen does not count.
+            # Time in which the watch would not have shown a return does not count.
             blind_until_s = now - healthy_for_s if listed else now
             since = max(previous.missed_since_s.get(host.token, now), blind_until_s)
             if min(now, heard_s) - since < CONFIRM_S:
@@ -227,9 +228,9 @@ def follow(
 def _kept_of(
     previous: HostList, hosts: Iterable[Host], excluded: Container[str], now: float
 ) -> Host | None:
-    """The host that stays because none that Horovod certainly uses would.
+    """Return the host that stays because none that Horovod certainly uses would.
 
-    Where no other is left, rather one that is still there.
+    If no host is left at all, prefer one that is still there.
     """
     tokens = {host.token for host in hosts}
     before = previous.hosts if previous.former is None else (previous.former,)
@@ -246,9 +247,9 @@ def _lines(hosts: Iterable[Host]) -> set[tuple[str, int]]:
 
 
 def parse(text: str, generation: int, now: float) -> HostList:
-    """Read a delivered list back, for a sidecar that starts again; an unsound one is empty.
+    """Parse a delivered list, for a sidecar that starts again; an unsound one is empty.
 
-    When it changed is not known: as far as nudges go, it was ``now``; its hosts are settled.
+    The times of its changes are not known: for nudges it changed ``now``; its hosts are settled.
     """
     *lines, last = text.splitlines() or [""]
     revision = _REVISION.fullmatch(last)

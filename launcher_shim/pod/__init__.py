@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files handed to the user's containers: standard library and POSIX sh only."""
+"""Files delivered to the user's containers: standard library and POSIX sh only."""

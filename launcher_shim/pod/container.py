@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command of a container, under a first process that does what one has to do.
+"""The command of a container, under a first process that does the duties of one.
 
-The command runs in a session of its own, and signals go to its process group: in
-``sh -c "torchrun …"`` the shell and torchrun each get one, and torchrun, whose workers are in
-sessions of their own, passes it on to them. A shell alone would end and tell nobody.
+The command runs in a session of its own, and signals go to its process group: in ``sh -c "torchrun
+…"`` the shell and torchrun each get one, and torchrun, whose workers are in sessions of their own,
+passes it on to them. A shell alone would end without passing it on.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from launcher_shim.pod.early_signals import unblock
 log = logging.getLogger(__name__)
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
-"""As a shell has it."""
+"""As in a shell."""
 KILL_TIMEOUT_S = 2.0
-"""Only what is in the kernel's uninterruptible sleep outlives SIGKILL."""
+"""Only processes in the kernel's uninterruptible sleep outlive SIGKILL."""
 LOOK_S = 0.05
 
 _OURS = frozenset(
@@ -39,7 +39,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Container:
-    """Starts one command at a time and reaps whatever ends under this process."""
+    """The command of this container, one at a time; reaps all processes that end below this one."""
 
     def __init__(self) -> None:
         self.status: Optional[int] = None
@@ -50,7 +50,8 @@ class Container:
     def adopt(self, on_signal: Callable[[signal.Signals], None]) -> None:
         """Handle every signal, and become the parent of every orphan below.
 
-        What was ignored when this process started, such as SIGHUP under nohup, stays ignored.
+        A signal that was ignored when this process started, such as SIGHUP under nohup, stays
+        ignored.
         """
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self.reap)
@@ -67,7 +68,7 @@ class Container:
         return self._process is not None and self.status is None
 
     def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start a command, the first or the next; one that cannot be started has ended at once."""
+        """Start a command, the first or the next; one that cannot be started ends at once."""
         self.status, self._process = None, None
         self.ended.clear()
         try:
@@ -101,15 +102,14 @@ class Container:
             except ProcessLookupError:
                 return
             except PermissionError:
-                # All of it is another user's, as after a change of user without CAP_KILL.
+                # The whole group is another user's, as after a change of user without CAP_KILL.
                 log.warning("%s reaches nothing of the command: not permitted", number.name)
 
     async def group_ended(self, deadline_s: float) -> None:
-        """Wait until nobody of the command's group is left, or the loop's clock says so.
+        """Wait until no process of the command's group is left, or for the loop's ``deadline_s``.
 
-        Who is left that no signal may reach, another user's process, is not waited for.
-
-        A shell that a signal has ended leaves a torchrun that is still ending its workers.
+        It does not wait for processes that no signal may reach, as they are another user's. A shell
+        that a signal has ended leaves a torchrun that is still ending its workers.
         """
         loop = asyncio.get_running_loop()
         while self._process is not None and loop.time() < deadline_s:
@@ -120,9 +120,9 @@ class Container:
             await asyncio.sleep(LOOK_S)
 
     async def kill_rest(self) -> None:
-        """SIGKILL whatever is left below this process, and reap it.
+        """Send SIGKILL to all processes below this one, and reap them.
 
-        What belongs to another user, such as a daemon that sudo has started, stays.
+        Processes of another user, such as a daemon that sudo has started, stay.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + KILL_TIMEOUT_S

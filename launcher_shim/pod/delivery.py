@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sidecar has put into the run directory for the command that runs beside it."""
+"""The files of the run directory that the sidecar delivers for the command beside it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LOOPBACK = ("localhost", "127.0.0.1")
 class RunDirectory:
     """The run directory as the training container sees it.
 
-    ``expected``: somebody has said that there is one, so that it is worth waiting for what a
-    sidecar has yet to put there.
+    ``expected``: the environment says that there is one, so it is worth waiting for files that the
+    sidecar has not delivered yet.
     """
 
     def __init__(self, path: str, *, expected: bool) -> None:
@@ -24,7 +24,7 @@ class RunDirectory:
 
     @classmethod
     def find(cls, environ: Mapping[str, str], program: str) -> RunDirectory:
-        """Find it: as ``MUSTER_RUN_DIR`` says, else around the program that was delivered there."""
+        """Find it: by ``MUSTER_RUN_DIR``, else around this program, which was delivered to it."""
         path = environ.get("MUSTER_RUN_DIR")
         if path:
             return cls(path, expected=os.path.isdir(path))
@@ -32,18 +32,18 @@ class RunDirectory:
 
     @property
     def c10d_socket(self) -> str:
-        """The sidecar's rendezvous."""
+        """The socket of the sidecar's rendezvous."""
         return os.path.join(self.path, layout.C10D_SOCKET)
 
     @property
     def notice_socket(self) -> str:
-        """Where the sidecar takes notices."""
+        """The socket for notices to the sidecar."""
         return os.path.join(self.path, layout.NOTICE_SOCKET)
 
     def delivered(self) -> Optional[Dict[str, str]]:
         """Return the variables for the command, or None while there are none.
 
-        Raises ``ValueError`` with one sentence where they cannot be read.
+        Raises ``ValueError`` with one sentence if they cannot be read.
         """
         path = os.path.join(self.path, layout.ENVIRONMENT)
         try:
@@ -67,7 +67,7 @@ class RunDirectory:
     def environment(
         self, environ: Mapping[str, str], delivered: Mapping[str, str]
     ) -> Dict[str, str]:
-        """Return the command's environment; ``delivered`` is as ``overruling.merged`` gives it."""
+        """Build the command's environment; ``delivered``: as ``overruling.merged`` returns it."""
         modules = os.path.join(self.path, layout.MODULES)
         before = environ.get("PYTHONPATH")
         programs = os.path.join(self.path, layout.PROGRAMS)
@@ -86,6 +86,6 @@ class RunDirectory:
 
 
 def rendezvous_port(delivered: Mapping[str, str]) -> Optional[int]:
-    """Return the loopback port that torchrun is told to connect to, or None."""
+    """Return the loopback port that torchrun has to connect to, or None."""
     host, _, port = delivered.get("PET_RDZV_ENDPOINT", "").rpartition(":")
     return int(port) if host in LOOPBACK and port.isdigit() else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the image's horovodrun is started: by its entry point instead of by its script.
+"""The start of the image's horovodrun: by its entry point instead of by its script.
 
-For each look at the host list, one a second, and for each worker, horovodrun starts a Python that
-``multiprocessing`` has run its parent's script again: all of horovodrun is imported to run one
+For each poll of the host list, one a second, and for each worker, horovodrun starts a Python in
+which ``multiprocessing`` runs its parent's script again: all of horovodrun is imported to run one
 command. A program without a script, ``python -c``, is not run again in its children.
 """
 
@@ -12,7 +12,7 @@ import re
 from typing import List, Optional, Tuple
 
 SCRIPT_BYTES = 4096
-"""More than such a script has; a longer one does more."""
+"""Maximum size of such a script; a longer one does more."""
 
 _START = """\
 import os, sys
@@ -27,10 +27,10 @@ if sys.path[:1] == [""]:
 from horovod.runner.launch import run_commandline
 sys.exit(run_commandline())
 """
-"""What the script does. Its process gets the script's name, as the kernel gives it: ``pkill`` and
-``pgrep -x`` go by that; where it cannot be given, all else works. Python searches the script's
-folder first, and not the working directory, in which a user's file may have the name of a module.
-"""
+"""The same as such a script does. Its process gets the script's name, as the kernel gives it:
+``pkill`` and ``pgrep -x`` go by that; if it cannot be given, all else works. Python searches the
+script's folder first, and not the working directory, in which a user's file may have the name of a
+module."""
 
 _SHEBANG = re.compile(rb"#![ \t]*(\S+)[ \t]*(.*)")
 _PYTHON = re.compile(rb"(.*/)?python[0-9.]*")
@@ -63,14 +63,15 @@ _SCRIPTS = frozenset(
         ),
     )
 )
-"""What installers write: its lines without comments and blank ones, and with one kind of quotes.
-Those between guard and end cut off what Windows alone adds to the name."""
+"""The scripts that installers write: lines without comments and blank ones, and with one kind of
+quotes. The lines between guard and end cut off the suffixes of the name on Windows."""
 
 
 def started_lightly(program: str) -> List[str]:
     """Return the words that start the horovodrun at ``program``, before its arguments.
 
-    Those of its entry point; the program alone where it is not the script that installers write.
+    They are those of its entry point; just the program if it is not the script that installers
+    write.
     """
     try:
         with open(program, "rb") as file:
@@ -81,7 +82,7 @@ def started_lightly(program: str) -> List[str]:
 
 
 def _interpreter(script: bytes) -> Optional[Tuple[str, ...]]:
-    """The first words of such a script's interpreter, as the kernel has them; None for others."""
+    """Return the interpreter's words of such a script, as the kernel has them; None for others."""
     shebang = _SHEBANG.match(script)
     if shebang is None or len(script) > SCRIPT_BYTES or _code(script) not in _SCRIPTS:
         return None

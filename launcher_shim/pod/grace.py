@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a container has from the notice of its end, and how much of it is kept in reserve."""
+"""The grace of a container, from the notice to its end, and the part of it kept in reserve."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def grace_s(environ: Mapping[str, str]) -> float:
 
 
 def reserve_s(grace: float) -> float:
-    """Return how long before its end a container is told at the latest, in seconds."""
+    """Return how long before its end a container gets SIGTERM at the latest, in seconds."""
     return max(1.0, min(5.0, grace / 3))

@@ -25,7 +25,7 @@ USAGE = "usage: muster-hold, without arguments, as the preStop command of the tr
 
 
 def main() -> int:
-    """Hold; return the exit status."""
+    """Hold SIGTERM back until the release; return the exit status."""
     unblock()
     configure("muster-hold")
     if sys.argv[1:]:

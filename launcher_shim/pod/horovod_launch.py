@@ -2,8 +2,8 @@
 """``horovodrun``, first in the PATH of a command: the image's own, as a launcher of Muster's.
 
 In a launcher's container it gets Muster's host list, and starts its workers through the sidecar;
-anywhere else it is the image's own with the same arguments. What an operator mounts read-only at
-``/etc/mpi`` is not touched: Horovod is not told of it.
+anywhere else it is the image's own with the same arguments. Files that an operator mounts read-only
+at ``/etc/mpi`` are not changed: Horovod does not use them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _USUAL_INTERFACE = "eth0"
 
 
 def main() -> int:
-    """Become the image's horovodrun; return the exit status where there is none."""
+    """Become the image's horovodrun; return the exit status if that fails."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     unblock()
@@ -80,12 +80,12 @@ def _as_launcher(
     for sentence in said:
         log.info("%s", sentence)
     command_bytes = sum(len(os.fsencode(word)) + 3 for word in read_options(words).command)
-    # Of the image's own PATH: the programs beside this one are for whoever runs muster-run.
+    # The PATH is the image's own: the programs beside this one are only for muster-run.
     return made, environment(environ, run_dir.path, remote, command_bytes)
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has the pod's address."""
+    """Return the network interface that has the pod's address; ``eth0`` if none has."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What horovodrun is told in a launcher's container, of what its user wrote: pure.
+"""The command line and environment of horovodrun in a launcher's container: pure.
 
-The user's counts and interface keep their meaning. Where the hosts are, and how their workers are
-started, is Muster's to say: whatever an operator has set for that is overruled.
+The counts and the interface that its user gave keep their meaning. Muster decides where the hosts
+are, and how their workers are started: an operator's settings for that are overruled.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ NEEDED = re.compile(
     r"|VIRTUAL_ENV|CONDA_\w+|HOROVOD_\w+|NCCL_\w+|GLOO_\w+)\Z",
     re.ASCII,
 )
-"""The variables that horovodrun needs, or has to hand on to its workers. It puts all that it has on
-command lines, so it gets no others: each pod says its own."""
+"""The variables that horovodrun needs, or has to hand on to its workers. It puts all of its
+environment on command lines, so it gets no others: each pod has its own."""
 _NEEDED_TOO = ("MUSTER_RUN_DIR",)
 
 LINE_MAX_BYTES = 128 * 1024
-"""Longest argument that Linux takes: a worker's command is one, with all variables in it."""
+"""Maximum length of an argument in Linux: a worker's command is one, with all variables in it."""
 LINE_OWN_BYTES = 4 * 1024
-"""What horovodrun puts into it by itself, or less."""
+"""Maximum length of what horovodrun itself adds to it."""
 LARGEST = 3
 
 
@@ -53,7 +53,7 @@ class JobSize(NamedTuple):
 
     @classmethod
     def of(cls, delivered: Mapping[str, str]) -> JobSize:
-        """Read what the sidecar has delivered; raises ``LineError``."""
+        """Parse the size that the sidecar has delivered; raises ``LineError``."""
         match = re.fullmatch(r"(\d+):(\d+)", delivered.get("PET_NNODES", ""))
         slots = delivered.get("MUSTER_SLOTS", "1")
         if match is None or not slots.isdigit():
@@ -64,7 +64,7 @@ class JobSize(NamedTuple):
 def arguments(
     words: Sequence[str], discovery: str, interface: str, size: JobSize
 ) -> Tuple[List[str], List[str]]:
-    """Return horovodrun's arguments as they have to be, and a sentence for all that is overruled.
+    """Return horovodrun's arguments, and a sentence for each of the user's that is overruled.
 
     ``discovery`` is the script that prints the host list, ``interface`` the one of the pod's
     address. Raises ``LineError``.
@@ -85,7 +85,7 @@ def arguments(
     if not set(names) & {*PROCESSES, *LEAST}:
         ours[LEAST[0]] = (fewest,)
     if not set(names) & set(PROCESSES):
-        # It starts with no less than that, and takes in whoever is there.
+        # It starts with no fewer than that, and takes in the hosts that are there.
         ours[PROCESSES[0]] = (given.value(LEAST) or fewest,)
     ours.update((name, values) for name, values in DEFAULTS.items() if name not in names)
     kept = [word for o in given.options if o.name != DISCOVERY for word in o.words]
@@ -94,7 +94,7 @@ def arguments(
 
 
 def _counts(given: GivenOptions, size: JobSize) -> List[str]:
-    """Say which counts are not the job's; raises ``LineError`` for those that cannot hold."""
+    """Describe the counts that differ from the job's; raises ``LineError`` if they cannot hold."""
     slots = _count(given, (SLOTS,))
     if slots not in (None, size.slots):
         raise LineError(
@@ -142,10 +142,10 @@ def _count(given: GivenOptions, names: Sequence[str]) -> Optional[int]:
 def environment(
     environ: Mapping[str, str], run_dir: str, remote: str, command_bytes: int
 ) -> Dict[str, str]:
-    """Return horovodrun's variables; raises ``LineError`` where they do not fit into a command.
+    """Return horovodrun's variables; raises ``LineError`` if they do not fit into a command.
 
-    ``remote`` is the folder of what looks like ssh. What an operator has set for a start of its
-    own, as ``OMPI_MCA_plm_rsh_agent``, is not among them.
+    ``remote`` is the folder of the program in the place of ssh. Variables that an operator has set
+    for its own start, such as ``OMPI_MCA_plm_rsh_agent``, are left out.
     """
     kept = {
         name: value for name, value in environ.items() if NEEDED.match(name) or name in _NEEDED_TOO

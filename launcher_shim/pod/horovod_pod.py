@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod is to a Horovod job: the launcher's, or one in which workers are started: pure."""
+"""The part of a pod in a Horovod job, that of the launcher or of the workers: pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from launcher_shim.rundir import layout
 
 
 def is_launcher(delivered: Mapping[str, str]) -> bool:
-    """Whether the pod is the one that horovodrun runs in, by what its sidecar has delivered."""
+    """Return whether horovodrun runs in this pod, by the variables that its sidecar delivered."""
     return delivered.get("MUSTER_ROLE") == "launcher"
 
 
 def serves_workers(command: Sequence[str]) -> bool:
-    """Whether a container's command is the agent of horovodrun's workers.
+    """Return whether a container's command is the agent of horovodrun's workers.
 
-    Nothing is complete when it ends, so that its end says nothing of the job.
+    Nothing is complete when it ends, so its end says nothing about the job.
     """
     return os.path.basename(command[0]) == layout.MUSTER_EXEC
 
@@ -25,9 +25,9 @@ def serves_workers(command: Sequence[str]) -> bool:
 def found_first(
     command: Sequence[str], environ: Mapping[str, str]
 ) -> Tuple[List[str], Dict[str, str]]:
-    """The launcher's command and variables, with a horovodrun that is named by its path found so.
+    """Return command and variables, changed to find a horovodrun given by its path in the PATH.
 
-    The one that is first in the PATH then finds the image's own right behind it.
+    Muster's own, which is first in the PATH, then finds the image's right behind it.
     """
     folder, name = os.path.split(command[0])
     if name != layout.HOROVODRUN or not folder:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""horovodrun's options, as version 0.28.1 reads them: one table, and what of them cannot hold.
+"""horovodrun's options, as version 0.28.1 reads them: one table, and those that cannot hold.
 
-A unique beginning of an option stands for the whole, and the first word that is no option begins
-the worker's command.
+A unique prefix of an option stands for the whole, and the first word that is no option begins the
+worker's command.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REFUSED = {
         "leave it out"
     ),
 }
-"""What cannot hold beside a sidecar: for each option, why, and what to do."""
+"""Options that cannot hold beside a sidecar: for each, the reason, and what to do."""
 
 PROCESSES = ("-np", "--num-proc")
 LEAST = ("--min-np", "--min-num-proc")
@@ -40,7 +40,7 @@ DEFAULTS = {
     # A container that was started again in its pod may come back; a new pod has a new name.
     "--blacklist-cooldown-range": ("5", "60"),
 }
-"""What an elastic job is told where its user says nothing else."""
+"""Options that an elastic job gets if its user gives no others."""
 
 FLAGS = frozenset(
     (
@@ -56,7 +56,7 @@ FLAGS = frozenset(
 )
 """Options that take no value."""
 TELLS_ONLY = frozenset(("-h", "--help", "-v", "--version", "-cb", "--check-build"))
-"""Options with which it tells something and starts nothing."""
+"""Options with which it prints something and starts nothing."""
 _WITH_TWO_VALUES = ("--blacklist-cooldown-range",)
 _WITH_VALUE = (
     *("--start-timeout", "--output-filename", "--config-file", "--fusion-threshold-mb"),
@@ -79,22 +79,22 @@ class GivenOption(NamedTuple):
 
 
 class GivenOptions(NamedTuple):
-    """What a command line gives before the worker's command, and that command."""
+    """The options that a command line gives before the worker's command, and that command."""
 
     options: List[GivenOption]
     command: Sequence[str]
 
     def value(self, names: Sequence[str]) -> Optional[str]:
-        """The last value of an option, by any of its names; None where it is not given."""
+        """Return the last value of an option, by any of its names; None if it is not given."""
         return next((o.value for o in reversed(self.options) if o.name in names), None)
 
     def names(self) -> List[str]:
-        """Every option that is given."""
+        """Return the name of every option that is given."""
         return [option.name for option in self.options]
 
 
 def read_options(words: Sequence[str]) -> GivenOptions:
-    """Take horovodrun's arguments apart."""
+    """Parse horovodrun's arguments."""
     left = list(words)
     given: List[GivenOption] = []
     while left and left[0] not in ("-", "--") and left[0].startswith("-"):
@@ -111,7 +111,7 @@ def read_options(words: Sequence[str]) -> GivenOptions:
 
 
 def full_name(given: str) -> str:
-    """The option that a word means."""
+    """Return the option that a word stands for."""
     if given in _OPTIONS:
         return given
     matches = [option for option in _OPTIONS if option.startswith(given)]

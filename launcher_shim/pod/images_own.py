@@ -8,7 +8,7 @@ from typing import Mapping, Optional
 
 
 def images_own(name: str, program: str, environ: Mapping[str, str]) -> Optional[str]:
-    """Find the program ``name`` that the PATH has beside ``program``; None where there is none."""
+    """Find the program ``name`` that the PATH has beside ``program``; None if there is none."""
     for directory in os.get_exec_path(dict(environ)):
         path = os.path.join(directory, name)
         runs = os.path.isfile(path) and os.access(path, os.X_OK)

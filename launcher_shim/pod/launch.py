@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports the launcher that runs below ``muster-run`` to the sidecar.
+"""The report to the sidecar of the launcher that runs below ``muster-run``.
 
 A torchrun with another rendezvous endpoint never connects to the sidecar, so only this process can
-report it. It is looked for among all processes below, because the command may be a shell script.
-The report has only the options of the rendezvous: a command line may hold secrets.
+report it. It searches all processes below it, because the command may be a shell script. The report
+has only the options of the rendezvous: a command line may hold secrets.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ LOOK_S = 30.0
 REPORT_MAX_BYTES = 4096
 TEXT_MAX = 255
 PROGRAM_WORDS = 32
-"""How many words of a command line may hold the launcher's name: ``numactl -N 0 -m 0 torchrun``."""
+"""The number of words of a command line among which the launcher's name is searched: ``numactl -N 0
+-m 0 torchrun``."""
 
 _REPORTED = ("nnodes", "rdzv-endpoint", "rdzv-backend", "standalone")
-"""Options of torchrun that the report has."""
+"""Options of torchrun that the report contains."""
 
 
 class Launch(NamedTuple):
@@ -75,7 +76,7 @@ def _program(words: Sequence[str]) -> "tuple[str, int]":
         ):
             return "torchrun", at + 2
         if name.endswith((".py", ".sh")):
-            break  # what follows is that script's own; a launcher that it starts is seen by itself
+            break  # the rest is for that script; a launcher that it starts is a process of its own
     return "", 0
 
 
@@ -107,7 +108,7 @@ def split(words: Sequence[str]) -> "Tuple[List[Tuple[str, str]], List[str]]":
 
 
 def look(pids: Iterable[int]) -> Launch:
-    """Find the launcher among processes: the one with the lowest number of several."""
+    """Find the launcher among processes; of several, the one with the lowest number."""
     for pid in sorted(pids):
         try:
             words = _parts(f"/proc/{pid}/cmdline")
@@ -116,7 +117,7 @@ def look(pids: Iterable[int]) -> Launch:
             variables = (part.partition("=") for part in _parts(f"/proc/{pid}/environ"))
             launch = read_launch(pid, words, {name: value for name, _, value in variables})
         except OSError:
-            continue  # it has just ended, or is not ours to look at
+            continue  # it has just ended, or may not be read
         if launch is not None:
             return launch
     return Launch()
@@ -128,7 +129,7 @@ def _parts(path: str) -> List[str]:
 
 
 class Reporter:
-    """Writes what runs below this process into the run directory, whenever that changes."""
+    """The report on the launcher below this process, written to the run directory if it changes."""
 
     def __init__(self, run_directory: str) -> None:
         self._path = os.path.join(run_directory, layout.LAUNCH, layout.LAUNCHER)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log lines of the programs in a training container: each is one line, whatever came into it.
+"""Log lines of the programs in a training container: each is one line, whatever it contains.
 
-What the sidecar says may quote another pod, and the container's log is read by people.
+The sidecar's sentences may quote another pod, and people read the container's log.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 class OneLine(logging.Formatter):
-    """Names the program, and spells control characters out."""
+    """A formatter that names the program, and escapes control characters."""
 
     def __init__(self, program: str) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def configure(program: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Text from elsewhere must neither look like lines of ours nor steer a terminal."""
+    """Escape control characters: foreign text must neither fake log lines nor steer a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives notice to the sidecar that this container is ending, and waits for its release.
+"""The notice to the sidecar that this container is ending, and the wait for its release.
 
 The notice is one line of JSON; the answer is a line for each phase of the drain, up to the last.
 After a lost connection the notice is sent again, with the seconds left then.
@@ -21,7 +21,7 @@ LINE_MAX = 64 * 1024
 
 
 class Release(NamedTuple):
-    """How the hold ended.
+    """The end of the hold.
 
     ``how``: "released" or "refused" by the sidecar; "cancelled": there is nothing to hold for any
     more; "expired": the deadline came first; "absent": there is no sidecar.
@@ -32,7 +32,7 @@ class Release(NamedTuple):
 
 
 class OutgoingNotice(NamedTuple):
-    """``end_s``: when the container is killed; ``deadline_s``: when to wait no longer.
+    """A notice to send. ``end_s``: the end of the container; ``deadline_s``: the end of the wait.
 
     Both are of the running event loop's clock.
     """
@@ -43,7 +43,7 @@ class OutgoingNotice(NamedTuple):
     deadline_s: float
 
     def line(self, now_s: float) -> bytes:
-        """Spell it for the sidecar."""
+        """Encode it for the sidecar."""
         fields: Dict[str, object] = {
             "notice": self.source,
             "reason": self.reason,
@@ -95,7 +95,7 @@ async def give_notice(path: str, notice: OutgoingNotice) -> Release:
 
 
 def _read(line: bytes, last_sentence: str) -> Tuple[str, str]:
-    """Read a phase and its sentence, and log what is new; raises ``ValueError``."""
+    """Parse a phase and its sentence, and log a new sentence; raises ``ValueError``."""
     if not line.endswith(b"\n"):
         return "", last_sentence
     try:

@@ -12,16 +12,13 @@ from typing import Dict, List, Mapping, Tuple
 RESTARTS = "PET_MAX_RESTARTS"
 OPTIONS = "PET_RDZV_CONF"
 RUN_DIR = "MUSTER_RUN_DIR"
-"""Neither's word counts: the two containers may have it under different paths."""
+"""A difference in it is not reported: the two containers may have it under different paths."""
 
 
 def merged(
     own: Mapping[str, str], delivered: Mapping[str, str]
 ) -> "Tuple[Dict[str, str], List[str]]":
-    """Return the delivered variables as they are to be, and a sentence for all that is overruled.
-
-    ``own`` is the container's environment.
-    """
+    """Return the delivered variables as merged, and a sentence for each value that is overruled."""
     result: Dict[str, str] = {}
     overruled: List[str] = []
     for name, text in delivered.items():
@@ -38,14 +35,14 @@ def merged(
 
 
 def _larger(own: str, delivered: str) -> "Tuple[str, str]":
-    """The larger one of two numbers, and the container's own where it is not that."""
+    """Return the larger of two numbers, and the container's own value if it is overruled."""
     if own.strip().isdecimal() and delivered.isdecimal() and int(own) >= int(delivered):
         return own.strip(), ""
     return delivered, own or "nothing"
 
 
 def _with_foreign_options(own: str, delivered: str) -> "Tuple[str, str]":
-    """``KEY=VALUE,…`` with the container's other keys, and those of its parts that are left out."""
+    """Merge the options; return them, and the parts of the container's that are left out."""
     ours = dict(_option(part) for part in delivered.split(","))
     foreign: Dict[str, str] = {}
     lost: List[str] = []

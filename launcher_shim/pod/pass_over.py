@@ -33,17 +33,18 @@ ANSWER_TIMEOUT_S = 600.0
 """torch's default join timeout, in seconds: a sidecar answers once it is registered, and the store
 may be away, or the sidecar may be being replaced."""
 ANSWER_MAX = 64
-"""No answer is longer, in bytes; what is comes from somebody else."""
+"""Maximum length of an answer in bytes; a longer one does not come from a sidecar."""
 
 _TELLS_ONLY = frozenset({"h", "he", "hel", "help", "version", "print-completion"})
-"""Options, as torchrun may be given them, with which it tells something and starts nothing."""
+"""Options, in all forms that torchrun accepts, with which it prints something and starts
+nothing."""
 
 _WHERE = ("rdzv-endpoint", "rdzv-backend", "rdzv-id", "standalone")
-"""Options that say which rendezvous a torchrun comes to."""
+"""Options that decide which rendezvous a torchrun comes to."""
 
 
 def main() -> int:
-    """Pass over, or become the image's torchrun; return the exit status."""
+    """Skip the stage, or become the image's torchrun; return the exit status."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while it waits
     unblock()
@@ -65,9 +66,9 @@ def main() -> int:
 
 
 def meets_at(words: Sequence[str], environ: Mapping[str, str]) -> Optional[Tuple[int, str]]:
-    """Tell the loopback port and the run id of a torchrun that comes to the sidecar; else None.
+    """Return the loopback port and run id of a torchrun that comes to the sidecar; else None.
 
-    One that is given no script, or is asked for help, starts nothing and so comes to nobody.
+    A torchrun without a script, or one asked for help, starts nothing, so it comes to no sidecar.
     """
     given, script = split(words)
     if not script or any(name in _TELLS_ONLY for name, _ in given):
@@ -81,12 +82,12 @@ def meets_at(words: Sequence[str], environ: Mapping[str, str]) -> Optional[Tuple
 
 
 def digest(words: Sequence[str]) -> bytes:
-    """Tell one launch line from another, without its words: they may hold secrets."""
+    """Return a digest that tells launch lines apart without their words, which may be secret."""
     return hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest().encode()
 
 
 def passes_over(port: int, run_id: str, line: bytes) -> bool:
-    """Ask, and wait for the answer; no sidecar, or one of an older version, is no reason to."""
+    """Ask the sidecar whether the stage is done, and wait; False if none answers that."""
     key = wire.STAGE + run_id.encode(errors="surrogateescape")
     request = wire.encode(wire.CompareSet(key, b"", line))
     idles = False
@@ -114,7 +115,7 @@ def passes_over(port: int, run_id: str, line: bytes) -> bool:
             ANSWER_TIMEOUT_S,
             run_id,
         )
-    except (OSError, struct.error):  # the latter where the connection was closed instead
+    except (OSError, struct.error):  # the latter if the connection was closed
         return False
     return False
 

@@ -22,9 +22,9 @@ from launcher_shim.tcpstore.parser import RequestParser
 log = logging.getLogger(__name__)
 
 CLIENTS_MAX = 256
-"""As many as the sidecar serves."""
+"""Maximum number of clients: as many as the sidecar serves."""
 HELD_MAX = 1024 * 1024
-"""Backpressure: with so many bytes of unanswered requests, a client is not read from."""
+"""Backpressure: with this many bytes of unanswered requests, a client is not read further."""
 HANDSHAKE_TIMEOUT_S = 30.0
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 0.5
 """Retry interval of a connection to the sidecar: it grows from the first to the second."""
@@ -33,12 +33,12 @@ SETTLED_S = 1.0
 FAREWELL_S = 1.0
 """Timeout for requests that are on their way to the sidecar when the container ends."""
 LAST_ANSWER_S = 0.5
-"""How long a launcher that got SIGTERM may wait for an answer: until the answer has come, or the
-connection is closed, torch handles no signal."""
+"""Time for which a launcher that got SIGTERM may wait for an answer, in seconds: until the answer
+has come, or the connection is closed, torch handles no signal."""
 
 
 class Relay:
-    """Listens on both loopback addresses at ``port`` and relays to the socket at ``path``."""
+    """The relay from both loopback addresses at ``port`` to the socket at ``path``."""
 
     def __init__(self, port: int, path: str) -> None:
         self.port = port
@@ -71,15 +71,15 @@ class Relay:
                 client.relaying.cancel()
 
     def renew(self) -> None:
-        """Take what is started next for the command of a new container: it begins from the start.
+        """Treat later connections as those of a new container: the command begins from the start.
 
-        Its torchrun may pass over what has ended well, as after a restart of the container.
+        Its torchrun may pass over stages that have ended well, as after a restart of the container.
         """
         self._container = os.urandom(wire.CONTAINER_BYTES)
         self.took_part = False
 
     def hurry(self) -> None:
-        """Let no launcher wait for an answer any more, because they got SIGTERM."""
+        """Let no launcher wait long for an answer any more, because they got SIGTERM."""
         self._hurried = True
         for client in tuple(self.clients):
             client.hurry()
@@ -93,7 +93,7 @@ class Relay:
 
 
 class Client(asyncio.Protocol):
-    """One launcher's connection, and the one to the sidecar that stands for it."""
+    """One launcher's connection, and its counterpart to the sidecar."""
 
     def __init__(self, relay: Relay, name: bytes) -> None:
         self.relaying: Optional[asyncio.Task[None]] = None
@@ -111,7 +111,7 @@ class Client(asyncio.Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether the sidecar is there."""
+        """Whether it is connected to the sidecar."""
         return self._link is not None
 
     def shut(self) -> None:
@@ -120,14 +120,14 @@ class Client(asyncio.Protocol):
             self._transport.close()
 
     def hurry(self) -> None:
-        """Close the connection once an answer does not come within ``LAST_ANSWER_S``."""
+        """Close the connection from now on if an answer takes longer than ``LAST_ANSWER_S``."""
         self._hurried = True
         self._watch_answer()
 
     # --- the launcher's side ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the handshake."""
+        """Register the client, and start the timeout of the handshake."""
         self._transport = cast(asyncio.Transport, transport)
         if len(self._container.clients) >= CLIENTS_MAX:
             log.warning("closed a connection: there are already %d", CLIENTS_MAX)
@@ -138,7 +138,7 @@ class Client(asyncio.Protocol):
         self._handshake = loop.call_later(HANDSHAKE_TIMEOUT_S, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes and pass the requests on that they complete."""
+        """Parse bytes and pass on the requests that they complete."""
         if self._fault:
             return
         try:
@@ -151,17 +151,17 @@ class Client(asyncio.Protocol):
         self._regulate()
 
     def pause_writing(self) -> None:
-        """The client does not read its answers: take no more of them."""
+        """Stop reading the sidecar's answers: the client does not read them."""
         if self._link is not None:
             self._link.pause()
 
     def resume_writing(self) -> None:
-        """The client reads its answers again."""
+        """Read the sidecar's answers again: the client reads them."""
         if self._link is not None:
             self._link.resume()
 
     def connection_lost(self, exc: Optional[Exception]) -> None:
-        """Tell the sidecar, now or when it is back."""
+        """Tell the sidecar that the client is gone, now or when it is back."""
         self._gone = True
         self._container.clients.discard(self)
         if self._handshake is not None:
@@ -191,7 +191,7 @@ class Client(asyncio.Protocol):
                 self._watch_answer()
 
     def _watch_answer(self) -> None:
-        """See to it that one that is told to end does not wait for long."""
+        """Restart the timeout of an answer that a client which has to end waits for."""
         if self._overdue is not None:
             self._overdue.cancel()
             self._overdue = None
@@ -207,7 +207,7 @@ class Client(asyncio.Protocol):
         self.shut()
 
     def _regulate(self) -> None:
-        """Read on, pause or finish, as what is not settled demands."""
+        """Pause, resume or close, depending on the requests that are not settled."""
         if self._gone:
             return
         if self._fault and not self._ledger.busy:
@@ -245,8 +245,8 @@ class Client(asyncio.Protocol):
                 self._link = None
                 if link.refused:
                     break
-                # What was written may have had no reader left: only a sidecar that is still there
-                # has closed the connection because it has read the farewell.
+                # The farewell may have been written without a reader: only a sidecar that is still
+                # there has closed the connection because it has read it.
                 if link.finished and sidecar == await self._socket_of_sidecar(listens=True):
                     break
                 if loop.time() - began_s > SETTLED_S:
@@ -268,11 +268,11 @@ class Client(asyncio.Protocol):
             self.shut()
 
     def _is_wanted(self) -> bool:
-        """Whether a sidecar has to hear of this client."""
+        """Return whether a sidecar has to learn of this client."""
         return not self._gone or self._ledger.was_sent or self._ledger.owes
 
     def answered(self, number: int, answer: bytes) -> None:
-        """Pass an answer on."""
+        """Pass an answer on to the client; keep a note."""
         if number == wire.NOTE:
             self._ledger.note = answer
             self._container.took_part = True
@@ -287,7 +287,7 @@ class Client(asyncio.Protocol):
             self._regulate()
 
     def _say_farewell(self, link: Link) -> None:
-        """Tell the sidecar that the client is gone, once all is done that it did not wait for."""
+        """Tell the sidecar that the client is gone, once its unanswered writes are done."""
         if self._gone and not self._ledger.owes:
             link.finish()
 
@@ -309,7 +309,7 @@ class Link(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take answers."""
+        """Take answers, notes and refusals from the sidecar."""
         try:
             answers = self._answers.feed(data)
         except wire.FrameError as error:
@@ -325,7 +325,7 @@ class Link(asyncio.Protocol):
                 self._client.answered(number, answer)
 
     def connection_lost(self, exc: Optional[Exception]) -> None:
-        """Let the client wait."""
+        """Mark the connection as lost; the client waits for the next one."""
         if not self.lost.done():
             self.lost.set_result(None)
 
@@ -334,14 +334,14 @@ class Link(asyncio.Protocol):
         self._transport.write(frames)
 
     def finish(self) -> None:
-        """Say that nothing more comes. The sidecar closes the connection when it has read that."""
+        """End the stream. The sidecar closes the connection when it has read the end."""
         if not self.finished and not self._transport.is_closing():
             self.finished = True
             self._transport.resume_reading()
             self._transport.write_eof()
 
     def pause(self) -> None:
-        """Read no more answers for now."""
+        """Stop reading answers for now."""
         self._transport.pause_reading()
 
     def resume(self) -> None:
@@ -353,7 +353,8 @@ class Link(asyncio.Protocol):
 def _socket_of(path: str, listens: bool) -> Tuple[int, int]:
     """Identify the sidecar whose socket is at ``path``: each makes its own.
 
-    ``listens``: only if it is still there; else, and where there is none, nothing equals it.
+    ``listens``: only if it still listens. If it does not, or there is none, the result equals no
+    other.
     """
     try:
         if listens:
@@ -361,7 +362,7 @@ def _socket_of(path: str, listens: bool) -> Tuple[int, int]:
                 probe.setblocking(False)
                 probe.connect(path)
     except BlockingIOError:
-        pass  # it is there, and has much to do
+        pass  # it is there, and busy
     except OSError:
         return (-1, 0)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests of one client that no sidecar has answered yet; sans-IO.
+"""The requests of one client that no sidecar has answered yet; no I/O.
 
 Each request gets a number, unique for as long as the client is connected. The next sidecar is sent
 all unanswered requests again, with the same numbers, so that each is applied once.
@@ -56,7 +56,7 @@ class RelayLedger:
         return any(not isinstance(entry.request, wire.SILENT) for entry in unsettled)
 
     def add(self, request: wire.Request, *, connected: bool) -> bytes:
-        """Number a request; return what to send, if there is a sidecar to send it to."""
+        """Add a request under the next number; return its bytes, for a sidecar if there is one."""
         frame = wire.encode(request)
         number = self._following
         self._following += 1
@@ -75,7 +75,7 @@ class RelayLedger:
         return b"".join([preface.encode(), wire.HANDSHAKE, *frames])
 
     def settle(self, number: int, answer: bytes) -> bytes:
-        """Note an answer; return the bytes for the client."""
+        """Record an answer; return the bytes for the client."""
         entry = self._unsettled.get(number)
         if entry is None:
             return b""  # a wait that was given up

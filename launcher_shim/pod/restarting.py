@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether ``muster-run`` starts a torchrun again that has ended by itself: pure.
+"""The decision whether ``muster-run`` restarts a torchrun that has ended by itself: pure.
 
 torchrun counts the failures of its workers, and ends with an error at one more than its
-``--max-restarts``, however much was trained between them. Progress is what tells a job that has
+``--max-restarts``, however much was trained between them. Progress distinguishes a job that has
 some bad luck from one that cannot train: with it, the same command is started with a new budget.
 """
 
@@ -23,9 +23,9 @@ _COUNT = re.compile(r"\d{1,9}", re.ASCII)
 class Ended(NamedTuple):
     """One command that has ended.
 
-    ``status`` is as a shell has it. ``steps``: how many its ranks have made; None where they tell
-    of none, or it is no torchrun. ``passed``: the signals that were passed on to it. ``drained``:
-    the end of its pod has begun.
+    ``status`` is as in a shell. ``steps``: the number that its ranks have made; None if they report
+    none, or it is no torchrun. ``passed``: the signals that were passed on to it. ``drained``: the
+    end of its pod has begun.
     """
 
     status: int
@@ -35,7 +35,7 @@ class Ended(NamedTuple):
 
 
 def restart_steps(environ: Mapping[str, str]) -> int:
-    """Read after how many steps it is started again, 0 for never; raises ``ValueError``."""
+    """Read the number of steps for a restart, 0 for none ever; raises ``ValueError``."""
     text = (environ.get(VARIABLE) or str(DEFAULT_STEPS)).strip()
     if _COUNT.fullmatch(text) is None:
         raise ValueError(
@@ -46,9 +46,9 @@ def restart_steps(environ: Mapping[str, str]) -> int:
 
 
 def starts_again(ended: Ended, least_steps: int) -> Tuple[bool, str]:
-    """Decide about one that has ended; the sentence is empty where there is nothing to say.
+    """Decide whether a command that has ended starts again, and why; the reason may be empty.
 
-    ``least_steps``: so many must have been made; 0: it is never started again.
+    ``least_steps``: the number that must have been made; 0: it is never started again.
     """
     status, steps = ended.status, ended.steps
     by_signal = status - 128 in ended.passed or bool(ENDING & ended.passed)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``muster-run -- COMMAND``: the first process of a training container.
 
-It runs the command as a plain init would, with what the sidecar has delivered. A SIGTERM is held
-until the sidecar says that the drain is over, or the time is: until then the command trains on.
-Every other signal goes to the command at once. A torchrun whose restarts are used up is started
-again, if its job makes progress.
+It runs the command as a plain init would, with the environment that the sidecar has delivered. A
+SIGTERM is held until the sidecar reports that the drain is over, or the time is: until then the
+command trains on. Every other signal goes to the command at once. A torchrun whose restarts are
+used up is started again, if its job makes progress.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ DELIVERY_TIMEOUT_S = 60.0
 LOOK_S = 0.1
 INSIST_S = 2.0
 NEVER_AGAIN = (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND)
-"""Statuses of an agent that would end so once more."""
+"""Statuses of an agent that would end the same way once more."""
 AGENT_PAUSE_S = 1.0
-"""Before an agent of Horovod's workers that has ended by itself is started again."""
+"""Pause before an agent of Horovod's workers that has ended by itself is started again."""
 
 
 def main() -> int:
@@ -118,7 +118,7 @@ class CommandRun:
                 await self._relay.close()
 
     async def _keep(self, environ: Mapping[str, str]) -> int:
-        """Start the command, and again for as long as its torchrun ends after progress."""
+        """Run the command, as often as it has to start again; return the exit status."""
         while self._ended_by is None:
             steps = await self._live(environ)
             await self._container.kill_rest()
@@ -138,7 +138,7 @@ class CommandRun:
         return EXIT_DONE if serves_workers(self._command) else 128 + self._ended_by
 
     async def _live(self, environ: Mapping[str, str]) -> Optional[int]:
-        """Run the command once; return how many steps its ranks have made, if they tell of any."""
+        """Run the command once; return how many steps its ranks have made, None if unknown."""
         watch = self._step_watch()
         self._passed.clear()
         self._container.start(self._command, environ)
@@ -158,7 +158,7 @@ class CommandRun:
         return watch.made() if watch is not None else None
 
     def _step_watch(self) -> Optional[StepWatch]:
-        """Make what counts the steps of a torchrun beside a sidecar; None for any other command."""
+        """Create the step counter of a torchrun beside a sidecar; None for other commands."""
         counts = self._delivered is not None and self._is_torchrun()
         return StepWatch(self._run_dir.path) if counts else None
 
@@ -172,7 +172,8 @@ class CommandRun:
         if serves_workers(self._command):
             return not drained and not self._passed and status not in NEVER_AGAIN
         ended = Ended(status, steps, frozenset(self._passed), drained)
-        # What is delivered now counts: another sidecar may be there, or the job is to end.
+        # The variables that are delivered now count: another sidecar may be there, or the job is to
+        # end.
         delivered = self._delivered or {}
         try:
             delivered = self._run_dir.delivered() or delivered
@@ -191,25 +192,25 @@ class CommandRun:
         status = self._container.status
         assert status is not None
         if serves_workers(self._command) and self._passed_on_until_s is not None:
-            return EXIT_DONE  # nothing's completion hangs on it, and a failed worker ends an MPIJob
+            return EXIT_DONE  # no job needs it to be complete, but a failed worker ends an MPIJob
         if is_launcher(self._delivered or {}) and status == EXIT_DONE:
-            return status  # horovodrun has it only once all is trained
+            return status  # horovodrun ends with 0 only once all is trained
         # A status of 0 would end the job of which only this container was drained.
         if self._drained and (status != EXIT_HOROVOD_REMOVED or self._is_torchrun()):
             return EXIT_TERMINATED
         return status
 
     def _is_torchrun(self) -> bool:
-        """Whether the command is a torchrun: one that aborts on its way out was drained, too."""
+        """Return whether the command is a torchrun: one that aborts at its end was drained, too."""
         launch = read_launch(0, self._command, {})
         return launch is not None and launch.launcher == "torchrun"
 
     # -- before the command
 
     async def _delivery(self) -> Optional[Dict[str, str]]:
-        """Wait, within bounds, for what the sidecar delivers; None where there is no sidecar.
+        """Wait, within bounds, for the sidecar's variables; None without a sidecar.
 
-        Raises ``ValueError`` where it cannot be read.
+        None also if a signal has ended the wait. Raises ``ValueError`` if they cannot be read.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + DELIVERY_TIMEOUT_S
@@ -231,9 +232,9 @@ class CommandRun:
             return None
 
     async def _serve_port(self) -> Optional[Relay]:
-        """Serve torchrun's port; raises ``ValueError`` where another program than the sidecar does.
+        """Serve torchrun's port; raises ``ValueError`` if another program than the sidecar has it.
 
-        A sidecar of an older version does not deliver which port it serves itself.
+        A sidecar of an older version does not report that it serves the port itself.
         """
         port = rendezvous_port(self._delivered) if self._delivered is not None else None
         if port is None:
@@ -262,7 +263,7 @@ class CommandRun:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if not self._container.runs and self._passed_on_until_s is None:
-            # There is no command that it could go to, not yet or not any more.
+            # No command can get it, not yet or not any more.
             if number in ENDING and self._ended_by is None:
                 self._ended_by = number
                 self._ended_early.set()
@@ -292,13 +293,13 @@ class CommandRun:
             self._relay.hurry()
 
     async def _insist(self) -> None:
-        """Repeat SIGTERM: a horovodrun that is just starting a worker does not hear it."""
+        """Repeat SIGTERM: a horovodrun that is just starting a worker does not handle it."""
         while True:
             await asyncio.sleep(INSIST_S)
             self._container.signal(signal.SIGTERM)
 
     async def _hold(self) -> None:
-        """Hold the SIGTERM that has come, until the sidecar or the time says otherwise."""
+        """Hold the SIGTERM that has come, until the sidecar's release or the deadline."""
         now_s = asyncio.get_running_loop().time()
         end_s = now_s + self._grace_s
         notice = OutgoingNotice(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the steps that the ranks of one torchrun make, for as long as it runs."""
+"""The steps that the ranks of one torchrun make, watched for as long as it runs."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from launcher_shim.rundir.step_count import count_from
 from launcher_shim.rundir.step_lines import read_steps
 
 LOOK_S = 2.0
-"""Between two looks: the ranks' files tell of no change. Ranks that live for less than this may go
-uncounted; those after them tell how far the job is."""
+"""Poll interval: the ranks' files give no notification of a change. Ranks that live for less than
+this may go uncounted; those after them show how far the job is."""
 
 
 class StepWatch:
-    """Counts from the moment that it is made."""
+    """A count of the steps that are made from its creation on."""
 
     def __init__(self, run_directory: str) -> None:
         self._path = os.path.join(run_directory, layout.PROGRESS)
         self._count = count_from(read_steps(self._path))
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Poll the ranks' steps until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.made()
 
     def made(self) -> Optional[int]:
-        """Look now; return how many steps were made, None while no rank tells of any."""
+        """Read the ranks' steps; return how many were made, None while no rank reports any."""
         self._count = self._count.seen(read_steps(self._path))
         return self._count.made

@@ -9,8 +9,8 @@ from typing import NamedTuple
 class Option(NamedTuple):
     """One option. A switch takes no value; ``short`` is its one-letter form, if it has one.
 
-    ``rendezvous``: it says where, and with whom, a node trains. On a command line it wins over the
-    variables that the sidecar delivers.
+    ``rendezvous``: it decides where, and with which others, a node trains. On a command line it
+    wins over the variables that the sidecar delivers.
     """
 
     name: str
@@ -20,7 +20,7 @@ class Option(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """The environment variable that torchrun takes its default from."""
+        """The environment variable from which torchrun takes its default."""
         return "PET_" + self.name.upper().replace("-", "_")
 
 

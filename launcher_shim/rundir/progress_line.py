@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank's progress line, as ``import muster`` writes it, read whole or not at all.
 
-A rank overwrites the line where it is. Who reads it meanwhile meets half of two writes, which the
-checksum tells.
+A rank overwrites the line in place. A concurrent reader gets parts of two writes, which the
+checksum detects.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from launcher_shim.rundir.safe_open import read_untrusted
 
 MAX_LINE_BYTES = 4096
 READS = 5
-"""How often a line is read that a rank may just be overwriting."""
+"""Maximum number of reads of a line that a rank may just be overwriting."""
 
 _SUM_END = len('{"crc":"00000000"')
 
 
 def read_whole(path: "Union[str, os.PathLike[str]]") -> Optional[bytes]:
-    """Read one line; None where there is none, or none that is whole in ``READS`` reads."""
+    """Read one line; None if there is none, or none that is whole in ``READS`` reads."""
     for _ in range(READS):
         try:
             content = read_untrusted(path, MAX_LINE_BYTES)
         except OSError:
-            return None  # the training script may leave there what it wants
+            return None  # the training script may put anything there
         if is_whole(content):
             return content
     return None
 
 
 def is_whole(content: bytes) -> bool:
-    """Whether the line is as one write made it."""
+    """Return whether the line is as one write made it."""
     try:
         checksum = int(content[len('{"crc":"') : _SUM_END - 1], 16)
     except ValueError:

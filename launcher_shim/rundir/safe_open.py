@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens a file of the run directory, whatever the other container has put there.
+"""The safe opening of a file of the run directory, whatever the other container has put there.
 
-No link is followed, and a pipe in the file's place has nobody at its other end to wait for.
+No link is followed, and a pipe in the file's place does not block.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Union
 
 
 def read_untrusted(path: "Union[str, os.PathLike[str]]", max_bytes: int) -> bytes:
-    """Read at most ``max_bytes``; empty for a pipe that somebody holds open and does not write to.
+    """Read at most ``max_bytes``; empty for a pipe without data.
 
     Raises ``OSError``, with ``ELOOP`` for a link.
     """
@@ -24,7 +24,7 @@ def read_untrusted(path: "Union[str, os.PathLike[str]]", max_bytes: int) -> byte
 def open_regular(path: "Union[str, os.PathLike[str]]", flags: int, mode: int) -> int:
     """Open a regular file for writing, as ``os.open`` does, and return its descriptor.
 
-    Raises ``OSError``, with ``ELOOP`` for a link; for a pipe as well, whoever holds it open.
+    Raises ``OSError``, with ``ELOOP`` for a link; also for a pipe, with or without a reader.
     """
     descriptor = _open(path, flags | os.O_CLOEXEC, mode)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many steps the ranks of one torchrun have made, from what they tell: pure.
+"""The number of steps that the ranks of one torchrun have made, from their reports: pure.
 
 A torchrun starts its workers again several times. A job that goes on from a checkpoint repeats some
-steps then, and a script may count from 0 each time: what counts is how far it has come since the
-first step that this torchrun's ranks told of.
+steps then, and a script may count from 0 each time: so the number is how far the job has come since
+the first step that this torchrun's ranks reported.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from launcher_shim.rundir.step_lines import StepLine
 
 
 class StepCount(NamedTuple):
-    """What is known of one torchrun.
+    """The count of one torchrun's steps.
 
-    ``began``: by process, the step from which its own count. ``first`` is that of the first process
-    which made one, ``highest`` the highest of all. ``told``: whether a rank has told anything.
+    ``began``: by process, the step from which its own steps count. ``first`` is that of the first
+    process that has made one, ``highest`` the highest step of all. ``told``: whether a rank has
+    reported anything.
     """
 
     began: Mapping[Tuple[int, int], int]
@@ -27,13 +28,13 @@ class StepCount(NamedTuple):
 
     @property
     def made(self) -> Optional[int]:
-        """How many steps were made; None while no rank has told of any, or none ever does."""
+        """The number of steps made; None while no rank has reported anything."""
         if self.first is not None:
             return self.highest - self.first
         return 0 if self.told else None
 
     def seen(self, lines: Iterable[StepLine]) -> StepCount:
-        """Take in what the ranks tell now."""
+        """Return the count after the ranks' present reports."""
         count = self
         for line in lines:
             count = count._with(line)
@@ -53,5 +54,5 @@ class StepCount(NamedTuple):
 
 
 def count_from(lines: Iterable[StepLine]) -> StepCount:
-    """Begin to count where ``lines`` are told: by who was there before, and may have ended."""
+    """Begin to count at ``lines``, whose processes were there before, and may have ended."""
     return StepCount({line.process: line.step for line in lines})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the ranks of this pod are, as much of it as counting their steps takes.
+"""The ranks' progress in this pod, as far as the count of their steps needs it.
 
-A line stays when its rank has ended, until another rank of that number takes its place.
+A line stays after its rank has ended, until another rank of that number replaces it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from launcher_shim.rundir.progress_line import read_whole
 
 
 class StepLine(NamedTuple):
-    """One process at one moment.
+    """One process's report at one moment.
 
-    ``process`` is its number and its start, which together no other process has. ``first`` is the
-    first step that it told of, None where it does not say; both are -1 before its first boundary.
+    ``process`` is its number and its start time, which together no other process has. ``first`` is
+    the first step that it reported, None if it does not say; both steps are -1 before its first
+    boundary.
     """
 
     process: Tuple[int, int]
@@ -26,7 +27,7 @@ class StepLine(NamedTuple):
 
 
 def read_steps(directory: "os.PathLike[str] | str") -> Tuple[StepLine, ...]:
-    """Read the line of every rank; one that is no progress line is left out."""
+    """Read the line of every rank; skip files that are no progress lines."""
     try:
         names = sorted(name for name in os.listdir(directory) if name.endswith(".json"))
     except OSError:

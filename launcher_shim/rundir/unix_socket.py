@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts a unix socket into the run directory: whoever finds its name finds it listening.
+"""A unix socket in the run directory that listens as soon as it has its name.
 
-It is bound under a nascent name, opened to those who may connect, and renamed into place.
+It is bound under a nascent name, made accessible to its clients, and renamed into place.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from contextlib import suppress
 
 PATH_MAX_BYTES = 107
-"""Longest path of a unix socket on Linux."""
+"""Maximum length of the path of a unix socket on Linux."""
 
 
 class PathTooLong(ValueError):
@@ -26,7 +26,7 @@ def nascent_name(path: str) -> str:
 
 
 def publish(nascent: str, path: str, mode: int) -> int:
-    """Give a socket that listens its mode and its name; return its inode. Raises ``OSError``."""
+    """Give a listening socket its mode and its name; return its inode. Raises ``OSError``."""
     os.chmod(nascent, mode)
     os.rename(nascent, path)
     return os.stat(path).st_ino

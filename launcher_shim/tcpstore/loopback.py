@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Binds a port of the loopback in both address families; torch's client may try either first."""
+"""A port of the loopback in both address families; torch's client may try either first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PORT_TRIES = 16
 
 
 def bind_loopback(port: int) -> List[socket.socket]:
-    """Bind 127.0.0.1 and, where the machine has it, ::1; port 0 chooses one that both have free.
+    """Bind 127.0.0.1 and, if the machine has it, ::1; port 0 chooses one that both have free.
 
     Raises ``OSError``: with ``EADDRINUSE``, and the address as its ``filename``, if it is taken.
     """

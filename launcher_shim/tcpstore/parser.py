@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns the bytes that a TCPStore client sends into requests: no sockets, standard library only.
+"""A parser of the bytes that a TCPStore client sends: no sockets, standard library only.
 
-``launcher_shim.tcpstore.wire`` says what requests there are, and what they look like.
+``launcher_shim.tcpstore.wire`` defines the requests, and their encoding.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _Fields = List[Union[bytes, int]]
 
 
 class RequestParser:
-    """Each byte is looked at once.
+    """A parser of one client's requests that reads each byte once.
 
     It holds no more than one string that is still incomplete, and the strings of one request.
     After a FrameError it takes nothing more.
@@ -53,7 +53,7 @@ class RequestParser:
     def __init__(self) -> None:
         self._buffer = bytearray()
         self.need = len(HANDSHAKE)
-        """Bytes without which nothing more can be read; 1 where a request begins."""
+        """Bytes without which nothing more can be read; 1 at the start of a request."""
         self._greeted = False
         self._preface: Optional[Preface] = None
         self._shape: Optional[Shape] = None
@@ -73,7 +73,7 @@ class RequestParser:
 
     @property
     def preface(self) -> Optional[Preface]:
-        """What a relay has said before the handshake; None for any other client."""
+        """The preface that a relay has sent before the handshake; None for any other client."""
         return self._preface
 
     def feed(self, data: bytes) -> List[Request]:
@@ -98,7 +98,7 @@ class RequestParser:
         return requests
 
     def _parse(self, data: bytes, requests: List[Request]) -> None:
-        """Append the complete requests, and keep what is left of the bytes."""
+        """Append the complete requests, and keep the rest of the bytes."""
         at, end = 0, len(data)
         if not self._greeted:
             at = self._greet(data)
@@ -133,7 +133,7 @@ class RequestParser:
             self._buffer += data[at:]
 
     def _greet(self, data: bytes) -> int:
-        """Read all that comes before the first request; return how long it is at least."""
+        """Read everything before the first request; return its length, at least."""
         at = 0
         if data.startswith(RELAY_MAGIC[: len(HANDSHAKE)]):
             preface, at = Preface.read(data)
@@ -199,7 +199,7 @@ class RequestParser:
 
 
 def _read_alone(data: bytes) -> Optional[Request]:
-    """Read what torch's client sends most, one whole Get, Check or Wait of one key; else None."""
+    """Read the most common requests, a whole Get, Check or Wait of one key; else return None."""
     size = len(data)
     if size > 16:
         code = data[0]

@@ -7,7 +7,7 @@ request ends where its last field ends, and answers come strictly in the order o
 into bytes. Requests and semantics as observed on torch's own client and libuv server.
 
 Between the relay of ``muster-run`` and the sidecar the same requests travel behind a ``Preface``,
-and every answer behind its request's number, so that both know what is settled and what is not.
+and every answer behind its request's number, so that both know which requests are settled.
 """
 
 from __future__ import annotations
@@ -16,31 +16,33 @@ from struct import Struct
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 KEY_MAX = 8 * 1024
-"""Longest key in bytes, as in torch's own server."""
+"""Maximum length of a key in bytes, as in torch's own server."""
 VALUE_MAX = 8 * 1024 * 1024
-"""Longest value of one request in bytes, as in torch's own server."""
+"""Maximum length of one value of a request in bytes, as in torch's own server."""
 KEYS_MAX = 128 * 1024
-"""Most keys in one request, as in torch's own server."""
+"""Maximum number of keys in one request, as in torch's own server."""
 REQUEST_MAX = 32 * 1024 * 1024
-"""Longest request in bytes. torch's own server has no such limit: it would hold 1 TiB."""
+"""Maximum length of a request in bytes. torch's own server has no such limit: it would hold 1
+TiB."""
 ANSWER_MAX = 64 * 1024 * 1024
-"""Longest answer in bytes: one MultiGet can name a large value very often."""
+"""Maximum length of an answer in bytes: one MultiGet can name a large value very often."""
 
 HANDSHAKE = b"\x00\xce\xf7\x85\x3c"
-"""What a client of torch 2.2 or later sends first: VALIDATE and the protocol's magic number."""
+"""The first bytes of a client of torch 2.2 or later: VALIDATE and the protocol's magic number."""
 
 RELAY_MAGIC = b"MUSTER-1"
-"""What a relay sends first; no client of torch begins so."""
+"""The first bytes of a relay; no client of torch begins so."""
 SESSION_BYTES = 16
 """Length of the name that a relay gives to one client's connection."""
 CONTAINER_BYTES = 8
-"""Of these, so many at its beginning are the same for all clients of a relay, and no other's."""
+"""Length of its first part, which all clients of one relay have in common, and no others."""
 NOTE_MAX = 8 * 1024
-"""Longest note in bytes that a relay keeps for the sidecar."""
+"""Maximum length in bytes of the note that a relay keeps for the sidecar."""
 NOTE = 0
-"""In the place of a number: what follows is to be kept, and shown in the next preface."""
+"""In the place of an answer's number: the rest is a note to keep, and to show in the next
+preface."""
 REFUSAL = 2**64 - 1
-"""In the place of a number: the client's connection is to be closed."""
+"""In the place of an answer's number: the client's connection has to be closed."""
 
 READY = b"\x00"
 NOT_READY = b"\x01"
@@ -48,14 +50,14 @@ STOP_WAITING = b"\x00"
 WAIT_CANCELED = b"\x01"
 
 STAGE = b"/muster.stage/"
-"""A COMPARE_SET on a key that begins so, and ends as torch's run id, says that a torchrun is about
-to start, and tells a digest of its launch line."""
+"""Prefix of a key, before torch's run id: a COMPARE_SET on it announces that a torchrun is about to
+start, with a digest of its launch line."""
 MAY_PASS = b"may pass"
-"""What a relay expects there while no torchrun of its container has taken part."""
+"""The expected value there while no torchrun of the relay's container has taken part."""
 PASSED = b"passed"
-"""The answer where the torchrun need not start: its stage has ended well already."""
+"""The answer if the torchrun need not start: its stage has ended well already."""
 AGAIN = b"ask again"
-"""The answer where it need not start now: its pod drains, and the stage has not ended yet."""
+"""The answer if it need not start now: its pod drains, and the stage has not ended yet."""
 
 U32 = Struct("<I")
 U64 = Struct("<Q")
@@ -74,11 +76,11 @@ class FrameError(ValueError):
 
 
 class Preface(NamedTuple):
-    """What a relay says first on each of its connections to the sidecar.
+    """The first message of a relay on each of its connections to the sidecar.
 
     ``session`` names the client's connection, for as long as that lives. The requests that follow
-    begin with those of the numbers in ``again``, which may have been carried out before; the
-    others are numbered from ``following`` on. ``note`` is what the sidecar gave to keep.
+    begin with those of the numbers in ``again``, which may have been carried out before; the others
+    are numbered from ``following`` on. ``note`` is the one that a sidecar gave it to keep.
     """
 
     session: bytes
@@ -87,16 +89,16 @@ class Preface(NamedTuple):
     note: bytes = b""
 
     def encode(self) -> bytes:
-        """Turn it into bytes; the handshake follows them."""
+        """Encode it; the handshake follows it."""
         fixed = (RELAY_MAGIC, self.session, self.following, len(self.again), len(self.note))
         numbers = b"".join(map(U64.pack, self.again))
         return _PREFACE.pack(*fixed) + numbers + self.note
 
     @staticmethod
     def read(data: bytes) -> "Tuple[Optional[Preface], int]":
-        """Read the one that ``data`` begins with: it, and how long it is.
+        """Decode the preface that ``data`` begins with; return it and its length.
 
-        None, and how long it is at least, where that is more than ``data``. Raises FrameError.
+        Returns None and the least length if ``data`` is too short. Raises FrameError.
         """
         if len(data) < _PREFACE.size:
             return None, _PREFACE.size
@@ -120,14 +122,14 @@ class Validate(NamedTuple):
 
 
 class Set(NamedTuple):
-    """Store a value; no answer."""
+    """A request to store a value; no answer."""
 
     key: bytes
     value: bytes
 
 
 class CompareSet(NamedTuple):
-    """Replace a value if it is the expected one; the answer is a ``vec``."""
+    """A request to replace a value if it is the expected one; the answer is a ``vec``."""
 
     key: bytes
     expected: bytes
@@ -135,94 +137,94 @@ class CompareSet(NamedTuple):
 
 
 class Get(NamedTuple):
-    """Read a value; the answer is a ``vec``, empty if there is none."""
+    """A request to read a value; the answer is a ``vec``, empty if there is none."""
 
     key: bytes
 
 
 class Add(NamedTuple):
-    """Add to a decimal counter; the answer is its new value, an ``i64``."""
+    """A request to add to a decimal counter; the answer is its new value, an ``i64``."""
 
     key: bytes
     delta: int
 
 
 class Check(NamedTuple):
-    """Ask whether all keys exist; the answer is READY or NOT_READY."""
+    """A request to check whether all keys exist; the answer is READY or NOT_READY."""
 
     keys: Tuple[bytes, ...]
 
 
 class Wait(NamedTuple):
-    """Wait until all keys exist; the answer is STOP_WAITING, now or later."""
+    """A request to wait until all keys exist; the answer is STOP_WAITING, now or later."""
 
     keys: Tuple[bytes, ...]
 
 
 class NumKeys(NamedTuple):
-    """Count the keys; the answer is an ``i64``."""
+    """A request to count the keys; the answer is an ``i64``."""
 
 
 class DeleteKey(NamedTuple):
-    """Delete a key; the answer is the ``i64`` 1 if there was one, else 0."""
+    """A request to delete a key; the answer is the ``i64`` 1 if there was one, else 0."""
 
     key: bytes
 
 
 class Append(NamedTuple):
-    """Append to a value; no answer."""
+    """A request to append to a value; no answer."""
 
     key: bytes
     value: bytes
 
 
 class MultiGet(NamedTuple):
-    """Read many values; the answer is a ``vec`` for each key."""
+    """A request to read many values; the answer is a ``vec`` for each key."""
 
     keys: Tuple[bytes, ...]
 
 
 class MultiSet(NamedTuple):
-    """Store many values; no answer."""
+    """A request to store many values; no answer."""
 
     items: Tuple[Tuple[bytes, bytes], ...]
 
 
 class CancelWait(NamedTuple):
-    """Give up the pending Wait or Barrier; the answer is WAIT_CANCELED."""
+    """A request to give up the pending Wait or Barrier; the answer is WAIT_CANCELED."""
 
 
 class Ping(NamedTuple):
-    """Ask for an echo; the answer is the nonce."""
+    """A request for an echo; the answer is the nonce."""
 
     nonce: int
 
 
 class QueuePush(NamedTuple):
-    """Append an element to a queue; no answer."""
+    """A request to append an element to a queue; no answer."""
 
     key: bytes
     value: bytes
 
 
 class QueuePop(NamedTuple):
-    """Take the first element of a queue; the answer is ``popped``."""
+    """A request to take the first element of a queue; the answer is ``popped``."""
 
     key: bytes
 
 
 class QueueLen(NamedTuple):
-    """Count the elements of a queue; the answer is an ``i64``."""
+    """A request to count the elements of a queue; the answer is an ``i64``."""
 
     key: bytes
 
 
 class ListKeys(NamedTuple):
-    """List the keys; the answer is ``key_list``."""
+    """A request to list the keys; the answer is ``key_list``."""
 
 
 class Barrier(NamedTuple):
-    """Wait until as many have come as ``world_size`` says; the answer is STOP_WAITING."""
+    """A request to wait until ``world_size`` clients have come; the answer is STOP_WAITING."""
 
     key: bytes
     world_size: int
@@ -256,7 +258,7 @@ SILENT = (Set, Append, MultiSet, QueuePush)
 
 
 class Shape(NamedTuple):
-    """How a request looks after its opcode: a count if ``counted``, strings, then a number.
+    """The shape of a request after its opcode: a count if ``counted``, strings, then a number.
 
     ``limits`` bound the strings in turn; a counted request repeats them as often as it says.
     """
@@ -290,12 +292,12 @@ SHAPES = (
     Shape(ListKeys),
     Shape(Barrier, _KEY, _I64),
 )
-"""By opcode."""
+"""Shapes by opcode."""
 OPCODES: Dict[Type[Request], int] = {shape.kind: code for code, shape in enumerate(SHAPES)}
 
 
 class AnswerParser:
-    """Turns what a sidecar sends to a relay into ``(number, answer)``."""
+    """A parser of the answers that a sidecar sends to a relay, as ``(number, answer)``."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -322,7 +324,7 @@ class AnswerParser:
 
 
 def encode(request: Request) -> bytes:
-    """Turn a request into the bytes that a client sends."""
+    """Encode a request as the bytes that a client sends."""
     code = OPCODES[type(request)]
     shape = SHAPES[code]
     parts = [bytes((code,))]
@@ -345,17 +347,17 @@ def encode(request: Request) -> bytes:
 
 
 def vec(value: bytes) -> bytes:
-    """Answer with one value: to Get and CompareSet."""
+    """Encode the answer to Get and CompareSet: one value."""
     return U64.pack(len(value)) + value
 
 
 def i64(number: int) -> bytes:
-    """Answer with a signed 64-bit number: to Add, NumKeys, DeleteKey and QueueLen."""
+    """Encode the answer to Add, NumKeys, DeleteKey and QueueLen: a signed 64-bit number."""
     return _I64.pack(number)
 
 
 def multi_get(values: Sequence[bytes]) -> bytes:
-    """Answer to MultiGet: a value for each key, in the request's order.
+    """Encode the answer to MultiGet: a value for each key, in the request's order.
 
     Raises FrameError if that is longer than ANSWER_MAX.
     """
@@ -363,7 +365,7 @@ def multi_get(values: Sequence[bytes]) -> bytes:
 
 
 def key_list(keys: Sequence[bytes]) -> bytes:
-    """Answer to ListKeys: the keys as they were on the wire.
+    """Encode the answer to ListKeys: the keys as they were on the wire.
 
     Raises FrameError if that is longer than ANSWER_MAX.
     """
@@ -371,17 +373,17 @@ def key_list(keys: Sequence[bytes]) -> bytes:
 
 
 def popped(length_before: int, value: bytes) -> bytes:
-    """Answer to QueuePop: the queue's length before, and its first element if it had one."""
+    """Encode the answer to QueuePop: the length before, and the first element if there was one."""
     return _I64.pack(length_before) + (vec(value) if length_before else b"")
 
 
 def pong(nonce: int) -> bytes:
-    """Answer to Ping."""
+    """Encode the answer to Ping."""
     return U32.pack(nonce)
 
 
 def numbered(number: int, answer: bytes) -> bytes:
-    """What a sidecar sends to a relay: an answer, empty for a request that has none."""
+    """Encode an answer for a relay, with its request's number; empty if the request has none."""
     return U64_PAIR.pack(number, len(answer)) + answer
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in the data training is, and how a world of any size goes on from there: docs/data.md.
+"""The place of training in its data, and going on from it in a world of any size: docs/data.md.
 
 Needs neither torch nor numpy; with numpy it is fast.
 """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shuffled order of any number of samples that is computed, not kept: a keyed bijection.
+"""A shuffled order of any number of samples that is computed, not stored: a keyed bijection.
 
-A Feistel network permutes the numbers of some bits; one that falls outside of the data is put
-through it again until it falls inside, twice on average at most. So the sample at any place of the
-order is known at once, and no place has to be remembered. With numpy whole arrays are computed at
-once, without it one number after the other: the order is the same.
+A Feistel network permutes the numbers of a fixed width in bits; a result outside of the data is
+permuted again until it is inside, twice on average at most. So the sample at any place of the order
+is known at once, and no place has to be stored. With numpy whole arrays are computed at once,
+without it one number after the other: the order is the same.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ except ImportError:
     numpy = None  # type: ignore[assignment]
 
 ROUNDS = 6
-"""More: slower. With four, places that are near each other can still be told from chance."""
+"""Rounds of the network. More are slower; with four, the samples of neighbouring places can still
+be told from random ones."""
 
 BITS_MIN = 10
-"""Of a few bits there are too few permutations."""
+"""Minimum width: with fewer bits there are too few permutations."""
 
 BITS_MAX = 62
 
 _MULTIPLIERS = {32: (0x9E3779B1, 0x85EBCA77), 64: (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)}
-"""By the width of a word: odd, with bits in no regular pattern."""
+"""Multipliers by word width in bits: odd, with bits in no regular pattern."""
 
 
 class Bijection:
@@ -52,7 +53,7 @@ class Bijection:
         return found
 
     def at(self, places: Sequence[int]) -> List[int]:
-        """The numbers at these places, which are below ``size``; fast for an array of numpy's."""
+        """Return the numbers at these places, which are below ``size``; fast for a numpy array."""
         if numpy is None or len(places) < 8:
             return [self[int(place)] for place in places]
         kind = numpy.uint32 if self._word == 32 else numpy.uint64
@@ -106,7 +107,7 @@ class Bijection:
 
 
 def places(start: int, step: int, many: int, first: int, last: int) -> Sequence[int]:
-    """The places from ``first`` to ``last`` of each of ``many`` batches, ``step`` apart."""
+    """Return the places ``first`` to ``last``, exclusive, of ``many`` batches, ``step`` apart."""
     if numpy is None:
         return [start + at * step + place for at in range(many) for place in range(first, last)]
     begins: Any = numpy.arange(start, start + many * step, step, dtype=numpy.uint64)

@@ -15,13 +15,13 @@ class ShuffledOrder:
         self._bijection = Bijection(size, "%d:%d" % (seed, epoch))
 
     def at(self, places: Sequence[int]) -> List[int]:
-        """The samples at these places."""
+        """Return the samples at these places."""
         return self._bijection.at(places)
 
 
 class PlainOrder:
-    """All samples, one after the other."""
+    """All samples in their own order."""
 
     def at(self, places: Sequence[int]) -> List[int]:
-        """The samples at these places."""
+        """Return the samples at these places."""
         return [int(place) for place in places]

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples this rank trains next, in a world of any size, and a cursor that every rank shares.
+"""The samples that this rank trains next, in a world of any size, and a cursor common to all ranks.
 
     sampler = ElasticSampler(len(data), seed=7, global_batch=64, micro_batch=16)
     loader = DataLoader(data, batch_sampler=sampler, num_workers=4)
     for batch, part in sampler.follow(loader): ...
 
 One order for each seed and epoch is cut into global batches, and each batch into the ranks' shares.
-Nothing of that depends on the world, so a world of another size goes on where the one before has
-stopped: at the cursor, which counts samples. What the loader has read ahead is not trained: the
-cursor moves with the optimizer steps alone.
+The order and the global batches do not depend on the world, so a world of another size goes on
+where the one before has stopped: at the cursor, which counts samples. The loader reads ahead of
+training, so the cursor moves with the optimizer steps alone.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ Batch = TypeVar("Batch")
 
 LAST = ("short", "drop", "pad")
 CHUNK = 32768
-"""Most samples whose numbers are computed at once: more memory. It begins with ``FIRST_CHUNK``."""
+"""Maximum number of samples computed at once; more take more memory. The first chunk is smaller."""
 FIRST_CHUNK = 256
-"""More: the first batch comes later."""
+"""Samples in the first chunk; each further chunk doubles. With more, the first batch comes
+later."""
 
 
 class ElasticSampler:
     """A batch sampler for ``torch.utils.data.DataLoader``.
 
-    Iterating gives this rank's micro batches from the cursor to the end of the epoch. torch is not
-    needed, numpy makes it fast.
+    Iterating yields this rank's micro batches from the cursor to the end of the epoch. torch is not
+    needed; numpy makes it fast.
     """
 
     def __init__(
@@ -54,12 +55,13 @@ class ElasticSampler:
 
         ``global_batch``: samples of an optimizer step, of all ranks together; with ``micro_batch``,
         ``weights`` and ``world_size`` as in ``muster.batch_plan``. ``rank`` and ``world_size`` are
-        those of torchrun unless given.
-        ``last``: what becomes of an epoch's rest that is no whole batch: ``"short"``, it is a
-        smaller batch; ``"drop"``, it is left out, another one in each epoch; ``"pad"``, it is
-        filled up with the first samples of the epoch, which are trained twice then.
+        those of torchrun unless given. ``last``: the treatment of an epoch's last samples if they
+        are fewer than a batch: ``"short"``, they are a smaller batch; ``"drop"``, they are left
+        out, other ones in each shuffled epoch; ``"pad"``, they are filled up with the first samples
+        of the epoch, which are then trained twice.
 
-        Raises ``ValueError`` for anything else, or an epoch without a batch.
+        Raises ``ValueError`` if ``last`` is anything else, an epoch has no batch, or ``rank`` is
+        not in the world.
         """
         if last not in LAST:
             raise ValueError('ElasticSampler: last is "short", "drop" or "pad", not %r' % (last,))
@@ -78,7 +80,7 @@ class ElasticSampler:
         self.seed = seed
         self.epoch = 0
         self.samples = 0
-        """How many samples of this epoch are trained, by all ranks together."""
+        """Samples of this epoch that all ranks together have trained."""
         self._last = last
         self._shuffle = shuffle
         self._parts = {global_batch: self.plan.parts(self.rank)}
@@ -95,7 +97,7 @@ class ElasticSampler:
 
     @property
     def cursor(self) -> Dict[str, int]:
-        """Where training goes on after this step, for ``drain.committed`` and the checkpoint."""
+        """The place where training goes on, for ``drain.committed`` and the checkpoint."""
         return {
             "epoch": self.epoch,
             "samples": self.samples,
@@ -104,9 +106,10 @@ class ElasticSampler:
         }
 
     def go_to(self, cursor: Optional[Mapping[str, Any]]) -> None:
-        """Go on from a cursor; None stays where it is.
+        """Go on from a cursor; do nothing if it is None.
 
-        Raises ``ValueError`` for one of other data or of another seed, whose order is another.
+        Raises ``ValueError`` if it is no cursor, or of other data or another seed, whose order
+        differs.
         """
         if cursor is None:
             return
@@ -128,12 +131,12 @@ class ElasticSampler:
             self.epoch, self.samples = epoch + 1, 0
 
     def go_to_step(self, step: int) -> None:
-        """Go to where the data are after ``step`` optimizer steps, each of this global batch."""
+        """Go to the place in the data after ``step`` optimizer steps, each of this global batch."""
         self.epoch, done = divmod(step, self.steps_per_epoch)
         self.samples = done * self.global_batch
 
     def state_dict(self) -> Dict[str, int]:
-        """The cursor, under the name that checkpoints know."""
+        """Return the cursor, under the name that checkpoints expect."""
         return self.cursor
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -141,17 +144,17 @@ class ElasticSampler:
         self.go_to(state)
 
     def advance(self) -> None:
-        """Count the next global batch as trained; ``follow`` does so by itself."""
+        """Count the next global batch as trained; ``follow`` calls this itself."""
         self.samples += self.global_batch
         if not self._steps_from(self.samples):
             self.epoch, self.samples = self.epoch + 1, 0
 
     def follow(self, loader: Iterable[Batch]) -> Iterator[Tuple[Batch, MicroBatch]]:
-        """Each batch of ``loader`` to the end of the epoch, with what it is of its global batch.
+        """Yield each batch of ``loader`` to the end of the epoch, with its micro batch.
 
-        The cursor is moved when the last micro batch of a step is given out: what is committed
-        after its optimizer step goes on after it. The loader is one of this sampler. Raises
-        ``RuntimeError`` where it does not give as many batches as this does.
+        The cursor moves when the last micro batch of a step is yielded: a commit after its
+        optimizer step goes on after it. ``loader`` must use this sampler. Raises ``RuntimeError``
+        if it ends before the epoch.
         """
         batches = iter(loader)
         for parts in self._plans():
@@ -168,24 +171,24 @@ class ElasticSampler:
                 yield batch, part
 
     def __len__(self) -> int:
-        """How many micro batches a whole epoch has: what trainers count epochs by.
+        """Return the number of micro batches in a whole epoch, by which trainers count epochs.
 
-        Iterating gives less in the epoch that a world has begun in the middle of.
+        Iterating yields fewer in an epoch that this world has begun in the middle of.
         """
         return self.steps_per_epoch * self.plan.accumulation
 
     @property
     def steps_left(self) -> int:
-        """How many global batches the epoch has from the cursor on."""
+        """The number of global batches from the cursor to the end of the epoch."""
         return self._steps_from(self.samples)
 
     @property
     def parts(self) -> Tuple[MicroBatch, ...]:
-        """This rank's micro batches of the next step, the one that begins at the cursor."""
+        """The micro batches of this rank in the next step, which begins at the cursor."""
         return self._parts_of(self._total(self.samples))
 
     def __iter__(self) -> Iterator[List[Any]]:
-        """This rank's micro batches from the cursor to the end of the epoch."""
+        """Yield this rank's micro batches from the cursor to the end of the epoch."""
         for numbers, parts, first in self._shares():
             begin = parts[0].start
             width = parts[-1].stop - begin
@@ -195,18 +198,18 @@ class ElasticSampler:
                     yield one or first
 
     def ids(self) -> Iterator[Any]:
-        """This rank's samples, one by one, from the cursor to the end of the epoch."""
+        """Iterate over this rank's samples, one by one, from the cursor to the end of the epoch."""
         return chain.from_iterable(numbers for numbers, _, _ in self._shares())
 
     def _plans(self) -> Iterator[Tuple[MicroBatch, ...]]:
-        """The parts of each step that is left of this epoch."""
+        """Yield this rank's parts of each step that is left of this epoch."""
         samples = self.samples
         while self._steps_from(samples):
             yield self._parts_of(self._total(samples))
             samples += self.global_batch
 
     def _shares(self) -> Iterator[Tuple[List[Any], Tuple[MicroBatch, ...], List[Any]]]:
-        """This rank's samples of many batches at once, their parts, and one sample for no share."""
+        """Yield this rank's samples of many batches, their parts, a sample for empty parts."""
         order, batch, samples = self.order_of(self.epoch), self.global_batch, self.samples
         parts = self._parts[batch]
         width = parts[-1].stop - parts[0].start
@@ -228,7 +231,7 @@ class ElasticSampler:
             samples += batch
 
     def order_of(self, epoch: int) -> Any:
-        """The order of the samples of an epoch."""
+        """Return the order of the samples of an epoch."""
         return ShuffledOrder(self.size, self.seed, epoch) if self._shuffle else PlainOrder()
 
     def _parts_of(self, total: int) -> Tuple[MicroBatch, ...]:
@@ -244,6 +247,6 @@ class ElasticSampler:
         return left // self.global_batch if self._last == "drop" else -(-left // self.global_batch)
 
     def _total(self, samples: int) -> int:
-        """Samples of the global batch that begins here."""
+        """Return the number of samples in the global batch that begins at ``samples``."""
         left = self.size - samples
         return self.global_batch if self._last == "pad" else min(self.global_batch, left)

@@ -9,10 +9,10 @@ import sys
 
 
 def sample_seed(seed: int, epoch: int, sample: int) -> int:
-    """A seed for what is drawn for one sample in one epoch, below 2**63.
+    """Return a seed, below 2**63, for the random numbers of one sample in one epoch.
 
     ``random.Random(sample_seed(...))`` in ``__getitem__`` augments a sample alike in every world,
-    in whichever worker of whichever rank's loader it is read.
+    whichever rank's loader reads it, in whichever worker.
     """
     return _digest("sample:%d:%d:%d" % (seed, epoch, sample))
 
@@ -20,9 +20,9 @@ def sample_seed(seed: int, epoch: int, sample: int) -> int:
 def seed_step(seed: int, step: int, rank: int = 0) -> None:
     """Seed random, numpy and torch (if they are imported) for the optimizer step after ``step``.
 
-    With the same ``rank`` everywhere, what is drawn once for the whole batch is the same on all
+    With the same ``rank`` everywhere, numbers drawn once for the whole batch are the same on all
     ranks of any world. With each rank's own, ranks draw different numbers: those of a sample then
-    depend on which rank has it, so dropout masks are others in another world.
+    depend on the rank that has it, so dropout masks differ between worlds.
     """
     drawn = _digest("step:%d:%d:%d" % (seed, step, rank))
     random.seed(drawn)

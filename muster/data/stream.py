@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data that lie in numbered shards: a stream with a cursor, in a world of any size."""
+"""Data in numbered shards: a stream with a cursor, in a world of any size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from muster.data.bijection import Bijection
 from muster.data.sampler import Batch, ElasticSampler
 
 Record = Tuple[int, int]
-"""The number of a shard, and of the record in it."""
+"""The number of a shard, and the number of the record in it."""
 
 Read = Callable[[int, int, int], Iterable[Any]]
 
@@ -22,9 +22,9 @@ Read = Callable[[int, int, int], Iterable[Any]]
 class LaneOrder:
     """The records of an epoch: the shards shuffled, read in several lanes side by side.
 
-    The shards stand one after the other and are cut into lanes of equal length; a batch takes as
-    many records of each lane, one after the other. So most of a share is read in a row, and a batch
-    is of several shards.
+    The shards are put one after the other and cut into lanes of equal length; a batch takes as many
+    records of each lane, one after the other. So most of a share is read in a row, and a batch
+    mixes several shards.
     """
 
     def __init__(self, records: Sequence[int], key: str, batch: int, lanes: int) -> None:
@@ -34,7 +34,7 @@ class LaneOrder:
         self._starts = [size * lane // lanes for lane in range(lanes + 1)]
         self._each = batch // lanes
         self._rows = size // lanes // self._each
-        """So many batches take as much of each lane; what is left comes lane by lane."""
+        """The number of batches that take as much of each lane; the rest is read lane by lane."""
         rest = [
             self._starts[lane + 1] - self._starts[lane] - self._rows * self._each
             for lane in range(lanes)
@@ -44,7 +44,7 @@ class LaneOrder:
         self._batch = batch
 
     def at(self, places: Sequence[int]) -> List[Record]:
-        """The records at these places."""
+        """Return the records at these places."""
         return [self._record(int(place)) for place in places]
 
     def _record(self, place: int) -> Record:
@@ -62,9 +62,9 @@ class LaneOrder:
 
 
 class ShardStream:
-    """What ``shard_stream`` gives: iterating reads this rank's micro batches, as lists of records.
+    """A stream that ``shard_stream`` makes: yields this rank's micro batches, as lists of records.
 
-    ``sampler`` has the cursor. Within torch it is an ``IterableDataset``.
+    ``sampler`` has the cursor. If the script uses torch, it is an ``IterableDataset``.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class ShardStream:
         return LaneOrder(self._records, key, self.sampler.global_batch, self._lanes)
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        """Go to a loader's workers where they are not forked, as from Python 3.14 on."""
+        """Pickle the stream for a loader's workers that are not forked, as from Python 3.14 on."""
         sampler = copy(self.sampler)
-        del sampler.order_of  # of this stream, which the other end makes anew
+        del sampler.order_of  # a method of this stream; the other end sets its own
         return _stream, (self._records, self._read, sampler, self._lanes)
 
     def __len__(self) -> int:
-        """How many micro batches a whole epoch has."""
+        """Return the number of micro batches in a whole epoch."""
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[List[Any]]:
@@ -97,10 +97,10 @@ class ShardStream:
                 yield self._fetch(batch)
 
     def follow(self, loader: Iterable[Batch]) -> Iterator[Tuple[Batch, MicroBatch]]:
-        """Each batch of ``loader`` with its part, as ``ElasticSampler.follow`` gives them.
+        """Iterate over ``loader``'s batches with their parts, as ``ElasticSampler.follow``.
 
         ``loader`` is this stream, or ``DataLoader(stream, batch_size=None, ...)``. Raises
-        ``ValueError`` for persistent workers: theirs would go on from where they were.
+        ``ValueError`` if it has persistent workers: they would go on from where they were.
         """
         if getattr(loader, "persistent_workers", False):
             raise ValueError(
@@ -110,7 +110,7 @@ class ShardStream:
         return self.sampler.follow(loader)
 
     def _fetch(self, batch: Sequence[Record]) -> List[Any]:
-        """Read records, as many at once as follow each other in a shard."""
+        """Read records, consecutive ones of a shard in one call."""
         found: List[Any] = []
         start = 0
         for end in range(1, len(batch) + 1):
@@ -132,11 +132,12 @@ def shard_stream(
 ) -> ShardStream:
     """Stream the records of numbered shards, each once an epoch, in a world of any size.
 
-    ``records``: how many each shard has, by its number. ``read(shard, start, stop)`` gives these
-    records of it. ``lanes``: from how many places a batch is read, a divisor of ``global_batch``;
-    more: better mixed, less read in a row. ``options`` are those of ``ElasticSampler``.
+    ``records``: the number of records of each shard, by its number. ``read(shard, start, stop)``
+    returns these records of it. ``lanes``: the number of places that a batch is read from, a
+    divisor of ``global_batch``; more lanes mix better and read less in a row. ``options`` are those
+    of ``ElasticSampler``.
 
-    Raises ``ValueError`` for other numbers.
+    Raises ``ValueError`` if there are no records, or ``lanes`` does not divide ``global_batch``.
     """
     if lanes < 1 or global_batch % lanes or min(records, default=0) < 0 or not sum(records):
         raise ValueError(
@@ -153,7 +154,7 @@ def _stream(records: Sequence[int], read: Read, sampler: ElasticSampler, lanes: 
 
 
 def _kind() -> Any:
-    """The class itself, or one that torch takes for a stream, where a script uses torch."""
+    """Return ``ShardStream``, or a subclass that torch knows, if the script uses torch."""
     if "torch" not in sys.modules:
         return ShardStream
     from torch.utils.data import IterableDataset
@@ -162,7 +163,7 @@ def _kind() -> Any:
 
 
 def _worker() -> Tuple[int, int]:
-    """Which worker of the loader this process is, and of how many."""
+    """Return the number of this process among the loader's workers, and how many there are."""
     if "torch" not in sys.modules:
         return 0, 1
     from torch.utils.data import get_worker_info

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the nodes that ask form the world, where not all of them can: pure.
+"""The choice of the nodes that form the world, if not all that ask can: pure.
 
-Nodes of the world before keep their places, and older members go before younger ones. Where the
+Nodes of the world before keep their places, and older members go before younger ones. If the
 topology is known, whole blocks go first: a world of four nodes in one block trains faster than one
 of two and two.
 """
@@ -20,7 +20,7 @@ def choose(
     quarantined: Collection[str],
     blocks: Mapping[str, str],
 ) -> list[Node]:
-    """Choose ``size`` of the nodes ``asking``, which stand in the order of their claims.
+    """Choose ``size`` of the nodes ``asking``, which are in the order of their claims.
 
     ``former``: the members of the world before. ``quarantined``: those whose torchrun keeps dying;
     they go last. ``blocks``: the block of each member, as far as it is known.
@@ -40,8 +40,8 @@ def _by_blocks(
 ) -> list[Node]:
     """Return ``room`` of ``nodes``: whole blocks, the largest that fit first, then parts of one.
 
-    Blocks that some of ``chosen`` are in go before the others. A node whose block is not known is
-    one by itself.
+    Blocks that contain some of ``chosen`` go before the others. A node whose block is not known
+    counts as a block of its own.
     """
     if len(nodes) <= room or not any(node.member in blocks for node in nodes):
         return list(nodes[:room])
@@ -50,7 +50,7 @@ def _by_blocks(
     for node in nodes:
         block = blocks.get(node.member)
         groups.setdefault((block is not None, block or node.member), []).append(node)
-    # Sorting is stable: of two that are equal the one with the oldest member goes first.
+    # Sorting is stable: of two equal groups, the one with the oldest member goes first.
     order = sorted(groups, key=lambda one: (one[1] not in begun, -len(groups[one])))
     taken: list[Node] = []
     parted: list[Node] = []

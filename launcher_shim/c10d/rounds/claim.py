@@ -9,8 +9,8 @@ from typing import Literal
 from launcher_shim.c10d.rounds.records import Node
 
 Ending = Literal["died", "gave up", "other"]
-"""How a torchrun has ended. ``died``: by itself, with a place. ``gave up``: by itself, while it
-waited for one, as by a join timeout. ``other``: on request, or because its work was done."""
+"""The end of a torchrun. ``died``: by itself, with a place. ``gave up``: by itself, while it waited
+for one, such as by a join timeout. ``other``: on request, or because its work was done."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,28 +23,28 @@ class Claim:
     nonce: str
     """Names the connection, also to later sidecars."""
     seen_s: float
-    """When the torchrun last gave a sign of life; monotonic, as all times here."""
+    """Time of the torchrun's last sign of life; monotonic, as all times here."""
     asked_s: float
-    """Since when its join timeout runs: since it asked, or was promoted."""
+    """Start of its join timeout: the time at which it asked, or was promoted."""
     pending: int = 0
     """Number of unanswered requests: while there is one, silence is no sign of a hang."""
     parked: bool = False
-    """Whether it was last shown that it is redundant, which only a promotion ends."""
+    """Whether its last view had it on the redundancy list, which only a promotion ends."""
     parks: bool = True
-    """Whether its version of torch knows a redundancy list, and its maximum is the job's."""
+    """Whether its version of torch has a redundancy list, and its maximum is the job's."""
     filled_round: int = -1
     """The round for which it was given fillers: there it never meets the others."""
     world_since_s: float | None = None
-    """Since when it is in the world that it was last handed; None before the first, or where that
-    was a sidecar before this one."""
+    """Time at which it came into the world that it was last handed; None before the first, or if a
+    sidecar before this one has handed it."""
     gave_up: bool = False
-    """Whether its torchrun has ended its wait for a place by itself."""
+    """Whether its torchrun has given up its wait for a place by itself."""
     addr: str = ""
     pid: int = -1
     """Its torchrun's process number, in its own container; -1 while it has not named itself."""
     local_id: int = -1
     flavour: str = ""
-    """How its torch spells a state (``launcher_shim.c10d.torch.agent.spell_flavour``)."""
+    """The encoding of a state by its torch (``launcher_shim.c10d.torch.agent.spell_flavour``)."""
 
     @property
     def named(self) -> bool:
@@ -62,18 +62,18 @@ class Claim:
         self.seen_s = now_s
 
     def excuse(self, now_s: float) -> None:
-        """Count silence from ``now_s`` on: it was this sidecar that stood still."""
+        """Count silence from ``now_s`` on, after a stop of this sidecar itself."""
         self.seen_s = now_s
 
     def resume(self, node: Node) -> None:
-        """Take over from ``node`` what a client that outlived its sidecar has said of itself."""
+        """Take over from ``node`` the names that a client which outlived its sidecar has given."""
         self.addr, self.pid, self.local_id = node.addr, node.pid, node.local_id
         self.flavour = node.flavour
-        # It may have been parked: promotion is safe at any time.
+        # The former sidecar may have parked it: a promotion is safe at any time.
         self.parked = True
 
     def asking(self, member: str, ask: int) -> Node:
-        """Make the record by which ``member`` asks for the ``ask``-th time on this connection."""
+        """Build the record by which ``member`` asks for the ``ask``-th time on this connection."""
         return Node(
             member=member,
             state="asking",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a round is complete and when it is over: pure, and the same in every sidecar.
+"""The decision on when a round is complete or over: pure, and the same in every sidecar.
 
-Agents never decide. A sidecar that sees a condition met writes it on the round key, under a
-compare on everything the decision rests on; whoever loses sees the winner's result.
-torch alone always sits out its last call, because it cannot know who is coming: the membership
-tells, so a round here completes as soon as everybody who is coming has come.
+Agents never decide. A sidecar that sees a condition met writes it on the round key, under a compare
+on everything that the decision depends on; a sidecar that loses the race sees the winner's result.
+torch alone always waits for its whole last call, because it cannot know which nodes are coming:
+here the membership shows that, so a round completes as soon as all that are coming have come.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from launcher_shim.c10d.rounds.records import Node, Round
 
 @dataclass(frozen=True, slots=True)
 class RoundDecision:
-    """What becomes of a round."""
+    """The decision on a round."""
 
     round: Round | None
     """The round to write; None to leave it as it is."""
     reason: str
     """One sentence."""
     wake_at_s: float = math.inf
-    """When the decision may change by time alone."""
+    """The time at which the decision may change by time alone."""
     unheard: bool = False
     """As in ``Standings``."""
 
@@ -38,7 +38,7 @@ class RoundDecision:
 def decide(
     now: float, snapshot: RunSnapshot, observations: RoundObservations, policy: RoundPolicy
 ) -> RoundDecision:
-    """Decide what becomes of the round."""
+    """Decide whether to complete, end or keep the round."""
     current = snapshot.round
     if current.closed == "success":
         return RoundDecision(None, "the run is closed by success")
@@ -60,14 +60,14 @@ def _over(
     standings = stand(now, snapshot, observations, policy)
     failed = bool(current.closed)
     lost = failed or standings.lost
-    # A granted member stands still until SIGTERM and is shown no waiter, so nobody may wait for it
-    # to leave. While the run may end well, nodes in the exit barrier are not disturbed.
+    # A granted member stands still until SIGTERM and is shown no waiter, so the others must not
+    # wait for it to leave. While the run may end well, nodes in the exit barrier are not disturbed.
     ends_well = current.finishing and not lost
     granted = frozenset[str]() if ends_well else snapshot.membership.granted
-    # A finished node stays in the barrier, as in plain torch, until the others are enough to go on.
+    # A finished node stays in the barrier, as in plain torch, until the others suffice to go on.
     least = policy.sizes.smallest
     enough = lost and len(snapshot.candidates(least)) >= least
-    # A world that has failed is not kept for those who may return to it.
+    # A world that has failed is not kept for nodes that may return to it.
     gone = GONE | {"missing"} if failed else GONE
     staying = [
         seat
@@ -77,8 +77,8 @@ def _over(
         and not (enough and standing == "here" and snapshot.nodes[seat.member].finished)
     ]
     if failed and not staying and not snapshot.anybody_asks():
-        # What the run came to stays on record until a torchrun begins anew. A restored store may
-        # say so of one that is no more: its record goes with its lease, long before this.
+        # The run's result stays on record until a torchrun asks again. After a restore, the asking
+        # record may be of a torchrun that is gone: it expires with its lease, long before this.
         due_s = observations.round_since_s + policy.orphan_hold_s
         if not snapshot.left_out_ask() or now < due_s:
             reason = f"round {current.number} is closed by failure, and no node asks"
@@ -119,7 +119,7 @@ def _complete(
     met_min_s = now if observations.met_min_s is None else observations.met_min_s
     awaited = _awaited(now, snapshot, observations, policy, met_min_s)
     if sizes.largest(len(asking) + len(awaited)) == len(chosen):
-        # Nobody who may come makes a larger world: only who has a better claim is waited for.
+        # No awaited node makes a larger world: wait only for those with a better claim.
         awaited = _holders(awaited, snapshot, chosen)
     if len(chosen) == sizes.full:
         if not awaited:
@@ -153,11 +153,11 @@ def _freeze(snapshot: RunSnapshot, chosen: Sequence[Node]) -> Round:
 def _worlds_return_until_s(
     current: Round, observations: RoundObservations, policy: RoundPolicy
 ) -> float:
-    """Until when a world of this generation may return that a restored store has lost.
+    """Return until when a world that a restored store has lost may return.
 
-    A pod that has just come cannot tell that the store was restored, be it to a past round or to
-    an earlier generation. Nodes that have trained all along return as soon as they see it. Before
-    the first world nothing tells a restored store from a new one, and no job starts later for that.
+    A pod that has just come cannot tell that the store was restored, be it to a past round or to an
+    earlier generation. Nodes that have trained all along return as soon as they see it. Before the
+    first world a restored store looks like a new one, and no job starts later for that.
     """
     return observations.life_since_s + policy.life_s if current.number > 0 else -math.inf
 
@@ -167,8 +167,8 @@ def _holders(
 ) -> dict[str, float]:
     """Return those of ``awaited`` whose place one of ``chosen`` would take.
 
-    There is a node for every place. Only a torchrun that trained in the world before, and is on
-    its way into this one, has a better claim; one that has ended, or never connected, has none.
+    There is a node for every place. Only a torchrun that trained in the world before, and is on its
+    way into this one, has a better claim; one that has ended, or never connected, has none.
     """
     former = frozenset(snapshot.round.former)
     if all(node.member in former for node in chosen):
@@ -204,13 +204,15 @@ def _awaited(
         if node is None:
             since_s = observations.absent_s.get(member, met_min_s)
             if current.is_first:
-                # Images are pulled while sidecars wait: the call is out once a world could form.
+                # Images are pulled while sidecars wait: the first call begins once a world could
+                # form.
                 since_s = max(since_s, met_min_s)
             awaited[member] = since_s + policy.first_call_s
         else:
             since_s = observations.left_s.get(node.seat, met_min_s)
             if node.left_reason == "exit":
-                # It left the former round to ask for this one, and could not before this one was.
+                # It left the former round to ask for this one, and could not ask before this one
+                # was open.
                 since_s = max(since_s, observations.round_since_s)
             awaited[member] = since_s + policy.last_call_s
     return awaited

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides about one run whenever something has changed, and writes what is due."""
+"""The loop that decides on one run whenever something has changed, and writes the decision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 COALESCE_S = 0.02
 COALESCE_PER_NODE_S = 0.0005
-"""Shortest time between two evaluations in seconds, and what each node adds to it: a burst of
+"""Minimum time between two evaluations in seconds, and the addition to it per node: a burst of
 hundreds of joins then costs few."""
 
 DUE_RETRY_S = 0.1
@@ -37,7 +37,7 @@ LATE_S = 1.0
 
 
 class DecisionLoop:
-    """Decides about one run. ``changed`` is called when a standing or the membership changes."""
+    """The decisions on one run. ``changed`` is called if a standing or the membership changes."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class DecisionLoop:
         return self._diary.last
 
     def wake(self) -> None:
-        """Evaluate the run anew, and decide."""
+        """Drop the last evaluation of the run, and decide again."""
         self._evaluator.outdate()
         self._woken.set()
 
@@ -105,13 +105,14 @@ class DecisionLoop:
             registered = self._registered.lease() is not None
             if due is not None and (registered or now < due[1]):
                 if now >= due[1]:
-                    # Only once the watch has passed a lost race is there anything new to decide by.
+                    # After a lost race, wait for the watch: before that, there is nothing new to
+                    # decide by.
                     written = await self._round_key.decide(due[0], stored) or 0
                     await shown(self._client.mirror, written)
                 wake_at_s = min(wake_at_s, max(due[1], now + DUE_RETRY_S))
             await self._wait_for_news(wake_at_s, registered=registered)
             if self._clock() > wake_at_s + LATE_S:
-                # It was this sidecar that stood still: what the agent asked may still wait.
+                # This sidecar itself was stopped: requests of the agent may still wait to be read.
                 self._hang_watch.excuse(self._clock())
             await asyncio.sleep(COALESCE_S + COALESCE_PER_NODE_S * self._run.node_count)
 
@@ -124,7 +125,7 @@ class DecisionLoop:
             self.wake()
 
     async def _wait_for_news(self, wake_at_s: float, *, registered: bool) -> None:
-        """Wait for news, ``wake_at_s`` or, where it is not in force, the registration."""
+        """Wait for news, ``wake_at_s`` or, if the registration is not in force, for that."""
         left_s = wake_at_s - self._clock()
         try:
             async with asyncio.timeout(left_s if math.isfinite(left_s) else None):

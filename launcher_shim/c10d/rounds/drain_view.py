@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's round as drains see it: its members, which are gone, and how its ranks identify it."""
+"""A run's round as drains see it: its members, those that are gone, and its name to its ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rdzv.snapshot import Snapshot
 def live_round(
     run_id: str, snapshot: RunSnapshot, standings: Standings, reforms: ReformCause, master: str
 ) -> LiveRound:
-    """Make the live round of ``snapshot``; an open one has no members.
+    """Build the live round of ``snapshot``; an open one has no members.
 
     ``reforms``: as ``reform`` decides. ``master``: as ``master_token`` returns it.
     """
@@ -63,14 +63,14 @@ def counting(rounds: Iterable[LiveRound], membership: Snapshot) -> LiveRound | N
     """Choose the round that counts if there are several runs: they share one commit record.
 
     A round that stands still after its save counts until it has ended or trains on. If a world of
-    another run reset its commit, nobody would know that it stands still, and its ranks would train
-    on beyond the step that was saved.
-    Else a round counts that a member leaves, whose work would be lost, or else one that is to form
-    again. Among several it is the one whose ranks are held already, or else the newest. A save that
-    has begun ends first: were it broken off, ranks that have not read of its step would train past
-    it, while the others wait for them in the save. This depends on records alone, so that all
-    sidecars choose the same round. Beside one that knows only the newest, that one counts: else the
-    two would take the commit from each other without end.
+    another run reset its commit, no sidecar would know that it stands still, and its ranks would
+    train on beyond the step that was saved. Otherwise, the round that counts is one that a member
+    leaves, whose work would be lost, or else one that is to form again; among several, the one
+    whose ranks are held already, or else the newest. A save that has begun ends first: if it were
+    broken off, ranks that have not read of its step would train past it, while the others wait for
+    them in the save. The choice depends on records alone, so that all sidecars choose the same
+    round. Beside a sidecar whose version knows only the newest round, that one counts: otherwise
+    the two would take the commit from each other without end.
     """
     rounds = tuple(rounds)
     live = [one for one in rounds if one.live]

@@ -29,16 +29,16 @@ class Evaluation:
     """The same, with this sidecar's node as it should be."""
     standings: Standings
     reform: Reform
-    """Why the stored world is to form again, if it is."""
+    """The cause for which the stored world is to form again, if there is one."""
 
     @property
     def wake_at_s(self) -> float:
-        """When time alone would change it."""
+        """The time at which it would change by time alone."""
         return min(self.standings.wake_at_s, self.reform.wake_at_s)
 
 
 class Evaluator:
-    """Evaluates one run, again whenever an input of the last evaluation has changed.
+    """The evaluator of one run; evaluates again whenever an input has changed.
 
     ``membership`` (called with the current round) and ``policy`` must be cheap. ``life_since_s``:
     as in ``RoundObservations``.
@@ -84,7 +84,7 @@ class Evaluator:
         self._evaluation = None
 
     def evaluate(self) -> Evaluation:
-        """Return the present evaluation, on which views and decisions rest."""
+        """Return the present evaluation, the basis of views and decisions; evaluate if needed."""
         now, own, membership = self._clock(), self._own.node, self.members()
         evaluation = self._evaluation
         if (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes the torchrun that hangs off the run, so that the others go on without it."""
+"""The removal of a torchrun that hangs from its run, so that the others go on without it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class HangWatch:
-    """Watches the torchrun that holds ``place``."""
+    """The watch over the torchrun that holds ``place``."""
 
     def __init__(self, place: Place, policy: Callable[[], RoundPolicy]) -> None:
         self._place = place
@@ -47,7 +47,7 @@ class HangWatch:
         return decision.wake_at_s
 
     def excuse(self, now: float) -> None:
-        """Count from ``now`` on: it was this sidecar that stood still."""
+        """Count from ``now`` on, after a stop of this sidecar itself."""
         if self._place.holder is not None:
             self._place.holder.excuse(now)
             self._leave_shown = None

@@ -19,50 +19,50 @@ class RoundPolicy:
     max_nodes: int
     """No world is larger; further nodes wait on standby."""
     desired: int | None = None
-    """Wait up to ``last_call_s`` for this many nodes, while more may come; None: do not."""
+    """The number of nodes to wait for, up to ``last_call_s``, while more may come; None: none."""
     allowed_sizes: tuple[int, ...] = ()
     """The sizes that a world may have; empty: the multiples of ``unit``."""
     unit: int = 1
-    """A world has a multiple of so many nodes, where no sizes are named."""
+    """A world's number of nodes is a multiple of this, if ``allowed_sizes`` is empty."""
     gather_s: float = 0.0
-    """How long newcomers wait beside a world that trains, for others to join it with them. Longer:
-    fewer worlds, each of which costs all ranks a restart. Shorter: less time without the newcomers'
-    work. 0: each is let in at once."""
+    """Wait of newcomers beside a world that trains, for others to join it with them. Longer: fewer
+    worlds, each of which costs all ranks a restart. Shorter: less time without the newcomers' work.
+    0: each is let in at once."""
     paused: bool = False
     """Whether the job is paused: no world may train."""
     shrinks: bool = True
-    """Whether a world that has become too large gives nodes up, and does not train on as it is."""
+    """Whether a world that has become too large gives nodes up, instead of training on as it is."""
     last_call_s: float = 2.0
-    """How long a world of ``min_nodes`` waits for a torchrun that was in the world before, counted
-    from when it left or may ask again. Longer: fewer worlds that form twice. Shorter: less time
-    without training after a loss."""
+    """Wait of a world of ``min_nodes`` for a torchrun that was in the world before, counted from
+    when it left or may ask again. Longer: fewer worlds that form twice. Shorter: less time without
+    training after a loss."""
     first_call_s: float = 30.0
-    """How long a world of fewer than ``max_nodes`` waits for a member whose torchrun has never
-    connected. Generous: a world that starts too small has to be formed again."""
+    """Wait of a world of fewer than ``max_nodes`` for a member whose torchrun has never connected.
+    Generous: a world that starts too small has to be formed again."""
     confirm_s: float = 4.0
-    """How long a node's key must be away before the node counts as dead. A reconnect and a renewal
-    of its lease must fit in; every recovery from a lost node takes this much longer."""
+    """Time for which a node's key must be away before the node counts as dead. A reconnect and a
+    renewal of its lease must fit in; every recovery from a lost node takes this much longer."""
     return_s: float = 15.0
     """The same, after this sidecar or the whole world was cut off: others may be reconnecting."""
     orphan_hold_s: float = 60.0
-    """How long a world whose keys all vanished at once is kept for its return. Longer than the
-    outages it is to survive; while it lasts, no other world can form."""
+    """Time for which a world whose keys all vanished at once is kept for its return. Longer than
+    the outages that it is to survive; until it is over, no other world can form."""
     hung_s: float = 30.0
-    """How long an agent may send no request before it counts as hung. Its keep-alive thread sends
-    one every 5 s."""
+    """Time without a request after which an agent counts as hung. Its keep-alive thread sends one
+    every 5 s."""
     leave_s: float = 120.0
-    """How long an agent may take to leave a world that trains no more, if it goes on sending
+    """Time for which an agent may take to leave a world that trains no more, if it goes on sending
     requests. torch gives workers 30 s before it kills them, and waits for those that the kernel
     cannot end. Too short: the others form a round without a slow node, and then another one with
     it. Too long: they wait for one that hangs."""
     hold_s: float = 2.0
-    """How long an answer may be held back for news, where torch would sleep for 1 s and ask again.
-    It covers the last call; an agent handles a signal only after the answer."""
+    """Time for which an answer may be held back for news, where torch would sleep for 1 s and ask
+    again. It covers the last call; an agent handles a signal only after the answer."""
     life_s: float = 2.0
-    """How long a sidecar that has just come into this life of the job waits, before it forms a
-    world, for one that trains already and has only now seen that a restored store has lost it."""
+    """Wait of a sidecar that has just come into this life of the job, before it forms a world, for
+    one that trains already and has only now seen that a restored store has lost it."""
     park_s: float = 2.0
-    """How long an agent asks in a round that does not form until it is parked, where its join has
+    """Time after which an agent that asks in a round that does not form is parked, if its join has
     no timeout."""
 
     @property
@@ -82,8 +82,8 @@ class RoundMembers:
     granted: frozenset[str] = frozenset()
     """Of those that leave, the ones whose leave was granted."""
     joins_wait: bool = False
-    """Whether the present world saves before it lets anybody in, makes room or pauses: a newcomer
-    must not end it."""
+    """Whether the present world saves before it lets a newcomer in, makes room or pauses: a
+    newcomer must not end it."""
     join_agreed: bool = False
     """Whether the ranks of the present world are held, or save, to form it again, or do so without
     a save."""
@@ -97,10 +97,10 @@ class RoundMembers:
     quarantined: frozenset[str] = frozenset()
     """Of those listed, the ones whose torchrun keeps dying."""
     locations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Where each of those listed is, as in ``rdzv.records.job.Member``."""
+    """The topology of each of those listed, as in ``rdzv.records.job.Member``."""
 
     def may_join(self, member: str) -> bool:
-        """Whether a node of ``member`` may be frozen into a round."""
+        """Return whether a node of ``member`` may be frozen into a round."""
         return member in self.listed and member not in self.leaving
 
 
@@ -139,12 +139,12 @@ class RunSnapshot:
         )
 
     def anybody_asks(self) -> bool:
-        """Whether a node asks whose member does not leave, even if it may not join now."""
+        """Return whether a node asks whose member does not leave, even if it may not join now."""
         leaving = self.membership.leaving
         return any(n.state == "asking" and n.member not in leaving for n in self.nodes.values())
 
     def left_out_ask(self) -> bool:
-        """Whether a node asks, and may join, by a record that is left out."""
+        """Return whether a node asks, and may join, by a record that is left out."""
         may_join = self.membership.may_join
         return any(n.state == "asking" and may_join(n.member) for n in self.left_out)
 
@@ -155,7 +155,7 @@ class RunSnapshot:
         return fit if len(fit) >= min_nodes else asking
 
     def goes_on(self) -> bool:
-        """Whether a torchrun of the present world has left it to ask again: it has not finished."""
+        """Return whether an unfinished torchrun of the present world has left it to ask again."""
         for seat in self.round.frozen:
             node = self.nodes.get(seat.member)
             if node is None or node.nonce != seat.nonce:

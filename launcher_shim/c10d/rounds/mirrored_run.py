@@ -2,8 +2,8 @@
 """One run as the mirror shows it, parsed once per changed key; its round never goes back.
 
 After a restore the store may have an older round than the one agents are in. The later of the
-stored round and the last one seen counts, until that one is written back.
-A restored store may also have the round, and not what its nodes had stored to meet each other.
+stored round and the last one seen counts, until that one is written back. A restored store may also
+have the round, but not the keys that its nodes had stored to meet each other.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class MirroredRun:
         self._nodes: dict[str, Node] = {}
         self._restored_at = 0
         self._finished: dict[int, set[str]] = {}
-        """By round: nodes that have added to torch's exit barrier. Outlives the node records."""
+        """Nodes that have added to torch's exit barrier, by round. Outlives the node records."""
         self._unmet: dict[str, int] = {}
-        """Keys by which nodes meet that were deleted, of the stored round or a later one; values
-        are numbers of rounds."""
+        """Deleted keys by which nodes meet, of the stored round or a later one; values are numbers
+        of rounds."""
 
     @property
     def round(self) -> Round:
         """The stored round, or a later one that the store has lost.
 
-        Nobody deletes what the nodes of a live round meet by: where it is gone, the store was
-        restored to before it was stored, and the round is marked.
+        No client deletes the keys by which the nodes of a live round meet: if one is gone, the
+        store was restored to before it was stored, and the round is marked.
         """
         if self.lost_round.age <= self.stored_round.age:
             stored = self.stored_round
@@ -70,16 +70,16 @@ class MirroredRun:
 
     @property
     def node_count(self) -> int:
-        """How many nodes have a record."""
+        """The number of nodes that have a record."""
         return len(self._nodes)
 
     def node(self, member: str) -> Node | None:
-        """The record of one node; None if there is none, or the one there is from a backup."""
+        """Return the record of one node; None if there is none, or just one from a backup."""
         node = self._nodes.get(member)
         return None if node is not None and self.round.is_later_than(node) else node
 
     def snapshot(self, revision: int, membership: RoundMembers) -> RunSnapshot:
-        """Make a snapshot. ``revision``: up to there the mirror is known to be complete."""
+        """Build a snapshot; the mirror is known to be complete up to ``revision``."""
         current, nodes = self.round, dict(self._nodes)
         left_out: tuple[Node, ...] = ()
         if current.restored_at:
@@ -91,8 +91,8 @@ class MirroredRun:
     def went_back(self, revision: int, events: Sequence[WatchEvent]) -> bool:
         """Note a batch's revision; return whether the store was restored or emptied.
 
-        A restored store that has reached the old revision again is known by a record that is older
-        than the one seen before.
+        A restored store that has reached the old revision again is detected by a record that is
+        older than the one seen before.
         """
         restored = revision < self.revision or any(map(self._is_older, events))
         self.revision = revision

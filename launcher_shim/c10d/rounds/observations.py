@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one sidecar has observed of a run over time, and which nodes are gone by that.
+"""One sidecar's observations of a run over time, and the nodes that are gone according to them.
 
 A delete event alone cannot tell a death from a cut to the store. So a node whose key vanished is
-gone only once it has stayed away on a healthy watch, once the store, asked after that, still has
-no key of it, and once somebody else of its world shows that the store can be reached. Nothing here
-is shared between sidecars: each counts for itself.
+gone only once it has stayed away on a healthy watch, once the store, read after that, still has no
+key of it, and once another node of its world shows that the store can be reached. Nothing here is
+shared between sidecars: each counts for itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from launcher_shim.c10d.rounds.records import Seat
 CLOCK_SLACK_S = 0.1
 
 Standing = Literal["here", "missing", "left", "replaced", "lapsed", "done"]
-"""Of a frozen node. ``missing``: its key is away, but not for long enough to count as gone."""
+"""The standing of a frozen node. ``missing``: its key is away, but not for long enough to count as
+gone."""
 
 LOST: frozenset[Standing] = frozenset({"left", "replaced", "lapsed"})
 GONE: frozenset[Standing] = LOST | {"done"}
@@ -28,34 +29,35 @@ GONE: frozenset[Standing] = LOST | {"done"}
 
 @dataclass(frozen=True, slots=True)
 class RoundObservations:
-    """What one sidecar has seen of a run. Times are of its monotonic clock, in seconds."""
+    """One sidecar's observations of a run. Times are of its monotonic clock, in seconds."""
 
     healthy_since_s: float = math.inf
-    """Since when the watch has worked without a gap."""
+    """Start of the time in which the watch has worked without a gap."""
     heard_s: float = -math.inf
-    """All changes of the store up to then are in the snapshot."""
+    """The snapshot has all changes of the store up to then."""
     return_until_s: float = -math.inf
-    """Until when nodes that were cut off together with this sidecar may be reconnecting."""
+    """End of the time in which nodes that were cut off with this sidecar may be reconnecting."""
     missing_s: Mapping[Seat, float] = field(default_factory=dict)
-    """Since when the key of a frozen node is away."""
+    """Time since which the key of a frozen node is away."""
     absent_s: Mapping[str, float] = field(default_factory=dict)
-    """Since when a listed member has no node."""
+    """Time since which a listed member has no node."""
     asked_s: Mapping[Seat, float] = field(default_factory=dict)
-    """Since when a node that is not in the present world asks."""
+    """Time since which a node that is not in the present world asks."""
     round_number: int = -1
     """The round that was current at the last snapshot."""
     round_since_s: float = -math.inf
-    """Since when it has been the current round."""
+    """Time since which it has been the current round."""
     met_min_s: float | None = None
-    """Since when at least ``min`` nodes have been asking in it; None while fewer do."""
+    """Time since which at least ``min`` nodes have been asking in it; None while fewer do."""
     left_s: Mapping[Seat, float] = field(default_factory=dict)
-    """Since when a node is off the run and has not asked again."""
+    """Time since which a node is off the run and has not asked again."""
     life_since_s: float = -math.inf
-    """Since when this sidecar has been in the present generation."""
+    """Time since which this sidecar has been in the present generation."""
     gather_since_s: float | None = None
-    """Since when nodes wait that would make the present world larger; None: none do."""
+    """Time since which nodes wait that would make the present world larger; None: none do."""
     newest_s: float = -math.inf
-    """When a node came last that may join: its torchrun asked, or its member was listed."""
+    """Time at which the last node came that may join: its torchrun asked, or its member was
+    listed."""
     done: frozenset[Seat] = frozenset()
     """Nodes of this round that have finished. If such a node or its pod ends, or another torchrun
     connects in its place, nothing is lost."""
@@ -160,17 +162,17 @@ class Standings:
 
     of: Mapping[Seat, Standing]
     wake_at_s: float = math.inf
-    """When a standing may change by time alone."""
+    """The time at which a standing may change by time alone."""
     unheard: bool = False
     """Whether a node has been away for long enough to be gone, once the mirror is confirmed."""
 
     @property
     def lost(self) -> bool:
-        """Whether a node is gone that had not finished: the world must form again."""
+        """Whether a node that had not finished is gone: the world must form again."""
         return any(standing in LOST for standing in self.of.values())
 
     def lost_beside(self, members: frozenset[str]) -> bool:
-        """Whether a node of none of ``members`` is gone that had not finished."""
+        """Return whether a node that had not finished, and is of none of ``members``, is gone."""
         return any(
             standing in LOST and seat.member not in members for seat, standing in self.of.items()
         )
@@ -184,7 +186,7 @@ class Standings:
 def stand(
     now: float, snapshot: RunSnapshot, observations: RoundObservations, policy: RoundPolicy
 ) -> Standings:
-    """Return the standing of each frozen node of the present round."""
+    """Decide on the standing of each frozen node of the present round."""
     of: dict[Seat, Standing] = {}
     for seat in snapshot.round.frozen:
         node = snapshot.nodes.get(seat.member)
@@ -212,7 +214,7 @@ def stand(
         wait_s = policy.orphan_hold_s if snapshot.round.finishing else policy.confirm_s
         due = {seat: max(since[seat] + wait_s, back_s) for seat in missing}
     elif snapshot.asking() or snapshot.left_out_ask():
-        # Everybody at once: a cut, not a death, unless nobody comes back for very long.
+        # All at once: a cut, not a death, unless no node comes back for very long.
         due = dict.fromkeys(missing, max(since.values()) + policy.orphan_hold_s)
     else:
         return Standings(of)

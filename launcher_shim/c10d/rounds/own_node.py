@@ -23,19 +23,19 @@ from rdzv.store import Compare, KeyValue, Operation, Put, Range, Store, WatchEve
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
-"""Longest retry interval in seconds; a change ends it earlier."""
+"""Maximum retry interval in seconds; a change ends it earlier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handing:
-    """A change of the own record that rests on the round key being at ``round_revision``."""
+    """A change of the own record that depends on the round key's being at ``round_revision``."""
 
     node: Node
     round_revision: int
 
 
 class OwnNode:
-    """Keeps one node key at its desired value, for as long as ``run`` runs.
+    """The node key of this sidecar's member, kept at its desired value as long as ``run`` runs.
 
     ``handed`` is called when a change that ``run``'s ``handing`` proposed has been written.
     """
@@ -68,11 +68,11 @@ class OwnNode:
 
     @property
     def node(self) -> Node | None:
-        """The desired record; None before an agent first asked."""
+        """The desired record; None before an agent has first asked."""
         return self._node
 
     def take_loss(self) -> bool:
-        """Whether the store lacks the record, or has lacked it at any time since the last call."""
+        """Return whether the store lacks the record, or has lacked it since the last call."""
         lost, self._was_lost = self._was_lost, self._was_written and self._stored is None
         return lost or self._was_lost
 
@@ -82,12 +82,12 @@ class OwnNode:
         self.stir()
 
     def stir(self) -> None:
-        """Wake ``run``: something that the next write rests on may have changed."""
+        """Wake ``run``: an input of the next write may have changed."""
         self._stirred.set()
         self._settle()
 
     def see(self, event: WatchEvent) -> None:
-        """Take in an event of the watch about the key."""
+        """Apply an event of the watch for the key."""
         kv = event.kv
         if kv.mod_revision >= self._stored_as_of:
             self._note_stored(kv if event.kind == "put" else None, kv.mod_revision)
@@ -99,19 +99,19 @@ class OwnNode:
         self.stir()
 
     def retire(self) -> None:
-        """Want no record any more, as the run is of a former generation; wake all who wait."""
+        """Desire no record any more, as the run is of a former generation; wake all waiters."""
         self._node = None
         self._settle()
 
     async def written(self, node: Node) -> int:
-        """Wait until the store has ``node``, or it is desired no more; return the revision."""
+        """Wait until the store has ``node``, or it is no longer desired; return the revision."""
         while self._node is node and not self._holds():
             settled = self._settled
             await settled.wait()
         return self._stored_as_of
 
     async def run(self, handing: Callable[[], Handing | None]) -> None:
-        """Write what is due, until cancelled; ``handing`` may propose a change if nothing is."""
+        """Write changes until cancelled; ``handing`` may propose one if none is due."""
         while True:
             self._stirred.clear()
             try:
@@ -148,7 +148,7 @@ class OwnNode:
         return self._stored is not None and self._stored.lease == self._registered.lease()
 
     async def _step(self, handing: Callable[[], Handing | None]) -> bool:
-        """Write once if something is due; return whether to look again at once."""
+        """Write once if something is due; return whether to check again at once."""
         now, lease = self._node, self._registered.lease()
         if now is None or lease is None:
             return False
@@ -173,7 +173,7 @@ class OwnNode:
             kv = KeyValue(self._key, put.value, result.revision, result.revision, 1, lease)
             if proposal is not None and self._node is now:
                 self._become(wanted)
-                # The watch may have shown the write before, when it was not yet known to be ours.
+                # The watch may have shown this write before its result came.
                 self._handed()
             self._was_written = True
             self._diary.say(f"the node is {wanted.state} in the store")
@@ -182,7 +182,7 @@ class OwnNode:
         response = result.responses[0]
         kvs = response if isinstance(response, tuple) else ()
         self._note_stored(kvs[0] if kvs else None, result.revision)
-        # A restored store's answer counts once the watch shows that it was restored.
+        # The answer of a restored store counts only once the watch shows that it was restored.
         return (self._stored.mod_revision if self._stored else 0) != stored_revision
 
     async def _reread(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for the watch to show what this sidecar has written itself."""
+"""The wait for the watch to show a write by this sidecar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rdzv.mirror import Mirror
 log = logging.getLogger(__name__)
 
 SEE_OWN_WRITE_S = 5.0
-"""Longest wait for the watch to show a write of our own before an answer is given without."""
+"""Maximum wait for the watch to show a write by this sidecar before the client is answered."""
 
 
 async def shown(mirror: Mirror, revision: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place of this sidecar's member in one run: which connection has it, and its node."""
+"""The place of this sidecar's member in one run: the connection that holds it, and its node."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rdzv.mirror import Mirror
 
 
 class Place:
-    """Gives the place to one claim at a time, and sets the desired node as its holder asks.
+    """The place, held by one claim at a time; sets the desired node as its holder asks.
 
-    ``changed`` is called when the desired node has changed, ``came`` with the nonce of each
-    torchrun of this pod that asks, ``ended`` with that of one that is gone, how it has ended, and
-    how many seconds its last world had lasted, if it was in one.
+    ``changed`` is called if the desired node has changed, ``came`` with the nonce of each torchrun
+    of this pod that asks, and ``ended`` with the nonce of one that is gone, its ending, and for how
+    many seconds its last world had lasted, if it was in one.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Place:
         ended: Callable[[str, Ending, float | None], None],
     ) -> None:
         self.holder: Claim | None = None
-        """The claim that counts."""
+        """The claim that holds the place."""
         self._next: tuple[Claim, Node] | None = None
         self._run = run
         self._own = own
@@ -54,11 +54,11 @@ class Place:
         self._ended = ended
 
     def claim(self, nonce: str | None = None, kept: Node | None = None) -> Claim:
-        """Make the claim of a new client connection.
+        """Create the claim of a new client connection.
 
-        ``nonce``: of a connection that may outlive the sidecar. ``kept``: its node as an earlier
-        sidecar of this member had it, put back where the store has lost it with the lease, or has
-        an older one, as after a restore from a backup.
+        ``nonce``: that of a connection that may outlive the sidecar. ``kept``: its node as an
+        earlier sidecar of this member had it, put back if the store has lost it with the lease, or
+        has an older one, as after a restore from a backup.
         """
         now_s = self._clock()
         claim = Claim(nonce or f"{self._random.getrandbits(64):016x}", now_s, now_s)
@@ -84,7 +84,7 @@ class Place:
         self._next = None
 
     def adopt(self, claim: Claim) -> None:
-        """Take over a claim of a former generation: its world was there, so it asks again."""
+        """Take over a claim of a former generation: its world was there, so it has to ask again."""
         if claim.named:
             self.holder = claim
             node = claim.asking(self._member, 0)
@@ -113,7 +113,7 @@ class Place:
         return node if node is not None and self._run.round.is_world_of(node) else None
 
     async def join(self, claim: Claim) -> bool:
-        """Write that ``claim`` asks, if it does not yet; return whether it may."""
+        """Write that ``claim`` asks, if it does not yet; return whether it holds the place."""
         if claim is not self.holder:
             return False
         node = self._own.node
@@ -123,7 +123,7 @@ class Place:
         return True
 
     async def leave_written(self, claim: Claim) -> bool:
-        """Write that ``claim`` took itself off; return whether it held the place."""
+        """Write that ``claim`` has withdrawn; return whether it held the place."""
         node = self.own_node(claim)
         if node is None:
             return False
@@ -132,7 +132,7 @@ class Place:
         return True
 
     def handed(self) -> None:
-        """Note that the holder's node may be in a world from now on."""
+        """Note the time at which the holder's node came into a world, if it has."""
         if self.holder is not None and (node := self.own_node(self.holder)) is not None:
             self.holder.world_since_s = self._clock() if node.state == "in" else None
 

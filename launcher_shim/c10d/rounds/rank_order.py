@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of ranks in a world: neighbours stand together, and who stays keeps its rank.
+"""The order of ranks in a world: neighbours are adjacent, and a node that stays keeps its rank.
 
 Rings run along the ranks, so each border between two blocks that they cross costs. A rank that
-moves costs once: what its worker has cached, or logs under its number, is another rank's now. So
-the rules are, the first one first: each block has one run of ranks, and each part of a block one
-run within it; rank 0 stays rank 0; few ranks move. Where nothing is known, it is torch's order.
+moves costs once: the data that its worker has cached, or logs under its number, are another rank's
+now. So the rules are, the first one first: each block has one run of ranks, and each part of a
+block one run within it; rank 0 stays rank 0; few ranks move. Without a former world or a topology,
+it is torch's order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from launcher_shim.c10d.rounds.records import Node
 
 Location = tuple[str, ...]
-"""Where a node is, the most general part first: block, rack, machine."""
+"""The topology of a node, the most general part first: block, rack, machine."""
 
 
 def in_rank_order(
@@ -24,8 +25,9 @@ def in_rank_order(
 ) -> list[Node]:
     """Return ``chosen`` in the order of their ranks.
 
-    ``former``: the members of the world before, in the order of its ranks. ``locations``: where
-    each member is. One whose location is empty, or has ended, stands anywhere between the others.
+    ``former``: the members of the world before, in the order of its ranks. ``locations``: the
+    topology of each member. A member whose location is empty, or has no further part, may be
+    anywhere between the others.
     """
     ranks = {member: rank for rank, member in enumerate(former)}
     # Nodes that stay, by former rank; then the others, as torch orders them. Groups keep it.
@@ -36,7 +38,7 @@ def in_rank_order(
 
 
 class _Order:
-    """Orders the nodes of one group after the other, from the most general one down."""
+    """The order of the nodes in nested groups, from the most general one down."""
 
     def __init__(self, ranks: Mapping[str, int], locations: Mapping[str, Location]) -> None:
         self._ranks = ranks
@@ -52,7 +54,7 @@ class _Order:
             start += len(group)
 
     def _groups(self, nodes: Sequence[Node], depth: int) -> list[list[Node]]:
-        """Part ``nodes`` by where they are; each of which that is not known is by itself."""
+        """Group ``nodes`` by location at ``depth``; a node without one is a group by itself."""
         groups: dict[tuple[str, bool], list[Node]] = {}
         for node in nodes:
             parts = self._locations.get(node.member, ())
@@ -63,9 +65,9 @@ class _Order:
     def _arranged(self, groups: list[list[Node]], start: int) -> Iterator[list[Node]]:
         """Yield ``groups`` in order, so that few of their nodes move.
 
-        A group with former ranks to keep goes where it keeps most of them. The others fill the
-        gaps that this leaves, the largest that fits first, and come last otherwise. So one that is
-        new takes the place of one that has gone.
+        A group with former ranks to keep goes where it keeps most of them. The others fill the gaps
+        that this leaves, the largest that fits first, and come last otherwise. So a new group takes
+        the place of one that has gone.
         """
         if len(groups) == 1:
             yield from groups
@@ -92,7 +94,7 @@ class _Order:
                 yield group
                 start += len(group)
             else:
-                # Others have grown into its ranks: it moves anyway, so no further one does for it.
+                # Others have taken its ranks, so it moves anyway: no further group moves for it.
                 free[len(group)].append(group)
         left = {id(group) for queue in free.values() for group in queue}
         yield from (group for group in groups if id(group) in left)
@@ -101,7 +103,7 @@ class _Order:
 def _best_start(ranks: Sequence[int], size: int, start: int, end: int) -> int:
     """Return the first rank of a run of ``size`` that has most of ``ranks``, which are sorted.
 
-    The lowest such run between ``start`` and ``end``; the one that has rank 0 if ``ranks`` do.
+    It is the lowest such run between ``start`` and ``end``; rank 0 if ``ranks`` begin with it.
     """
     if ranks[0] == 0:
         return 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two records of a torch rendezvous: one small key per node, one key for the round.
 
-torch keeps the whole rendezvous in one blob that everybody rewrites. Here a join writes the
+torch keeps the whole rendezvous in one blob that every node rewrites. Here a join writes the
 joiner's own key alone, so that any number of joins do not contend.
 """
 
@@ -35,23 +35,23 @@ class Seat(NamedTuple):
 
     member: str
     nonce: str
-    """Names the connection: a restarted torchrun may have the address, pid and local id of the one
-    before it."""
+    """Name of the connection: a restarted torchrun may have the address, pid and local id of the
+    one before it."""
     ask: int
-    """Grows with each join of one torchrun."""
+    """Number of the request: grows with each join of one torchrun."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What one torchrun wants, as the sidecar that serves it wrote it."""
+    """One torchrun's request or place, as written by the sidecar that serves it."""
 
     member: str
     state: NodeState
     """``asking``: wants a place in a round. ``in``: has one in ``round``. ``left``: a tombstone."""
     nonce: str
-    """Names the connection; see ``Seat``."""
+    """Name of the connection; see ``Seat``."""
     ask: int
-    """How many times this torchrun has asked; see ``Seat``."""
+    """The number of times that this torchrun has asked; see ``Seat``."""
     addr: str
     """With ``pid`` and ``local_id``, torch's description of the node."""
     pid: int
@@ -62,27 +62,27 @@ class Node:
     """``exit``: torch took the node off. ``closed``: its connection ended, or it closed the run.
     ``hung``: its sidecar gave it up. ``done``: its workers had finished."""
     flavour: str = ""
-    """How its torch encodes a state (``launcher_shim.c10d.torch.agent.spell_flavour``)."""
+    """The encoding of a state by its torch (``launcher_shim.c10d.torch.agent.spell_flavour``)."""
     mod_revision: int = 0
     """The store's revision of the record; 0 before it is stored."""
     finished: bool = False
     """Whether its workers are done, so that it waits in the exit barrier of ``round``."""
     seat: Seat = field(init=False, repr=False, compare=False)
-    """The entry for it in a frozen list. Made once, as every evaluation asks for all of them."""
+    """Its entry in a frozen list. Created once, as every evaluation reads all of them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seat", Seat(self.member, self.nonce, self.ask))
 
     @property
     def rank_order(self) -> tuple[str, int, int, str]:
-        """torch's order of ranks, and the member's name where two descriptions are equal.
+        """The sort key of torch's order of ranks, with the member's name as a tie-breaker.
 
-        It decides where ``rank_order`` knows no better.
+        It decides if the module ``rank_order`` has no reason for another order.
         """
         return (self.addr, self.pid, self.local_id, self.member)
 
     def is_later_than(self, other: Node) -> bool:
-        """Whether it is a later record than ``other`` of the same torchrun."""
+        """Return whether it is a later record than ``other`` of the same torchrun."""
         same = (self.member, self.nonce) == (other.member, other.nonce)
         return same and self._progress > other._progress
 
@@ -143,7 +143,7 @@ class Round:
     complete: bool = False
     """Whether ``frozen`` is fixed."""
     closed: ClosedWhy = ""
-    """Why no round will follow; empty while one may."""
+    """The reason why no round will follow; empty while one may."""
     finishing: bool = False
     """Whether an agent waits in the exit barrier."""
     frozen: tuple[Seat, ...] = ()
@@ -151,8 +151,8 @@ class Round:
     mod_revision: int = 0
     """The store's revision of the record; 0 before it is stored."""
     former: tuple[str, ...] = ()
-    """While the round is open: members of the world before it, in rank order. Nobody else takes
-    their places as long as they are here."""
+    """While the round is open: members of the world before it, in rank order. As long as they are
+    here, no other node takes their places."""
     restored: bool = False
     """Whether the store had lost it, and it was written again, or has lost keys of it. Keys that
     its nodes had stored for each other, such as the master's address, may be gone, so no node
@@ -162,17 +162,14 @@ class Round:
     revision may come from the backup and be older than this round."""
 
     def is_world_of(self, node: Node) -> bool:
-        """Whether ``node`` has a place in this round, and not in another one of that number.
-
-        A store that has lost a round may have used its number again before the round was back.
-        """
+        """Return whether ``node`` has a place in this round, not in another of that number."""
         handed = self.complete and (node.state, node.round) == ("in", self.number)
         return handed and node.seat in self.frozen
 
     def is_later_than(self, node: Node) -> bool:
-        """Whether ``node`` is a backup's record of a member, from before it got its place here.
+        """Return whether ``node`` is a backup's record, from before its member's place here.
 
-        If it counted, a torchrun would seem to have left a world that trains on.
+        If such a record counted, a torchrun would seem to have left a world that trains on.
         """
         return node.mod_revision <= self.restored_at and any(
             seat.member == node.member and seat != node.seat for seat in self.frozen
@@ -231,11 +228,11 @@ class Round:
 
 
 def first_round(generation: int) -> Round:
-    """Make the round that a run begins with in ``generation``, which counts from 1.
+    """Return the round that a run begins with in ``generation``, which counts from 1.
 
     torch's agents exchange keys that are named by the round's number. So no two generations share
-    a number: an agent from the former generation would wait for keys that nobody sets, or read and
-    write those of the present world.
+    a number: an agent from the former generation would wait for keys that no agent sets, or read
+    and write those of the present world.
     """
     return Round((generation - 1) * ROUNDS_PER_LIFE)
 

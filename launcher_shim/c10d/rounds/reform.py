@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a world that is whole gives way to another one: pure, and the same in every sidecar.
+"""The decision to replace a world that is whole by another: pure, the same in every sidecar.
 
 Each world costs all ranks a restart, so newcomers are gathered: training goes on until the wave of
 them is complete, or the gather window is over. A world that is larger than the job's sizes allow
-becomes smaller at once, and that of a paused job ends. A world that has lost a node forms again
-whatever this says, and takes in who waits.
+becomes smaller at once, and that of a paused job ends. A world that has lost a node forms again in
+any case, and takes in the nodes that wait.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from launcher_shim.c10d.rounds.observations import RoundObservations
 from rdzv.drain.inputs import ReformCause
 
 CALM_SHARE = 1 / 3
-"""Of the gather window: the wave is over if nobody has come for so long. Smaller: a late node costs
-a world of its own. Larger: a node that comes alone waits longer beside the world."""
+"""Fraction of the gather window without a newcomer after which the wave is over. Smaller: a late
+node costs a world of its own. Larger: a node that comes alone waits longer beside the world."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reform:
-    """Why the present world is to form again; not at all if ``cause`` is empty.
+    """The cause for which the present world is to form again; empty if it is not to.
 
-    ``reason``: one sentence; empty where nobody asks for another world. ``wake_at_s``: when time
-    alone would change the answer.
+    ``reason``: one sentence; empty if no node asks for another world. ``wake_at_s``: the time at
+    which the decision would change by time alone.
     """
 
     cause: ReformCause = ""
@@ -37,7 +37,7 @@ class Reform:
 def reform(
     now: float, snapshot: RunSnapshot, observations: RoundObservations, policy: RoundPolicy
 ) -> Reform:
-    """Decide whether the present world is to form again although it has lost nobody."""
+    """Decide whether the present world is to form again although it has lost no node."""
     current = snapshot.round
     if not current.complete or current.closed or current.finishing:
         return Reform()

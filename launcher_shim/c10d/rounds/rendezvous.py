@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One torch rendezvous in one sidecar: carries out what ``rounds`` decides and ``views`` shows.
+"""One torch rendezvous in one sidecar: carries out ``decision``'s decisions and shows ``views``.
 
 Reads come from the mirror and never wait for the store, so that a store that is away stops no
-healthy job. Writes are guarded by compares on all they rest on, and wait.
+healthy job. Writes are guarded by compares on all records that they depend on, and wait for the
+store.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class Rendezvous:
     Every write requires ``registered``, so that a stale incarnation changes nothing. ``drains``:
     prefix of the drains' keys. ``launched``: the sizes that torchruns of this pod are started with
     (``--nnodes``), whatever the job's are by now. ``membership`` (called with the current round)
-    and ``policy`` must be cheap. ``clock``: monotonic, in seconds. ``life_since_s``: since when the
-    member has been in this generation. ``came``, ``ended``: as for ``Place``. ``last_seen``: the
-    round that this sidecar has seen before; it counts if the store has lost it.
+    and ``policy`` must be cheap. ``clock``: monotonic, in seconds. ``life_since_s``: time since
+    which the member has been in this generation. ``came``, ``ended``: as for ``Place``.
+    ``last_seen``: the round that this sidecar has seen before; it counts if the store has lost it.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class Rendezvous:
             self._own_node_changed()
 
     def end(self) -> None:
-        """Write nothing any more and wake all who wait: the run or its generation is over."""
+        """Stop all writes and wake all waiters: the run or its generation is over."""
         self._ended = True
         self._unsubscribe()
         self._own.retire()
@@ -153,12 +154,12 @@ class Rendezvous:
 
     @property
     def closed(self) -> ClosedWhy:
-        """Why the run is closed, or an empty string."""
+        """The reason why the run is closed, or an empty string."""
         return self._run.round.closed
 
     @property
     def round(self) -> Round:
-        """The round as it stands now."""
+        """The present round."""
         return self._run.round
 
     @property
@@ -173,7 +174,7 @@ class Rendezvous:
     def live_round(self, master: str) -> LiveRound:
         """Return the round as drains see it; ``master``: as ``master_token`` returns it.
 
-        It is one object until something of it changes: drains ask after each change of the store.
+        It is the same object until it changes: drains ask for it after each change of the store.
         """
         evaluation = self._evaluator.evaluate()
         if self._live is None or self._live[0] is not evaluation or self._live[1] != master:
@@ -185,7 +186,7 @@ class Rendezvous:
     # --- for agents, each by its claim ---
 
     def view_of(self, claim: Claim) -> View:
-        """Make the view of ``claim``."""
+        """Build the view of ``claim``."""
         node = self.place.own_node(claim)
         if node is None:
             # It does not hold the place (any more), or is new: it is on no list.
@@ -205,7 +206,7 @@ class Rendezvous:
         )
 
     def is_dead(self, round_number: int) -> bool:
-        """Whether no key of this round will be set any more."""
+        """Return whether no key of this round will be set any more."""
         current = self._run.round
         if round_number < current.number:
             return True
@@ -214,15 +215,16 @@ class Rendezvous:
         own = self._own.node
         if own is not None and own.finished and own.round == round_number:
             return False
-        # What is not set in a restored round may have been: its nodes no longer meet there.
+        # In a restored round an unset key may have been set and lost: its nodes no longer meet
+        # there.
         failed = current.closed == "failure" or current.restored
         return failed or self._evaluator.evaluate().standings.lost
 
     def vetoes_close(self, node: Node, closed: ClosedWhy) -> bool:
-        """Whether ``node`` may not close the run.
+        """Return whether ``node`` may not close the run.
 
         An agent that fails, or one of torch 2.3 to 2.7 that is terminated, closes the whole run.
-        Others that are enough, or that are about to form again, go on without it.
+        The other nodes go on without it if they suffice, or are about to form again.
         """
         evaluation = self._evaluator.evaluate()
         snapshot, standings = evaluation.snapshot, evaluation.standings
@@ -254,7 +256,7 @@ class Rendezvous:
     def news(self) -> Coroutine[Any, Any, object]:
         """Wait for a change of the round, the own node or a standing since this was called.
 
-        Not since it was awaited: a task for it begins some turns later.
+        Not since it was awaited: a task for it begins some turns of the event loop later.
         """
         return self._news.wait()
 
@@ -298,7 +300,7 @@ class Rendezvous:
         news.set()
 
     def _handing(self) -> Handing | None:
-        """Propose the change of the own node that follows once it is frozen."""
+        """Propose the change of the own node that is due once it is frozen."""
         evaluation, node = self._evaluator.evaluate(), self._own.node
         if node is None:
             return None

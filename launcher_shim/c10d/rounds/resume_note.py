@@ -16,12 +16,12 @@ from rdzv.store import KeyValue
 log = logging.getLogger(__name__)
 
 SEATS_MAX = 128
-"""Worlds with more seats are not put into a note: it would be too long."""
+"""Maximum number of seats of a world in a note: with more, it would be too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a sidecar has in memory about one client.
+    """A sidecar's memory of one client, in the note that its relay keeps.
 
     Of the note's node and the node record in the store, the later one counts.
     """
@@ -59,7 +59,7 @@ class Note:
 
     @classmethod
     def read(cls, content: bytes) -> Self | None:
-        """Decode; None if the client took part in nothing, or the note is not ours."""
+        """Decode; None if the client took part in no run, or the note cannot be read."""
         if not content:
             return None
         name = "a relay's note"

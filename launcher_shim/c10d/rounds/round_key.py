@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing the round key: each decision once, by compare; losers see the winner's result."""
+"""The writes of the round key: each decision once, by compare; losers see the winner's result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAUSE_S = (0.2, 0.5)
 
 
 class RoundKey:
-    """Writes the round key of one run, while its sidecar is registered.
+    """The round key of one run, written while its sidecar is registered.
 
     ``drains``: prefix of the drains of the run's generation.
     """
@@ -43,9 +43,9 @@ class RoundKey:
         self._diary = Diary(log)
 
     async def decide(self, wanted: Round, stored: RunSnapshot) -> int | None:
-        """Write ``wanted`` if nothing that it rests on has changed since ``stored``.
+        """Write ``wanted`` if nothing that it depends on has changed since ``stored``.
 
-        Returns the revision that the watch must reach before a loser tries again; None if unknown.
+        Returns the revision that the watch must reach before a loser retries; None if unknown.
         """
         try:
             result = await self._store.txn(
@@ -69,9 +69,9 @@ class RoundKey:
         return result.revision
 
     async def edit(self, current: Round, edit: Callable[[Round], Round | None]) -> int | None:
-        """Write ``edit`` of the round; return the revision, or None if nothing was to change.
+        """Write ``edit`` of the round; return the revision, or None if there was nothing to change.
 
-        Retries for as long as the store is away, and its caller waits.
+        Retries for as long as the store is away and the caller waits.
         """
         while (wanted := edit(current)) is not None:
             try:
@@ -92,7 +92,7 @@ class RoundKey:
                 return result.revision
             read = _parse(result.responses[0])
             if read is None or read.mod_revision == current.mod_revision:
-                # The registration guard does not hold; it will once the member is registered.
+                # The registration guard does not hold; retry until the member is registered again.
                 await self._pause()
             current = read or current
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the membership that one round depends on: who may join, who leaves."""
+"""The part of the membership that one round depends on: the members that may join, or leave."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def run_membership(
     fenced: str | None = None,
     saved: frozenset[str] = frozenset(),
 ) -> RoundMembers:
-    """Return what round ``current`` of ``run_id`` depends on in ``snapshot``: pure.
+    """Return the part of ``snapshot`` that round ``current`` of ``run_id`` depends on: pure.
 
     ``listing`` is that of ``snapshot``. ``fenced``: this sidecar's member name if another pod has
-    taken it over. ``saved``: as in ``RoundMembers``; it follows from votes, which no snapshot has.
+    taken it over. ``saved``: as in ``RoundMembers``; computed from votes, which no snapshot has.
     """
     kept_out = (snapshot.members[name] for name in listing.quarantined & listing.excluded.keys())
     fit = sorted([*listing.listed, *listing.standby, *kept_out], key=lambda one: one.age_order)
@@ -52,10 +52,10 @@ def run_membership(
 
 
 def _is_of_backup(drain: Drain, current: Round) -> bool:
-    """Whether ``drain`` is a backup's, from before its member got a place in ``current``.
+    """Return whether ``drain`` is a backup's, from before its member got a place in ``current``.
 
-    A draining member gets no place. So it is the drain of an earlier pod, which has the name in
-    the backup until the present pod has registered again.
+    A draining member gets no place. So it is the drain of an earlier pod, which has the name in the
+    backup until the present pod has registered again.
     """
     return 0 < drain.created_revision <= current.restored_at and any(
         seat.member == drain.member for seat in current.frozen
@@ -63,7 +63,7 @@ def _is_of_backup(drain: Drain, current: Round) -> bool:
 
 
 class MembershipOfRun:
-    """Caches ``run_membership`` of one run until one of its inputs changes.
+    """A cache of ``run_membership`` for one run, valid until one of its inputs changes.
 
     ``fenced`` returns this sidecar's member name while another pod has taken it over, else None.
     """
@@ -77,7 +77,7 @@ class MembershipOfRun:
         self._cached: tuple[Snapshot, Round, str | None, frozenset[str], RoundMembers] | None = None
 
     def at(self, current: Round) -> RoundMembers:
-        """Return what round ``current`` depends on."""
+        """Return the membership that round ``current`` depends on."""
         snapshot, fenced, cached = self._membership.snapshot(), self._fenced(), self._cached
         saved = self._saved(snapshot, current.number)
         if cached is None or cached[0] is not snapshot or cached[1:4] != (current, fenced, saved):
@@ -87,7 +87,7 @@ class MembershipOfRun:
         return cached[4]
 
     def _saved(self, snapshot: Snapshot, number: int) -> frozenset[str]:
-        """Return members that leave and have saved while others still save."""
+        """Return the members that leave and have saved while others still save."""
         if not snapshot.drains or snapshot.commit is None or snapshot.commit.phase != "commit":
             return frozenset()
         votes = self._membership.votes()

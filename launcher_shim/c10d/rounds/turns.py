@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose turn it is to write a decision that every sidecar sees due at the same moment: pure.
+"""Turns to write a decision that every sidecar sees due at the same moment: pure.
 
 One write is enough, as each carries the whole round. The sidecar whose write made the decision due
 goes first; the others follow in an order that all compute alike, so one that is away costs a turn.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each agent is shown of the rendezvous.
+"""The view of the rendezvous that each agent is shown.
 
-Agents never decide: each sees a state made for it, in which the only thing left for torch to do
-is the right one. Only the agent's own description in it is real. Heartbeats and deadlines lie in
-the far future: liveness comes from leases.
+Agents never decide: each sees a state made for it, in which the only thing left for torch to do is
+the right one. Only the agent's own description in it is real. Heartbeats and deadlines are in the
+far future: liveness comes from leases.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.reform import Reform
 
 Role = Literal["apart", "participant", "asking", "parked", "promoted", "waiting"]
-"""Where the agent finds itself.
+"""The agent's position in the rendezvous, as its view shows it.
 
 ``apart``: in no list. ``participant``: in the frozen world. ``asking``: in an open round.
-``parked``: on the redundancy list of a full world, where torch waits without a time-out.
+``parked``: on the redundancy list of a full world, where torch waits without a timeout.
 ``promoted``: on the redundancy list of an empty one: torch takes itself off and renews its join
 deadline. ``waiting``: in the wait list of a full world.
 """
@@ -28,14 +28,14 @@ deadline. ``waiting``: in the wait list of a full world.
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one agent is shown; two equal views are the same bytes."""
+    """The rendezvous as one agent is shown it; two equal views are the same bytes."""
 
     role: Role
     round: Round
     full: bool = False
     """To an agent that is not in the world: whether that world looks complete and full."""
     phantom: bool = False
-    """Whether a waiter is shown that does not exist. It makes torch leave the world without using
+    """Whether it shows a waiter that does not exist. That makes torch leave the world without using
     up a restart."""
     closed: bool = False
     """Whether the run looks closed."""
@@ -53,12 +53,12 @@ def view(
     filled_round: int,
     waited_s: float = 0.0,
 ) -> View:
-    """Make the view of ``node``; ``snapshot`` has its record as it should be.
+    """Build the view of ``node``; ``snapshot`` has its record as it should be.
 
-    ``parked``: whether the agent was last shown ``parked`` (or may have been, before a restart)
-    and has not taken itself off the list since. ``parks``: whether it knows a redundancy list
-    (torch 2.3) and has the job's maximum; if not, it waits in the wait list, where its join may
-    time out. ``filled_round``: the round for which it was given fillers. ``waited_s``: for how
+    ``parked``: whether the agent was last shown ``parked`` (or may have been, before a restart) and
+    has not taken itself off the list since. ``parks``: whether its torch has a redundancy list
+    (from 2.3 on) and it has the job's maximum; if not, it waits in the wait list, where its join
+    may time out. ``filled_round``: the round for which it was given fillers. ``waited_s``: for how
     many seconds its join timeout has run. A round below ``min`` may take days to form.
     """
     current = snapshot.round
@@ -73,14 +73,14 @@ def view(
     if current.closed == "success":
         return View("apart", number, closed=True)
     if node.state == "in" or node.left_reason == "hung":
-        # Its world is gone, or went on without it: it comes back by asking again.
+        # Its world is gone, or went on without it: it has to ask again.
         return View("apart", number, phantom=not leaving)
     welcome = snapshot.membership.may_join(member)
     frozen = current.complete and node.seat in current.frozen
     waits = waited_s >= policy.park_s and parks and not frozen
     if node.state == "asking" and (frozen or (welcome and not current.complete and not waits)):
-        # One that is frozen is shown the world only once its record says that it was; a drain
-        # that begins in between changes nothing about that.
+        # A frozen node is shown the world only once its record has its place; a drain that begins
+        # in between does not change that.
         return View("promoted" if parked else "asking", number)
     if node.state == "asking":
         return View("parked" if parks else "waiting", number, full=True)
@@ -90,15 +90,15 @@ def view(
 def trains_no_more(
     snapshot: RunSnapshot, standings: Standings, node: Node, filled_round: int
 ) -> bool:
-    """Whether ``node`` must leave its world because it can train in it no more.
+    """Return whether ``node`` must leave its world because it can train in it no more.
 
     ``filled_round``: as for ``view``. A world that only waits to let a member in trains on.
     """
     current = snapshot.round
     if not current.is_world_of(node) or node.finished:
         return False
-    # A filler cannot be taken back: its workers look for each other where nobody is, whoever of its
-    # world has returned.
+    # A filler cannot be taken back: its workers look for each other where no worker is, even if all
+    # nodes of its world have returned.
     if filled_round == current.number:
         return True
     if node.member in snapshot.membership.granted:
@@ -109,9 +109,10 @@ def trains_no_more(
 
 
 def somebody_goes_on(snapshot: RunSnapshot, standings: Standings) -> bool:
-    """Whether a node of the present world still trains, or has left or must leave to ask again.
+    """Return whether a node of the present world trains, or has left or must leave to ask again.
 
-    Another torchrun that asks in the place of one that has not finished does its work over.
+    If another torchrun asks in the place of one that has not finished, it does that one's work
+    over.
     """
     if snapshot.goes_on():
         return True
@@ -128,7 +129,7 @@ def somebody_goes_on(snapshot: RunSnapshot, standings: Standings) -> bool:
 
 
 def must_form_again(snapshot: RunSnapshot, standings: Standings, reform: Reform) -> bool:
-    """Whether the present world must leave its round and form a new one."""
+    """Return whether the present world must leave its round and form a new one."""
     current = snapshot.round
     if not current.complete or current.closed == "success":
         return False
@@ -143,12 +144,12 @@ def must_form_again(snapshot: RunSnapshot, standings: Standings, reform: Reform)
 
 
 def _is_lost(snapshot: RunSnapshot, standings: Standings) -> bool:
-    """Whether no node of the present world can train or save in it any more.
+    """Return whether no node of the present world can train or save in it any more.
 
     That holds for draining members too: they leave it as the others do, and do not train on with a
     node that is merely cut off while the others form the next world. A granted member stands still
-    until its SIGTERM. That one node has finished excuses no other: without the lost one, they
-    never finish.
+    until its SIGTERM. That one node has finished excuses no other: without the lost one, they never
+    finish.
     """
     current = snapshot.round
     if not current.complete or current.closed == "success":
@@ -157,7 +158,7 @@ def _is_lost(snapshot: RunSnapshot, standings: Standings) -> bool:
 
 
 def _stands_still(snapshot: RunSnapshot) -> bool:
-    """Whether the present world has saved, and stands still for a leave or a join."""
+    """Return whether the present world has saved, and stands still for a leave or a join."""
     current, membership = snapshot.round, snapshot.membership
     if not current.complete or current.finishing or current.closed == "success":
         return False
@@ -169,7 +170,7 @@ def hand(snapshot: RunSnapshot, standings: Standings, node: Node) -> Node | None
 
     If a member is gone before all have their places, that world cannot form: ``node`` withdraws
     and asks again. The same holds if the store has lost the round, and with it perhaps the
-    master's address, which nobody stores again.
+    master's address, which no node stores again.
     """
     current = snapshot.round
     if not current.complete or node.state != "asking" or node.seat not in current.frozen:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves TCPStore clients: sockets, connections, sessions."""
+"""The server for TCPStore clients: sockets, connections, sessions."""

@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 
 _FLUSH = 64 * 1024
-"""Bytes of answers that are written at once, without waiting for the end of the pass."""
+"""Size in bytes at which answers are written at once, without waiting for the end of the pass."""
 
 
 class AnswerBuffer:
-    """Writes answers in the order in which they are given; none once the client is lost."""
+    """A buffer that writes answers in the order given; none once the client is gone."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self.write = transport.write
@@ -19,14 +19,14 @@ class AnswerBuffer:
         self._lost = False
 
     def add(self, answer: bytes) -> None:
-        """Write ``answer`` with the next flush."""
+        """Append ``answer``, to be written with the next flush."""
         self._answers.append(answer)
         self._size += len(answer)
         if self._size > _FLUSH:
             self.flush()
 
     def send(self, answer: bytes) -> None:
-        """Write ``answer`` now, after those before it; an empty one is none."""
+        """Write ``answer`` now, after those before it; do nothing if it is empty."""
         if answer and not self._answers and not self._lost:
             self.write(answer)
         elif answer:
@@ -42,5 +42,5 @@ class AnswerBuffer:
         self._size = 0
 
     def lose(self) -> None:
-        """Write nothing any more: the client is gone."""
+        """Drop answers from now on: the client is gone."""
         self._lost = True

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One client's connection: its session from the handshake to the end, and the memory it holds.
 
-We close a connection only where torch's own server closes it too (bytes beyond the protocol), or
-for a defect of ours: torch's client never reconnects, and its job would be lost.
+The server closes a connection only where torch's own server closes it too (bytes beyond the
+protocol), or for a defect of its own: torch's client never reconnects, and its job would be lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FLUSH_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOwner:
-    """What a connection needs of its server."""
+    """The part of a server that its connections use."""
 
     open_session: OpenSession
     """Called when the client has shown that it speaks the protocol."""
@@ -39,15 +39,16 @@ class ConnectionOwner:
     swollen: Callable[[], None]
     """Called when an incomplete request has grown large."""
     handshake_timeout_s: float
-    """How long a client may take to send its handshake, in seconds. Longer: what is no client of
-    torch's holds one of the connections for longer; shorter: a client on a busy node is refused."""
+    """Timeout of a client's handshake, in seconds. Longer: a client that is not torch's holds one
+    of the connections for longer; shorter: a client on a busy node is refused."""
     last_writes_timeout_s: float
-    """How long to retry writes of a client that is gone, in seconds. Longer: they outlast a longer
-    outage of the store; shorter: a fenced sidecar, which can never write them, is rid of them."""
+    """Total time for retries of the writes of a client that is gone, in seconds. Longer: they
+    outlast a longer outage of the store; shorter: a fenced sidecar, which can never write them, is
+    rid of them."""
 
 
 class Connection(asyncio.Protocol):
-    """Serves one client by its session. Made by the server, driven by the event loop."""
+    """One client's connection, served by its session. The server makes it, the loop drives it."""
 
     def __init__(self, host: ConnectionOwner) -> None:
         self._host = host
@@ -72,19 +73,19 @@ class Connection(asyncio.Protocol):
         return self._requests.relayed
 
     def fail(self, reason: str) -> None:
-        """Close the connection and log why; answers made so far are still sent."""
+        """Close the connection and log the reason; answers made so far are still sent."""
         if not self._requests.closing:
             _logger.warning("Closed the c10d connection of %s: %s", self._peer, reason)
             self._refuse(reason)
 
     def _refuse(self, reason: str) -> None:
-        """Close the connection for good."""
+        """Close the connection for good: a relay gets a refusal."""
         self._requests.refuse(reason)
         self.shut()
 
     def shut(self) -> None:
         """Close the connection: answers made so far are sent, waiting requests are dropped."""
-        self._parser = RequestParser()  # what it held is free now
+        self._parser = RequestParser()  # frees the bytes that it held
         self._requests.shut()
         self._transport.close()
         if self._transport.get_write_buffer_size():
@@ -126,7 +127,7 @@ class Connection(asyncio.Protocol):
             return
         if session is None and not (parser.greeted and self._open()):
             return
-        if len(requests) == 1 and not order.waiting:  # what torch's own client does
+        if len(requests) == 1 and not order.waiting:  # as torch's own client sends them
             order.answer_now(requests[0])
         else:
             order.take(requests, len(data))
@@ -143,7 +144,7 @@ class Connection(asyncio.Protocol):
             session.keep(data, requests)
 
     def pause_writing(self) -> None:
-        """Make no more answers: the client does not read them."""
+        """Stop making answers: the client does not read them."""
         self._requests.pause_answers()
 
     def resume_writing(self) -> None:
@@ -151,7 +152,7 @@ class Connection(asyncio.Protocol):
         self._requests.resume_answers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel requests that have an answer; keep trying the writes, for a while."""
+        """Cancel requests that have an answer; retry the writes, for a limited time."""
         if self._handshake is not None:
             self._handshake.cancel()
         self._requests.lose()

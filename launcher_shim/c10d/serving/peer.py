@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is at the other end of a connection, for the log."""
+"""A description of a connection's peer, for the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CREDENTIALS = Struct("3i")
 
 
 def describe_peer(transport: asyncio.Transport) -> str:
-    """Name the peer by what the kernel knows; nothing is resolved."""
+    """Describe the peer: its address or, on a unix socket, process and user. Resolve nothing."""
     address = transport.get_extra_info("peername")
     if isinstance(address, tuple):
         return f"{address[0]}:{address[1]}"

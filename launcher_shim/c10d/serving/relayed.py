@@ -10,7 +10,7 @@ from launcher_shim.tcpstore import wire
 
 
 class RelayNumbers:
-    """Numbers the requests of a client behind a relay, and stores its session's note there.
+    """The request numbers of a client behind a relay; also stores its session's note there.
 
     ``number`` is that of the request being handled; ``again``: whether this sidecar or an earlier
     one may have carried it out already.
@@ -26,7 +26,7 @@ class RelayNumbers:
         self._keep = keep
 
     def next(self) -> int:
-        """Number the next request."""
+        """Assign and return the number of the next request."""
         self.again = bool(self._repeated)
         if self.again:
             self.number = self._repeated.popleft()

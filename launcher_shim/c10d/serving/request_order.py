@@ -5,8 +5,8 @@ Requests are handled strictly one after the other, except that a Wait or Barrier
 answered yet steps aside, as in torch's own server. Answers that a session has at once are written
 in the same pass that read their requests.
 
-Behind a relay, which outlives us, every answer carries its request's number, and a request that
-has no answer is confirmed by an empty one.
+Behind a relay, which outlives this sidecar, every answer carries its request's number, and a
+request that has no answer is confirmed by an empty one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from launcher_shim.tcpstore import wire
 from rdzv.errors import WireError
 
 BACKLOG_MAX = 64 * 1024
-"""Bytes of requests that may wait behind another one; then the client is not read further."""
+"""Bytes of requests that may wait behind another one; beyond, the client is not read further."""
 PARKED_MAX = 64
-"""Unanswered Waits and Barriers of one client; torch's own has one at a time."""
+"""Maximum number of unanswered Waits and Barriers of one client; torch's own has one at a time."""
 
 _BURST = 256
 """Requests handled before the other connections get their turn."""
@@ -32,10 +32,10 @@ _NOT_FOR_SESSIONS = frozenset({wire.Validate, wire.Ping, wire.CancelWait})
 
 
 class RequestOrder:
-    """Handles the requests of one connection.
+    """The requests of one connection, handled in their order.
 
     ``failed`` is called with a request that could not be answered and its error; ``settled`` once
-    the client is lost and none of its requests is under way.
+    the client is gone and none of its requests is under way.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RequestOrder:
         return not (self._pending or self._under_way or self._parked or self._answers_unread)
 
     def relay(self, preface: wire.Preface) -> RelayNumbers:
-        """Number answers for the relay that the client is behind."""
+        """Begin to number answers, for the relay that the client is behind."""
         self._relay = RelayNumbers(preface, self._send_note)
         return self._relay
 
@@ -87,7 +87,7 @@ class RequestOrder:
         self._handle = handle
 
     def answer_now(self, request: wire.Request) -> None:
-        """Handle a request that no other is before."""
+        """Handle a request at once, as no other is before it."""
         if answer := self._answer(request):
             self.answers.send(answer)
 
@@ -109,7 +109,7 @@ class RequestOrder:
         self._reading_paused = True
 
     def pause_answers(self) -> None:
-        """Make no more answers: the client does not read them."""
+        """Stop making answers: the client does not read them."""
         self._answers_unread = True
 
     def resume_answers(self) -> None:
@@ -134,7 +134,7 @@ class RequestOrder:
             self._under_way[0].cancel()
 
     def lose(self) -> None:
-        """Cancel requests that have an answer, as nobody reads it; keep trying the writes."""
+        """Cancel requests that have an answer, as no client reads it; go on with the writes."""
         self.closing = self._lost = True
         self.answers.lose()
         self._answers_unread = False
@@ -175,7 +175,7 @@ class RequestOrder:
             self._all_settled()
 
     def _answer(self, request: wire.Request | wire.FrameError) -> bytes:
-        """Return what to send now; ``b""`` if that is nothing, or comes later."""
+        """Handle a request; return the answer if there is one now, else ``b""``."""
         try:
             if self._relay is not None:
                 return self._answer_relay(self._relay, request)
@@ -192,7 +192,7 @@ class RequestOrder:
         return b""
 
     def _answer_relay(self, relay: RelayNumbers, request: wire.Request | wire.FrameError) -> bytes:
-        """Do the same for a request with a number."""
+        """Handle a request of a relay; return the numbered answer, as ``_answer`` does."""
         if isinstance(request, wire.Validate):
             return b""
         number = relay.next()

@@ -11,7 +11,7 @@ from launcher_shim.tcpstore import wire
 
 
 class Session(Protocol):
-    """Serves one client connection."""
+    """The session of one client connection."""
 
     @property
     def whole(self) -> Mapping[bytes, bytes]:
@@ -44,4 +44,4 @@ class Session(Protocol):
 
 
 OpenSession = Callable[[str, RelayNumbers | None], Session]
-"""Makes the session of a client from a description of the peer, and its relay or None."""
+"""Creates the session of a client from a description of the peer, and its relay or None."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves the TCPStore protocol to the launchers of this pod, and to nobody else.
+"""The server of the TCPStore protocol for the launchers of this pod, and for no other client.
 
-It listens on both loopback addresses, for torch's client may try either first, and on a unix
-socket, for the relay of ``muster-run``. What a key means is the business of the sessions.
+It listens on both loopback addresses, as torch's client may try either first, and on a unix socket,
+for the relay of ``muster-run``. The sessions give the keys their meaning.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from rdzv.flags import named
 _logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 256
-"""torch opens one connection for each agent, and in 2.5 one for each worker."""
+"""Maximum number of connections. torch opens one for each agent, and in 2.5 one for each worker."""
 HANDSHAKE_TIMEOUT_S = 30.0
 LAST_WRITES_TIMEOUT_S = 300.0
-"""How long to retry writes that a client sent before it disconnected. Longer than the longest store
-outage of the fault matrix (90 s); bounded, because a fenced sidecar can never write them."""
+"""Total time for retries of writes that a client sent before it disconnected, in seconds. Longer
+than the longest store outage of the fault matrix (90 s); bounded, because a fenced sidecar can
+never write them."""
 HELD_MAX = 64 * 1024 * 1024
 """Bytes that all clients together may hold in requests that are not complete yet."""
 
@@ -35,7 +36,7 @@ _CLOSE_TIMEOUT_S = 2.0
 
 
 class C10dServer:
-    """Listens on loopback and on a unix socket; one session for each client connection.
+    """The listeners on loopback and on a unix socket; one session for each client connection.
 
     ``open_session`` gets a description of the peer, for logs, and the relay that it comes through
     or None. It is called once the client has shown that it speaks the protocol.
@@ -69,13 +70,13 @@ class C10dServer:
         return frozenset(self._connections)
 
     async def listen_loopback(self, port: int) -> int:
-        """Listen on 127.0.0.1 and, where the machine has it, on ::1; 0 chooses a port.
+        """Listen on 127.0.0.1 and, if the machine has it, on ::1; 0 chooses a port.
 
         Returns the port. Raises ConfigError if it is taken.
         """
         sockets = _bind(port)
         loop = asyncio.get_running_loop()
-        # Taken over in one go, so that to be cancelled amid it leaves no socket to nobody.
+        # Created and kept without a suspension, so that a cancellation leaves no socket unclosed.
         listeners = [
             await loop.create_server(
                 self._connect, sock=bound, backlog=_ACCEPT_BACKLOG, start_serving=False
@@ -104,7 +105,7 @@ class C10dServer:
         self._published = path, await asyncio.to_thread(publish, nascent, path, 0o666)
 
     async def close(self) -> None:
-        """Stop listening, cancel what is under way, and close every connection."""
+        """Stop listening, cancel requests under way, and close every connection."""
         self._closing = True
         await self._stop_accepting()
         for listener in self._listeners:
@@ -124,9 +125,10 @@ class C10dServer:
                 _logger.error("%d c10d sessions did not end when cancelled", len(late))
 
     async def _stop_accepting(self) -> None:
-        """Leave no client accepted without a connection, which nobody would ever close.
+        """Stop accepting, and wait until each accepted client has a connection, to be closed.
 
-        asyncio accepts in one turn of the loop and makes connections in the two turns after it.
+        Otherwise it would never be closed. asyncio accepts in one turn of the loop and makes
+        connections in the two turns after it.
         """
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
@@ -150,7 +152,7 @@ class C10dServer:
         self._connections.discard(connection)
 
     def _shed(self) -> None:
-        """If all clients together hold too much, close the one that holds most."""
+        """Close the connection that holds most bytes, if all clients together hold too many."""
         if sum(connection.held for connection in self._connections) > HELD_MAX:
             largest = max(self._connections, key=lambda connection: connection.held)
             largest.fail(f"all clients together hold {HELD_MAX} bytes of unfinished requests")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client's connection: which part of Muster answers which request.
+"""One client's session: passes each request to the part of Muster that answers it.
 
-The rendezvous answers for the state key, the run's key-value store for all else. What is known
-is answered at once; the rest returns an awaitable, on which the server holds the connection.
+The rendezvous answers for the state key, the run's key-value store for all else. A known value is
+answered at once; otherwise the answer is an awaitable, on which the server holds the connection.
 
 The session of a client behind a relay may outlive the sidecar: its connection, its place in the
-rendezvous and the numbers of its requests go on in the next one, by the relay's preface and by
-the note that the relay keeps for us.
+rendezvous and the numbers of its requests go on in the next one, by the relay's preface and by the
+note that the relay keeps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class LauncherSession:
-    """Answers one client. ``author`` names its connection among all that the job ever had."""
+    """One client's session. ``author`` names its connection among all that the job ever had."""
 
     def __init__(
         self, launchers: Launchers, author: str, relay: RelayNumbers | None = None
@@ -45,12 +45,13 @@ class LauncherSession:
         self._relay = relay
         self._asked = 0
         self._held_back: Stamp | None = None
-        """Of the request that is being handled, if it had to wait until we were ready."""
+        """Stamp of the request that is being handled, if it had to wait until the session was
+        ready."""
         self._signed = relay is not None and relay.following > 1
         self._attachment: Attachment | None = None
-        """Once a rendezvous is joined; before, and without one, the shared keys count."""
+        """Set once a rendezvous is joined; before, and without one, the shared keys count."""
         self._asked_of: Kv | None = None
-        """The keys of the stage of which it asked whether a torchrun need start."""
+        """The keys of the stage for which it asked whether a torchrun has to start."""
         self._state_key: bytes | None = None
         note = Note.read(relay.note) if relay is not None else None
         self._resuming = asyncio.ensure_future(self._resume(note)) if note is not None else None
@@ -79,7 +80,7 @@ class LauncherSession:
         return self._serve(request, None)
 
     def keep(self, data: bytes, requests: Sequence[wire.Request]) -> None:
-        """Answer the same bytes alike; see ``launcher_shim.c10d.serving.served.Session``."""
+        """Keep the answer to the same bytes; see ``launcher_shim.c10d.serving.served.Session``."""
         keys = self._kv or self._launchers.shared
         if keys is not None:
             self.whole = keys.answers.by_request
@@ -97,8 +98,8 @@ class LauncherSession:
         if isinstance(answer, bytes):
             agent.request_ended()
             return answer
-        # A task, not a coroutine around it: one that is cancelled before its first step must end
-        # the request all the same.
+        # A task, not a coroutine around it: if it is cancelled before its first step, it must still
+        # end the request.
         under_way = asyncio.ensure_future(answer)
         under_way.add_done_callback(lambda _: agent.request_ended())
         if isinstance(request, wire.PATIENT):
@@ -107,7 +108,7 @@ class LauncherSession:
         return under_way
 
     def closed(self) -> None:
-        """The client is gone, or, behind a relay, this sidecar ends."""
+        """End the session: the client is gone, or, behind a relay, this sidecar ends."""
         resuming = self._resuming
         if self._relay is not None and self._launchers.closing:
             if resuming is not None:
@@ -139,7 +140,7 @@ class LauncherSession:
         self._state_key = state_key(torch_run_id(note.run_id))
 
     def _stamp(self) -> Stamp:
-        """Stamp the request that is being handled. Reads need none, and are many."""
+        """Return the stamp of the request that is being handled. Reads need none, and are many."""
         return self._held_back or self._newest_stamp()
 
     def _newest_stamp(self) -> Stamp:
@@ -149,7 +150,7 @@ class LauncherSession:
         return Stamp(self._author, relay.number, relay.again, lasting=True)
 
     def _sign(self) -> Stamp:
-        """Stamp a request that leaves its number on record."""
+        """Return the stamp of a request whose number is recorded, and note that one was."""
         self._signed = True
         return self._stamp()
 
@@ -163,7 +164,7 @@ class LauncherSession:
 
     @property
     def _kv(self) -> Kv | None:
-        """Keys of its own; None where the shared ones count."""
+        """Its own keys; None if the shared ones count."""
         return self._attachment.kv if self._attachment is not None else self._asked_of
 
     @property
@@ -173,7 +174,7 @@ class LauncherSession:
         return keys
 
     async def _carry_out(self, work: Callable[[Kv], Awaitable[T]]) -> T:
-        """Write, or wait; where the job has begun its next life meanwhile, there."""
+        """Do ``work``; do it again, in its next life, if the job has begun that meanwhile."""
         while True:
             keys = self._keys
             try:
@@ -207,7 +208,7 @@ class LauncherSession:
         return await self._wish(attachment.agent, request, again=False)
 
     async def _begin_stage(self, request: wire.CompareSet) -> bytes:
-        """Answer one who asks whether a torchrun need start."""
+        """Answer a client that asks whether a torchrun has to start."""
         run_id = _servable(run_id_of(request.key, wire.STAGE))
         stamp, may_pass = self._sign(), request.expected == wire.MAY_PASS
         self.whole = {}
@@ -218,7 +219,8 @@ class LauncherSession:
 
     async def _wish(self, agent: TorchAgent, request: wire.CompareSet, *, again: bool) -> bytes:
         if again and agent.named:
-            # What it wished may be done already. It is shown what is, and wishes again if not.
+            # Its wish may be done already: show the present state, and it wishes again if it is
+            # not.
             answer = agent.get_state()
         else:
             if not agent.named:
@@ -237,7 +239,7 @@ class LauncherSession:
     # -- reading
 
     def _value(self, key: bytes) -> bytes | None:
-        """The value as far as it may be told without asking the store."""
+        """Return the value if known without the store: cached, the state, or a filler."""
         keys = self._keys
         value = keys.reads.cached(key)
         if value is None and self._agent is not None:
@@ -303,7 +305,7 @@ class LauncherSession:
         return wire.STOP_WAITING
 
     async def _wait_for_news(self, keys: Sequence[bytes], agent: TorchAgent) -> bytes:
-        """Wait for the keys, or until the round that they belong to will never be."""
+        """Wait for the keys, or until fillers are due, as their round will never form."""
         own = [key for key in keys if key != self._state_key]
         async with asyncio.TaskGroup() as tasks:
             arriving = tasks.create_task(self._carry_out(lambda kv: kv.reads.wait(own)))
@@ -373,7 +375,7 @@ class LauncherSession:
         await self._carry_out(arrive)
         return wire.STOP_WAITING
 
-    # Each makes its call itself: a request that is cancelled before its first step has made none.
+    # Each makes its call in its own body: a request cancelled before its first step has made none.
 
     async def _silent(self, work: Callable[[Kv], Awaitable[None]]) -> bytes:
         await self._carry_out(work)
@@ -387,7 +389,7 @@ class LauncherSession:
 
 
 def _servable(run_id: str) -> str:
-    """Give the run id back; raises ``WireError`` for one that names something of Muster's own."""
+    """Return the run id; raises ``WireError`` if it names something of Muster's own."""
     if run_id == SHARED_RUN or torch_run_id(run_id) != run_id:
         raise WireError(f"the run id {run_id!r} cannot be served: give --rdzv-id another name")
     return run_id

@@ -31,7 +31,7 @@ from rdzv.errors import StateError
 log = logging.getLogger(__name__)
 
 FRUITLESS_FREE = 2
-"""So many requests in a row that lead nowhere are answered at once."""
+"""The number of requests in a row without effect that are answered at once."""
 
 DELAY_MIN_S = 0.2
 DELAY_MAX_S = 1.0
@@ -39,7 +39,7 @@ DELAY_MAX_S = 1.0
 
 @dataclass(slots=True)
 class Row:
-    """Requests in a row that led nowhere: torch repeats them thousands of times a second."""
+    """A row of requests without effect: torch repeats them thousands of times a second."""
 
     length: int = 0
     last_s: float = 0.0
@@ -55,7 +55,7 @@ class Row:
 
 
 class TorchAgent:
-    """What the server calls for one client connection.
+    """A torchrun agent behind one client connection, as the server calls it.
 
     A newer connection of the same member replaces the older one when it first names itself.
     """
@@ -63,12 +63,12 @@ class TorchAgent:
     def __init__(self, rendezvous: Rendezvous, claim: Claim) -> None:
         self.claim = claim
         self.asked = 0
-        """How many requests it has made."""
+        """The number of requests that it has made."""
         self.waits = 0
-        """How many of those under way wait for a key, for as long as that takes."""
+        """The number of requests under way that wait for a key, for as long as that takes."""
         self.finished_round = -1
         self.foreign_size = False
-        """Whether its ``--nnodes`` has shown itself to be another one than the job's."""
+        """Whether its ``--nnodes`` has turned out to differ from the job's."""
         self._rendezvous = rendezvous
         self._watchers: set[asyncio.Event] = set()
         self._gone = False
@@ -82,7 +82,7 @@ class TorchAgent:
             self._flavour = read_flavour(claim.flavour)
             claim.parks = self._flavour.redundancy
 
-    # --- what the server calls ---
+    # --- for the server ---
 
     def request_began(self) -> None:
         """Note a request; one that is pending shows that the agent is not hung."""
@@ -100,13 +100,13 @@ class TorchAgent:
         self.waits += 1
 
     def wait_ended(self) -> None:
-        """Note that a key has come that it waited for, or was given up."""
+        """Note that a wait for a key has ended, with the key or without."""
         self.waits -= 1
 
     def stirs(self) -> Coroutine[Any, Any, None]:
-        """Wait until it has asked for something since this was called, or its connection is gone.
+        """Wait until it has sent a request since this call, or its connection is gone.
 
-        Since then, and not since it was awaited: a task for it begins some turns later.
+        Since the call, and not since it was awaited: a task for it begins some turns later.
         """
         return self._stirs_after(self.asked)
 
@@ -152,15 +152,16 @@ class TorchAgent:
         return await self._answer(fruitless=not wanted.closes)
 
     async def exit_barrier(self) -> None:
-        """Note that the agent's workers are done; return once it may be told so.
+        """Record that the agent's workers are done; return once that may be answered.
 
-        To be awaited before an ADD on ``.../terminal_state/...`` is answered.
+        To be awaited before the answer to an ADD on ``.../terminal_state/...``.
         """
         node = self._rendezvous.place.live_node(self.claim)
         if node is None:
             own = self.node
             if own is not None and own.state == "in" and self._rendezvous.closed == "success":
-                # Its pod was let go; the others have ended well in a later round, and so does it.
+                # Its pod was let go; the others have ended well in a later round, and so has this
+                # one.
                 self.finished_round = own.round
             return
         if self.finished_round == node.round:
@@ -170,12 +171,12 @@ class TorchAgent:
         await self._rendezvous.place.finish_written(self.claim)
 
     def filler(self, key: bytes) -> bytes | None:
-        """Make a value for an unset key of a round that is over or doomed; else None."""
+        """Return a value for an unset key of a round that is over or doomed; else None."""
         of_round = round_key(key, torch_run_id(self.run_id))
         if of_round is None:
             return None
         number, name = of_round
-        # Whoever was told one such value is told the others too, although all may be back.
+        # An agent that got one such value gets the others too, even if all nodes may be back.
         if number != self.claim.filled_round and not self._rendezvous.is_dead(number):
             return None
         made = filler(name)
@@ -184,17 +185,17 @@ class TorchAgent:
         return made
 
     def news(self) -> Coroutine[Any, Any, object]:
-        """Wait until ``filler`` or ``get_state`` may answer something else than at this call."""
+        """Wait until ``filler`` or ``get_state`` may answer differently than at this call."""
         return self._rendezvous.news()
 
     def closed(self) -> None:
-        """The connection is gone: so is what the agent wished."""
+        """Withdraw what the agent has asked for: the connection is gone."""
         self._gone = True
         self._rendezvous.place.leave(self.claim, "done" if self._is_done() else "closed")
         for watcher in self._watchers:
             watcher.set()
 
-    # --- what it is ---
+    # --- its state ---
 
     @property
     def named(self) -> bool:
@@ -219,28 +220,28 @@ class TorchAgent:
 
     @property
     def takes_part(self) -> bool:
-        """Whether it is the one of its pod that counts, and has not left for good."""
+        """Whether it holds the place of its pod, and has not left for good."""
         node = self.node
         return node is not None and (node.state != "left" or node.left_reason == "exit")
 
     @property
     def node(self) -> Node | None:
-        """Its record as it should be, if it is the one of its member that counts."""
+        """Its record as it should be; None if it does not hold the place of its member."""
         return self._rendezvous.place.own_node(self.claim)
 
     @property
     def world(self) -> Round | None:
-        """The round that it takes part in, while that is the live one."""
+        """The round that it takes part in, if that is the live one; else None."""
         return (
             None if self._rendezvous.place.live_node(self.claim) is None else self._rendezvous.round
         )
 
     def resume(self, finished_round: int, filled_round: int) -> None:
-        """Go on where it was with the sidecar before this one."""
+        """Restore its state from the sidecar before this one."""
         self.finished_round = finished_round
         self.claim.filled_round = filled_round
         if self._is_done():
-            # Its record does not say so if that sidecar was of an older version.
+            # Its record lacks this if that sidecar was of an older version.
             self._rendezvous.place.finish(self.claim)
 
     def move(self, rendezvous: Rendezvous) -> None:
@@ -285,13 +286,13 @@ class TorchAgent:
         rendezvous = self._rendezvous
         if wanted.change == "join":
             granted = await rendezvous.place.join(self.claim)
-            # It was on no list: what it was shown before does not count.
+            # It was on no list: the views before this one do not count.
             self.claim.parked = False
             self.claim.asked_s = rendezvous.clock()
         else:
             granted = await rendezvous.place.leave_written(self.claim)
         if granted:
-            # torch would sleep for a second and ask again: it may as well wait here for news.
+            # torch would sleep for a second and ask again: hold the answer back for news instead.
             await self._hold(while_shown="asking" if wanted.change == "join" else "full")
         return await self._answer(fruitless=not granted)
 
@@ -313,13 +314,13 @@ class TorchAgent:
     async def _close(self) -> bool:
         """Close the run if this agent may; return whether that is final, and shown to all.
 
-        This agent is shown a closed run in any case: torch would ask again and again.
+        This agent is shown a closed run in any case: otherwise torch would ask again and again.
         """
         rendezvous = self._rendezvous
         node = rendezvous.place.live_node(self.claim)
         if node is None:
             own = rendezvous.place.own_node(self.claim)
-            # torch takes itself off the lists first where it still has the time to.
+            # torch takes itself off the lists first if it still has the time.
             self.claim.gave_up = own is not None and (
                 own.state == "asking" or own.left_reason == "exit"
             )
@@ -374,18 +375,18 @@ class TorchAgent:
 def connect(
     rendezvous: Rendezvous, nonce: str | None = None, kept: Node | None = None
 ) -> TorchAgent:
-    """Make the agent behind a new client connection; see ``Place.claim``."""
+    """Create the agent behind a new client connection; see ``Place.claim``."""
     return TorchAgent(rendezvous, rendezvous.place.claim(nonce, kept))
 
 
 def spell_flavour(flavour: Flavour) -> str:
-    """Spell a flavour for the store."""
+    """Encode a flavour for the store."""
     times = "aware" if flavour.aware else "naive"
     return f"{times},redundancy" if flavour.redundancy else times
 
 
 def read_flavour(spelt: str) -> Flavour:
-    """Read a flavour from the store; parts that are missing are as in new versions of torch."""
+    """Decode a flavour from the store; missing parts are as in new versions of torch."""
     words = spelt.split(",")
     return Flavour(aware="naive" not in words, redundancy=not spelt or "redundancy" in words)
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads torch's pickled rendezvous state without unpickling anything.
+"""A reader of torch's pickled rendezvous state that unpickles nothing.
 
 The bytes come from a client, so they are untrusted. This is an interpreter of its own for the
 operations that torch's pickles (protocols 4 and 5) consist of. It knows five names and what each
-makes; nothing in it calls, imports or looks up what the bytes say. Containers hold plain values
-only, so no value is deeper than the attributes of the state, and no operation costs more than
-its own bytes.
+makes; nothing in it calls, imports or looks up a name from the bytes. Containers hold plain values
+only, so no value is deeper than the attributes of the state, and no operation costs more than its
+own bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from rdzv.errors import StateError
 
 MODULE = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
 _STACK_MAX = 4096
-"""Twice what a batch of 1000 pairs, the largest that a pickler writes, needs."""
+"""Maximum depth of the stack: twice the need of a batch of 1000 pairs, the largest that a pickler
+writes."""
 
 
 class NodeDesc(NamedTuple):
@@ -36,10 +37,10 @@ _ARGUMENT = PLAIN | {timedelta, timezone}
 
 
 def read(pickle: bytes) -> dict[object, object]:
-    """Return the attributes of the rendezvous state that is pickled there.
+    """Return the attributes of the pickled rendezvous state.
 
-    Raises StateError if the pickle is not one that torch makes of its state. The values are
-    plain, or containers of anything the pickle could hold: the caller checks them.
+    Raises StateError if the pickle is not one that torch makes of its state. The values are plain,
+    or containers of anything that the pickle could hold: the caller checks them.
     """
     return _Interpreter(pickle).run()
 
@@ -54,7 +55,7 @@ class _Name:
 
 
 class _Unbuilt:
-    """An object of which only the class is known yet. ``memo_at``: where it is remembered."""
+    """An object of which only the class is known yet. ``memo_at``: its place in the memo."""
 
     __slots__ = ("memo_at", "name")
 
@@ -73,7 +74,7 @@ class _Built:
 
 
 class _Mark:
-    """Where a batch of items begins."""
+    """The start of a batch of items on the stack."""
 
 
 def _make_timedelta(arguments: tuple[object, ...]) -> timedelta:
@@ -121,9 +122,9 @@ _NAMES = {
 
 
 class _Interpreter:
-    """Runs one pickle. Every operation either makes a value of ours or raises StateError.
+    """An interpreter of one pickle. Every operation makes a value of ours or raises StateError.
 
-    An operation takes the place of its argument, and returns the place of the next operation.
+    An operation gets the position of its argument, and returns that of the next operation.
     """
 
     def __init__(self, program: bytes) -> None:
@@ -367,7 +368,7 @@ class _Interpreter:
         target = self._stack[-1]
         if not isinstance(target, dict) or len(items) % 2:
             raise StateError("the state's pickle sets items of what is no dictionary")
-        # The values are looked at when the object that they belong to is complete.
+        # The values are checked once the object that they belong to is complete.
         target.update(zip(_only(PLAIN, items[::2]), items[1::2], strict=True))
 
 

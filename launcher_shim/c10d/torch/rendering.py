@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A view drawn as the rendezvous state that torch reads."""
+"""A view rendered as the rendezvous state that torch reads."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from launcher_shim.c10d.rounds.views import View
 from launcher_shim.c10d.torch.state_codec import NodeDesc, TorchState
 
 FAR_FUTURE = datetime(9000, 1, 1, tzinfo=UTC)
-"""Every heartbeat and deadline: torch never finds a node dead, nor a last call over."""
+"""The time of every heartbeat and deadline: torch never finds a node dead, nor a last call over."""
 
 WAITER = NodeDesc("~waiter", 0, 0)
-"""Waits, but does not exist. No real node has the process id 0."""
+"""A waiter that does not exist. No real node has the process id 0."""
 
 
 def portray(view: View, me: NodeDesc, member: str, max_nodes: int) -> TorchState:
-    """Draw ``view`` for the agent of ``member``, which calls itself ``me``."""
+    """Render ``view`` for the agent of ``member``, which calls itself ``me``."""
     participants: dict[NodeDesc, int] = {}
     if view.role == "participant":
         participants = {
@@ -25,7 +25,7 @@ def portray(view: View, me: NodeDesc, member: str, max_nodes: int) -> TorchState
             for rank, seat in enumerate(view.round.frozen)
         }
     elif view.role == "asking":
-        # torch reads nothing of an open round but whether it is in it itself.
+        # Of an open round, torch reads only whether it is in it itself.
         participants = {me: 0}
     elif view.full:
         participants = {NodeDesc("~full", 0, place): place for place in range(max_nodes)}

@@ -2,7 +2,7 @@
 """torch's rendezvous state as a plain value, and the codec to and from torch's own bytes.
 
 torch keeps ``base64(pickle(_RendezvousState))`` in its store. ``decode`` reads that with the
-interpreter of ``pickled``, for the bytes are untrusted; ``encode`` writes the operations out by
+interpreter of ``pickle_reader``, as the bytes are untrusted; ``encode`` writes the operations by
 hand, and torch's own unpickler makes its own classes of them.
 """
 
@@ -23,14 +23,14 @@ from rdzv.errors import StateError
 __all__ = ["SENTINEL", "STATE_MAX", "Flavour", "NodeDesc", "TorchState", "decode", "encode"]
 
 SENTINEL = b"Y2FuaW1hZGFt"
-"""What torch stores before there is a first state; it stands for "no state"."""
+"""The value that torch stores before there is a first state; it stands for "no state"."""
 STATE_MAX = 1024 * 1024
-"""Longest pickled state in bytes: several thousand nodes."""
+"""Maximum length of a pickled state in bytes: several thousand nodes."""
 
 Plain = None | bool | int | float | str | bytes | datetime | NodeDesc
-"""What a container in a state may hold."""
+"""The types of values that a container in a state may hold."""
 Attribute = Plain | list[Plain] | tuple[Plain, ...] | set[Plain] | dict[Plain, Plain]
-"""What an attribute of a state may be."""
+"""The types that an attribute of a state may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class TorchState:
 
 @dataclass(frozen=True, slots=True)
 class Flavour:
-    """How one torch version writes its state.
+    """The way in which one torch version writes its state.
 
-    ``aware``: its times bear a time zone (since torch 2.6); None: the state showed no time, so
+    ``aware``: its times have a time zone (since torch 2.6); None: the state showed no time, so
     nothing with a time can be written for it yet. ``redundancy``: it has a redundancy_list (since
-    torch 2.3). ``extra``: attributes that we do not know, carried as they came.
+    torch 2.3). ``extra``: attributes that are unknown here, carried as they came.
     """
 
     aware: bool | None = None
@@ -62,9 +62,9 @@ class Flavour:
 
 
 def decode(blob: bytes) -> tuple[TorchState, Flavour]:
-    """Read the bytes that torch keeps in its store.
+    """Decode the bytes that torch keeps in its store.
 
-    Raises StateError where torch could not have written them.
+    Raises StateError if torch could not have written them.
     """
     if len(blob) > STATE_MAX * 4 // 3:
         raise StateError(f"a state of {len(blob)} bytes is longer than any rendezvous needs")
@@ -76,7 +76,7 @@ def decode(blob: bytes) -> tuple[TorchState, Flavour]:
 
 
 def encode(state: TorchState, flavour: Flavour) -> bytes:
-    """Write the bytes that torch of that flavour reads as this state.
+    """Encode a state as the bytes that torch of that flavour reads.
 
     Raises ValueError if there is a time to write, and the flavour does not say which kind.
     """
@@ -87,7 +87,7 @@ def encode(state: TorchState, flavour: Flavour) -> bytes:
 
 
 class _Times:
-    """Brings times to UTC, and remembers whether they were aware."""
+    """A converter of times to UTC that remembers whether they were aware."""
 
     def __init__(self) -> None:
         self.aware: bool | None = None
@@ -212,7 +212,7 @@ def _name(module: str, name: str) -> bytes:
     return _text(module) + _text(name) + b"\x93"
 
 
-# What every state refers to again and again is remembered first, at these places of the memo.
+# Constants that every state refers to repeatedly are stored first, at these places of the memo.
 _NODE_CLASS, _ADDR, _PID, _LOCAL_ID, _DATETIME_CLASS, _UTC = (
     b"h" + bytes((at,)) for at in range(6)
 )
@@ -236,7 +236,7 @@ _PROLOGUE_STATE = _PROLOGUE + _name(MODULE, "_RendezvousState") + b")\x81}("
 
 
 def _batches(items: Iterable[bytes], close: bytes) -> bytes:
-    """Close a batch each thousand items, as picklers do: readers bound what piles up."""
+    """Close a batch after each thousand items, as picklers do: readers bound their stack."""
     rest = iter(items)
     written = b""
     while batch := list(islice(rest, _BATCH)):
@@ -245,7 +245,7 @@ def _batches(items: Iterable[bytes], close: bytes) -> bytes:
 
 
 class _Writer:
-    """Writes one state; nodes and times that occur again are written once."""
+    """The writer of one state; nodes and times that occur again are written once."""
 
     def __init__(self, flavour: Flavour) -> None:
         self._flavour = flavour
@@ -341,6 +341,6 @@ class _Writer:
         return _DATETIME_CLASS + b"C\x0a" + packed + make + _REMEMBER
 
     def _recall(self) -> bytes:
-        """How the value that is remembered next will be referred to."""
+        """Return the reference to the value that is put into the memo next."""
         at = 6 + len(self._memo)
         return b"h" + bytes((at,)) if at < 256 else b"j" + _U32.pack(at)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the sender's own wish out of a compare-and-set of the rendezvous state.
+"""The sender's own wish, read from a compare-and-set of the rendezvous state.
 
 A request carries two whole states. Of their difference only the sender's own membership and
 ``closed`` are read; the sidecars decide everything else that torch changes (heartbeats, nodes that
-it believes dead, the round that the last one to leave starts).
+it believes dead, the round that the last node to leave starts).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from launcher_shim.c10d.rounds.records import INT64_MAX
 from launcher_shim.c10d.torch.state_codec import NodeDesc, TorchState
 
 ADDRESS_MAX = 255
-"""Longest host name or address that is taken for one, in characters."""
+"""Maximum length of a host name or address, in characters."""
 
 Change = Literal["", "join", "leave", "step_off"]
-"""``step_off``: off the redundancy list, which torch does before it looks for a place again."""
+"""``step_off``: off the redundancy list, as torch does before it looks for a place again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def wish(expected: TorchState, desired: TorchState, me: NodeDesc) -> Wish:
 
 
 def first_name(desired: TorchState) -> NodeDesc | None:
-    """Tell who sent a state that it made from nothing: the one node it names; else None."""
+    """Return the sender of a state made from nothing: the one node that it names; else None."""
     named = {*desired.participants, *desired.wait_list, *desired.redundancy_list}
     me = named.pop() if len(named) == 1 else None
     if me is None or len(me.addr) > ADDRESS_MAX:
@@ -54,7 +54,7 @@ def first_name(desired: TorchState) -> NodeDesc | None:
 
 
 def foreign_size(desired: TorchState, min_nodes: int, max_nodes: int) -> bool:
-    """Whether a first own state shows that the launcher's ``--nnodes`` is not the job's.
+    """Return whether a first own state shows that ``--nnodes`` of the launcher is not the job's.
 
     With itself as the only participant, torch sets a deadline if its minimum is 1, and marks the
     round complete, which clears the deadline again, if its maximum is 1.

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from launcher_shim.tcpstore import wire
 
 READS_MAX = 4
-"""Requests that are answered together: torch's client sends a Wait and a Get."""
+"""Maximum number of requests answered together: torch's client sends a Wait and a Get."""
 ANSWERS_MAX = 512
 ANSWER_MAX = 4096
-"""Bytes of a request and its answer together; the whole cache is at most 2 MiB."""
+"""Maximum bytes of a request and its answer together; the whole cache is at most 2 MiB."""
 
 Values = Mapping[bytes, tuple[bytes, int]]
 

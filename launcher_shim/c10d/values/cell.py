@@ -52,7 +52,7 @@ class Part:
 
     @property
     def compared(self) -> int:
-        """The mod revision that a compare must name: 0 for what is absent."""
+        """The mod revision to compare with: 0 if the part is absent."""
         return 0 if self.value is None else self.mod_revision
 
 
@@ -70,7 +70,7 @@ class Cell:
     base: Part = ABSENT
     """The plain value."""
     addends: dict[str, Part] = field(default_factory=dict)
-    """What each client has added. Changed by ``put_addend`` alone, which keeps the sum: hundreds
+    """The addend of each client. Changed by ``put_addend`` alone, which keeps the sum: hundreds
     come at once, and each changes the value."""
     elements: dict[str, Part] = field(default_factory=dict)
     """The queue, by name of the element."""
@@ -80,7 +80,7 @@ class Cell:
     _newest_present: int = 0
 
     def put_addend(self, adder: str, part: Part) -> None:
-        """Set what one client has added, or that its addend is gone."""
+        """Set one client's addend; ``part`` may say that it is gone."""
         former = self.addends.get(adder, ABSENT)
         self.addends[adder] = part
         self._count(former, -1)
@@ -104,7 +104,8 @@ class Cell:
         """Return the plain value plus all addends; None if there is neither."""
         if not self._present:
             return self.base.value
-        # Only a writer other than Muster can have added no number; the plain value stays.
+        # Only a writer other than Muster can have stored an addend that is no number; ignore them
+        # then.
         total = self.total()
         return self.base.value if total is None else b"%d" % total
 
@@ -119,7 +120,7 @@ class Cell:
         return wrap_int64(base + self._sum)
 
     def is_sum(self) -> bool:
-        """Whether something has been added to the plain value."""
+        """Return whether there is any addend to the plain value."""
         return self._present > 0
 
     def queue(self) -> list[tuple[str, Part]]:
@@ -128,7 +129,7 @@ class Cell:
         return sorted(there, key=lambda item: (item[1].create_revision, item[0]))
 
     def exists(self) -> bool:
-        """Whether CHECK and WAIT see it."""
+        """Return whether CHECK and WAIT see the key."""
         return self.value() is not None or bool(self.queue())
 
     def newest_revision(self) -> int:
@@ -140,7 +141,7 @@ class Cell:
         return max((part.mod_revision for part in self.elements.values()), default=0)
 
     def value_revision(self) -> int:
-        """Return the revision since which the value has been what it is."""
+        """Return the revision since which the value has been the present one."""
         base = self.base.mod_revision if self.base.value is not None else 0
         return max(base, self._newest_present)
 

@@ -51,7 +51,7 @@ class Cells:
         return entry[1] if entry is not None else 0
 
     def exists(self, key: bytes) -> bool:
-        """Whether the cache has a value or an element of ``key``."""
+        """Return whether the cache has a value or an element of ``key``."""
         if key in self.values:
             return True
         cell = self._cells.get(key)
@@ -104,7 +104,8 @@ class Cells:
             if kv.key.startswith(prefix):
                 taken = self._take(kv, present=present)
                 if present and (awaited := self.sums.of(kv.key)) is not None:
-                    # After a relist, or if a later change is cached, the sum of then is not known.
+                    # After a relist, or if a later change is cached, the sum at that revision is
+                    # not known.
                     exact = taken if in_order else None
                     awaited.note(kv.mod_revision, exact.total() if exact is not None else None)
         self._applied = revision

@@ -17,8 +17,7 @@ from rdzv.errors import Compacted
 from rdzv.store import Compare, Put, Store
 
 SEE_SUM_S = 1.0
-"""How long to wait for the watch to show the sum after an addition, before it is read, in seconds.
-"""
+"""Maximum wait for the watch to show the sum after an addition, before it is read, in seconds."""
 
 
 class Counters:

@@ -45,7 +45,7 @@ class Ledger:
         self._revisions: dict[str, int] = {}
 
     def knows(self, stamp: Stamp) -> bool:
-        """Whether the author's entry is known; if not, it must be read before it is written."""
+        """Return whether the author's entry is known; if not, read it before a write."""
         return not stamp.lasting or stamp.author in self._revisions
 
     def guard(self, stamp: Stamp) -> Compare:
@@ -54,7 +54,7 @@ class Ledger:
         return Compare(self._keys.operation(stamp.author), "mod", "=", revision)
 
     def entry(self, stamp: Stamp, note: bytes) -> Put:
-        """Return the write of an entry; ``note`` is what an answer needs of the transaction."""
+        """Return the write of an entry; ``note`` is kept for the answer to a retry."""
         return Put(self._keys.operation(stamp.author), b"%d %s" % (stamp.number, note))
 
     def look(self, stamp: Stamp) -> Range:
@@ -66,7 +66,7 @@ class Ledger:
         self._revisions[stamp.author] = revision
 
     def take_entry(self, stamp: Stamp, kvs: Iterable[KeyValue]) -> tuple[bytes, int] | None:
-        """Take in a read entry; return its note and revision if it is of this very operation."""
+        """Note a read entry; return its note and revision if it is of this very operation."""
         self._revisions[stamp.author] = 0
         for kv in kvs:
             self._revisions[stamp.author] = kv.mod_revision

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one transaction takes of the launchers' values, as etcd is set up by default."""
+"""The limits of one transaction for the launchers' values, by etcd's default settings."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ MAX_VALUE_BYTES = 1 << 20
 """etcd takes requests up to 1.5 MiB by default; torch's own limit of 8 MiB does not fit."""
 
 BATCH_MAX = 63
-"""Items set by one transaction: each takes two operations of the 128 that etcd allows, and one
-records them."""
+"""Maximum number of items set by one transaction: each takes two operations of the 128 that etcd
+allows, and one records them."""
 
 READS_MAX = 42
-"""Keys read by one transaction: each takes three of the 128 operations."""
+"""Maximum number of keys read by one transaction: each takes three of the 128 operations."""
 
 DELETES_MAX = 100
-"""Keys dropped by one transaction."""
+"""Maximum number of keys dropped by one transaction."""
 
 
 def check_size(key: bytes, value: bytes) -> None:
-    """Raise ``WireError`` for a value that the store does not take."""
+    """Raise ``WireError`` if the value is too long for the store."""
     if len(value) > MAX_VALUE_BYTES:
         raise WireError(
             f"{key[:64]!r} has {len(value)} bytes: the store takes at most {MAX_VALUE_BYTES}"
@@ -33,7 +33,7 @@ def check_size(key: bytes, value: bytes) -> None:
 
 
 def batches(items: Sequence[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Split what is too much for one transaction."""
+    """Split items that are too many, or too long, for one transaction."""
     batch: list[tuple[bytes, bytes]] = []
     size = 0
     for key, value in items:

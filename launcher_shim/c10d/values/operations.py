@@ -2,7 +2,7 @@
 """Every operation of a c10d client on a key that is not the rendezvous state.
 
 A cached hit answers at once, also while the store is away; a miss needs a linearizable read.
-Writes wait for the store: torch's client has no time-out for them and takes a closed connection
+Writes wait for the store: torch's client has no timeout for them and takes a closed connection
 for the end of the job. Each is linearizable, and applied once whatever becomes of its answer
 (``launcher_shim.c10d.values.ledger``).
 """
@@ -98,5 +98,5 @@ class Kv:
         return left_behind(member, [kv.key for kv in self._mirror.under(self.keys.operations)])
 
     async def forget_records(self, left: Sequence[str]) -> None:
-        """Delete keys of the store that nobody needs any more, as ``left_behind`` returns them."""
+        """Delete keys of the store that are no longer needed, as ``left_behind`` returns them."""
         await self._transactions.drop([Delete(key) for key in left])

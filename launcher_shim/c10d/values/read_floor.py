@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Monotonic reads: no client of this sidecar is answered with less than the newest answer had."""
+"""Monotonic reads: no answer to a client of this sidecar is older than one given before."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Floor:
         self._revision = 0
 
     def allows(self, revision: int) -> bool:
-        """Whether a value valid since ``revision`` may be answered; raise the floor if so."""
+        """Return whether a value valid since ``revision`` may be answered; raise the floor then."""
         if revision > self._revision:
             self.raise_to(revision)
             return True
@@ -50,7 +50,7 @@ class Floor:
         if cell.value() is not None:
             self.raise_to(cell.value_revision())
             return
-        # Since when it has been absent is known if its deletion was seen, or it never existed.
+        # The start of its absence is known if its deletion was seen, or it never existed.
         self.raise_to(cell.newest_revision())
         if self._mirror.revision < self._revision:
             self.raise_to(revision)

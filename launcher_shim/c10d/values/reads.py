@@ -43,7 +43,7 @@ class Reads:
         return entry[0] if entry is not None and self._floor.allows(entry[1]) else None
 
     def cached_exists(self, key: bytes) -> bool:
-        """Whether the cache shows that ``key`` exists, and may answer that."""
+        """Return whether the cache shows that ``key`` exists, and may answer so."""
         if self.cached(key) is not None:
             return True
         return self._cells.exists(key) and self._floor.allows(
@@ -75,7 +75,7 @@ class Reads:
         return [read[key].value() if key in read else values.get(key) for key in keys]
 
     async def check(self, keys: Sequence[bytes]) -> bool:
-        """Whether every key exists, by the cache or by a linearizable read."""
+        """Return whether every key exists, by the cache or by a linearizable read."""
         missing = {key for key in keys if not self.cached_exists(key)}
         read = await self._lookups.unless_cached(missing, self.cached_exists)
         return all(cell.exists() for cell in read.values())

@@ -43,9 +43,9 @@ class CellPlan(Generic[T]):
     operations: tuple[Operation, ...]
     """The writes if the compares hold."""
     answer: Callable[[TxnResult], T]
-    """Makes the answer of the transaction's result."""
+    """Builds the answer from the transaction's result."""
     note: bytes = b""
-    """Kept in the ledger, for the answer of a retry."""
+    """Stored in the ledger, for the answer to a retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ Recall = Callable[[bytes, int], Awaitable[Recalled[T] | None]]
 
 
 class Transactions:
-    """Reads into ``cells``, and writes under this sidecar's registration guard."""
+    """One run's transactions: reads into ``cells``, and writes under the registration guard."""
 
     def __init__(self, store: Store, registered: Registered, cells: Cells, floor: Floor) -> None:
         self._store = store
@@ -79,8 +79,8 @@ class Transactions:
     ) -> T:
         """Apply a plan exactly once: retry until its outcome is known.
 
-        ``plan`` rests on the cell of ``key``, which is read again if a compare fails. ``recall``
-        makes the answer if an earlier attempt was applied. Raises ``LeaseLost`` once the
+        ``plan`` depends on the cell of ``key``, which is read again if a compare fails. ``recall``
+        builds the answer if an earlier attempt was applied. Raises ``LeaseLost`` once the
         generation is over and nothing was applied.
         """
         unsettled = stamp.again
@@ -161,7 +161,7 @@ class Transactions:
         """Delete the ledger entries of a closed connection."""
         await self.drop(self._ledger.forget(author))
 
-    # -- how
+    # -- internals
 
     async def _send(
         self,
@@ -189,7 +189,7 @@ class Transactions:
         return result
 
     def _looks(self, stamp: Stamp, key: bytes | None) -> list[Range]:
-        """Reads that show which compare failed: the ledger, the registration, and the key."""
+        """Return the reads that show which compare failed: ledger, registration, and key."""
         looks = [self._ledger.look(stamp), self._registered.look()]
         return looks if key is None else looks + self._cells.reads(key)
 

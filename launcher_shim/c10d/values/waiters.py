@@ -24,10 +24,10 @@ class Waiter:
     done: asyncio.Future[None]
     """Set once every key has come; gets the error that ``suits`` raises."""
     suits: Callable[[], bool] = _always
-    """Whether the present values are what the client waits for."""
+    """Returns whether the present values are what the client waits for."""
 
     def suited(self) -> bool:
-        """Whether the value that has just come counts."""
+        """Return whether the value that has just come counts; an error ends the wait."""
         try:
             return self.suits()
         except WireError as error:

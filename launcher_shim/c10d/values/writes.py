@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes of the launchers' values. Each is linearizable, and applied once whatever becomes of its
-answer (``launcher_shim.c10d.values.ledger``).
+"""Writes of the launchers' values.
+
+Each is linearizable, and applied once even if its answer is lost
+(``launcher_shim.c10d.values.ledger``).
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts horovodrun's workers in their pods, instead of ssh: standard library only."""
+"""The start of horovodrun's workers in their pods, instead of ssh: standard library only."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's socket in the run directory: whole at once, for its own user and the sidecar's."""
+"""The agent's socket in the run directory, for the agent's own user and the sidecar's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening socket at ``path``, there at once whole; who may use it, ``may_command`` says."""
+    """Open a listening socket at ``path``, where it appears only once it listens.
+
+    Every user may connect; ``may_command`` decides which of them may use it.
+    """
     nascent = nascent_name(str(path))
     with suppress(FileNotFoundError):
         os.unlink(nascent)
@@ -35,10 +38,10 @@ def listen(path: Path) -> socket.socket:
 
 
 def may_command(connection: socket.socket, delivered: Path) -> bool:
-    """Whether the peer runs as this user, as root, or as the sidecar.
+    """Return whether the peer runs as this user, as root, or as the sidecar.
 
-    The sidecar's user is the one that owns ``delivered``: by what that file says of ``PATH`` and
-    ``PYTHONPATH``, it decides what runs here anyway.
+    The sidecar's user is the owner of ``delivered``: by the ``PATH`` and ``PYTHONPATH`` in that
+    file, it decides what runs here anyway.
     """
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(raw)
@@ -52,9 +55,10 @@ def may_command(connection: socket.socket, delivered: Path) -> bool:
 
 
 async def first_frames(reader: asyncio.StreamReader, decoder: Decoder) -> List[Frame]:
-    """The first frame of a connection, and what came with it.
+    """Read the first frame of a connection, and those that came with it.
 
-    Raises ``ExecFrameError``, or ``ConnectionError`` if it is gone.
+    Raises ``ExecFrameError``, ``ConnectionError`` if the peer is gone, or ``asyncio.TimeoutError``
+    after ``OPENING_TIMEOUT_S``.
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + OPENING_TIMEOUT_S

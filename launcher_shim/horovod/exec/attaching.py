@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first frame of each connection of a command: which one it is, and on which host. Pure.
+"""The first frame of each connection of a command: its session, and its host. Pure.
 
-A session is one command; it outlives its connections. Its name is known to those alone whom it
-concerns. ``attempt`` counts its connections: a later one takes the place of an earlier one, and an
-earlier one that comes late, or again, takes none.
+A session is one command; it outlives its connections. Its name is known only to the processes that
+take part in it. ``attempt`` counts its connections: a later one replaces an earlier one, and an
+earlier one that comes late, or again, is refused.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ _HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 class Attaching(NamedTuple):
-    """What an ATTACH or ABANDON says.
+    """The content of an ATTACH or ABANDON.
 
-    ``acknowledged`` is the newest of the launcher's frames that the agent has had, ``received``
-    the newest of the agent's that the launcher's side has had.
+    ``acknowledged`` is the number of the newest of the launcher's frames that the agent has
+    acknowledged, ``received`` that of the newest of the agent's frames that the launcher's side has
+    received.
     """
 
     host: str
@@ -31,14 +32,14 @@ class Attaching(NamedTuple):
 
 
 def encode_attaching(attaching: Attaching, kind: int = ATTACH) -> bytes:
-    """One frame; host and session are plain names."""
+    """Encode the first frame; host and session must be plain names."""
     body = '{"host": "%s", "session": "%s", "attempt": %d, "acknowledged": %d}' % attaching[:4]
     return encode(kind, body.encode(), attaching.received)
 
 
 def read_attaching(frame: Frame) -> Attaching:
-    """Read one; raises ``ExecFrameError``."""
-    import json  # not by the launcher's side, which is to start fast
+    """Decode the first frame; raises ``ExecFrameError``."""
+    import json  # not at the top: the launcher's side has to start fast
 
     if frame.kind not in OPENINGS:
         raise ExecFrameError("the first frame is of kind %d, and attaches to nothing" % frame.kind)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher's side of a worker: what horovodrun starts in the place of ssh.
+"""The launcher's side of a worker: the program that horovodrun starts in the place of ssh.
 
-It hands the command to the agent of the host, passes output on with its streams kept apart, and
-ends with the command's status. A connection that is cut is made again, and nothing is lost: the
-sidecars on the way may be killed or replaced while the command runs. Where it cannot be known how
-the command ends (its agent, its node or the way to it is gone) it ends with 255, never with 0: one
-0 ends a whole Horovod job. When this process dies, the sidecar beside it has the worker ended.
+It hands the command to the agent of the host, passes its output on with the streams kept apart, and
+ends with the command's status. If a connection is cut, it reconnects, and nothing is lost: the
+sidecars on the way may be killed or replaced while the command runs. If it cannot be known how the
+command ends (its agent, its node or the way to it is gone) it ends with 255, never with 0: one 0
+ends a whole Horovod job. When this process dies, the sidecar beside it has the worker ended.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ READ_SIZE = 256 * 1024
 
 
 class UnknownEnd(Exception):
-    """Nobody knows how the command ends: one sentence why."""
+    """It is not known how the command ends: one sentence why."""
 
 
 class RemoteCommand:
@@ -57,7 +57,7 @@ class RemoteCommand:
         self._attached = False
 
     def run(self) -> int:
-        """Run it; returns its status, or raises ``UnknownEnd``."""
+        """Run the command and return its status; raises ``UnknownEnd``."""
         sought_s, why = 0.0, "nothing listens there"
         limit_s: float = CONNECT_INTERVAL_S
         while sought_s < limit_s:
@@ -67,12 +67,12 @@ class RemoteCommand:
                     return self._converse(connection)
             except OSError as error:
                 why = error.strerror or str(error)
-                # An agent that has heard nothing for as long has ended the command.
+                # By then, an agent that has heard nothing has ended the command.
                 limit_s = patience_s(delivered_lease_ttl_s(run_directory()))
             if self._attached:
                 sought_s = 0.0
             time.sleep(CONNECT_INTERVAL_S)
-            # A machine that stands still counts for no more than that.
+            # Counted by intervals, so that a time in which this machine stood still does not count.
             sought_s += CONNECT_INTERVAL_S
         raise UnknownEnd("there is no way to host %s (%s)" % (self._host, why))
 
@@ -137,11 +137,11 @@ class RemoteCommand:
         try:
             connection.sendall(self._stream.acknowledgement())
         except OSError:
-            return  # the agent waits for it no longer than for a launcher that is gone
+            return  # the agent waits only as long as for a launcher that is gone
 
 
 def write(fd: int, data: bytes) -> None:
-    """Write all of it, however long its reader takes; raises ``UnknownEnd`` if there is none."""
+    """Write all of ``data``, however slow its reader is; raises ``UnknownEnd`` if there is none."""
     view = memoryview(data)
     while view:
         try:
@@ -153,15 +153,15 @@ def write(fd: int, data: bytes) -> None:
 
 
 def run_directory() -> str:
-    """The run directory: as ``MUSTER_RUN_DIR`` says, else where this program lies."""
+    """Return the run directory: ``MUSTER_RUN_DIR``, or the folder of this program."""
     return os.environ.get("MUSTER_RUN_DIR") or os.path.dirname(os.path.realpath(sys.argv[0]))
 
 
 def connect(host: str) -> socket.socket:
-    """Connect to what leads to the agent of ``host``; raises ``OSError`` if nothing listens.
+    """Connect towards the agent of ``host``; raises ``OSError`` if nothing listens.
 
-    It is the sidecar beside this process, or, where the agents' own sockets are within reach, the
-    agent.
+    The connection is to the sidecar beside this process, or, if the agents' own sockets can be
+    reached (``MUSTER_WORKERS_DIR``), to the agent.
     """
     workers = os.environ.get("MUSTER_WORKERS_DIR")
     if workers:
@@ -178,7 +178,7 @@ def connect(host: str) -> socket.socket:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one worker's command; returns its status, ``EXIT_UNKNOWN`` where nobody knows it."""
+    """Run one worker's command; return its status, or ``EXIT_UNKNOWN`` if it is not known."""
     try:
         host, command = read_arguments(arguments)
         remote = RemoteCommand(host, command)
@@ -189,7 +189,7 @@ def main(arguments: list[str]) -> int:
     except UnknownEnd as error:
         status = _fail("how the worker on host %s ends is not known: %s" % (host, error))
     if status:
-        # Imported where it is wanted: the start of a worker need not wait for it.
+        # Imported only here: the start of a worker need not wait for it.
         from pathlib import Path
 
         from launcher_shim.horovod.exec.exit_delay import delay_exit
@@ -203,5 +203,5 @@ def _fail(sentence: str) -> int:
         sys.stderr.write("muster: %s\n" % sentence)
         sys.stderr.flush()
     except OSError:
-        return EXIT_UNKNOWN  # nobody reads it any longer
+        return EXIT_UNKNOWN  # stderr has no reader any more
     return EXIT_UNKNOWN

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shell text that horovodrun sends to a worker's host, taken apart: pure.
+"""The shell text that horovodrun sends to a worker's host, parsed: pure.
 
 Horovod 0.28.1 sends ``cd DIRECTORY > /dev/null 2>&1 ; env NAME=VALUE... PROGRAM ARGUMENT...``, and
-puts the launcher's whole environment there. Taken apart, it runs without a shell, and what the
-pod's own environment says stays as it is.
+puts the launcher's whole environment there. Parsed, it runs without a shell, and the pod's own
+environment stays as it is.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Mapping, NamedTuple
 _AFTER_DIRECTORY = [">", "/dev/null", "2>&1", ";", "env"]
 
 _FROM_LAUNCHER = ("HOROVOD_", "NCCL_", "GLOO_")
-"""Beginnings of names whose value is the launcher's to say."""
+"""Prefixes of the variables whose value comes from the launcher."""
 _FROM_LAUNCHER_TOO = frozenset(("PYTHONUNBUFFERED",))
 
 _OF_A_POD = ("MUSTER_", "KUBERNETES_", "POD_", "NVIDIA_", "CUDA_", "LC_", "SSH_")
-"""Beginnings of names that tell of one pod; the launcher's say nothing about a worker's."""
+"""Prefixes of the variables that describe one pod; the launcher's do not apply to a worker."""
 _OF_A_POD_TOO = frozenset(
     (
         *("HOME", "HOSTNAME", "LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "OLDPWD"),
@@ -33,7 +33,7 @@ class CommandError(ValueError):
 
 
 class WorkerCommand(NamedTuple):
-    """What to run. ``environment`` is all that horovodrun sent along."""
+    """A parsed command. ``environment`` is all that horovodrun sent along."""
 
     directory: str
     environment: Mapping[str, str]
@@ -41,17 +41,17 @@ class WorkerCommand(NamedTuple):
 
     @property
     def host(self) -> str:
-        """The host that horovodrun means."""
+        """The host that the command is for."""
         return self.environment["HOROVOD_HOSTNAME"]
 
     @property
     def local_rank(self) -> int:
-        """Which of the host's slots."""
+        """The number of its slot on the host."""
         return int(self.environment["HOROVOD_LOCAL_RANK"])
 
 
 def read_command(text: str) -> WorkerCommand:
-    """Take a command apart; raises ``CommandError``."""
+    """Parse a command; raises ``CommandError``."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -82,7 +82,7 @@ def read_command(text: str) -> WorkerCommand:
 
 
 def merge_environment(own: Mapping[str, str], sent: Mapping[str, str]) -> dict[str, str]:
-    """The worker's environment: what Horovod tells, then the pod's own, then the launcher's."""
+    """Merge the worker's environment: Horovod's variables, then the pod's, then the launcher's."""
     given = {name: value for name, value in sent.items() if _from_launcher(name)}
     others = {
         name: value

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delays a worker's exit status until horovodrun has read a host list without that worker's host.
+"""The delay of a worker's exit status until horovodrun has read a host list without its host.
 
-While fewer hosts than min are listed, horovodrun keeps all workers waiting. One that ends then
+While fewer hosts than min are listed, horovodrun keeps all workers waiting. A worker that ends then
 would count as the first of those that gather for the next change, once there are enough again: that
 change would begin without one of the others, and they would wait for each other. Once horovodrun
 has followed a list without the host, it ignores that end.
@@ -17,9 +17,9 @@ from launcher_shim.exit_status import EXIT_HOROVOD_REMOVED
 from launcher_shim.rundir import layout
 
 SEEN_S = 5.0
-"""horovodrun has read a list that has stood for this long: it polls every 1.4 s or so."""
+"""Time after which horovodrun has read a list: it polls every 1.4 s or so."""
 LIMIT_S = 600.0
-"""How long horovodrun waits for enough hosts by default."""
+"""Time for which horovodrun waits for enough hosts by default."""
 LOOK_S = 0.2
 
 
@@ -30,7 +30,7 @@ def delay_exit(
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Return when horovodrun may hear that a worker on ``host`` ended with ``status``.
+    """Wait until horovodrun may learn that a worker on ``host`` ended with ``status``.
 
     ``run_dir`` is the launcher's, with the host list and the job's min.
     """
@@ -50,13 +50,13 @@ def delay_exit(
 
 
 def _listed(run_dir: Path) -> set[str]:
-    """The hosts that have slots."""
+    """Read the hosts that have slots."""
     lines = (run_dir / layout.HOSTS).read_text().splitlines()
     return {host for host, _, slots in (line.partition(":") for line in lines) if slots != "0"}
 
 
 def _least(run_dir: Path) -> int:
-    """The least number of nodes; raises ``ValueError`` where it is not told."""
+    """Read the least number of nodes; raises ``ValueError`` if it is not there."""
     for line in (run_dir / layout.ENVIRONMENT).read_text().splitlines():
         name, _, value = line.partition("=")
         if name == "PET_NNODES":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What horovodrun writes on the command line of the program that stands in for ssh: pure."""
+"""The command line with which horovodrun calls the program in the place of ssh: pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _WITH_VALUE = ("-o", "-p", "-i")
 
 
 class UsageError(ValueError):
-    """A command line that horovodrun would not make: one sentence why."""
+    """A command line that horovodrun would not write: one sentence why."""
 
 
 def read_arguments(arguments: list[str]) -> tuple[str, str]:
-    """Host and command, of ``HOST COMMAND`` as well as of Horovod's ssh line."""
+    """Parse ``HOST COMMAND``, or Horovod's ssh line; raises ``UsageError``."""
     words = list(arguments)
     rest: list[str] = []
     while words:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent beside the workers of a Horovod job: starts what the launcher sends, and ends it.
+"""The agent beside the workers of a Horovod job: starts and ends the launcher's commands.
 
 It listens on a unix socket for its own user and the sidecar's. Each command is a session of its
-own. It outlives the connection that it came by, for another one may follow; it is ended when the
-launcher's side of it is gone or starts another one in the same slot, and its true status is told.
+own, which outlives its connection, as another one may follow. A command is ended when its
+launcher's side is gone or starts another one in the same slot, and its true status is reported.
 Python 3.8 and the standard library.
 """
 
@@ -48,9 +48,9 @@ from launcher_shim.rundir import layout
 
 
 class ExecServer:
-    """Serves one host; ``host`` is its name in the host list, ``environ`` the pod's own.
+    """The agent of one host; ``host`` is its name in the host list, ``environ`` the pod's own.
 
-    ``run_dir`` takes the socket, and a note for each command that runs: by them the sidecar knows
+    ``run_dir`` holds the socket, and a note for each command that runs: the notes show the sidecar
     whether a drained pod still has work in it.
     """
 
@@ -95,7 +95,7 @@ class ExecServer:
                 writer.write(encode(GONE, str(error).encode()))
                 await writer.drain()
         except (ConnectionError, asyncio.TimeoutError):
-            return  # it has ended, and its session need not
+            return  # the connection has ended; its session need not
         finally:
             writer.close()
 
@@ -168,7 +168,7 @@ class ExecServer:
             try:
                 note.touch()
             except OSError as error:
-                # Unnoted, it would not keep its pod from going away amid a drain.
+                # Without its note, it would not keep its pod from going away during a drain.
                 session.refuse("the command cannot be recorded: %s" % error)
                 return
             try:
@@ -199,10 +199,9 @@ class ExecServer:
 
 
 def forget_all(notes: Path) -> None:
-    """Make the directory of notes, without those of an agent that ended before.
+    """Create the directory of notes, without those of an agent that ended before.
 
-    Where somebody else has put something in its place, each command that cannot be noted is
-    refused, with the reason.
+    If another file has its place, each command that cannot be noted is refused, with the reason.
     """
     with suppress(OSError):
         notes.mkdir(exist_ok=True)
@@ -224,10 +223,10 @@ async def serve(host: str, run_dir: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve as ``muster-run`` tells: under the host's name and in the run directory.
+    """Serve as ``muster-run`` says: under the host's name and in the run directory.
 
-    Both may be given: ``HOST RUN_DIR``. What stands behind ``--`` is what the container had for a
-    command before injection, a sshd or a sleep, and is not run.
+    Both may be given: ``HOST RUN_DIR``. The words behind ``--`` are the container's command before
+    injection, a sshd or a sleep, which is not run.
     """
     arguments = list(arguments)
     if "--" in arguments:

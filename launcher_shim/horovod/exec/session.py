@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One command of a launcher as the agent beside the workers knows it, over all its connections."""
+"""One command of a launcher, as the agent beside the workers sees it, over all its connections."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from launcher_shim.horovod.exec.worker import OUTPUT_GRACE_S, Output, Worker
 
 
 class CommandSession:
-    """One command. ``gone`` says why nobody is told how it ends; empty while somebody is.
+    """One command. ``gone``: why its end is not reported any more; empty while it is.
 
-    ``lease_ttl_s`` is that of the sidecars, in whole seconds.
-    ``over``: it has ended, and the launcher's side has been told, or never will be.
+    ``lease_ttl_s`` is that of the sidecars, in whole seconds. ``over``: the command has ended, and
+    the launcher's side has acknowledged that, or never will.
     """
 
     def __init__(self, host: str, lease_ttl_s: int) -> None:
@@ -48,7 +48,7 @@ class CommandSession:
     # -- its connections
 
     def attach(self, writer: asyncio.StreamWriter, attaching: Attaching) -> None:
-        """Go on at a new connection; raises ``ExecFrameError`` if it is no newer one."""
+        """Go on with a new connection; raises ``ExecFrameError`` if it is no newer one."""
         if attaching.attempt <= self._attempt:
             raise ExecFrameError("connection %d of it has been here before" % attaching.attempt)
         again = self._stream.resume(attaching.received)
@@ -63,13 +63,13 @@ class CommandSession:
         self._go_on()
 
     def detach(self, writer: asyncio.StreamWriter) -> None:
-        """Note that a connection has ended; that the launcher's side has, it need not mean."""
+        """Note that a connection has ended, which need not mean that the launcher's side has."""
         if self._writer is writer:
             self._writer = None
             self._patience = asyncio.get_event_loop().create_task(self._outlast())
 
     def hear(self, frame: Frame) -> Optional[Frame]:
-        """Take a frame; returns it if it counts. Raises ``ExecFrameError``."""
+        """Take a frame; return it if it counts. Raises ``ExecFrameError``."""
         counting = self._stream.receive(frame)
         if counting is not None and self._writer is not None:
             self._writer.write(self._stream.acknowledgement())
@@ -78,11 +78,11 @@ class CommandSession:
 
     async def _outlast(self) -> None:
         for _ in range(self._detached_max_s):
-            await asyncio.sleep(1.0)  # so, a time in which this process stood still is none
+            await asyncio.sleep(1.0)  # by seconds, so a stop of this process does not count
         self.abandon("nothing was heard of the launcher's side for %d s" % self._detached_max_s)
 
     def abandon(self, why: str) -> None:
-        """End the command, and tell nobody how: the launcher's side of it is gone."""
+        """End the command without a report: the launcher's side of it is gone."""
         if self.gone or self.over.is_set():
             return
         self.gone = why
@@ -93,14 +93,14 @@ class CommandSession:
             ending = self.worker.end(ABANDONED_GRACE_S)
             self._ending.add(asyncio.get_event_loop().create_task(ending))
 
-    # -- what it says
+    # -- its reports
 
     def refuse(self, sentence: str) -> None:
-        """Say why the command is not started."""
+        """Report why the command is not started."""
         self._say_last(REFUSED, sentence.encode())
 
     def fail(self, sentence: str, status: int) -> None:
-        """Say that it could not be started, as a shell would."""
+        """Report that it could not be started, as a shell would."""
         self._send(STDERR, sentence.encode())
         self._say_last(EXIT, b"%d" % status)
 
@@ -133,9 +133,9 @@ class CommandSession:
                 return
 
     def _send(self, kind: int, body: bytes) -> bool:
-        """Send a frame, now or with the next connection; returns whether there is room for more."""
+        """Send a frame, now or with the next connection; return whether there is room for more."""
         if self.gone:
-            return True  # nobody wants it, and the worker may end
+            return True  # no side wants it, and the worker may end
         data = self._stream.send(kind, body)
         if self._writer is not None:
             self._writer.write(data)

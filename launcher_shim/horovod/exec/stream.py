@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One end of a stream of numbered frames that outlives its connections: pure.
 
-Each end numbers what it sends, keeps it until the other end has acknowledged it, and sends it again
-on the next connection. What comes twice is passed over, so that each frame counts once, in order,
+Each end numbers its frames, keeps each until the other end has acknowledged it, and sends it again
+on the next connection. A frame that comes twice is skipped, so that each counts once, in order,
 wherever a connection was cut.
 """
 
@@ -14,11 +14,11 @@ from typing import Deque, List, Optional, Tuple
 from launcher_shim.horovod.exec.frames import ACK, NUMBERED, ExecFrameError, Frame, encode
 
 WINDOW = 2 * 1024 * 1024
-"""Bytes that may be kept for an end that has not acknowledged them; then the sender waits."""
+"""Maximum bytes that are kept for an end that has not acknowledged them; then the sender waits."""
 
 
 class Stream:
-    """``sent``, ``acknowledged`` and ``received`` are numbers of frames; 0: none as yet."""
+    """One end. ``sent``, ``acknowledged``, ``received`` are numbers of frames; 0: none as yet."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -34,11 +34,11 @@ class Stream:
 
     @property
     def all_acknowledged(self) -> bool:
-        """Whether the other end has had everything."""
+        """Whether the other end has acknowledged every frame."""
         return self.acknowledged == self.sent
 
     def send(self, kind: int, body: bytes) -> bytes:
-        """Number a frame and keep it; returns it as bytes, for a connection if there is one."""
+        """Keep a frame under the next number; return its bytes, for a connection if any."""
         data = encode(kind, body, self.sent + 1)
         self.sent += 1
         self._kept.append((self.sent, data))
@@ -48,7 +48,7 @@ class Stream:
     def receive(self, frame: Frame) -> Optional[Frame]:
         """Return the frame if it counts: it is numbered and the next one.
 
-        Raises ``ExecFrameError`` for one that cannot follow what came before.
+        Raises ``ExecFrameError`` if it cannot follow the frames before.
         """
         if frame.kind == ACK:
             self.acknowledge(frame.number)
@@ -65,7 +65,10 @@ class Stream:
         return frame
 
     def acknowledge(self, number: int) -> None:
-        """The other end has had all up to ``number``; raises ``ExecFrameError`` if none was."""
+        """Drop the frames up to ``number``: the other end has them.
+
+        Raises ``ExecFrameError`` if that one was never sent.
+        """
         if number > self.sent:
             raise ExecFrameError("frame %d was acknowledged, and never sent" % number)
         self.acknowledged = max(self.acknowledged, number)
@@ -73,9 +76,9 @@ class Stream:
             self.kept_bytes -= len(self._kept.popleft()[1])
 
     def resume(self, number: int) -> List[bytes]:
-        """Begin anew with an end that has had all up to ``number``; returns what it has not had.
+        """Resume with an end that has all frames up to ``number``; return those that it lacks.
 
-        Raises ``ExecFrameError`` if it cannot have had it, or has said before that it had more.
+        Raises ``ExecFrameError`` if they were never sent, or it has acknowledged more before.
         """
         if number < self.acknowledged:
             raise ExecFrameError("frame %d was had before, and is not now" % self.acknowledged)
@@ -83,5 +86,5 @@ class Stream:
         return [data for _, data in self._kept]
 
     def acknowledgement(self) -> bytes:
-        """An ACK of all that was received."""
+        """Encode an ACK of all frames received."""
         return encode(ACK, b"", self.received)

@@ -14,9 +14,10 @@ from launcher_shim.exit_status import EXIT_TERMINATED
 from launcher_shim.horovod.exec.command import WorkerCommand, merge_environment
 
 TERM_GRACE_S = 3.0
-"""Between SIGTERM and SIGKILL of a worker that is to end, unless its launcher's side is gone."""
+"""Seconds between SIGTERM and SIGKILL of a worker that is to end, if its launcher's side is
+there."""
 OUTPUT_GRACE_S = 2.0
-"""How long to read output after the end, from other processes that hold the pipe."""
+"""Time without output, in seconds, after which reading ends: other processes may hold the pipe."""
 
 
 class Worker:
@@ -34,7 +35,7 @@ class Worker:
         self.terminating = False
 
     def look(self) -> None:
-        """See whether the process has ended; its id stays taken until ``finish``."""
+        """Check whether the process has ended; its id stays taken until ``finish``."""
         if not self.exited.is_set():
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
             if os.waitid(os.P_PID, self.process.pid, options) is not None:
@@ -88,9 +89,9 @@ def start(command: WorkerCommand, environ: Mapping[str, str]) -> Worker:
 
 
 class Output(asyncio.Protocol):
-    """One stream of a worker's output; ``take`` gets it, and says whether there is room for more.
+    """One stream of a worker's output; ``take`` gets it, and returns whether there is room.
 
-    ``ended`` is set at its end, ``moved`` counts bytes, and ``waits`` tells that it is not read
+    ``ended`` is set at its end, ``moved`` counts bytes, and ``waits`` is true while it is not read,
     until ``go_on``: then the worker waits, once its pipe is full.
     """
 
@@ -113,16 +114,16 @@ class Output(asyncio.Protocol):
             self._transport.pause_reading()
 
     def connection_lost(self, _: Optional[Exception]) -> None:
-        """See the end of the pipe."""
+        """Note the end of the pipe."""
         self.ended.set()
 
     def go_on(self) -> None:
-        """Read again."""
+        """Read again, if reading was paused."""
         if self.waits and self._transport is not None:
             self.waits = False
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if self._transport is not None:
             self._transport.close()
