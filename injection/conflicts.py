@@ -55,7 +55,19 @@ def _obstacles(
             f"{http.flag} ({http.variable}) and {relay.flag} ({relay.variable}) are both"
             f" {want.http_port}: give each its own"
         )
+    tunnel_port = want.tunnel_port if want.horovod == "worker" else None
+    if want.http_port == tunnel_port:
+        http = TABLE["http_port"]
+        yield (
+            f"{http.flag} ({http.variable}) is {tunnel_port}, where the sidecar of a Horovod worker"
+            " takes its launcher's commands: choose another one"
+        )
     for other, port in facts.ports(everyone):
+        if port == tunnel_port:
+            yield (
+                f"container {other} has port {port}, where the sidecar takes the commands of"
+                " horovodrun: give the container another one"
+            )
         if port == want.http_port:
             yield (
                 f"container {other} has port {port}, which the sidecar needs for its health: give"

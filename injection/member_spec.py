@@ -16,7 +16,10 @@ from rdzv.errors import ConfigError
 
 HTTP_PORT, RELAY_PORT = 9400, 29400
 HOST_PORTS = range(20_000, 29_400, 2)
-"""Ports on the node's network: below the ranges of node ports and of outgoing connections."""
+"""Ports on the node's network: below the ranges of node ports and of outgoing connections. Each
+job has one of them and the next."""
+HOST_TUNNEL_PORTS = range(15_000, 15_000 + len(HOST_PORTS))
+"""Ports of Horovod's tunnels there, one for each job."""
 
 _REQUIRED = {
     "job": "the object has no name of its own; all pods of a job have one in common",
@@ -75,7 +78,7 @@ class Demand:
     relay_port: int
     """Port of torchrun's rendezvous, on the loopback address."""
     on_host_network: bool
-    """Whether the pod has its node's network: both ports are then the node's, and two pods of one
+    """Whether the pod has its node's network: its ports are then the node's, and two pods of one
     job cannot be on one node."""
     endless: bool
     """Whether its containers are restarted however they end."""
@@ -124,7 +127,8 @@ def demand(
     if faults:
         raise ConfigError("\n".join(faults))
     on_host = facts.is_true(pod.get("hostNetwork"))
-    port = _host_port(f"{settings.namespace or workload.namespace or 'default'}/{name}")
+    place = _host_place(f"{settings.namespace or workload.namespace or 'default'}/{name}")
+    port, tunnel_port = HOST_PORTS[place], HOST_TUNNEL_PORTS[place]
     return Demand(
         job=name,
         job_name_label=kind.job_name_label if settings.job is None else None,
@@ -142,7 +146,7 @@ def demand(
         secret_keys=settings.etcd_secret_keys or (),
         slots=slots,
         horovod=horovod,
-        tunnel_port=None if horovod is None else TUNNEL_PORT,
+        tunnel_port=None if horovod is None else tunnel_port if on_host else TUNNEL_PORT,
         topology=settings.topology or (),
         http_port=settings.http_port or (port if on_host else HTTP_PORT),
         endless=kind.endless,
@@ -166,9 +170,10 @@ def _slots(
     return said or (facts.slots(container, []) if horovod == "worker" else 1)
 
 
-def _host_port(name: str) -> int:
+def _host_place(name: str) -> int:
+    """Return the index of a job's ports in the ranges of ports on the node's network."""
     digest = hashlib.sha256(name.encode()).digest()
-    return HOST_PORTS[int.from_bytes(digest[:8], "big") % len(HOST_PORTS)]
+    return int.from_bytes(digest[:8], "big") % len(HOST_PORTS)
 
 
 def _count(text: str) -> int:

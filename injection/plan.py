@@ -282,10 +282,11 @@ def _note_pod(result: InjectionPlan, pod: Mapping[str, Any], path: str, want: De
             " scale to 0 first"
         )
     if want.on_host_network:
+        tunnel = f", {want.tunnel_port} (commands of horovodrun, there)"
         result.note(
             f"{path}.hostNetwork: the sidecar takes ports {want.http_port} (health, on the node's"
-            f" address) and {want.relay_port} (rendezvous, on its loopback); no two pods of the job"
-            " fit on one node"
+            f" address){tunnel if want.horovod == 'worker' else ''} and {want.relay_port}"
+            " (rendezvous, on its loopback); no two pods of the job fit on one node"
         )
 
 

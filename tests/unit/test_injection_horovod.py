@@ -128,3 +128,34 @@ def test_what_cannot_be_is_refused() -> None:
         "              args: [a]\n" + ELASTIC[ELASTIC.index("              resources:") :]
     )
     assert "give the command with horovodrun in it" in refused(without)[0]
+
+
+ON_HOST = ELASTIC.replace(
+    "          containers:", "          hostNetwork: true\n          containers:"
+)
+
+
+def tunnel_port(text: str, **settings: str | None) -> str:
+    """The port that both roles of the job are told."""
+    told = [variables(sidecar) for sidecar in sidecars(injected(text, **settings).text)]
+    (port,) = {one["MUSTER_TUNNEL_PORT"] for one in told}
+    return port
+
+
+def test_the_tunnels_port_on_the_network_of_a_node_is_the_jobs_own() -> None:
+    one, other = (tunnel_port(ON_HOST, **{**NO_SIZE, "job": job}) for job in ("one", "other"))
+    assert len({one, other, "9401"}) == 3
+    result = injected(ON_HOST, **{**NO_SIZE, "job": "one"})
+    told = [note for note in result.notes if "hostNetwork" in note]
+    assert [one in note for note in told] == [False, True]
+    assert {variables(sidecar)["MUSTER_HTTP_PORT"] for sidecar in sidecars(result.text)} != {one}
+    assert removed(result.text) == ON_HOST
+
+
+def test_a_port_that_the_tunnel_needs_is_refused_to_others() -> None:
+    (health,) = refused(ELASTIC, **NO_SIZE, http_port="9401")
+    assert "--http-port (MUSTER_HTTP_PORT) is 9401" in health
+    name = "            - name: mpi-worker\n"
+    with_port = ELASTIC.replace(name, f"{name}              ports: [{{containerPort: 9401}}]\n")
+    (declared,) = refused(with_port, **NO_SIZE)
+    assert "container mpi-worker has port 9401" in declared
