@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -322,6 +323,32 @@ def test_a_worker_that_ends_well_because_it_is_ended_is_no_success(pods: Pods) -
     pods.agent.terminate()
     second.communicate(timeout=PATIENCE_S)
     assert (first.returncode, second.returncode) == (143, 143)
+
+
+@one_python_is_enough
+@about_ending_well
+def test_a_command_that_waits_for_its_slot_is_not_started_by_an_agent_that_ends(
+    pods: Pods,
+) -> None:
+    may_end, started = pods.directory / "may-end", pods.directory / "started"
+    script = f"trap 'echo told' TERM; echo up; while ! [ -e {may_end} ]; do sleep 0.1; done"
+    first = sleeper(pods, "sh", "-c", script)
+    second = pods.start(command("touch", str(started)))
+    assert first.stdout is not None
+    assert first.stdout.readline() == b"told\n"  # because of the second
+    pods.agent.terminate()
+    until(lambda: _refuses(pods), "the agent takes no connection any more")
+    may_end.touch()
+    first.communicate(timeout=PATIENCE_S)
+    _, err = second.communicate(timeout=PATIENCE_S)
+    assert pods.agent.wait(PATIENCE_S) == 143
+    assert not started.exists()
+    assert (second.returncode, b"is about to leave" in err) == (126, True)
+
+
+def _refuses(pods: Pods) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(str(pods.run_dir / "exec.sock")) == errno.ECONNREFUSED
 
 
 @one_python_is_enough

@@ -165,6 +165,9 @@ class ExecServer:
                 await before.ended.wait()
             if session.gone:
                 return
+            if self._stopping:
+                session.refuse(self._about_to_leave)
+                return
             try:
                 note.touch()
             except OSError as error:
@@ -194,8 +197,12 @@ class ExecServer:
         if not session.host == command.host == self._host:
             raise CommandError("this is host %s, not %s" % (self._host, session.host))
         if self._stopping:
-            raise CommandError("host %s is about to leave" % self._host)
+            raise CommandError(self._about_to_leave)
         return command
+
+    @property
+    def _about_to_leave(self) -> str:
+        return "host %s is about to leave" % self._host
 
 
 def forget_all(notes: Path) -> None:
