@@ -10,5 +10,5 @@ import time
 
 
 def boot_s() -> float:
-    """Seconds since the machine started, also while it slept."""
+    """Return the seconds since the machine booted, including the time it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the delivered host list in step with the membership."""
+"""Delivery of the host list, in step with the membership."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from rdzv.snapshot import Snapshot
 log = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 5.0
-"""Until a list that the disk did not take is tried again."""
+"""Retry interval after a host list that the disk did not take, in seconds."""
 
 
 class HostDelivery:
-    """Renders the host list at each change and renames it into place.
+    """The delivery of the host list: rendered at each change, and renamed into place.
 
     ``clock`` is monotonic, in seconds. ``delivered`` is set once there is a list. ``held`` returns
-    the generation that the member is in: hosts of another one are not for its launcher.
-    ``nudges``: whether a horovodrun reads the list, so that a missed change is repeated.
+    the generation that the member is in: hosts of another one are not for its launcher. ``nudges``:
+    whether a horovodrun reads the list, so that a missed change is repeated.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class HostDelivery:
         self._confirming: asyncio.Task[None] | None = None
 
     async def follow_departures(self, registered: asyncio.Event) -> None:
-        """Until ``registered``, take only those off the former list who left on purpose or drain.
+        """Deliver the former list without hosts that drain or left, until ``registered``.
 
-        Where the store answers reads and lets nobody register, everybody's record is gone, and
-        all train on: nobody is off the list for being lost, and nobody comes onto it.
+        If the store answers reads and lets nobody register, all records are gone, and all pods
+        train on: no host is removed because it is lost, and none is added.
         """
         await self._read_former()
         while not registered.is_set():
@@ -81,7 +81,7 @@ class HostDelivery:
                     task.cancel()
 
     async def run(self) -> None:
-        """Deliver until cancelled; begins with what the run directory had before."""
+        """Deliver until cancelled, beginning with the list that the run directory had before."""
         if self._delivered is None:
             await self._read_former()
         try:
@@ -120,7 +120,7 @@ class HostDelivery:
         self._list = hosts.parse(former, self._generation, self._clock())
 
     async def _deliver(self, text: str) -> bool:
-        """Rename a list into place; False if the disk does not take it: the former one stays."""
+        """Rename a list into place; return False if the disk refuses it: the former one stays."""
         try:
             await asyncio.to_thread(self._run_dir.deliver_hosts, text)
         except OSError as error:
@@ -137,8 +137,9 @@ class HostDelivery:
     def _decide(self, snapshot: Snapshot) -> None:
         current = self._client.membership.listing()
         if current.standby:
-            # Which workers run where is known to horovodrun alone. What it was told last stands for
-            # that: nothing in the store does, as a round and its nodes do for torchrun.
+            # Only horovodrun knows which workers run where, and the list that it was given last
+            # stands in for that: nothing in the store does, unlike a round and its nodes for
+            # torchrun.
             able, room = (*current.listed, *current.standby), len(current.listed)
             current = listing.decide(snapshot, self._list.places(able, room))
         if current.reason != self.listing.reason:
@@ -149,7 +150,7 @@ class HostDelivery:
         self._list = hosts.follow(
             before,
             current,
-            # A store that lost the job has not begun another life of it.
+            # A store that has lost the job has not begun another generation of it.
             snapshot.job.generation if snapshot.job else self._list.generation,
             left=self._left(snapshot),
             now=now,
@@ -171,9 +172,10 @@ class HostDelivery:
             self._list = self._list.nudged(now)
 
     def _left(self, snapshot: Snapshot) -> Callable[[hosts.Host], bool]:
-        """Tell whether a host drains, or the history says that it left after it registered last.
+        """Return a test of whether a host drains, or has left after it registered last.
 
-        Either is read when first asked, once for all hosts: hundreds may go together.
+        The drains, and the departures in the history, are read at the first use, once for all
+        hosts: hundreds may go together.
         """
         drains = snapshot.drains.values()
         drained = cache(lambda: {hosts.token_of(one.member, one.pod_uid) for one in drains})
@@ -184,16 +186,16 @@ class HostDelivery:
         )
 
     def _pause_s(self) -> float | None:
-        """Return after how many seconds to follow again if nothing changes; None: never."""
+        """Return the seconds until the next look if nothing changes, or None for no limit."""
         checks_s = [self._list.next_nudge_s()] if self._nudges else []
-        # What is due already waits for the store's answer, if it was asked.
+        # Checks that are due already wait for the store's answer, if it was asked.
         after_s = -math.inf if self._confirming is None else self._clock()
         if (check_s := self._list.next_check_s(after_s)) is not None:
             checks_s.append(check_s)
         return max(0.1, min(checks_s) - self._clock()) if checks_s else None
 
     async def _change_from(self, snapshot: Snapshot, timeout_s: float | None) -> None:
-        """Wait until the membership has changed, or the store has confirmed who is missing."""
+        """Wait until the membership changes, the confirmation ends, or the timeout expires."""
         changed = asyncio.create_task(self._client.membership.changed_from(snapshot))
         news = [changed] if self._confirming is None else [changed, self._confirming]
         try:
@@ -205,11 +207,14 @@ class HostDelivery:
         if self._confirming in done:
             self._confirming = None
         for task in done:
-            task.result()  # raises what it failed with: that is no news
+            task.result()  # raises the task's exception, if any
 
 
 def _registered_revision(snapshot: Snapshot, host: hosts.Host) -> int:
-    """When a host registered last, as far as known: a list that is read back does not say."""
+    """Return the revision of a host's last registration, as far as it is known.
+
+    A list that is read back does not contain it.
+    """
     holder = snapshot.incarnations.get(host.member)
     if holder is None or hosts.token_of(holder.member, holder.pod_uid) != host.token:
         return host.revision
@@ -217,7 +222,7 @@ def _registered_revision(snapshot: Snapshot, host: hosts.Host) -> int:
 
 
 def _outdated(snapshot: Snapshot, host: hosts.Host) -> bool:
-    """Whether the record of a host's name is of a pod before it, as in a restored store."""
+    """Return whether the record of a host's name is of an earlier pod, as in a restored store."""
     member = snapshot.members.get(host.member)
     return (
         member is not None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this pod is registered as, kept in the run directory for the sidecar that starts here next.
+"""The pod's registration, kept in the run directory for the sidecar that starts here next.
 
-It comes to the disk before it is announced. A disk that is full then is no reason to stay out: it
-is tried again until it is kept, for without it the next sidecar would begin as a fresh pod.
+It is written to the disk before it is announced. A full disk does not keep the pod out: the write
+is retried until it succeeds, as without it the next sidecar would begin as a fresh pod.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rdzv.members.registration import Held
 log = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 5.0
-"""Until a registration that the disk did not take is tried again."""
+"""Retry interval after a registration that the disk did not take, in seconds."""
 
 
 class KeptRegistration:
-    """Keeps the newest registration of the pod ``pod_uid``."""
+    """The keeper of the newest registration of the pod ``pod_uid``."""
 
     def __init__(self, run_dir: RunDir, pod_uid: str) -> None:
         self._run_dir = run_dir
@@ -32,7 +32,7 @@ class KeptRegistration:
         self._writing = asyncio.Lock()
 
     async def keep(self, held: Held) -> None:
-        """Keep a registration; one that the disk does not take is tried again until ``end``."""
+        """Write a registration; if the disk does not take it, retry until ``end``."""
         self._held = held
         try:
             await self._write()
@@ -48,7 +48,7 @@ class KeptRegistration:
             self._again = asyncio.create_task(self._try_again(), name="keep-registration")
 
     def end(self) -> None:
-        """Try no more."""
+        """Stop retrying."""
         if self._again is not None:
             self._again.cancel()
 
@@ -58,7 +58,7 @@ class KeptRegistration:
             try:
                 await self._write()
             except OSError:
-                continue  # told when it was tried first
+                continue  # logged at the first failure
             log.info("what is registered is kept now", extra={"event": "state_kept"})
             return
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of client connections whose pod is gone: nobody is left to drop them."""
+"""Records of client connections whose pod is gone: no client is left to delete them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue
 
 _AUTHOR = re.compile(r"(?P<member>.+?)\.(?:[0-9a-f]{12}\.\d+|[0-9a-f]{32})(?::\d+)?")
-"""As ``Endpoint`` names its clients: one of its own, and one behind a relay."""
+"""Names that ``Endpoint`` gives its clients: one of its own, and one behind a relay."""
 
 
 def orphans(keys: GenerationKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> list[KeyValue]:
-    """Find the records of connections that members had who are gone, but for the newest ones."""
+    """Return the connection records of members that are gone, but for the newest ones."""
     of_gone = [
         kv
         for kv in kvs

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one place where a sidecar is put together: its parts, and how they know of each other.
 
-Whatever runs a sidecar, or some of one, has its parts from here: the product, the simulation,
-tests and benchmarks. ``agent.running`` keeps a whole one going.
+Everything that runs a sidecar, or some of its parts, builds them here: the product, the simulation,
+tests and benchmarks. ``agent.running`` runs a whole one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rdzv.shards.ledger import ShardLedger
 
 @dataclass(frozen=True, slots=True)
 class MemberParts:
-    """The parts of a member: its view of the job, its registration, its work for all."""
+    """The parts of a member: its view of the job, its registration, its work for the whole job."""
 
     client: JobClient
     registrar: Registrar
@@ -64,7 +64,7 @@ class LauncherParts:
 
 
 def job_client(around: Surroundings, keys: JobKeys) -> JobClient:
-    """Make what follows the job; members that are made in one process may share it."""
+    """Build the client of the job; members that live in one process may share it."""
     return JobClient.of(around.store, keys, clock=around.clock, random=around.random)
 
 
@@ -76,8 +76,10 @@ def member_parts(
     held: Held | None = None,
     on_held: Callable[[Held], Awaitable[None]] | None = None,
 ) -> MemberParts:
-    """Make one member's parts. ``held`` is what the sidecar before it in this pod was registered
-    as, ``on_held`` keeps each registration for the next one.
+    """Build one member's parts.
+
+    ``held`` is the registration of the previous sidecar of this pod, and ``on_held`` keeps each new
+    one for the next.
     """
     identity = settings.identity
     registrar = Registrar(
@@ -108,8 +110,10 @@ def endpoint_of(
     kept: Kept | None = None,
     steps: Callable[[], Sequence[StepLine]] = tuple,
 ) -> Endpoint:
-    """Make the rendezvous endpoint of a member. ``kept`` has what the next sidecar of the pod is
-    to know; None: there will be none. ``steps`` reads what the ranks tell of theirs.
+    """Build the rendezvous endpoint of a member.
+
+    ``kept`` stores what the next sidecar of the pod has to know; None: there will be none.
+    ``steps`` reads the steps that the ranks publish.
     """
     return Endpoint(
         client=member.client,
@@ -135,9 +139,9 @@ def drains_of(
     notice_path: Path | None,
     ledgers: Callable[[], Sequence[ShardLedger]] = tuple,
 ) -> Drains:
-    """Make what sees drains through for a member whose launcher is in ``rounds``.
+    """Build the parts that see drains through, for a member whose launcher is in ``rounds``.
 
-    ``ledgers`` gives those of all data sets in shards.
+    ``ledgers`` returns those of all data sets in shards.
     """
     return Drains(
         run_dir,
@@ -163,7 +167,7 @@ def launcher_parts(
     *,
     ready: Callable[[], bool],
 ) -> LauncherParts:
-    """Make the launcher's parts. ``ready``: whether a launcher may start."""
+    """Build the launcher's parts; ``ready`` returns whether a launcher may start."""
     client, registrar, identity = member.client, member.registrar, settings.identity
     hosts = HostDelivery(
         run_dir,
@@ -202,7 +206,7 @@ def launcher_parts(
 def tunnel_of(
     around: Surroundings, member: MemberParts, sockets: Sockets, lease_ttl_s: float
 ) -> Tunnel:
-    """Make this pod's end of the tunnel, if it has one."""
+    """Build this pod's end of the tunnel, if it has one."""
     client, registrar = member.client, member.registrar
     identity = registrar.identity
     end: LauncherEnd | WorkerEnd | None = None

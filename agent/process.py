@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sidecar's process: its signals and its exit status.
 
-Status: 0 it was stopped and has left, 2 configuration, 69 no store within the time that a first
-start has for it, 70 a defect of ours.
+Status: 0 it was stopped and has left, 2 wrong configuration, 69 no store within the time limit of a
+first start, 70 a defect of Muster.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 async def run(config: Config, version: str = "") -> int:
     """Run the sidecar until a signal ends it; return the process's exit status.
 
-    ``version`` is the program's; it stands in the member's record.
+    ``version`` is the program's, for the member's record.
     """
     # First of all: process 1 of a container gets no signal that it does not handle.
     with _stop_signals() as stop:
@@ -80,7 +80,7 @@ async def _run(config: Config, version: str, run_dir: RunDir, stop: asyncio.Even
 
 @contextmanager
 def _stop_signals() -> Iterator[asyncio.Event]:
-    """An event that SIGTERM and SIGINT set."""
+    """Yield an event that SIGTERM and SIGINT set."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

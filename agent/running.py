@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole sidecar but for what people see of it: its parts, and the tasks that keep them going.
+"""A whole sidecar but for health, metrics and the loop's lag: its parts, and their tasks.
 
-Every task is vital: one that ends takes the sidecar down. The exception is a sidecar that is
-fenced: it stays, writes nothing, and registers again when it is let in.
+Every task is vital: if one ends, the sidecar ends. The exception is a sidecar that is fenced: it
+stays, writes nothing, and registers again when it is let in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rdzv.members.registration import Held
 log = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S = 3.0
-"""For saying goodbye to the store. Unsaid, the lease says it later."""
+"""Time limit for leaving the job in the store, in seconds. After it, the lease expires instead."""
 
 Tasks = dict[str, asyncio.Task[None]]
 
@@ -30,7 +30,7 @@ Tasks = dict[str, asyncio.Task[None]]
 class RunningParts:
     """One member's parts, from its registration until it leaves.
 
-    ``held``: what the sidecar before this one was registered as; None for a pod that never was.
+    ``held``: the registration of the previous sidecar; None for a pod that has never had one.
     ``fenced``: why the member may not write, or empty. ``stopping``: it has begun to leave, and
     delivers no host list any more.
     """
@@ -60,9 +60,9 @@ class RunningParts:
         self._awaits_agent = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Be a member until ``stop`` is set, then leave.
+        """Run the member until ``stop`` is set, then leave.
 
-        Raises an ``ExceptionGroup`` of what took a task down.
+        Raises an ``ExceptionGroup`` of the errors that ended a task.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -73,13 +73,13 @@ class RunningParts:
             self._kept.end()
 
     def not_ready(self) -> str | None:
-        """Why launchers beside this sidecar should not start, or None."""
+        """Return why launchers beside this sidecar should not start, or None if they may."""
         if self.stopping:
             return "stopping"
         if self.fenced:
             return self.fenced
         if self._awaits_agent:
-            return None  # what is waited for comes once this is ready
+            return None  # the agent that is awaited starts only once this is ready
         if not self._registered_once:
             return "not registered yet"
         if self.launcher.drains.own.active:
@@ -117,13 +117,13 @@ class RunningParts:
         log.info("stopping: leaving the job", extra={"event": "stopping"})
 
     async def _leave(self, tasks: Tasks) -> None:
-        # The host list stays as it was: who restarts a sidecar does not change the job.
+        # The host list stays as it was: a restart of the sidecar does not change the job.
         await _end(tasks["registration"], tasks["hosts"])
         outlived = "a torchrun" if self.launcher.endpoint.outlived else ""
         if self.launcher.tunnel.carrying:
             outlived = "a command of horovodrun"
         if outlived:
-            # The next sidecar of this pod goes on with it; none is missed if none comes.
+            # The next sidecar of this pod goes on with it; without one, the lease expires.
             log.info(
                 "%s stays behind muster-run: leaving its place to the next sidecar",
                 outlived,
@@ -145,7 +145,7 @@ class RunningParts:
             try:
                 await registrar.run()
             except Fenced as error:
-                # The launcher beside it stays as it is: nobody writes its requests down.
+                # The launcher beside it runs on, but nothing writes its requests to the store.
                 self.fenced = str(error)
                 log.error(
                     "fenced, this sidecar writes no more: %s", error, extra={"event": "fenced"}
@@ -157,10 +157,10 @@ class RunningParts:
             )
 
     async def _meet_agent(self) -> None:
-        """Wait until this pod can start a horovodrun's commands, before it is on any host list.
+        """Wait until this pod can start a horovodrun's commands, before any host list has it.
 
-        Its container starts after this sidecar, and may have an image of many gigabytes to fetch;
-        a worker that is started there meanwhile fails. A pod that drains before waits no longer.
+        Its container starts after this sidecar, and may have an image of many gigabytes to pull; a
+        worker that is started there before that fails. A pod that drains meanwhile waits no longer.
         """
         self._awaits_agent = True
         log.info(
@@ -186,7 +186,10 @@ class RunningParts:
             await self.client.membership.changed_from(snapshot)
 
     async def _reach_store(self) -> None:
-        """Wait for the first read. One that has been a member before waits until cancelled."""
+        """Wait for the first read of the store; one that has been a member waits until cancelled.
+
+        Raises ``StoreUnavailable`` if a fresh pod has waited for the start timeout.
+        """
         timeout_s = self._settings.start_timeout_s if self._fresh else None
         try:
             async with asyncio.timeout(timeout_s):
@@ -212,7 +215,7 @@ def start_vital(
 ) -> asyncio.Task[None]:
     """Start a task that takes its group down if it ends by itself."""
     task = group.create_task(_vital(name, work), name=name)
-    task.add_done_callback(lambda _: work.close())  # one that is cancelled at once never began it
+    task.add_done_callback(lambda _: work.close())  # for one that is cancelled before it began
     return task
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sidecar as people meet it: its running parts, with health, metrics and the loop's lag."""
+"""The sidecar as a whole: its running parts, with health, metrics and the loop's lag."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Sidecar:
-    """One member, and what it shows of itself."""
+    """One member, with its health and metrics."""
 
     def __init__(
         self,
@@ -47,9 +47,10 @@ class Sidecar:
         add_launcher_gauge(metrics, parts.launcher.lookout)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Be a member until ``stop`` is set, then leave.
+        """Run the member until ``stop`` is set, then leave.
 
-        Raises an ``ExceptionGroup`` of what took a task down; ``ConfigError`` if a port is taken.
+        Raises an ``ExceptionGroup`` of the errors that ended a task, or ``ConfigError`` if a port
+        is taken.
         """
         config = self._config
         async with (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says whether a job may rest on the version of the store's server, as ``muster doctor`` does."""
+"""Logs whether the version of the store's server is fit for a job, as ``muster doctor`` says."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from rdzv.store.etcd.versions import FLOOR, judge
 log = logging.getLogger(__name__)
 
 REPEAT_S = 3600.0
-"""Members of a cluster are replaced while a job runs, also by older ones; nothing tells of it."""
+"""Interval of the check, in seconds: members of a cluster are replaced while a job runs, also by
+older ones, and no event tells of it."""
 
 
 class StoreVersion:
-    """Judges the member of the store that this sidecar talks to, at start and every ``repeat_s``.
+    """The check of the store member that this sidecar talks to, at start and every ``repeat_s``.
 
-    A version that is not fit is a warning and no more: whoever runs the job may have no other.
+    An unfit version causes a warning and no more: the operator of the job may have no other.
     """
 
     def __init__(self, client: JobClient, *, repeat_s: float = REPEAT_S) -> None:
@@ -29,7 +30,7 @@ class StoreVersion:
         self._diary = Diary(log)
 
     async def run(self) -> None:
-        """Judge once the store can be read, and again from time to time until cancelled."""
+        """Check once the store can be read, then every ``repeat_s`` until cancelled."""
         await self._client.mirror.changed_after(0)
         while True:
             try:

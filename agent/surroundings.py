@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dependencies of a sidecar's parts: no part takes a clock, randomness or a socket by itself.
 
-The product hands them the real ones, the simulation and the tests theirs; the parts, and how they
+The product passes the real ones, the simulation and the tests their own; the parts, and how they
 know of each other (``agent.parts``), are the same.
 """
 
@@ -39,18 +39,18 @@ class Surroundings:
     or that another container reads are kept on it."""
 
     random: Random
-    """For lease ids, and to keep sidecars from doing the same at the same moment."""
+    """Source of lease ids, and of the jitter that keeps sidecars from acting at the same moment."""
 
     store_address: str = "the given address"
-    """Where the store is, for sentences about one that does not answer."""
+    """The store's address, for messages about one that does not answer."""
 
     version: str = ""
-    """The program's, for people who look at the member; empty where it is not known."""
+    """The program's version, for people who look at the member; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sockets:
-    """Where one sidecar listens for the containers beside it; by default nowhere."""
+    """The sockets of one sidecar for the containers beside it; by default none."""
 
     c10d_port: int | None = None
     """Loopback port of the rendezvous. 0 chooses one; None: torchrun comes by the relay alone."""
@@ -68,14 +68,15 @@ class Sockets:
     """Unix socket that takes a launcher's commands for other pods."""
 
     exec_path: Path | None = None
-    """Unix socket at which the training container takes commands; here nothing listens."""
+    """Unix socket at which the training container takes commands; the sidecar only connects to
+    it."""
 
     shards_path: Path | None = None
     """Unix socket where ranks ask for shards."""
 
     @classmethod
     def of(cls, config: Config, run_dir: RunDir, tunnel: TunnelIdentity | None = None) -> Sockets:
-        """Those that a configuration asks for; ``tunnel`` is the key if there is to be one."""
+        """Return the sockets of a configuration; ``tunnel`` is the key if there is a tunnel."""
         return cls(
             c10d_port=config.c10d_port or None,
             c10d_path=str(run_dir.c10d_socket),
@@ -89,50 +90,51 @@ class Sockets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSettings:
-    """As much of one member's configuration as its parts go by.
+    """The part of a configuration that one member's parts need.
 
     The defaults are those of ``agent.config.sidecar``, which says what each is for.
     """
 
     keys: JobKeys
-    """The job, in the store."""
+    """Names of the job's keys in the store."""
 
     identity: Identity
-    """What the member registers as; min and max of the job are in it."""
+    """The identity that the member registers; min and max of the job are in it."""
 
     lease_ttl_s: float = 10.0
-    """Whole seconds without a renewal until the member is lost to the others."""
+    """Whole seconds without a renewal until the others count the member as lost."""
 
     start_timeout_s: float = 60.0
     """Seconds that a fresh pod waits for its first read of the store."""
 
     first_call_s: float = 30.0
-    """Seconds that a round waits for members whose torchrun has never connected."""
+    """Longest wait of a round for members whose torchrun has never connected, in seconds."""
 
     last_call_s: float = 2.0
-    """Seconds that a round which has min waits for nodes that may still come."""
+    """Longest wait of a round that has min for nodes that may still come, in seconds."""
 
     grace_s: float = 30.0
-    """Seconds from a notice to the pod's end, where the notice does not say."""
+    """Seconds from a notice to the pod's end, if the notice does not say."""
 
     below_min: Literal["hold", "commit"] = "hold"
-    """What a drain does that leaves fewer than min."""
+    """The policy for a drain that leaves fewer than min."""
 
     launcher_port: int = 29400
-    """Loopback port at which the launcher is to look for the rendezvous."""
+    """Loopback port at which the launcher should find the rendezvous."""
 
     relayed: bool = False
     """Whether that port is the relay's, in the training container."""
 
     quarantine: Terms = TERMS
-    """When a member whose launcher keeps failing is let into no round, and for how long."""
+    """Terms on which a member whose launcher keeps failing is kept out of rounds, and for how
+    long."""
 
     sweep_pause_s: float = PAUSE_S
     """Seconds between two sweeps of what gone pods have left in the store."""
 
     @classmethod
     def of(cls, config: Config, pod_uid: str, version: str = "", pin: str = "") -> MemberSettings:
-        """Those of one configuration; ``pod_uid`` is what the pod goes by, given or not.
+        """Return the settings of one configuration; ``pod_uid`` is the pod's, given or generated.
 
         ``pin`` is that of its key for the tunnel; empty: it has none.
         """
@@ -152,7 +154,7 @@ class MemberSettings:
 
 
 def identity_of(config: Config, pod_uid: str, version: str, pin: str) -> Identity:
-    """What the configuration says this member is."""
+    """Build the identity that the configuration gives this member."""
     return Identity(
         member=config.member,
         pod_uid=pod_uid,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drops what pods that are gone have left in the store; the oldest listed member does it."""
+"""Deletes what pods that are gone have left in the store; the oldest listed member does it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from rdzv.store import Compare, Delete, KeyValue
 log = logging.getLogger(__name__)
 
 PAUSE_S = 5.0
-"""Between two sweeps: there is no hurry, and a membership in motion is looked at once."""
+"""Pause between two sweeps, in seconds: there is no hurry, and a burst of changes needs one
+sweep."""
 
 BATCH_MAX = 50
 """Keys dropped by one transaction, each with a compare: etcd takes 128 of either."""
 
 
 class Sweeper:
-    """Keeps the store's size independent of how many pods a job has ever had."""
+    """The sweeper: it keeps the store's size independent of how many pods a job has ever had."""
 
     def __init__(
         self,
@@ -49,9 +50,9 @@ class Sweeper:
             await self._client.membership.changed_from(snapshot)
 
     def _is_mine(self, snapshot: Snapshot) -> bool:
-        # By age, whoever trains: a sidecar can sweep without a launcher beside it.
+        # By age, and not by who trains: a sidecar can sweep without a launcher beside it.
         listed = self._client.membership.listing().listed
-        # A pod that is fenced has still its name, but another one holds it.
+        # The name of a fenced pod is still listed, but another pod holds it.
         return bool(listed) and (listed[0].name, listed[0].pod_uid) == (self._me, self._pod_uid)
 
     async def _sweep(self, snapshot: Snapshot) -> None:
@@ -68,7 +69,7 @@ class Sweeper:
             await self._drop(surplus[first : first + BATCH_MAX])
 
     async def _drop(self, kvs: list[KeyValue]) -> None:
-        # What somebody has written meanwhile is somebody's: then all of these wait for the next.
+        # A key that was written since then is in use: the whole batch waits for the next sweep.
         unchanged = [Compare(kv.key, "mod", "=", kv.mod_revision) for kv in kvs]
         try:
             await self._client.store.txn(unchanged, [Delete(kv.key) for kv in kvs])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Membership: the store, the records in it and the rules about them.
 
-Knows no launcher, no Kubernetes, no HTTP.
+The package knows no launcher, no Kubernetes, no HTTP.
 """

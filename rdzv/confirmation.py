@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Confirms that the mirror shows the store's present state, for whoever decides by an absent key.
+"""The confirmation that the mirror is up to date, for decisions that rest on an absent key.
 
-The stream alone cannot tell: its news may wait unread because this process stood still, or unsent
-because the server did (docs/decisions/0010-lapses.md).
+The stream alone cannot tell: its events may wait unread because this process was suspended, or
+unsent because the server was (docs/decisions/0010-lapses.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RETRY_S = 0.5
 
 
 class Confirmation:
-    """Confirms one mirror. ``at_s``: it shows all changes up to then, on its clock in seconds."""
+    """The confirmation of one mirror, which shows all changes up to ``at_s``, on its clock."""
 
     def __init__(self, store: Store, mirror: Mirror) -> None:
         self.at_s = float("-inf")
@@ -29,7 +29,7 @@ class Confirmation:
         self._reading = asyncio.Lock()
 
     async def confirm(self) -> None:
-        """Wait until the mirror shows all changes up to now, for as long as the store is away.
+        """Wait until the mirror shows all changes up to now, however long the store is away.
 
         Makes one linearizable read, which concurrent callers share.
         """
@@ -51,7 +51,7 @@ class Confirmation:
             # Linearizable, and of no key: only the revision counts.
             result = await self._store.range(self._mirror.prefix)
             if result.revision < shown_before:
-                # The store was restored or emptied, and the mirror is still of the former one.
+                # The store was restored or emptied, and the mirror still shows its former state.
                 return False
             async with asyncio.timeout(HEALTHY_S):
                 await self._mirror.reached(result.revision)

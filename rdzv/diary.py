@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log in which a sentence is written when it changes, not each time that it is true."""
+"""A log that writes a sentence when it changes, not each time that it is true."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 class Diary:
-    """Logs the changes of one condition. ``last``: the newest sentence; empty before the first."""
+    """The log of one condition's changes. ``last``: the newest sentence; empty before the first."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -30,5 +30,5 @@ class Diary:
             self._log.log(level, "%s", sentence, extra=extra)
 
     def forget(self) -> None:
-        """Log the next sentence in any case."""
+        """Forget the last sentence, so that the next one is logged in any case."""
         self._topic = self.last = ""

@@ -14,7 +14,7 @@
     │   ├── LeaseLost            the lease is gone: register again
     │   └── Compacted            the watched history is gone: re-list
     ├── MembershipError        the job's membership does not allow it
-    │   └── Fenced               another pod holds this member's name
+    │   └── Fenced               another pod holds this member's name or job
     ├── RecordError            bytes in the store that are no record of ours
     ├── ClusterError           the API server of Kubernetes did not do what was asked
     │   ├── ClusterUnavailable   no answer in time; what became of a write is unknown    exit 69
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 
 class MusterError(Exception):
-    """Base of every error that leaves a package of Muster on purpose."""
+    """The base of every error that leaves a package of Muster on purpose."""
 
 
 class ConfigError(MusterError):
@@ -56,19 +56,19 @@ class StoreRefused(StoreError):
 
 
 class StoreFull(StoreRefused):
-    """There is no space. What became of a write is unknown: re-read, then decide.
+    """The store has no space. The outcome of a write is unknown: re-read, then decide.
 
-    etcd applies the write that takes the last room, then refuses it in the words for those that
-    follow.
+    etcd applies the write that takes the last room, and then refuses it with the error of those
+    that follow.
     """
 
 
 class LeaseLost(StoreError):
-    """The lease has expired or was revoked; what hung on it is gone."""
+    """The lease has expired or was revoked; the keys attached to it are gone."""
 
 
 class Compacted(StoreError):
-    """The history from the wanted revision on is gone, or not to be had as it was: list again.
+    """The history from the wanted revision on is gone, or unavailable as it was: list again.
 
     ``compact_revision`` is the oldest revision the store still has.
     """
@@ -83,7 +83,7 @@ class MembershipError(MusterError):
 
 
 class Fenced(MembershipError):
-    """Another pod has taken this member's name over; this sidecar must write no more."""
+    """Another pod has taken this member's name or job; this sidecar must write no more."""
 
 
 class RecordError(MusterError):
@@ -95,11 +95,11 @@ class ClusterError(MusterError):
 
 
 class ClusterUnavailable(ClusterError):
-    """It did not answer in time, or not as an API server does: re-read, then decide."""
+    """The API server did not answer in time, or not as one does: re-read, then decide."""
 
 
 class ClusterRefused(ClusterError):
-    """It said no; ``status`` is its HTTP status: 403 rights, 404 not there, 409 a conflict."""
+    """The API server refused; ``status`` is HTTP's: 403 rights, 404 not there, 409 a conflict."""
 
     def __init__(self, sentence: str, status: int) -> None:
         super().__init__(sentence)

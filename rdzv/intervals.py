@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets of whole numbers as sorted, disjoint, half-open intervals that do not touch: pure.
 
-A set of 10⁶ numbers in a row is one pair, so that what is trained of a data set stays a few pairs.
+A set of 10⁶ consecutive numbers is one pair, so that the trained part of a data set is a few pairs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Intervals = tuple[tuple[int, int], ...]
 
 
 def normal(pieces: Iterable[tuple[int, int]]) -> Intervals:
-    """Make the set that ``pieces``, in any order and overlapping or not, are together."""
+    """Merge ``pieces``, in any order and overlapping or not, into one set."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(pieces):
         if low >= high:
@@ -25,12 +25,12 @@ def normal(pieces: Iterable[tuple[int, int]]) -> Intervals:
 
 
 def union(*sets: Intervals) -> Intervals:
-    """All that is in one of ``sets`` at least."""
+    """Return the numbers that are in at least one of ``sets``."""
     return normal(piece for one in sets for piece in one)
 
 
 def without(one: Intervals, other: Intervals) -> Intervals:
-    """What is in ``one`` and not in ``other``."""
+    """Return the numbers that are in ``one`` and not in ``other``."""
     left: list[tuple[int, int]] = []
     at = 0
     for low, high in one:
@@ -48,22 +48,22 @@ def without(one: Intervals, other: Intervals) -> Intervals:
 
 
 def common(one: Intervals, other: Intervals) -> Intervals:
-    """What is in both."""
+    """Return the numbers that are in both."""
     return without(one, without(one, other))
 
 
 def covers(one: Intervals, other: Intervals) -> bool:
-    """Whether all of ``other`` is in ``one``."""
+    """Return whether all of ``other`` is in ``one``."""
     return not without(other, one)
 
 
 def length(one: Intervals) -> int:
-    """How many numbers are in the set."""
+    """Return how many numbers are in the set."""
     return sum(high - low for low, high in one)
 
 
 def lowest(one: Intervals, count: int) -> Intervals:
-    """The ``count`` lowest numbers of the set, or all where it has fewer."""
+    """Return the ``count`` lowest numbers of the set, or all if it has fewer."""
     taken: list[tuple[int, int]] = []
     for low, high in one:
         if count <= 0:

@@ -40,7 +40,7 @@ class JobClient:
         clock: Callable[[], float],
         random: Random | None = None,
     ) -> JobClient:
-        """Make the client of one job. ``clock`` is monotonic, in seconds."""
+        """Build the client of one job. ``clock`` is monotonic, in seconds."""
         mirror = Mirror(keys.prefix, clock)
         return cls(
             store=store,
@@ -53,7 +53,7 @@ class JobClient:
 
     @property
     def confirmed_s(self) -> float:
-        """The mirror is known to show all changes up to then; on its clock, in seconds."""
+        """The time up to which the mirror is known to show all changes, on its clock in seconds."""
         return self.confirmation.at_s
 
     async def confirm(self) -> None:
@@ -61,7 +61,7 @@ class JobClient:
         await self.confirmation.confirm()
 
     def history(self, *entries: HistoryEntry) -> tuple[Operation, ...]:
-        """Return operations that write ``entries`` into the job's history and drop old ones."""
+        """Return operations that write ``entries`` into the job's history and delete old ones."""
         present = [kv.key for kv in self.mirror.under(self.keys.history)]
         operations = (
             one
@@ -72,7 +72,7 @@ class JobClient:
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[JobClient]:
-        """Feed the mirror within the context; yields the client.
+        """Feed the mirror within the context; yield the client.
 
         The first read may still be under way: ``mirror.changed_after(0)`` waits for it.
         """

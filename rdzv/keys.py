@@ -3,8 +3,9 @@
 
 It spells those of launchers, too: one file owns every key of the store.
 
-Everything a job writes lies under one prefix, so that one watch shows all of it at one revision
-and one grant of rights fits it. Names are percent-encoded: no name can reach out of its place.
+Everything a job writes is stored under one prefix, so that one watch shows all of it at one
+revision and one grant of rights fits it. Names are percent-encoded: no name can reach out of its
+place.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ROOT = "/muster/v1/"
 _NAME = "[A-Za-z0-9_.~%-]+"
 
 _MISSPELLED = re.compile("%(?![0-9A-F]{2})|%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])")
-"""An escape that is none, or of a character that needs none: one name would have two keys."""
+"""An escape that is invalid, or of a character that needs none: one name would have two keys."""
 
 _SPELLED = re.compile(
     rf"{_NAME}(?:/{_NAME})*"
@@ -30,17 +31,17 @@ _SPELLED = re.compile(
 
 
 def spelled(below_prefix: str) -> bool:
-    """Whether a key, given by what follows its job's prefix, may be one of this page at all.
+    """Return whether a key, given without its job's prefix, may be one of this layout at all.
 
-    Anybody with rights may write others, of any bytes: to take such a key apart may raise. A name
-    counts as this page spells it alone.
+    A client with rights may write others, of any bytes, and to parse such a key may raise. A name
+    counts only in the spelling of this module.
     """
     if _SPELLED.fullmatch(below_prefix) is None:
         return False
     return "%" not in below_prefix or _MISSPELLED.search(below_prefix) is None
 
 
-@lru_cache(maxsize=4096)  # every event of a watch is held against a few prefixes
+@lru_cache(maxsize=4096)  # every event of a watch is compared with a few prefixes
 def _name(text: str) -> str:
     if not text:
         raise ValueError("a key needs a name: got an empty one")
@@ -56,62 +57,62 @@ class JobKeys:
 
     @property
     def prefix(self) -> str:
-        """Everything of this job."""
+        """The prefix of everything of this job."""
         return f"{ROOT}{_name(self.namespace)}/{_name(self.job_name)}/"
 
     @property
     def job(self) -> str:
-        """The job record."""
+        """The key of the job record."""
         return f"{self.prefix}job"
 
     @property
     def last_commit(self) -> str:
-        """The newest commit that all ranks acknowledged; outlives the generation."""
+        """The key of the newest commit that all ranks acknowledged; outlives the generation."""
         return f"{self.prefix}last_commit"
 
     @property
     def shards(self) -> str:
-        """Prefix of what is known of data sets handed out in shards; outlives the generation."""
+        """The prefix of the records of data sets handed out in shards; outlives the generation."""
         return f"{self.prefix}shards/"
 
     def shards_of(self, name: str) -> ShardKeys:
-        """Keys of one data set."""
+        """Return the keys of one data set."""
         return ShardKeys(f"{self.shards}{_name(name)}/")
 
     @property
     def incarnations(self) -> str:
-        """Prefix of the incarnation records."""
+        """The prefix of the incarnation records."""
         return f"{self.prefix}incarnations/"
 
     def incarnation(self, member: str) -> str:
-        """Last incarnation given out to ``member`` and the pod UID that holds the name."""
+        """Return the key of the last incarnation given out to ``member``, and to which pod UID."""
         return f"{self.incarnations}{_name(member)}"
 
     @property
     def history(self) -> str:
-        """Prefix of the history."""
+        """The prefix of the history."""
         return f"{self.prefix}history/"
 
     def history_entry(self, revision: int, member: str, what: str) -> str:
-        """One entry; sorts by revision. What several report of one member has one key."""
+        """Return the key of one entry; sorts by revision. Equal reports share one key."""
         return f"{self.history}{revision:020d}.{_name(member)}.{_name(what)}"
 
     def probe(self, nonce: str) -> str:
-        """A key that ``muster doctor`` tries its rights on, for a moment."""
+        """Return the key on which ``muster doctor`` tries its rights for a moment."""
         return f"{self.prefix}doctor/{_name(nonce)}"
 
     @property
     def generations(self) -> str:
-        """Prefix of all generations."""
+        """The prefix of all generations."""
         return f"{self.prefix}g/"
 
     def in_generation(self, generation: int) -> GenerationKeys:
-        """Keys of one generation."""
+        """Return the keys of one generation."""
         return GenerationKeys(self, generation)
 
 
 def job_of(key: str) -> tuple[JobKeys, str] | None:
-    """Give back the job that ``key`` is of, and what follows its prefix; None for any other key."""
+    """Return the job that ``key`` is of, and what follows its prefix; None for any other key."""
     namespace, _, rest = key.removeprefix(ROOT).partition("/")
     name, _, below = rest.partition("/")
     if not (namespace and name and below):
@@ -120,10 +121,10 @@ def job_of(key: str) -> tuple[JobKeys, str] | None:
     try:
         return (keys, below) if key.startswith(keys.prefix) else None
     except UnicodeEncodeError:
-        return None  # bytes that are no UTF-8: no job is named so
+        return None  # bytes that are no UTF-8: no job has such a name
 
 
-@lru_cache(maxsize=4096)  # every event of the watch of all jobs is taken apart
+@lru_cache(maxsize=4096)  # every event of the watch of all jobs is parsed
 def _job_named(namespace: str, name: str) -> JobKeys:
     return JobKeys(unquote(namespace), unquote(name))
 
@@ -136,26 +137,26 @@ class ShardKeys:
 
     @property
     def world(self) -> str:
-        """The world that it is handed out to; written once for each."""
+        """The key of the world that it is handed out to; written once for each."""
         return f"{self.prefix}world"
 
     @property
     def open(self) -> str:
-        """What that world may still take."""
+        """The key of the shards that the world may still take."""
         return f"{self.prefix}open"
 
     @property
     def trained(self) -> str:
-        """What the saved weights contain."""
+        """The key of the places that the saved weights contain."""
         return f"{self.prefix}trained"
 
     @property
     def pods(self) -> str:
-        """Prefix of what the pods of that world hold."""
+        """The prefix of the places that the pods of the world hold."""
         return f"{self.prefix}pods/"
 
     def pod(self, member: str) -> str:
-        """What the ranks of one member's pod hold."""
+        """Return the key of the places that the ranks of one member's pod hold."""
         return f"{self.pods}{_name(member)}"
 
 
@@ -168,87 +169,87 @@ class GenerationKeys:
 
     @property
     def prefix(self) -> str:
-        """Everything of this generation."""
+        """The prefix of everything of this generation."""
         return f"{self.job.generations}{self.generation}/"
 
     @property
     def members(self) -> str:
-        """Prefix of the member records."""
+        """The prefix of the member records."""
         return f"{self.prefix}members/"
 
     def member(self, member: str) -> str:
-        """One member record, on that member's lease."""
+        """Return the key of one member record, on that member's lease."""
         return f"{self.members}{_name(member)}"
 
     @property
     def drains(self) -> str:
-        """Prefix of the drains."""
+        """The prefix of the drains."""
         return f"{self.prefix}drains/"
 
     def drain(self, pod_uid: str) -> str:
-        """One drain; keyed by pod UID, so a new pod of the same name starts undrained."""
+        """Return the key of one drain, by pod UID: a new pod of the same name starts undrained."""
         return f"{self.drains}{_name(pod_uid)}"
 
     @property
     def commit(self) -> str:
-        """The commit record: one key for all drains, and for worlds that form again without one."""
+        """The key of the commit: one for all drains, and for worlds that form again without one."""
         return f"{self.prefix}commit"
 
     @property
     def votes(self) -> str:
-        """Prefix of the votes of every epoch. The commit record itself lies outside of it."""
+        """The prefix of the votes of every epoch. The commit record itself is outside of it."""
         return f"{self.prefix}commit/"
 
     def votes_of(self, epoch: int) -> str:
-        """Prefix of the votes of one epoch."""
+        """Return the prefix of the votes of one epoch."""
         return f"{self.votes}{epoch}/"
 
     def vote(self, epoch: int, member: str) -> str:
-        """What one member votes, then acknowledges, in one epoch."""
+        """Return the key of one member's vote, and then acknowledgement, in one epoch."""
         return f"{self.votes_of(epoch)}{_name(member)}"
 
     @property
     def saves(self) -> str:
-        """Prefix of what the pods of the present worlds have saved."""
+        """The prefix of the saves of the pods of the present worlds."""
         return f"{self.prefix}saves/"
 
     def pod_saves(self, member: str) -> str:
-        """What the ranks of one member's pod have saved, on that member's lease."""
+        """Return the key of the saves of one member's pod, on that member's lease."""
         return f"{self.saves}{_name(member)}"
 
     @property
     def bypasses(self) -> str:
-        """Prefix of what sidecars found wrong with the launchers beside them."""
+        """The prefix of the faults that sidecars found with the launchers beside them."""
         return f"{self.prefix}bypasses/"
 
     def bypass(self, member: str) -> str:
-        """What is wrong with the launcher of one member, on that member's lease; else no key."""
+        """Return the key of the fault of a member's launcher, on that member's lease."""
         return f"{self.bypasses}{_name(member)}"
 
     @property
     def quarantines(self) -> str:
-        """Prefix of what is known of torchruns that died."""
+        """The prefix of the records of torchruns that died."""
         return f"{self.prefix}quarantines/"
 
     def quarantine(self, member: str) -> str:
-        """How often the torchrun of one member has died lately; outlives the member's lease."""
+        """Return the key of the deaths of one member's torchrun; outlives the member's lease."""
         return f"{self.quarantines}{_name(member)}"
 
     @property
     def runs(self) -> str:
-        """Prefix of every torch run's keys."""
+        """The prefix of every torch run's keys."""
         return f"{self.prefix}c10d/"
 
     def run(self, run_id: str) -> RunKeys:
-        """Keys of one torch rendezvous, named by torch's run id."""
+        """Return the keys of one torch rendezvous, named by torch's run id."""
         return RunKeys(f"{self.runs}{_name(run_id)}/", self.generation)
 
     def run_id_of(self, key: str) -> str:
-        """Give back the run id that ``key``, one below ``runs``, belongs to."""
+        """Return the run id that ``key``, one below ``runs``, belongs to."""
         return unquote(key.removeprefix(self.runs).partition("/")[0])
 
     def run_of_round(self, key: str) -> str | None:
-        """Give back the run id whose round record ``key`` is; None for any other key.
+        """Return the run id whose round record ``key`` is; None for any other key.
 
         Launchers name keys of their own as they like: ``round`` is the name of many.
         """
@@ -267,76 +268,76 @@ class RunKeys:
 
     @property
     def runs(self) -> str:
-        """Prefix of every run's keys in this generation."""
+        """The prefix of every run's keys in this generation."""
         return self.prefix.rstrip("/").rpartition("/")[0] + "/"
 
     @property
     def round(self) -> str:
-        """The round record."""
+        """The key of the round record."""
         return f"{self.prefix}round"
 
     @property
     def nodes(self) -> str:
-        """Prefix of the node records."""
+        """The prefix of the node records."""
         return f"{self.prefix}nodes/"
 
     def node(self, member: str) -> str:
-        """The node that ``member`` serves, on that member's lease."""
+        """Return the key of the node that ``member`` serves, on that member's lease."""
         return f"{self.nodes}{_name(member)}"
 
     @property
     def kv(self) -> str:
-        """Prefix of everything else that launchers store."""
+        """The prefix of everything else that launchers store."""
         return f"{self.prefix}kv/"
 
     def value(self, key: bytes) -> str:
-        """A launcher's own key, as it stood on the wire."""
+        """Return the key of a launcher's own key, which is given as it was on the wire."""
         return f"{self.kv}{_bytes_name(key)}"
 
     @property
     def sums(self) -> str:
-        """Prefix of what was added to counters, one key for each adder: adds do not contend."""
+        """The prefix of what was added to counters, one key for each adder: adds do not contend."""
         return f"{self.prefix}sum/"
 
     def addends(self, key: bytes) -> str:
-        """Prefix of the addends of one counter."""
+        """Return the prefix of the addends of one counter."""
         return f"{self.sums}{_bytes_name(key)}/"
 
     def addend(self, key: bytes, adder: str) -> str:
-        """What one adder has added to one counter."""
+        """Return the key of the addend of one adder to one counter."""
         return f"{self.addends(key)}{_name(adder)}"
 
     @property
     def queues(self) -> str:
-        """Prefix of the elements of all queues."""
+        """The prefix of the elements of all queues."""
         return f"{self.prefix}queue/"
 
     def queue(self, key: bytes) -> str:
-        """Prefix of the elements of one queue, which is ordered by create revision."""
+        """Return the prefix of the elements of one queue, which is ordered by create revision."""
         return f"{self.queues}{_bytes_name(key)}/"
 
     def element(self, key: bytes, element: str) -> str:
-        """One element of one queue."""
+        """Return the key of one element of one queue."""
         return f"{self.queue(key)}{_name(element)}"
 
     @property
     def operations(self) -> str:
-        """Prefix of the last operations of all client connections."""
+        """The prefix of the last operations of all client connections."""
         return f"{self.prefix}ops/"
 
     def operation(self, session: str) -> str:
-        """The last operation of one client connection: settles what an outage left open."""
+        """Return the key of one connection's last operation, to settle what an outage left open."""
         return f"{self.operations}{_name(session)}"
 
     def split(self, key: str) -> tuple[str, bytes, str]:
-        """Take a key of this run apart: section, launcher's key, adder or element."""
+        """Parse a key of this run into section, launcher's key, and adder or element."""
         section, _, rest = key.removeprefix(self.prefix).partition("/")
         name, _, item = rest.partition("/")
         return section, _bytes_of(name), unquote(item) if item else item
 
 
 CACHED_LENGTH = 256
-"""Bytes of a launcher's key whose spelling is remembered: all together take a MiB or two."""
+"""Longest launcher's key, in bytes, whose spelling is cached: all together take a MiB or two."""
 
 
 def _bytes_name(key: bytes) -> str:
@@ -358,11 +359,11 @@ def _cached_bytes_of(name: str) -> bytes:
 
 
 def spelled_of_any_job(below_root: str) -> bool:
-    """Whether a key, given by what follows ``ROOT``, may be one of a job's at all."""
+    """Return whether a key, given without ``ROOT``, may be one of a job's at all."""
     found = job_of(ROOT + below_root)
     return found is not None and spelled(found[1])
 
 
 def last_name(key: str) -> str:
-    """Give back the name that the last part of ``key`` spells."""
+    """Return the name that the last part of ``key`` spells."""
     return unquote(key.rpartition("/")[2])

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is listed, in which order, and why not: one pure function for both launchers."""
+"""The members that are listed, in order, and the reason against each other one.
+
+It is one pure function for both launchers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from rdzv.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Who takes part in a launcher's round, and who asks to; names of members.
+    """The members that take part in a launcher's round, and those that ask to, by name.
 
     A launcher that never starts in its pod is in neither, however old its member is.
     """
@@ -30,10 +33,10 @@ class Listing:
     """The members that launchers may use now, at one store revision.
 
     ``listed`` and ``standby`` are ordered by age, oldest first, so that ranks move as little as
-    possible; where a launcher says who takes part, those come first, then those who ask to.
-    ``excluded`` gives for every other member the reason. ``reason`` is one sentence.
-    ``quarantined``: members whose torchrun dies again and again. They are excluded, unless without
-    them too few would be listed for the smallest world.
+    possible; if a launcher says who takes part, those come first, then those that ask to.
+    ``excluded`` has the reason against every other member. ``reason`` is one sentence.
+    ``quarantined``: members whose torchrun dies again and again. They are excluded, unless too few
+    would be listed without them for the smallest world.
     """
 
     revision: int
@@ -45,7 +48,7 @@ class Listing:
 
 
 def decide(snapshot: Snapshot, places: Places = NO_ROUND) -> Listing:
-    """List the members of ``snapshot``; a function of it and of who has a place already."""
+    """List the members of ``snapshot``; ``places`` says which of them have a place already."""
     rules = snapshot.rules
     if rules is None:
         return Listing(snapshot.revision)
@@ -78,7 +81,7 @@ def decide(snapshot: Snapshot, places: Places = NO_ROUND) -> Listing:
 
 
 def first_to_go(listing: Listing) -> Member | None:
-    """Foresee whom scaling down takes first; None where the pods' controller does not say so.
+    """Return the member that scaling down takes first; None if their controller does not say.
 
     A StatefulSet, an Indexed Job and a PyTorchJob drop the highest index. A ReplicaSet numbers no
     pods, and drops one that is not ready before one that is.
@@ -96,7 +99,7 @@ def _claim(member: Member, places: Places) -> int:
 
 
 def _reason_against(member: Member, snapshot: Snapshot) -> str | None:
-    """Say why ``member`` is not to be listed, or None."""
+    """Return why ``member`` is not to be listed, or None."""
     assert snapshot.job is not None
     if member.role == "launcher":
         return "it is a launcher and has no slots"

@@ -28,10 +28,10 @@ Record = Job | Member | Incarnation | Drain | Commit | LastCommit | Vote | Quara
 R = TypeVar("R", Job, Member, Incarnation, Drain, Commit, LastCommit, Vote, Quarantine, PodSaves)
 
 _CHOOSE_VOTES = (Vote, Commit, Job)
-"""Which votes count is a matter of the generation and of the epoch, and of no member."""
+"""Records that decide which votes count: a matter of the generation and the epoch, of no member."""
 
 _NOT_IN_SNAPSHOTS = (Vote, PodSaves)
-"""Many come within moments, and matter to few."""
+"""Records that no snapshot has: many come within moments, and matter to few."""
 
 REST_PER_MEMBER_S = 0.0005
 """Minimum interval between two wake-ups of one reader, for each member. A wake-up costs O(members),
@@ -46,7 +46,7 @@ because a process that was suspended looks the same."""
 
 
 class Membership:
-    """Makes snapshots of one job from its mirror; the same object until a record changes."""
+    """The snapshots of one job, made from its mirror; the same object until a record changes."""
 
     def __init__(self, keys: JobKeys, mirror: Mirror) -> None:
         self.keys = keys
@@ -113,7 +113,7 @@ class Membership:
             await self._votes_changed.wait()
 
     def saves(self) -> Mapping[str, PodSaves]:
-        """Return what pods have told of their saves, by member; nobody is woken by it."""
+        """Return the saves that pods have reported, by member; their changes wake no reader."""
         job = self.snapshot().job
         return self._records(self.keys.in_generation(job.generation if job else 1).saves, PodSaves)
 
@@ -123,7 +123,7 @@ class Membership:
             kind = self._kind(key)
             if kind is None:
                 continue
-            # Kept apart by section, so that a snapshot of hundreds of members is a mere copy.
+            # Stored by section, so that a snapshot of hundreds of members is a mere copy.
             section, _, encoded = key.rpartition("/")
             name = unquote(encoded)
             records = self._sections.setdefault(section + "/", {})
@@ -196,12 +196,12 @@ class Membership:
         )
 
     def _records(self, section: str, kind: type[R]) -> dict[str, R]:
-        """A copy of one section, all of whose records are of one kind."""
+        """Return a copy of one section, all of whose records are of one kind."""
         return cast(dict[str, R], dict(self._sections.get(section, {})))
 
 
 def snapshot_of(keys: JobKeys, read: RangeResult) -> Snapshot:
-    """The membership as one read of the job's prefix shows it."""
+    """Build the membership from one read of the job's prefix."""
     mirror = Mirror(keys.prefix, clock=lambda: 0.0)
     mirror.replace(read.kvs, read.revision)
     return Membership(keys, mirror).snapshot()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The watch that turns store events into a mirror of one job's keys.
 
-One read at start and after a compaction, in pages (``rdzv.paging``); then events are applied
-as they come, and readers are woken once per batch, however many events it holds
-(docs/decisions/0001-mirror.md says why this reads no prefix at each wake-up).
-The mirror stays readable while the store is away: that is what keeps a healthy job running.
+It reads the store once at start and after a compaction, in pages (``rdzv.paging``); then it applies
+events as they come, and wakes readers once per batch, however many events that has
+(docs/decisions/0001-mirror.md says why this reads no prefix at each wake-up). The mirror stays
+readable while the store is away: that is what keeps a healthy job running.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ RELIST_PAUSE = Doubling(0.5, 2.0)
 """Backoff between two attempts to read the store, in seconds. Pages read so far are kept."""
 
 PAST_S = 0.01
-"""A timer may fire a moment early: the end of health is looked for just past it."""
+"""Margin after the end of health at which it is checked, in seconds: a timer may fire a moment
+early."""
 
 FOREIGN_KEYS_NAMED_MAX = 8
-"""Keys that Muster has not written are named in the log, up to this many."""
+"""Bound on the keys that Muster has not written which are named in the log."""
 
 SHOWN_KEY_LENGTH = 200
 
@@ -49,7 +50,7 @@ class Mirror:
     """Every key under one prefix, as of one revision. Only ``Watching`` writes to it.
 
     ``certain_revision``: the revision of the newest read or event. Compares of the kind "nothing
-    has changed since" name this one: ``revision`` may come from a progress notification, which some
+    has changed since" use this one: ``revision`` may come from a progress notification, which some
     versions of etcd send too early. A revision that is too low is safe: the compare just fails.
     Keys that cannot be ours are left out: ``may_be_ours`` judges by what follows the prefix.
     ``listener_errors`` counts exceptions of listeners, ``relists`` full reads: after one, listeners
@@ -78,7 +79,7 @@ class Mirror:
 
     @property
     def kvs(self) -> Mapping[str, KeyValue]:
-        """The keys; read it before the next await, or copy."""
+        """The mirrored keys; use them before the next await, or copy them."""
         return self._kvs
 
     @property
@@ -87,28 +88,29 @@ class Mirror:
         return self.revision > 0
 
     def under(self, prefix: str) -> list[KeyValue]:
-        """All keys that start with ``prefix``."""
+        """Return all keys that start with ``prefix``."""
         return [kv for key, kv in self._kvs.items() if key.startswith(prefix)]
 
     def healthy_for_s(self, now: float) -> float:
-        """For how many seconds the stream has worked without a gap; 0 while it does not."""
+        """Return for how many seconds the stream has worked without a gap; 0 while it does not."""
         if now - self._last_proof_s > HEALTHY_S:
             return 0.0
         return max(0.0, now - self._healthy_since_s)
 
     def healthy(self, now: float) -> bool:
-        """Whether the mirror is known to be the store's present state, give or take seconds."""
+        """Return whether the mirror is known to be up to date, give or take seconds."""
         return now - self._last_proof_s <= HEALTHY_S
 
     def unhealthy_in_s(self, now: float) -> float:
-        """In how many seconds the stream will have been silent for too long; negative: it has."""
+        """Return the seconds until the stream has been silent for too long; negative if it has."""
         return self._last_proof_s + HEALTHY_S - now
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener`` synchronously with each batch of changes, in order.
 
-        Returns what ends the subscription. A listener that raises has a defect: it is logged and
-        counted, the batch is given to it again one event at a time, and nobody else is disturbed.
+        Returns a function that ends the subscription. A listener that raises has a defect: it is
+        logged and counted, the batch is given to it again one event at a time, and no other one is
+        disturbed.
         """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
@@ -127,7 +129,7 @@ class Mirror:
             await self._changed.wait()
 
     def replace(self, kvs: Sequence[KeyValue], revision: int) -> None:
-        """Take a full read as the new content; listeners see the difference as events."""
+        """Take a full read as the new content; pass the difference to listeners as events."""
         new = {kv.key: kv for kv in kvs if self._is_ours(kv.key)}
         events = [
             WatchEvent("delete", KeyValue(key, b"", 0, revision, 0, 0))
@@ -175,7 +177,8 @@ class Mirror:
             try:
                 listener(events)
             except Exception:
-                # One event at a time: what came with the one that it cannot bear is not lost on it.
+                # One event at a time: the listener does not lose those that came with the one that
+                # it fails on.
                 borne = [self._notify_of_one(listener, event) for event in events]
                 if all(borne):
                     self._note_defect(listener, f"a batch of {len(events)} events")
@@ -189,7 +192,7 @@ class Mirror:
         return True
 
     def _note_defect(self, listener: Listener, news: str) -> None:
-        """Log the exception that is being handled."""
+        """Count and log the exception that is being handled."""
         self.listener_errors += 1
         log.exception(
             "a defect of muster: %s failed on %s, and goes on without it",
@@ -215,15 +218,15 @@ class Mirror:
 
 
 def shown_key(key: str) -> str:
-    """Spell a key, whatever its bytes, for people: one line of bounded length."""
+    """Render a key, whatever its bytes, for people: one line of bounded length."""
     return ascii(key[:SHOWN_KEY_LENGTH])[1:-1]
 
 
 class Watching:
-    """Keeps a ``Mirror`` up to date for as long as it runs.
+    """The watch that keeps a ``Mirror`` up to date for as long as it runs.
 
-    ``trouble`` is what the store said last, if it does not let us read. ``random`` draws the pauses
-    between two attempts, so that many do not come back at one moment; without it they are whole.
+    ``trouble`` is the store's last error, as long as it cannot be read. ``random`` draws the jitter
+    of the backoff, so that many do not come back at one moment; without it there is none.
     """
 
     def __init__(
@@ -272,7 +275,7 @@ class Watching:
         await asyncio.sleep(pause_s)
 
     async def _keep_listening(self) -> None:
-        """Say when the stream falls silent: a driver bridges an outage without an error."""
+        """Log when the stream falls silent, as a driver bridges an outage without an error."""
         await self._mirror.changed_after(0)
         while True:
             if (left_s := self._mirror.unhealthy_in_s(self._mirror.clock())) > 0:
@@ -303,7 +306,7 @@ class Watching:
             log.info("the store answers again")
 
     async def _relist(self) -> None:
-        """Read all there is, page by page; one that does not come is asked for again."""
+        """Read everything, page by page; retry a page that does not come."""
         read = PagedRead(self._mirror.prefix, self._paging)
         failures = 0
         while not read.whole:

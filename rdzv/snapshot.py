@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The membership at one revision of the store: what every decision is a function of."""
+"""The membership at one revision of the store, of which every decision is a function."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from rdzv.records.quarantine import Quarantine
 class Snapshot:
     """The whole membership at one store revision, except votes; immutable.
 
-    Votes are apart (``Membership.votes``), as only those who count them need them.
+    Votes are apart (``Membership.votes``), as only the parts that count them need them.
     """
 
     revision: int
     job: Job | None = None
-    """None until the first member has made it."""
+    """The job record; None until the first member has written it."""
     members: Mapping[str, Member] = field(default_factory=dict)
-    """By name, as ``incarnations`` and ``quarantines``."""
+    """Members by name, as ``incarnations`` and ``quarantines``."""
     incarnations: Mapping[str, Incarnation] = field(default_factory=dict)
     drains: Mapping[str, Drain] = field(default_factory=dict)
-    """By pod UID."""
+    """Drains by pod UID."""
     corrupt: Mapping[str, str] = field(default_factory=dict)
     """Keys that could not be read, with the reason."""
     unreadable_job: int = 0
     """The mod revision of an unreadable job record, for the compare of the write that replaces it;
     0 if there is none. The same holds for the other unreadable records."""
     unreadable_incarnations: Mapping[str, int] = field(default_factory=dict)
-    """By member."""
+    """The same for incarnations, by member."""
     commit: Commit | None = None
-    """None until the first hold."""
+    """The commit record; None until the first hold."""
     last_commit: LastCommit | None = None
     """The newest step that all ranks have saved."""
     unreadable_commit: int = 0
@@ -43,14 +43,14 @@ class Snapshot:
 
     @property
     def all_know_sizes(self) -> bool:
-        """Whether no sidecar is there that goes by the bounds alone, as one of 0.1.0 does."""
+        """Whether no present sidecar goes by the bounds alone, as one of 0.1.0 does."""
         return not any(member.knows_bounds_alone for member in self.members.values())
 
     @property
     def rules(self) -> Job | None:
-        """The job by those of its values that every sidecar there goes by.
+        """The job with those of its values that every present sidecar goes by.
 
-        Beside one that knows no pauses and no sizes, nobody goes by them: each would break off what
+        If one knows no pauses and no sizes, none goes by them: otherwise each would break off what
         the other has the ranks held for, without end.
         """
         if self.job is None or self.all_know_sizes:
@@ -83,7 +83,7 @@ class Snapshot:
         return record
 
     def has_name(self, drain: Drain) -> bool:
-        """Whether the drained pod still is the one behind its member's name.
+        """Return whether the drained pod is still the one behind its member's name.
 
         A new pod of the same name is not drained, even while that one is cut off.
         """

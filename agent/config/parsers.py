@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a setting's text may be: durations, ports, names, addresses, endpoints.
+"""Parsers of setting texts: durations, ports, names, addresses, endpoints.
 
 Every function takes text and raises ``ValueError`` that says what was expected.
 """
@@ -17,7 +17,7 @@ NAME_LENGTH = 253
 """The longest name that Kubernetes gives a pod."""
 
 SIZES_MAX = 100
-"""Records are small; whoever has more of them means the multiples of a unit."""
+"""Bound on listed sizes, as records are small; a longer list should be ``--unit`` instead."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", re.ASCII)
@@ -25,7 +25,7 @@ _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 
 
 def name(text: str) -> str:
-    """A name that is also safe as a Horovod host, which goes unquoted into a shell line."""
+    """Parse a name that is also safe as a Horovod host, which goes unquoted into a shell line."""
     if not _NAME.fullmatch(text) or len(text) > NAME_LENGTH:
         raise ValueError(
             f"a name has letters, digits, '.', '_' and '-', starts with a letter or digit,"
@@ -35,14 +35,14 @@ def name(text: str) -> str:
 
 
 def free_text(text: str) -> str:
-    """Any printable text of at most ``NAME_LENGTH`` characters."""
+    """Parse any printable text of at most ``NAME_LENGTH`` characters."""
     if not text.isprintable() or len(text) > NAME_LENGTH:
         raise ValueError(f"expected printable text, no longer than {NAME_LENGTH}")
     return text
 
 
 def topology(text: str) -> str:
-    """A path of names, any of them empty where it is not known; without slashes at its end."""
+    """Parse a path of names, each of them empty if it is unknown; strip the slashes at its end."""
     if not re.fullmatch(r"[A-Za-z0-9._:/-]*", text, re.ASCII) or len(text) > NAME_LENGTH:
         raise ValueError(
             "expected a path such as block/rack, the most general part first, of letters, digits,"
@@ -52,7 +52,7 @@ def topology(text: str) -> str:
 
 
 def directory(text: str) -> str:
-    """A path that needs no quotes in a shell; a relative one is resolved, as by a shell."""
+    """Parse a path that needs no quotes in a shell; resolve a relative one, as a shell does."""
     path = _from_here(text)
     if not re.fullmatch(r"/[A-Za-z0-9_./+@%=:,-]*", path, re.ASCII):
         where = "" if path == text else f"; it is {path!r} from here"
@@ -61,12 +61,15 @@ def directory(text: str) -> str:
 
 
 def _from_here(path: str) -> str:
-    """An absolute path; only a relative one is asked of the system, which may take a while."""
+    """Return ``path``, made absolute and normalised.
+
+    Only for a relative path is the system asked for the working directory, which may take a while.
+    """
     return os.path.normpath(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
 
 
 def duration_s(least_s: float, most_s: float) -> Callable[[str], float]:
-    """A time such as ``10``, ``10s``, ``500ms`` or ``1m``, in seconds."""
+    """Return a parser of times such as ``10``, ``10s``, ``500ms`` or ``1m``, in seconds."""
 
     def parse(text: str) -> float:
         match = _DURATION.fullmatch(text.strip())
@@ -81,7 +84,7 @@ def duration_s(least_s: float, most_s: float) -> Callable[[str], float]:
 
 
 def whole_duration_s(least_s: int, most_s: int) -> Callable[[str], int]:
-    """A time such as ``10s``, in whole seconds, rounded up."""
+    """Return a parser of times such as ``10s``, in whole seconds, rounded up."""
     exact_s = duration_s(least_s, most_s)
 
     def parse(text: str) -> int:
@@ -91,7 +94,7 @@ def whole_duration_s(least_s: int, most_s: int) -> Callable[[str], int]:
 
 
 def count(least: int, most: int) -> Callable[[str], int]:
-    """A whole number."""
+    """Return a parser of whole numbers from ``least`` to ``most``."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"\d{1,9}", text.strip(), re.ASCII):
@@ -105,7 +108,7 @@ def count(least: int, most: int) -> Callable[[str], int]:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Some numbers of nodes, smallest first; none where the text is empty or ``any``."""
+    """Parse numbers of nodes, smallest first; return none if the text is empty or ``any``."""
     if text.strip() in ("", "any"):
         return ()
     numbers = {count(1, 100_000)(part) for part in text.split(",")}
@@ -115,12 +118,12 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def index(text: str) -> int:
-    """A number from 0 on; -1 for none, as of a pod that has no such label."""
+    """Parse a number from 0 on; return -1 for no text, as of a pod that has no such label."""
     return count(0, 999_999_999)(text) if text else -1
 
 
 def port(text: str) -> int:
-    """A TCP port, or 0."""
+    """Parse a TCP port, or 0."""
     if text.startswith(("tcp://", "udp://")):
         raise ValueError(
             "expected a port; Kubernetes made this variable for a Service of that name:"
@@ -130,7 +133,7 @@ def port(text: str) -> int:
 
 
 def real_port(text: str) -> int:
-    """A TCP port other than 0."""
+    """Parse a TCP port other than 0."""
     number = port(text)
     if number == 0:
         raise ValueError("expected 1 to 65535")
@@ -138,7 +141,7 @@ def real_port(text: str) -> int:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """One of a few words."""
+    """Return a parser that accepts one of ``choices``."""
 
     def parse(text: str) -> str:
         if text not in choices:
@@ -149,7 +152,7 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 def address(text: str) -> str:
-    """The IP address of one interface."""
+    """Parse the IP address of one interface."""
     try:
         ip = ipaddress.ip_address(text)
     except ValueError:
@@ -160,7 +163,7 @@ def address(text: str) -> str:
 
 
 def endpoints(text: str) -> tuple[str, ...]:
-    """One or more ``host:port``, with ``https://`` for TLS, separated by commas."""
+    """Parse one or more ``host:port``, with ``https://`` for TLS, separated by commas."""
     addresses = tuple(_endpoint(part.strip()) for part in text.split(",") if part.strip())
     if not addresses:
         raise ValueError("expected host:port, or several with commas between")
@@ -168,19 +171,19 @@ def endpoints(text: str) -> tuple[str, ...]:
 
 
 def file(text: str) -> str:
-    """The path of a file, or none; a relative one is resolved, as by a shell."""
+    """Parse the path of a file, or empty text for none; resolve a relative one, as a shell does."""
     if not text.isprintable():
         raise ValueError("expected the path of a file")
     return _from_here(text) if text else text
 
 
 def unspelled(text: str) -> str:
-    """Say "the text" where the text itself may be a secret."""
+    """Return "the text" in place of a text that may be a secret."""
     return "the text"
 
 
 def without_user(text: str) -> str:
-    """Spell endpoints, unless a password may be among them."""
+    """Quote endpoints, or return "the text" if a password may be among them."""
     return "the text" if "@" in text else repr(text)
 
 

@@ -21,13 +21,13 @@ DELIVERED_VARIABLES = frozenset({"MUSTER_RUN_DIR", "MUSTER_MEMBER"})
 
 
 def _own_address(environ: Mapping[str, str]) -> str | None:
-    # In a pod, others must be able to reach it: there is nothing right to guess.
+    # In a pod, others must be able to reach the address, and no guess is safe.
     return None if "KUBERNETES_SERVICE_HOST" in environ else "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig:
-    """Which store, and how it lets us in."""
+    """Settings of the access to the store: its endpoints, TLS files, credentials and driver."""
 
     etcd_endpoints: tuple[str, ...] = field(
         Setting(
@@ -93,12 +93,12 @@ class AccessConfig:
 
     @property
     def access(self) -> Access:
-        """How to reach the store."""
+        """The access to the store."""
         return _access({name: getattr(self, name) for name in _ACCESS})
 
     @staticmethod
     def faults(values: Mapping[str, Any]) -> Iterator[str]:
-        """Say what is wrong between settings, and with the files that they name."""
+        """Yield a sentence for each fault between settings, and in the files that they name."""
         if any(name not in values for name in _ACCESS):
             return
         try:
@@ -111,7 +111,7 @@ class AccessConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig(AccessConfig):
-    """Which store, how it lets us in, and the namespace to look at."""
+    """Settings of the access to the store, and the namespace to look at."""
 
     namespace: str = field(
         Setting("--namespace", texts.name, "default", "NAME", "Namespace of the job.")
@@ -129,7 +129,7 @@ _ACCESS = {
 }
 
 STORE_SETTINGS = frozenset(_ACCESS)
-"""Names of the settings that say which store, and how it lets us in."""
+"""Names of the settings of the access to the store."""
 
 
 def _access(values: Mapping[str, Any]) -> Access:
@@ -138,7 +138,7 @@ def _access(values: Mapping[str, Any]) -> Access:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobConfig(StoreConfig):
-    """Which job, in which store."""
+    """Settings of one job and of the access to its store."""
 
     job: str = field(
         Setting("--job", texts.name, None, "NAME", "Name of the job; also torch's run id.")
@@ -147,7 +147,7 @@ class JobConfig(StoreConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(JobConfig):
-    """Everything that ``muster agent`` is told."""
+    """All settings of ``muster agent``."""
 
     member: str = field(
         Setting(
@@ -403,7 +403,7 @@ class Config(JobConfig):
 
     @staticmethod
     def faults(values: Mapping[str, Any]) -> Iterator[str]:
-        """Say what is wrong between settings, and with the files that they name."""
+        """Yield a sentence for each fault between settings, and in the files that they name."""
         yield from StoreConfig.faults(values)
         yield from size_faults(values)
         match values:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong between the settings that say how many nodes a world may have."""
+"""Faults between the settings of how many nodes a world may have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rdzv.records.sizes import Sizes
 
 
 def size_faults(values: Mapping[str, Any]) -> Iterator[str]:
-    """Say it, one sentence each; a setting that is missing or None was not told."""
+    """Yield one sentence for each fault; a setting that is missing or None was not given."""
     sizes, unit = values.get("sizes") or (), values.get("unit") or 1
     if sizes and unit > 1:
         yield (

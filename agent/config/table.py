@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a setting is read: a flag, else its variable, else its default; all faults at once.
+"""Settings, each read from its flag, else its variable, else its default; all faults at once.
 
-A component's configuration is one frozen dataclass. Each of its fields carries a ``Setting``:
-that table alone makes the flags, the variables, ``--help`` and the messages.
+A component's configuration is one frozen dataclass. Each of its fields carries a ``Setting``: that
+table alone makes the flags, the variables, ``--help`` and the messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rdzv.errors import ConfigError
 from rdzv.flags import PREFIX, named, variable_of
 
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
-"""Variables that Kubernetes adds for each Service; one of ours whose Service is called muster."""
+"""Suffixes of the variables that Kubernetes adds for each Service, as for one called muster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Setting:
     ``parse`` turns text into the value and raises ``ValueError`` with what was expected.
     ``default`` is the text of the default, a function from the environment to it, or None for a
     setting that must be given. ``why`` is a sentence for ``--help``; ``metavar`` names the unit.
-    ``quote`` spells a wrong text in a message; what may hold a secret is not spelled. ``otherwise``
-    says in words what counts where nobody gives it; None: ``default`` is said.
+    ``quote`` spells a wrong text in a message, but not one that may hold a secret. ``otherwise``
+    describes the default in words for ``--help``; if it is None, ``default`` is shown.
     """
 
     flag: str
@@ -47,7 +47,7 @@ class Setting:
 
     @property
     def brackets(self) -> str:
-        """What ``--help`` says at the end, as click does: the variable, and what counts without."""
+        """The variable and the default, or that it is required, as click ends its help texts."""
         if self.otherwise:
             note = f"default: ({self.otherwise})"
         elif self.otherwise is None and self.default is None:
@@ -58,7 +58,7 @@ class Setting:
         return f"[{'; '.join(filter(None, (f'env var: {self.variable}', note)))}]"
 
     def default_text(self, environ: Mapping[str, str]) -> str | None:
-        """The default in this environment, or None where it must be given."""
+        """Return the default in this environment, or None if the setting must be given."""
         return self.default(environ) if callable(self.default) else self.default
 
 
@@ -74,7 +74,7 @@ class Configuration(Protocol):
 
     @staticmethod
     def faults(values: Mapping[str, Any]) -> Iterator[str]:
-        """Say what is wrong between settings; one that is wrong in itself is missing here."""
+        """Yield a sentence for each fault between settings; ``values`` lacks the wrong ones."""
         ...
 
 
@@ -82,14 +82,14 @@ C = TypeVar("C", bound=Configuration)
 
 
 def settings_of(kind: type[Configuration]) -> dict[str, Setting]:
-    """The table of a configuration: attribute name to setting."""
+    """Return the table of a configuration: attribute name to setting."""
     return {item.name: cast(Setting, item.metadata["setting"]) for item in dataclasses.fields(kind)}
 
 
 def load(kind: type[C], flags: Mapping[str, str | None], environ: Mapping[str, str]) -> C:
     """Read a configuration; ``flags`` maps attribute names to the texts given, or None.
 
-    Raises ``ConfigError`` that tells every fault, one a line, each with its flag and variable.
+    Raises ``ConfigError`` with all faults, one a line, each with its flag and variable.
     """
     values: dict[str, Any] = {}
     faults: list[str] = []
@@ -116,7 +116,7 @@ def load(kind: type[C], flags: Mapping[str, str | None], environ: Mapping[str, s
 def unknown_variables(
     environ: Mapping[str, str], table: Mapping[str, Setting], others: frozenset[str]
 ) -> list[str]:
-    """One sentence for each ``MUSTER_*`` variable that nothing reads, with the nearest name."""
+    """Return a sentence, with a near name, for each ``MUSTER_*`` variable that nothing reads."""
     names = {setting.variable for setting in table.values()} | others
     sentences = []
     for name in sorted(environ):

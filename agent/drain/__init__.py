@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drains this pod: carries out what ``rdzv.drain`` decides."""
+"""The drain of this pod: carries out what ``rdzv.drain`` decides."""

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out what ``rdzv.drain.decision`` decides: any may, one does, the others see it."""
+"""Carries out what ``rdzv.drain.decision`` decides.
+
+Any sidecar may write a decision, one does, and the others see it in the store.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ COMMANDS_LOOK_S = 0.1
 notification."""
 
 LOOK_S = (0.05, 0.5)
-"""Shortest pause between two looks, and that of a sidecar which is not registered just now."""
+"""Poll interval: the shortest, and that of a sidecar that is not registered, in seconds."""
 
 STANDS_S = 2.0
 """Log a blocking reason after it has persisted for this long."""
@@ -46,7 +49,7 @@ operations, and as many compares. The others follow in the next."""
 
 
 class Coordinator:
-    """Writes what is due on the commit and on drains. ``clock`` is monotonic, in seconds."""
+    """The writer of due changes to commit and drains. ``clock`` is monotonic, in seconds."""
 
     def __init__(
         self,
@@ -80,7 +83,7 @@ class Coordinator:
         self._diary = Diary(log)
 
     async def run(self) -> None:
-        """Follow the store until cancelled."""
+        """Carry out decisions as the store changes, until cancelled."""
         while True:
             snapshot = await self._sight.snapshot()
             now = self._clock()
@@ -104,7 +107,11 @@ class Coordinator:
         return {self._registrar.identity.pod_uid: now + due_boot_s - self._boot_s()}
 
     def _standing_s(self, now: float, snapshot: DrainingSnapshot, decision: DrainDecision) -> float:
-        """Say why nothing moves, where somebody waits for that; else how long until it is said."""
+        """Log the blocking reason once it has persisted; return the seconds until that is due.
+
+        Returns infinity if nothing is to be logged any more. Nothing is logged if no drain is
+        unfinished and no node waits to join.
+        """
         drains = snapshot.membership.drains.values()
         joins = snapshot.round is not None and bool(snapshot.round.reforms)
         if decision.reason != self._reason:
@@ -118,7 +125,7 @@ class Coordinator:
         return math.inf
 
     def _turn_s(self, now: float, snapshot: DrainingSnapshot) -> float:
-        """How long until it is this sidecar's turn to write what is due."""
+        """Return the seconds until this sidecar's turn to write what is due; 0 or less: now."""
         if not self._registrar.registered.is_set():
             return LOOK_S[1]
         if self._due_since_s is None:
@@ -145,7 +152,7 @@ class Coordinator:
         if await self._writing.txn(compares, operations):
             self._due_since_s = None
             if decision.commit is None:
-                # A commit is told of where its gate is shown, in every pod.
+                # Every pod logs a commit when it shows the gate.
                 self._diary.say(decision.reason)
 
     def _entry(self, now: float, drain: Drain) -> tuple[Operation, ...]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between the store and the ranks of this pod: shows them the gate, votes, acknowledges.
+"""The link between the store and the ranks of this pod: shows the gate, votes, acknowledges.
 
-One step at a time, each on disk or in the store before the next is thought of: that order is what
-``rdzv.drain.gate`` rests on.
+It takes one step at a time, and each is on disk or in the store before the next is decided:
+``rdzv.drain.gate`` relies on that order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOOK_S = 0.5
 
 
 class GateWriter:
-    """Keeps the gate of one pod. ``clock`` is monotonic, in seconds."""
+    """The keeper of one pod's gate. ``clock`` is monotonic, in seconds."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class GateWriter:
         self._diary = Diary(log)
 
     def restore(self) -> None:
-        """Find the gate and the note as they lie there; may block for as long as the disk does."""
+        """Read the gate and the note of the voted epoch; may block for as long as the disk does."""
         try:
             content = self._run_dir.content(layout.GATE)
             self.shown = None if content is None else Gate.from_json(layout.GATE, content)
@@ -90,7 +90,7 @@ class GateWriter:
             move = local(
                 await asyncio.to_thread(self._here),
                 commit=snapshot.membership.commit,
-                # Ranks of another run go on beside the commit of the one that counts.
+                # Ranks of another run train on during the commit of the run that counts.
                 round=snapshot.own_round or snapshot.round,
                 drain=snapshot.membership.drains.get(self._identity.pod_uid),
                 vote=self._own_vote(snapshot),
@@ -122,7 +122,11 @@ class GateWriter:
         return snapshot.votes.get(self._identity.member)
 
     async def _do(self, move: Move, snapshot: DrainingSnapshot) -> bool:
-        """Do what ``move`` says; return whether there was anything, and it worked."""
+        """Carry out ``move``; return whether to decide again at once.
+
+        False if the move is empty or has failed. A vote counts as done even if it was not written:
+        the writer has waited for the mirror, or backed off.
+        """
         if move.gate is not None:
             return await self._show(move.gate)
         if move.note is not None:
@@ -176,10 +180,10 @@ class GateWriter:
         if phase == "commit" and self._ranks_save(snapshot):
             least, most = POLL_S
             return min(most, max(least, POLL_SHARE * (self._clock() - self._shown_since_s)))
-        # Nothing tells that the store has fallen silent, or is heard again.
+        # No event tells that the store has become unreachable, or reachable again: poll.
         return LOOK_S if self._refused or phase in ("hold", "commit") else None
 
     def _ranks_save(self, snapshot: DrainingSnapshot) -> bool:
-        """Whether what the ranks of this pod say next is still to be told."""
+        """Return whether this pod has voted and its save is neither acknowledged nor failed yet."""
         vote = self._own_vote(snapshot)
         return vote is not None and vote.acked is None and not vote.failed

@@ -23,7 +23,7 @@ notification."""
 
 
 class LauncherSaves:
-    """Follows the launcher's drain for the ranks of one pod."""
+    """The follower of the launcher's drain, on behalf of the ranks of one pod."""
 
     def __init__(
         self, run_dir: RunDir, client: JobClient, registrar: Registrar, writing: DrainWriter
@@ -34,7 +34,7 @@ class LauncherSaves:
         self._writing = writing
 
     async def run(self) -> None:
-        """Follow the store, and the ranks while that matters, until cancelled."""
+        """Follow the store, and the ranks while a save is to come, until cancelled."""
         while True:
             snapshot = self._client.membership.snapshot()
             drain = asked(snapshot)

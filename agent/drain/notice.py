@@ -14,8 +14,8 @@ from rdzv.errors import RecordError
 from rdzv.records.codec import take_seconds
 
 Source = Literal["prestop", "sigterm", "hold", "control"]
-"""Who gave notice: the sidecar's own preStop hook, ``muster-run`` that got a SIGTERM,
-``muster-hold`` as the training container's preStop hook, or anybody else in the pod."""
+"""The source of a notice: the sidecar's own preStop hook, ``muster-run`` that got a SIGTERM,
+``muster-hold`` as the training container's preStop hook, or any other program in the pod."""
 
 REASON_LENGTH = 200
 LINE_LENGTH = 4096
@@ -23,7 +23,7 @@ LINE_LENGTH = 4096
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """``seconds_left``: until the pod is killed, or None where the source cannot know."""
+    """A notice; ``seconds_left`` until the pod is killed, or None if the source cannot know."""
 
     source: Source
     reason: str
@@ -31,7 +31,7 @@ class Notice:
 
 
 def read_notice(line: bytes) -> Notice:
-    """Decode the line of a client; raises ``RecordError`` with what is wrong with it."""
+    """Decode the line of a client; raise ``RecordError`` with what is wrong with it."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -35,11 +35,11 @@ class Phase:
 
     @property
     def last(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether this is the last line to the client."""
         return self.name in ("released", "cancelled", "refused")
 
     def line(self) -> bytes:
-        """One line of JSON."""
+        """Encode the phase as one line of JSON."""
         fields = {"phase": self.name, "sentence": self.sentence}
         if self.outcome:
             fields["outcome"] = self.outcome
@@ -47,7 +47,7 @@ class Phase:
 
 
 class NoticeSocket:
-    """Listens on ``path``; None: do not listen.
+    """The server of notices on the socket ``path``; None: do not listen.
 
     ``notify`` takes a notice. ``phase_after`` waits until the phase is not the given one (None:
     any) and returns it.
@@ -67,15 +67,15 @@ class NoticeSocket:
 
     @property
     def listening(self) -> asyncio.Event:
-        """Whether who finds the socket can connect to it."""
+        """The event that is set once a client that finds the socket can connect to it."""
         return self._socket.listening
 
     async def run(self) -> None:
-        """Serve until cancelled; raises ``ConfigError`` if the path is too long for a socket."""
+        """Serve until cancelled; raise ``ConfigError`` if the path is too long for a socket."""
         await self._socket.run()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A client that goes away changes nothing: its notice stands.
+        # A client that disconnects changes nothing: its notice stays valid.
         with suppress(ConnectionError, TimeoutError):
             await self._converse(reader, writer)
 
@@ -100,7 +100,7 @@ class NoticeSocket:
             await writer.drain()
 
     async def _next(self, reader: asyncio.StreamReader, before: Phase | None) -> Phase | None:
-        """The next phase, or None where the client has gone."""
+        """Wait for the next phase and return it, or None if the client has disconnected."""
         waiting = asyncio.ensure_future(self._phase_after(before))
         gone = asyncio.ensure_future(reader.read(1))
         try:

@@ -36,7 +36,7 @@ Writes = tuple[Sequence[Compare], Sequence[Operation]]
 
 
 class OwnDrain:
-    """Stores the drain of this pod, and publishes its phase.
+    """The drain of this pod: keeps it in the store, and publishes its phase.
 
     ``grace_s``: the pod's grace, for notices without a deadline. ``boot_s``: the clock of
     ``agent.boot_clock``.
@@ -68,7 +68,7 @@ class OwnDrain:
     # -- for the sidecar's other parts
 
     def restore(self) -> None:
-        """Find what the sidecar before this one kept; may block for as long as the disk does."""
+        """Read what the previous sidecar kept; may block for as long as the disk does."""
         try:
             content = self._run_dir.content(layout.DRAIN)
             kept = None if content is None else OwnDrainRecord.from_json(content)
@@ -77,22 +77,22 @@ class OwnDrain:
                 "resuming a drain from the store alone, %s is unreadable: %s", layout.DRAIN, error
             )
             return
-        # A directory may outlive its pod, and what drained then does not drain now.
+        # A directory may outlive its pod: the notes of another pod do not count.
         if kept is not None and kept.pod_uid == self._identity.pod_uid:
             self.notes = self._kept = kept
 
     @property
     def active(self) -> bool:
-        """Whether this pod is draining, as far as anybody here knows."""
+        """Whether this pod is draining, by its own notes or by the store."""
         return self.notes is not None or self._drain(self._client.membership.snapshot()) is not None
 
     @property
     def due_boot_s(self) -> float | None:
-        """When SIGTERM passes at the latest; None without a drain, or without a deadline."""
+        """The latest moment to pass SIGTERM; None without a drain, or without a deadline."""
         return self.notes.due_boot_s if self.notes else None
 
     def notify(self, notice: Notice) -> None:
-        """Take a notice."""
+        """Take a notice: begin the drain, or add the notice to the one that is there."""
         now_s = self._boot_s()
         if self.notes is None:
             self._phase = None
@@ -113,15 +113,15 @@ class OwnDrain:
         self._stirred.set()
 
     async def phase_after(self, before: Phase | None) -> Phase:
-        """Wait until the phase of the drain is not ``before`` any more; return it."""
+        """Wait until the phase of the drain differs from ``before``; return it."""
         while self._phase is None or self._phase == before:
             await self._phase_changed.wait()
         return self._phase
 
-    # -- how
+    # -- the loop
 
     async def run(self) -> None:
-        """See the drain through until cancelled."""
+        """Keep the notes, the disk, the store and the phase in step until cancelled."""
         while True:
             self._stirred.clear()
             snapshot = self._client.membership.snapshot()
@@ -136,7 +136,7 @@ class OwnDrain:
         return snapshot.drains.get(self._identity.pod_uid)
 
     def _take_in(self, snapshot: Snapshot, drain: Drain | None) -> None:
-        """Bring the notes into step with the record."""
+        """Update the notes from the stored record: begin, refresh or end them."""
         notes, job = self.notes, snapshot.job
         if job is None:
             return
@@ -163,14 +163,15 @@ class OwnDrain:
                 log.info("the drain of this pod was cancelled", extra={"event": "drain_cancelled"})
                 self.notes = None
             else:
-                # A store that was emptied or restored has lost it: it is put on record again.
+                # A store that was emptied or restored has lost the drain: store it again.
                 self.notes = replace(notes, generation=0)
 
     def _is_cancelled(self, snapshot: Snapshot, notes: OwnDrainRecord) -> bool:
-        """Whether the drain was cancelled since it was last seen.
+        """Return whether the drain was cancelled since it was last seen.
 
-        A cancellation writes the member's incarnation too. The store's revision shows nothing: a
-        restored store may have come as far again, or further.
+        A cancellation writes the member's incarnation too, and its revision tells. The store's
+        revision does not: a restored store may have reached the same one again, or a later one. It
+        is compared only if there is no incarnation.
         """
         holder = snapshot.incarnations.get(self._identity.member)
         if holder is None:
@@ -178,7 +179,7 @@ class OwnDrain:
         return holder.mod_revision > notes.revision
 
     async def _keep(self) -> bool:
-        """Keep the notes for the sidecar that starts here next; False if that failed."""
+        """Write the notes to disk for the next sidecar here; return False if that failed."""
         notes = self.notes
         if notes == self._kept:
             return True
@@ -194,13 +195,13 @@ class OwnDrain:
         return True
 
     async def _write(self, snapshot: Snapshot, drain: Drain | None) -> bool:
-        """Bring the record into step with the notes; False if that is still to be done."""
+        """Update the stored record from the notes; return False if that is still to be done."""
         writes = self._writes(snapshot, drain)
         if writes is None:
             return True
         due_s, now_s = self.due_boot_s, self._boot_s()
         try:
-            # Whoever waits here must hear in time that the time is over.
+            # Stop at the deadline: clients that wait here must learn in time that it has passed.
             async with asyncio.timeout(
                 due_s - now_s if due_s is not None and due_s > now_s else None
             ):
@@ -229,18 +230,19 @@ class OwnDrain:
             return [*unchanged, *holds], [Delete(key), *again, *history]
         after = replace(drain, ending=drain.ending or (notes.ending and not drain.ends))
         if drain.source == CONTROLLER and notes.other_source:
-            # What the controller saw may pass, and this notice stands.
+            # The controller's reason may go away, and this notice stays valid.
             after = replace(after, source=notes.other_source, requested_by=drain.member)
         if notes.deadline_boot_s is not None and (
             self._recorded[1] is None or self._recorded[1] > notes.deadline_boot_s + SAME_DEADLINE_S
         ):
             sooner = notes.record(drain.member, now_s)
-            # Reckoned from when it is seen, it would seem too late again, where the store is slow.
+            # Note our own deadline: one computed when the record is seen would be too late again if
+            # the store is slow.
             self._recorded = (sooner.seconds_left, notes.deadline_boot_s)
             after = replace(after, seconds_left=sooner.seconds_left, reserve_s=sooner.reserve_s)
         return None if after == drain else (unchanged, [Put(key, after.to_json())])
 
-    # -- telling
+    # -- the phase
 
     def _publish_phase(self, snapshot: Snapshot, drain: Drain | None) -> None:
         phase = self._phase_now(snapshot, drain)
@@ -248,7 +250,7 @@ class OwnDrain:
             return
         self._phase = phase
         if phase.last:
-            # What comes before that is told of where the gate is shown.
+            # Earlier phases are logged with the gate.
             log.info("%s", phase.sentence, extra={"event": "drain", "phase": phase.name})
         changed, self._phase_changed = self._phase_changed, asyncio.Event()
         changed.set()
@@ -274,7 +276,7 @@ class OwnDrain:
     # -- waiting
 
     async def _change_from(self, snapshot: Snapshot, timeout_s: float | None) -> None:
-        """Wait for a notice, a change in the store, or the moment at which time changes things."""
+        """Wait for a notice, a change in the store, the timeout, or the next deadline."""
         stirred = asyncio.create_task(self._stirred.wait(), name="notice")
         changed = asyncio.create_task(
             self._client.membership.changed_from(snapshot), name="membership"
@@ -287,7 +289,7 @@ class OwnDrain:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             for task in done:
-                task.result()  # raises what it failed with: that is no news
+                task.result()  # raises the task's exception, if any
         finally:
             for task in (stirred, changed):
                 task.cancel()

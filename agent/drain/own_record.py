@@ -19,18 +19,19 @@ from rdzv.records.codec import dump_record, load_record, take, take_seconds
 from rdzv.records.drain import CONTROLLER, ENDING_SOURCES, Drain
 
 SAME_DEADLINE_S = 1.0
-"""A notice that is repeated names the same deadline, give or take its way here."""
+"""Tolerance between equal deadlines, in seconds: a repeated notice differs by its own delay."""
 
 OUTLIVED_S = 5.0
-"""A pod that lives on for this long past its deadline was not being ended after all."""
+"""Time past its deadline after which a pod that lives on was not being ended after all, in
+seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnDrainRecord:
-    """Times are of the boot clock, None where there is none.
+    """The notes on this pod's drain. Times are of the boot clock, None if there is none.
 
-    ``sources`` are those of all notices. ``generation`` is the one that the drain was last seen on
-    record in, 0 for none, ``revision`` that of the record then.
+    ``sources`` are those of all notices. ``generation`` is the one in whose store keys the drain
+    was last seen, 0 for none, and ``revision`` that of its record then.
     """
 
     pod_uid: str
@@ -45,19 +46,19 @@ class OwnDrainRecord:
     def of_notice(
         cls, pod_uid: str, notice: Notice, now_boot_s: float, grace_s: float
     ) -> OwnDrainRecord:
-        """Begin with a notice; ``grace_s`` is the pod's, for one that does not know its time."""
+        """Build the notes of a first notice; ``grace_s`` is the pod's, for one without a time."""
         left_s = grace_s if notice.seconds_left is None else notice.seconds_left
         return cls(pod_uid, (notice.source,), notice.reason, now_boot_s + left_s, reserve_s(left_s))
 
     @classmethod
     def of_drain(cls, drain: Drain, now_boot_s: float) -> OwnDrainRecord:
-        """Begin with what somebody else put on record: its time counts from when it is seen."""
+        """Build the notes of a drain that another process stored: its time counts from now on."""
         left_s = drain.seconds_left
         deadline_s = None if left_s is None else now_boot_s + left_s
         return cls(drain.pod_uid, (drain.source,), drain.reason, deadline_s, drain.reserve_s)
 
     def and_notice(self, notice: Notice, now_boot_s: float, grace_s: float) -> OwnDrainRecord:
-        """Take another notice in."""
+        """Return the notes with another notice added: the earliest deadline counts."""
         other = OwnDrainRecord.of_notice(self.pod_uid, notice, now_boot_s, grace_s)
         both = replace(self, sources=tuple(dict.fromkeys((*self.sources, notice.source))))
         assert other.deadline_boot_s is not None
@@ -68,7 +69,7 @@ class OwnDrainRecord:
 
     @property
     def due_boot_s(self) -> float | None:
-        """When SIGTERM passes at the latest."""
+        """The latest moment to pass SIGTERM; None without a deadline."""
         return None if self.deadline_boot_s is None else self.deadline_boot_s - self.reserve_s
 
     @property
@@ -78,21 +79,21 @@ class OwnDrainRecord:
 
     @property
     def other_source(self) -> str:
-        """Who gave notice besides the controller, which takes back what it alone has asked for."""
+        """The first source but the controller, which withdraws its own requests alone; or empty."""
         return next((source for source in self.sources if source != CONTROLLER), "")
 
     @property
     def outlived_boot_s(self) -> float | None:
-        """From when on a pod that still lives was not being ended; None where it surely is.
+        """The moment after which a pod that still lives was not being ended; None if it surely is.
 
-        Of all sources the sidecar's own preStop hook alone also runs where no pod ends.
+        Of all sources, only the sidecar's own preStop hook also runs when no pod ends.
         """
         if self.deadline_boot_s is None or set(self.sources) != {"prestop"}:
             return None
         return self.deadline_boot_s + OUTLIVED_S
 
     def record(self, member: str, now_boot_s: float) -> Drain:
-        """The drain as it goes on record at ``now_boot_s``."""
+        """Build the drain record as of ``now_boot_s``."""
         left_s = self.deadline_boot_s
         return Drain(
             pod_uid=self.pod_uid,
@@ -106,7 +107,7 @@ class OwnDrainRecord:
         )
 
     def to_json(self) -> bytes:
-        """Encode for the run directory."""
+        """Encode the notes for the run directory."""
         return dump_record(
             {
                 "pod_uid": self.pod_uid,
@@ -121,7 +122,7 @@ class OwnDrainRecord:
 
     @classmethod
     def from_json(cls, content: bytes) -> OwnDrainRecord:
-        """Decode; raises ``RecordError``."""
+        """Decode the notes; raise ``RecordError`` if they are malformed."""
         fields = load_record(layout.DRAIN, content)
         sources = take(layout.DRAIN, fields, "sources", list)
         if not sources or not all(isinstance(source, str) for source in sources):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts on record what the ranks of this pod have saved, and the newest step that all have.
+"""Stores what the ranks of this pod have saved, and the newest step that all ranks have saved.
 
-Both at a pace: nothing waits for them, and a job of many pods may save often.
+Both at a limited rate: nothing waits for them, and a job of many pods may save often.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from rdzv.store import Compare, Put
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-"""Poll interval of the ranks' progress; the standard library has no file notification. Shorter:
-less is lost of a job that vanishes right after a save."""
+"""Poll interval of the ranks' progress; the standard library has no file notification. With a
+shorter one, less is lost of a job that vanishes right after a save."""
 
 REPORT_PER_MEMBER_S = 0.03
 """Shortest interval between two reports of one pod, for each member of its round: together they
-make at most 33 writes a second, each of which every sidecar is told of."""
+make at most 33 writes a second, each of which reaches every sidecar."""
 
 STEP_S = 30.0
-"""How often the pod of rank 0 tells which step it is at, while that changes."""
+"""Interval at which the pod of rank 0 reports its step while that changes, in seconds."""
 
 PATIENCE = (1.0, 2.0)
-"""Jitter, in looks: the first member of the round puts a common step on record at once, the others
+"""Jitter, in poll intervals: the first member of the round stores a common step at once, the others
 after this long, if it is still due."""
 
 
 class SaveReporter:
-    """Reports the saves of one pod. ``clock`` is monotonic, in seconds."""
+    """The reporter of one pod's saves. ``clock`` is monotonic, in seconds."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class SaveReporter:
         random: Random,
     ) -> None:
         self.own: PodSaves | None = None
-        """What this pod's ranks have saved in their round, as of the last look."""
+        """The saves of this pod's ranks in their round, as of the last poll."""
         self._run_dir = run_dir
         self._client = client
         self._registrar = registrar
@@ -75,12 +75,12 @@ class SaveReporter:
         self._diary = Diary(log)
 
     async def run(self) -> None:
-        """Look at the ranks and at the store until cancelled."""
+        """Poll the ranks and the store until cancelled."""
         while True:
             snapshot = await self._sight.snapshot()
             ranks = await asyncio.to_thread(self._run_dir.ranks)
             me = self._registrar.identity
-            # Ranks of another run save for themselves: theirs is not the round that counts.
+            # Ranks of another run save for themselves: their round is not the one that counts.
             self.own = saves_of(ranks, snapshot.round, me.member, me.pod_uid)
             self._warn(differing(ranks, snapshot.round, me.member))
             await self._report(snapshot)
@@ -88,7 +88,7 @@ class SaveReporter:
             await asyncio.sleep(LOOK_S)
 
     def _warn(self, differ: str) -> None:
-        """Say once of a save that its ranks do not agree where in the data it is."""
+        """Log once per save that its ranks disagree on where in the data it is."""
         if differ and differ != self._differed:
             self._differed = differ
             log.warning(
@@ -106,7 +106,7 @@ class SaveReporter:
         return max(0, self.own.step - (last.step if last is not None else 0))
 
     async def _report(self, snapshot: DrainingSnapshot) -> None:
-        """Let the store say what this pod has saved, where it says something else."""
+        """Store the saves of this pod if the stored report differs and is old enough."""
         own, round, lease_id = self.own, snapshot.round, self._registrar.lease_id
         generation = self._registrar.generation
         if own is None or round is None or lease_id is None or generation is None:
@@ -133,7 +133,7 @@ class SaveReporter:
             self._reported_s = now
 
     async def _conclude(self, snapshot: DrainingSnapshot) -> None:
-        """Put the newest step that all ranks have saved on record, where it is this pod's turn."""
+        """Store the newest step that all ranks have saved, if it is this pod's turn."""
         saved, why = last_save.decide(snapshot, self._client.membership.saves())
         now = self._clock()
         if saved is None and why.startswith(DIFFER):

@@ -29,10 +29,10 @@ from rdzv.shards.ledger import ShardLedger
 class Drains:
     """The parts that see drains through, for one member whose launcher is in ``rounds``.
 
-    ``notice_path``: where notices are taken, or None where nobody gives any by a socket.
-    ``grace_s``: the pod's termination grace. ``below_min``: as in ``rdzv.drain.inputs.Policy``.
-    ``ledgers`` gives those of all data sets in shards.
-    ``clock`` is monotonic, ``boot_clock`` that of ``agent.boot_clock``; both in seconds.
+    ``notice_path``: the socket that takes notices, or None for no socket. ``grace_s``: the pod's
+    termination grace. ``below_min``: as in ``rdzv.drain.inputs.DrainPolicy``. ``ledgers`` returns
+    those of all data sets in shards. ``clock`` is monotonic, ``boot_clock`` that of
+    ``agent.boot_clock``; both in seconds.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Drains:
         sight = DrainView(client, rounds, identity.pod_uid, run_dir, voted, ledgers)
 
         def writing() -> DrainWriter:
-            # Each of them has its own: who loses a race makes nobody else pause.
+            # One writer each: the backoff of one that loses a race delays no other.
             return DrainWriter(client, registrar, random)
 
         policy = DrainPolicy(below_min)
@@ -80,7 +80,7 @@ class Drains:
 
     @property
     def commit(self) -> Commit:
-        """Return the commit record; an idle one if there is none."""
+        """The commit record; an idle one if there is none."""
         return self._client.membership.snapshot().commit or Commit()
 
     @property
@@ -96,7 +96,7 @@ class Drains:
         return -1 if own is None or own.newest is None else own.newest
 
     def by_outcome(self) -> dict[str, float]:
-        """Return how many drain records this generation has, by outcome."""
+        """Count this generation's drain records by outcome."""
         counted = dict.fromkeys(("", "committed", "uncommitted", "expired"), 0.0)
         for drain in self._client.membership.snapshot().drains.values():
             counted[drain.outcome] += 1
@@ -108,7 +108,7 @@ class Drains:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.notices.run(), name="notices")
             tasks.create_task(self.own.run(), name="own-drain")
-            # Until the store has been read once, nothing is known: the gate stays as it lies.
+            # Before the first read of the store nothing is known: leave the gate file unchanged.
             await self._client.mirror.changed_after(0)
             tasks.create_task(self.coordinator.run(), name="coordinator")
             tasks.create_task(self.gate_writer.run(), name="gate-writer")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long each phase of a drain took, as one sidecar saw it: for the history."""
+"""The duration of each phase of a drain, as one sidecar saw it: for the history."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from rdzv.snapshot import Snapshot
 
 
 class Chronicle:
-    """Notes when each drain was first seen in each phase. Times are monotonic, in seconds."""
+    """The times at which each drain was first seen in each phase: monotonic, in seconds."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, float]] = {}
 
     def see(self, now: float, snapshot: Snapshot) -> None:
-        """Take one snapshot in; forgets drains that are off the record."""
+        """Record the phases in one snapshot; forget drains that are no longer stored."""
         for pod_uid in self._seen.keys() - snapshot.drains.keys():
             del self._seen[pod_uid]
         for pod_uid, drain in snapshot.drains.items():
             self._seen.setdefault(pod_uid, {}).setdefault(phase_of(snapshot, drain).name, now)
 
     def phases_s(self, now: float, pod_uid: str) -> Mapping[str, float]:
-        """Seconds from the first sight of the drain to each phase, and to ``now``, its end."""
+        """Return the seconds from a drain's first sight to each phase, and to ``now``, its end."""
         seen = self._seen.get(pod_uid, {})
         if not seen:
             return {}

@@ -21,22 +21,22 @@ class RoundSource(Protocol):
     """The source of live rounds: the rendezvous endpoint."""
 
     def live_rounds(self) -> LiveRounds:
-        """The round that counts, and the one in which this pod's ranks are."""
+        """Return the round that counts, and the one that this pod's ranks are in."""
 
     async def live_rounds_changed(self, before: LiveRounds) -> LiveRounds:
-        """Wait until they are others than ``before``; return them."""
+        """Wait until the rounds differ from ``before``; return them."""
 
     async def caught_up(self) -> None:
         """Wait until the rounds are those of the generation that the member is registered in."""
 
 
 class DrainView:
-    """Gives the present ``DrainingSnapshot`` of one pod, and wakes who waits for the next.
+    """The present ``DrainingSnapshot`` of one pod, and the wait for the next.
 
-    An epoch that was seen counts as used like the one that was ``voted`` in: the ranks of others
-    may have acknowledged in it, though a restored store has lost it, and what they said then must
-    not count for another attempt. ``ledgers`` gives those of all data sets in shards; that they
-    change wakes nobody.
+    An epoch that was seen counts as used, like the one that was ``voted`` in: ranks of other pods
+    may have acknowledged in it even if a restored store has lost it, and those acknowledgements
+    must not count for another attempt. ``ledgers`` returns those of all data sets in shards; their
+    changes end no wait.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class DrainView:
         self._listed: tuple[Snapshot, Places, Listing] | None = None
 
     async def snapshot(self) -> DrainingSnapshot:
-        """Everything as it is now."""
+        """Build the snapshot of the store, the rounds and the run directory as they are now."""
         commands = await asyncio.to_thread(self._run_dir.commands)
-        # Else a member that has just registered would be told of no round, whatever has trained.
+        # Otherwise a member that has just registered would see no round, whatever has trained.
         await self._rounds.caught_up()
         membership, rounds = self._client.membership.snapshot(), self._rounds.live_rounds()
         if membership.commit is not None:
@@ -84,7 +84,7 @@ class DrainView:
         return self._listed[2]
 
     async def changed_from(self, before: DrainingSnapshot, timeout_s: float | None) -> None:
-        """Wait until the store says something else, for ``timeout_s`` at most."""
+        """Wait until votes, members or rounds change, for ``timeout_s`` at most."""
         tasks = [
             asyncio.create_task(
                 self._client.membership.votes_changed_from(before.votes), name="votes"
@@ -102,7 +102,7 @@ class DrainView:
                 tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
-                task.result()  # raises what it failed with: that is no news
+                task.result()  # raises the task's exception, if any
         finally:
             for task in tasks:
                 task.cancel()

@@ -15,14 +15,17 @@ log = logging.getLogger(__name__)
 
 
 class VotedEpoch:
-    """``epoch`` is 0 before the first vote. The gate writer notes it, decisions look at it."""
+    """The newest epoch that this pod has voted in; ``epoch`` is 0 before the first vote.
+
+    The gate writer writes it, and decisions read it.
+    """
 
     def __init__(self, run_dir: RunDir) -> None:
         self.epoch = 0
         self._run_dir = run_dir
 
     def restore(self, assumed: int) -> None:
-        """Read the note as it lies there; ``assumed`` counts where it is unreadable.
+        """Read the note from disk; take ``assumed`` instead if it is unreadable.
 
         May block for as long as the disk does.
         """
@@ -30,7 +33,7 @@ class VotedEpoch:
             note = self._run_dir.content(layout.COMMIT)
             self.epoch = 0 if note is None else _epoch_in(note)
         except (OSError, RecordError) as error:
-            # It may well have voted: only the store opens the gate then.
+            # The pod may have voted: then only the store may open the gate.
             self.epoch = assumed
             log.warning(
                 "assuming that this pod has voted, its own note is unreadable: %s",
@@ -39,7 +42,7 @@ class VotedEpoch:
             )
 
     async def note(self, epoch: int) -> None:
-        """Put it on disk; raises ``OSError``."""
+        """Write ``epoch`` to disk, then adopt it; raise ``OSError`` if that fails."""
         await asyncio.to_thread(self._run_dir.put, layout.COMMIT, dump_record({"sent": epoch}))
         self.epoch = epoch
 

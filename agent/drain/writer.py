@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transactions of this member: each requires that it is registered, and waits to be seen."""
+"""Transactions of this member: each requires its registration, and waits for the watch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from rdzv.store import Compare, Operation
 log = logging.getLogger(__name__)
 
 PAUSE_S = (0.2, 0.5)
-"""After a transaction that the store did not take, or that lost once more in a row."""
+"""Backoff after a transaction that failed, or that lost a race for the second time in a row, in
+seconds (least, most)."""
 
 SEE_S = 5.0
 """Longest wait for the watch to show what a transaction found or wrote."""
 
 
 class DrainWriter:
-    """Writes for one member, while it is registered."""
+    """The writer of one member's transactions about drains, while it is registered."""
 
     def __init__(self, client: JobClient, registrar: Registrar, random: Random) -> None:
         self._client = client
@@ -36,14 +37,14 @@ class DrainWriter:
         self._diary = Diary(log)
 
     def note(self, sentence: str) -> None:
-        """Log why something about drains cannot be written, unless it was said last."""
+        """Log why a write about drains fails, unless the last entry said the same."""
         self._diary.say(sentence)
 
     async def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
-        """Write once; return whether it was certainly written.
+        """Execute the transaction once; return whether it was certainly written.
 
-        Whatever became of it, the mirror shows it before this returns, or the store is away:
-        decide anew from the mirror then. The compares make a repetition harmless.
+        Whatever its outcome, the mirror shows it before this returns, unless the watch lags or the
+        store is away: then decide again from the mirror. The compares make a retry harmless.
         """
         generation = self._registrar.generation
         if generation is None:
@@ -61,14 +62,15 @@ class DrainWriter:
                 await self._client.mirror.reached(result.revision)
         except TimeoutError:
             log.info("the watch is stale, more than %.0f s behind the store", SEE_S)
-        # Who loses once has seen the winner by now; who loses again may do so for ever.
+        # After one loss the mirror shows the winner. Back off after a second in a row, as this
+        # sidecar may lose every time.
         if not result.succeeded and self._lost_before:
             await self._pause()
         self._lost_before = not result.succeeded
         return result.succeeded
 
     def history(self, member: str, why: str, details: dict[str, object]) -> tuple[Operation, ...]:
-        """Operations that write an entry about a drain of ``member``."""
+        """Return the operations that write an entry about a drain of ``member``."""
         return self._client.history(HistoryEntry("drain", member, why, time(), details))
 
     def _registered(self, generation: int) -> list[Compare]:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches that the launcher uses its sidecar."""
+"""The check that the launcher uses its sidecar."""

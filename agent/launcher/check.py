@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the launcher beside this sidecar connects to it, with the job's options.
+"""The check that the launcher beside this sidecar connects to it, with the job's options.
 
-A torchrun that is pointed elsewhere trains past Muster: its pod counts as a member, and no drain
-and no round knows of it. So it is named. What cannot be known is not claimed: without
-``muster-run`` nothing tells a container that pulls its image from one that never comes.
+A torchrun that is pointed elsewhere trains without Muster: its pod counts as a member, but takes
+part in no drain and in no round. So it is reported. Only what is known is reported: without
+``muster-run``, a container that still pulls its image looks like one that never starts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LauncherPolicy:
     run_id: str
     """Its ``--rdzv-id``: the job's name. With another it trains in a run of its own."""
     min_nodes: int
-    """The fewest nodes of its ``--nnodes``: as its pod was given it, also once the job's bound has
+    """The fewest nodes of its ``--nnodes``: as its pod was given it, even after the job's bound has
     changed."""
     max_nodes: int
     """The most nodes of its ``--nnodes``, in the same way."""
@@ -40,13 +40,13 @@ class LauncherPolicy:
 
 @dataclass(frozen=True, slots=True)
 class LauncherView:
-    """What this sidecar sees of its launcher at one moment.
+    """The launcher at one moment, as its sidecar sees it.
 
     ``expected``: a torchrun should come: the member is ready, takes part, and is a worker of a job
-    that no horovodrun drives. ``over``: a run of this generation was closed. ``launch``: what
-    ``muster-run`` tells, if it does. ``runs``: the run ids of the torchruns that are connected,
+    that no horovodrun drives. ``over``: a run of this generation was closed. ``launch``: the report
+    of ``muster-run``, if there is one. ``runs``: the run ids of the torchruns that are connected,
     and whether each has shown another ``--nnodes`` than its sidecar's. ``others``: run ids that
-    torchruns of other members are in. ``ranks``: training processes have told of themselves.
+    torchruns of other members are in. ``ranks``: training processes have published their progress.
     """
 
     expected: bool = False
@@ -59,11 +59,11 @@ class LauncherView:
 
 @dataclass(frozen=True, slots=True)
 class LauncherObservations:
-    """Times are of this sidecar's monotonic clock; ``inf`` where it has not come to that.
+    """Past observations. Times are monotonic, in seconds; ``inf`` if there is none yet.
 
-    ``waiting_since_s``: since when a torchrun is expected of the present container and process.
-    ``connected``: one has come since. ``apart_since_s``: since when one asks for another run id
-    than the job's name. ``process``: which launch that is about.
+    ``waiting_since_s``: since when a torchrun of the present container and process is expected.
+    ``connected``: one has connected since. ``apart_since_s``: since when one asks for another run
+    id than the job's name. ``process``: the launch that these observations are about.
     """
 
     waiting_since_s: float = math.inf
@@ -75,13 +75,13 @@ class LauncherObservations:
 def observe(
     now: float, previous: LauncherObservations, sight: LauncherView, policy: LauncherPolicy
 ) -> LauncherObservations:
-    """Fold in what is seen now."""
+    """Return the observations with the present view added."""
     launch = sight.launch
     process = (launch.started, launch.pid) if launch else ("", 0)
     if launch is None:
-        process = previous.process  # it has ended, or tells nothing: none other has begun
+        process = previous.process  # it has ended, or reports nothing: no other has begun
     elif process != previous.process:
-        # Another container, or another launcher in it: what the one before did does not count.
+        # Another container, or another launcher in it: its predecessor does not count.
         previous = LauncherObservations(process=process)
     waiting_since_s = min(previous.waiting_since_s, now) if sight.expected else math.inf
     apart = any(run != policy.run_id for run in sight.runs)
@@ -96,7 +96,7 @@ def observe(
 def decide(
     now: float, seen: LauncherObservations, sight: LauncherView, policy: LauncherPolicy
 ) -> Bypass:
-    """Name what is wrong, in one sentence that stays the same while it is."""
+    """Return the finding, in a sentence that stays the same for as long as it is so."""
     if not sight.expected:
         return FINE
     if sight.runs:
@@ -169,7 +169,7 @@ def _of_absent(sight: LauncherView, policy: LauncherPolicy) -> Bypass:
 
 
 def _elsewhere(launch: LaunchReport, policy: LauncherPolicy) -> str:
-    """Say to which other rendezvous a torchrun was sent; empty if it was sent here."""
+    """Name the other rendezvous that a torchrun was given; empty if it was given this one."""
     here = f"localhost:{policy.port}"
     if launch.standalone:
         return (
@@ -199,7 +199,7 @@ def _is_here(endpoint: str, port: int) -> bool:
 
 
 def _bounds(nnodes: str) -> tuple[int, int] | None:
-    """Read ``MIN:MAX`` or ``N`` as torchrun does; None for what it would refuse."""
+    """Parse ``MIN:MAX`` or ``N`` as torchrun does; return None for what it would refuse."""
     least, _, most = nnodes.partition(":")
     if not (least.isdecimal() and (most or least).isdecimal()):
         return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks after the launcher beside this sidecar, and says what ``agent.launcher.check`` finds.
+"""Watches the launcher beside this sidecar, and publishes what ``agent.launcher.check`` finds.
 
-Said once each time that it changes: in the log, in the store (where ``muster status`` reads it),
-and as a metric.
+Each change is published once: in the log, in the store (where ``muster status`` reads it), and as a
+metric.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOOK_S = 2.0
 
 
 class LauncherWatcher:
-    """Watches one member's launcher. ``ready`` says whether launchers may start beside it."""
+    """The watcher of one member's launcher; ``ready`` returns whether launchers may start."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class LauncherWatcher:
         self._seen = LauncherObservations()
 
     def by_kind(self) -> dict[str, float]:
-        """1 for what is found now, 0 for the rest."""
+        """Return 1 for the kind that is found now, 0 for the others."""
         return {kind: float(kind == self.finding.kind) for kind in KINDS[1:]}
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Poll the launcher until cancelled."""
         while True:
             launch, ranks, commands = await asyncio.to_thread(self._look)
             sight = self._sight(launch, ranks=ranks, commands=commands)
@@ -115,7 +115,7 @@ class LauncherWatcher:
         log.log(level, "%s", sentence, extra={"event": "launcher", "kind": finding.kind})
 
     async def _write(self) -> None:
-        """Let the store say what is found, where it says something else."""
+        """Store the finding if the store has another one; a failed write is retried later."""
         registrar = self._registrar
         lease_id, generation = registrar.lease_id, registrar.generation
         if generation is None or lease_id is None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The run directory: what the sidecar hands to the training container beside it.
 
-The pod is one trust domain, with two users that differ: every file can be read by the other one,
-is renamed into place whole, and holds no secret. What has to outlive the sidecar's process, but
-not the pod, is kept here too. The other user may put anything in its place: nothing is read or
-written through a link, and nothing that is read makes the sidecar wait.
+The pod is one trust domain, with two different users: every file can be read by the other one, is
+renamed into place whole, and holds no secret. What has to outlive the sidecar's process, but not
+the pod, is kept here too. The other user may put anything in its place: nothing is read or written
+through a link, and no read makes the sidecar wait.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ LIBRARY = ("muster", "muster/data")
 """The packages that training scripts import, each with the files directly in it."""
 
 CONTENT_MAX_BYTES = 1024 * 1024
-"""Far more than anything that is put here has."""
+"""Bound on a file that is read: far more than any file here has."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a sidecar that starts again must find: whose name it is, and what was registered.
+    """The state that the pod's next sidecar must find: the pod's UID, and its registration.
 
     ``held`` is None for a pod that has never registered.
     """
@@ -53,7 +53,7 @@ class State:
     held: Held | None = None
 
     def to_json(self) -> bytes:
-        """Encode for the file."""
+        """Encode the state for the file."""
         held = self.held
         return dump_record(
             {
@@ -65,7 +65,7 @@ class State:
 
     @classmethod
     def from_json(cls, name: str, content: bytes) -> State:
-        """Decode; raises ``RecordError``."""
+        """Decode the state; raise ``RecordError`` if it is malformed."""
         fields = load_record(name, content)
         generation = take(name, fields, "generation", int)
         incarnation = take(name, fields, "incarnation", int)
@@ -81,16 +81,16 @@ class RunDir:
 
     @property
     def c10d_socket(self) -> Path:
-        """Where the rendezvous endpoint listens for a relay in the training container."""
+        """Path at which the rendezvous endpoint listens for a relay in the training container."""
         return self.path / layout.C10D_SOCKET
 
     def make(self) -> None:
-        """Make the directory itself; raises ``ConfigError``."""
+        """Make the directory itself; raise ``ConfigError`` if it cannot be used."""
         with self._usable():
             self._make_dir(self.path, 0o755)
 
     def deliver(self, config: Config, host: str) -> None:
-        """Put everything there that is known before the store is; raises ``ConfigError``.
+        """Write every file that does not depend on the store; raise ``ConfigError`` if that fails.
 
         ``host`` is this pod's name to Horovod.
         """
@@ -100,7 +100,8 @@ class RunDir:
             self._make_dir(self.path / layout.MODULES, 0o755)
             for package in LIBRARY:
                 self._make_dir(self.path / layout.MODULES / package, 0o755)
-                # By their path below muster: muster.data would be imported, and numpy with it.
+                # By their path below muster: to name muster.data would import it, and numpy with
+                # it.
                 for source in files("muster").joinpath(*package.split("/")[1:]).iterdir():
                     if source.name.endswith(".py") and source.name != "__main__.py":
                         name = f"{layout.MODULES}/{package}/{source.name}"
@@ -108,17 +109,18 @@ class RunDir:
             script = files("launcher_shim.pod") / layout.DISCOVER_HOSTS
             self._ensure(layout.DISCOVER_HOSTS, script.read_bytes(), 0o755)
             lines = [f"{key}={value}\n" for key, value in torch_environment(config).items()]
-            # Who relays has to know whether the port is to be free.
+            # The relay has to know whether the port is free for it.
             lines.append(f"MUSTER_C10D_PORT={config.c10d_port}\n")
             lines.append(f"MUSTER_HOST={host}\n")
-            # Horovod's launcher is told more, and muster-run has to know whether this is its pod.
+            # Horovod's launcher gets more options, and muster-run has to know whether this is its
+            # pod.
             lines += [f"MUSTER_ROLE={config.role}\n", f"MUSTER_SLOTS={config.slots}\n"]
             lines.append(f"MUSTER_LEASE_TTL={config.lease_ttl_s}\n")
             self._ensure(layout.ENVIRONMENT, "".join(lines).encode(), 0o644)
             self._make_dir(self.path / layout.REMOTE_SHELL, 0o755)
             ssh = files("launcher_shim.horovod.exec") / "ssh.sh"
             self._ensure(f"{layout.REMOTE_SHELL}/ssh", ssh.read_bytes(), 0o755)
-            # Last: who finds a program finds what it needs.
+            # Last: a program that is found finds all that it needs.
             self._make_dir(self.path / layout.PROGRAMS, 0o755)
             for name in PROGRAMS:
                 self._ensure(f"{layout.PROGRAMS}/{name}", program(name), 0o755)
@@ -126,10 +128,10 @@ class RunDir:
                 self._ensure(path, exec_program(path), 0o755)
 
     def state(self, pod_uid: str) -> State:
-        """What this pod's sidecar kept, or the state of a fresh pod, which is kept at once.
+        """Read what this pod's sidecar kept; for a fresh pod, make its state and keep it at once.
 
-        ``pod_uid`` is empty where the platform gives none: then the directory, which lives as
-        long as the pod, is given a UID of its own. Raises ``ConfigError``.
+        ``pod_uid`` is empty if the platform gives none: then the directory, which lives as long as
+        the pod, is given a UID of its own. Raises ``ConfigError`` if the directory cannot be used.
         """
         with self._usable():
             kept = self._kept()
@@ -140,56 +142,59 @@ class RunDir:
             return fresh
 
     def keep(self, state: State) -> None:
-        """Keep what a sidecar that starts again must find."""
+        """Write the state that the pod's next sidecar must find, unless the file has it already."""
         self._ensure(layout.STATE, state.to_json(), 0o644)
 
     def hosts(self) -> str:
-        """The host list as it was delivered last; empty if it never was."""
+        """Read the host list as it was delivered last; empty if it never was."""
         content = self.content(layout.HOSTS)
         return "" if content is None else content.decode("ascii", errors="replace")
 
     def put(self, name: str, content: bytes) -> None:
-        """Rename a file into place for the training container; raises ``OSError``."""
+        """Rename a file into place for the training container; raise ``OSError`` if that fails."""
         self._write(name, content, 0o644)
 
     def content(self, name: str) -> bytes | None:
-        """What lies there under ``name``, or None; raises ``OSError`` where it cannot be read."""
+        """Read the file ``name``; None if it is absent or a link.
+
+        Raises ``OSError`` if it cannot be read.
+        """
         try:
             return read_untrusted(self.path / name, CONTENT_MAX_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno == errno.ELOOP:  # a link is no file of ours, whatever it leads to
+            if error.errno == errno.ELOOP:  # a link is no file of ours, whatever it points to
                 return None
             raise
 
     def remove(self, name: str) -> None:
-        """Delete what lies there under ``name``, if it does; raises ``OSError``."""
+        """Delete the file ``name`` if it is there; raise ``OSError`` if that fails."""
         (self.path / name).unlink(missing_ok=True)
 
     def ranks(self) -> tuple[RankProgress, ...]:
-        """What the ranks of this pod have published, by local rank."""
+        """Read the progress that the ranks of this pod have published, by local rank."""
         return read_ranks(self.path / layout.PROGRESS)
 
     def steps(self) -> tuple[StepLine, ...]:
-        """How far the ranks of this pod are."""
+        """Read the steps that the ranks of this pod have published."""
         return read_steps(self.path / layout.PROGRESS)
 
     def launch(self) -> LaunchReport | None:
-        """What ``muster-run`` has told of the launcher below it, if it has."""
+        """Read the report of ``muster-run`` on its launcher; None if there is none."""
         return read_launch(self.path)
 
     def commands(self) -> int | None:
-        """How many worker commands of a Horovod launcher run here; None: none ever came."""
+        """Count the worker commands of a Horovod launcher that run here; None if none ever came."""
         try:
             return sum(
                 1 for path in (self.path / layout.WORKERS).iterdir() if path.suffix == ".json"
             )
         except OSError:
-            return None  # not there, or nothing that a launcher has made
+            return None  # absent, or not made by a launcher
 
     def deliver_hosts(self, text: str) -> None:
-        """Rename a new host list into place."""
+        """Rename a new host list into place; raise ``OSError`` if that fails."""
         self._write(layout.HOSTS, text.encode("ascii"), 0o644)
 
     def _kept(self) -> State | None:
@@ -222,12 +227,12 @@ class RunDir:
             raise PermissionError(errno.EACCES, f"{path.name} may not be read by this user")
 
     def _ensure(self, name: str, content: bytes, mode: int) -> None:
-        """Write a file unless it is there: so a sidecar starts again on a full disk."""
+        """Write a file unless it is there already, so that a sidecar restarts on a full disk."""
         if not self._has(name, content, mode):
             self._write(name, content, mode)
 
     def _has(self, name: str, content: bytes, mode: int) -> bool:
-        """Whether this user's file of this mode and content, and of no other name, is there."""
+        """Return whether this user's file is there: of this mode and content, and no other name."""
         path = self.path / name
         try:
             found = path.lstat()
@@ -239,7 +244,7 @@ class RunDir:
             return False
 
     def _write(self, name: str, content: bytes, mode: int) -> None:
-        """Write a file that nobody ever sees half of."""
+        """Write a file atomically: under a temporary name, then renamed into place."""
         target = self.path / name
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -254,16 +259,18 @@ class RunDir:
 
 
 MAX_RESTARTS = 10
-"""Enough for a day with several losses; a script that always fails still ends within minutes."""
+"""The restart budget: enough for a day with several losses; a script that always fails still ends
+within minutes."""
 
 
 def torch_environment(config: Config) -> Mapping[str, str]:
-    """What torchrun in the training container needs to know, as environment variables.
+    """Return the environment variables that torchrun in the training container needs.
 
-    torch's own liveness is put to sleep (5 s x 1000), for the leases tell who is alive; it
-    never hosts a store; and each round has a worker store of its own, without which elastic
-    scale-up is broken from torch 2.6 on. With torch's own default of no restart, the first node
-    that dies would take every other torchrun along; ``--max-restarts`` on the command line wins.
+    torch's own keep-alive is as good as switched off (5 s x 1000), as the leases tell which nodes
+    are alive; torch never hosts a store; and each round has a worker store of its own, without
+    which elastic scale-up is broken from torch 2.6 on. With torch's own default of no restart, the
+    first node that dies would end every other torchrun; ``--max-restarts`` on the command line
+    takes precedence.
     """
     return {
         "PET_RDZV_BACKEND": "c10d",

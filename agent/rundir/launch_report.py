@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``muster-run`` has told of the launcher below it, as ``launcher_shim.pod.launch`` writes it.
+"""The report of ``muster-run`` on its launcher, as ``launcher_shim.pod.launch`` writes it.
 
-The file comes from the training container: whatever lies there may leave the launcher unknown,
-but does no more harm.
+The file comes from the training container: whatever it contains may leave the launcher unknown, but
+does no more harm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rdzv.records.codec import load_record, take
 
 @dataclass(frozen=True, slots=True)
 class LaunchReport:
-    """One launcher, by the options and variables that it was given; empty for those it was not.
+    """One launcher, with the options and variables that it was given; empty for the others.
 
     ``started`` names the run of ``muster-run``, which is another one after each restart of the
     container. ``launcher`` is empty while the command has started none.
@@ -35,7 +35,7 @@ class LaunchReport:
 
 
 def read_launch(run_dir: Path) -> LaunchReport | None:
-    """Read the report; None where there is none, or none that is one."""
+    """Read the report; return None if there is none, or if it is malformed."""
     try:
         content = read_untrusted(run_dir / layout.LAUNCH / layout.LAUNCHER, REPORT_MAX_BYTES)
     except OSError:
@@ -56,7 +56,7 @@ def read_launch(run_dir: Path) -> LaunchReport | None:
 
 
 def _text(value: object) -> str:
-    """What was told, fit for a log: one line of printable characters."""
+    """Return ``value`` as one line of printable characters for a log; empty if it is no text."""
     if not isinstance(value, str):
         return ""
     return "".join(c if c.isprintable() else "?" for c in value[:TEXT_MAX])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One sidecar for each run directory: a second one would deliver its own port to the first's pod.
 
-The lock is the kernel's: it ends with the process, however that ends, so that a sidecar which is
-started again finds it free.
+The lock is the kernel's: it ends with the process, however that ends, so that a sidecar that
+restarts finds it free.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from rdzv.flags import named
 log = logging.getLogger(__name__)
 
 RELEASE_TIMEOUT_S = 5.0
-"""How long a predecessor that was killed may take to be gone."""
+"""Longest wait for a predecessor that was killed to be gone, in seconds."""
 RETRY_INTERVAL_S = 0.1
 
 OWNER_MAX_BYTES = 1024
 
 
 def lock(path: Path, member: str) -> BinaryIO:
-    """Lock the directory ``path``, which is there, until the file that is returned is closed.
+    """Lock the existing directory ``path`` until the returned file is closed.
 
-    Blocks for up to ``RELEASE_TIMEOUT_S``; raises ``ConfigError`` that says whose it is.
+    Blocks for up to ``RELEASE_TIMEOUT_S``; raises ``ConfigError`` that names the owner after that.
     """
     try:
         descriptor = open_regular(path / layout.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -44,7 +44,7 @@ def lock(path: Path, member: str) -> BinaryIO:
     file = os.fdopen(descriptor, "r+b", buffering=0)
     try:
         _take(file, path)
-        with suppress(OSError):  # on a full disk: the name is for people
+        with suppress(OSError):  # a full disk is tolerated: the name is for people
             file.truncate(0)
             file.write(f"{member} (pid {os.getpid()})".encode())
     except BaseException:
@@ -61,7 +61,8 @@ def _take(file: BinaryIO, path: Path) -> None:
             return
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
-                # A volume without locks: the pod's own rules have to do.
+                # A volume without locks: nothing but the pod's own definition prevents a second
+                # sidecar.
                 sentence = "%s has no locks (%s): a second sidecar on it would not be noticed"
                 log.warning(sentence, path, error.strerror, extra={"event": "no_lock"})
                 return

@@ -19,8 +19,8 @@ ServeConnection = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitab
 async def listening_at(path: Path, serve: ServeConnection, limit: int) -> AsyncIterator[None]:
     """Listen on ``path`` for as long as the block lasts; connections outlive it.
 
-    Who finds the socket can connect to it. ``limit`` is asyncio's, in bytes. Raises ``ConfigError``
-    if the path is too long for a socket.
+    A client that finds the socket can connect to it. ``limit`` is asyncio's, in bytes. Raises
+    ``ConfigError`` if the path is too long for a socket.
     """
     try:
         nascent = nascent_name(str(path))
@@ -29,7 +29,7 @@ async def listening_at(path: Path, serve: ServeConnection, limit: int) -> AsyncI
     await asyncio.to_thread(Path(nascent).unlink, missing_ok=True)
     server = await asyncio.start_unix_server(serve, nascent, limit=limit)
     try:
-        # The containers of a pod have different users, and nobody else has such a directory.
+        # The containers of a pod have different users, and no other pod has this directory.
         await asyncio.to_thread(publish, nascent, str(path), 0o666)
         yield
     finally:
@@ -37,9 +37,10 @@ async def listening_at(path: Path, serve: ServeConnection, limit: int) -> AsyncI
 
 
 class PodSocket:
-    """Listens on ``path``; None: does not listen. ``serve`` has a connection until it returns.
+    """A server on the socket ``path``; None: it does not listen.
 
-    Those beyond ``connections_max`` at once are turned away. ``limit`` is asyncio's, in bytes.
+    ``serve`` has a connection until it returns. Connections beyond ``connections_max`` at once are
+    closed. ``limit`` is asyncio's, in bytes.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class PodSocket:
         self._clients: dict[asyncio.Task[object], asyncio.StreamWriter] = {}
 
     async def run(self) -> None:
-        """Serve until cancelled; raises ``ConfigError`` if the path is too long for a socket."""
+        """Serve until cancelled; raise ``ConfigError`` if the path is too long for a socket."""
         if self._path is None:
             self.listening.set()
             await asyncio.Event().wait()
@@ -63,7 +64,7 @@ class PodSocket:
                 self.listening.set()
                 await asyncio.Event().wait()
         finally:
-            # Each sees its connection end; a task of asyncio's server is not to be cancelled.
+            # Each task sees its connection end; a task of asyncio's server must not be cancelled.
             for writer in self._clients.values():
                 writer.close()
             await asyncio.gather(*self._clients, return_exceptions=True)

@@ -16,9 +16,9 @@ from importlib.resources import files
 from launcher_shim.rundir import layout
 
 _ROOMS = ("", "pod", "rundir", "tcpstore")
-"""What the programs are made of: these folders of ``launcher_shim``, without those in them."""
+"""The contents of the programs: these folders of ``launcher_shim``, without their subfolders."""
 _EXEC_ROOMS = ("", "horovod/exec", "rundir")
-"""Likewise those that start horovodrun's workers."""
+"""The same for the programs that start horovodrun's workers."""
 _HEAD = """\
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
@@ -51,7 +51,7 @@ PROGRAMS = {
     layout.TORCHRUN: "pass_over",
     layout.HOROVODRUN: "horovod_launch",
 }
-"""By name: the module of ``launcher_shim.pod`` that it runs."""
+"""Program name to the module of ``launcher_shim.pod`` that it runs."""
 
 _EXEC_HEAD = """\
 #!/bin/sh
@@ -69,9 +69,10 @@ done
 echo "$0: there is no python3 in the PATH of this container" >&2
 exit 127
 """
-"""Not run as a program, which takes Python longer: horovodrun starts one for each worker."""
+"""Imports from the archive: to run it as a program takes Python longer, and horovodrun starts one
+for each worker."""
 EXEC_PROGRAMS = {layout.KUBEXEC: "client", f"{layout.PROGRAMS}/{layout.MUSTER_EXEC}": "server"}
-"""By path in the run directory: the module of ``launcher_shim.horovod.exec`` that it runs."""
+"""Path in the run directory to the module of ``launcher_shim.horovod.exec`` that it runs."""
 
 _ROOT = files("launcher_shim")
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
@@ -84,14 +85,14 @@ def program(name: str) -> bytes:
 
 
 def exec_program(path: str) -> bytes:
-    """Build one of ``EXEC_PROGRAMS`` likewise."""
+    """Build one of ``EXEC_PROGRAMS``; the same sources give the same bytes."""
     head = _EXEC_HEAD.format(module=EXEC_PROGRAMS[path])
     way = {"launcher_shim/horovod/__init__.py": b""}
     return _built(head, {**dict(_sources(_EXEC_ROOMS)), **way})
 
 
 def _sources(rooms: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-    """Every module of some folders of ``launcher_shim``, by its name in an archive."""
+    """Yield every module of some folders of ``launcher_shim``: name in an archive, and text."""
     for room in rooms:
         for source in sorted((_ROOT / room).iterdir(), key=lambda source: source.name):
             if source.name.endswith(".py"):

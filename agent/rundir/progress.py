@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of this pod tell of themselves, as ``import muster`` writes it.
+"""The progress of this pod's ranks, as ``import muster`` writes it.
 
-The lines come from the training container: whatever stands there may leave a rank untold, but
-does no more harm.
+The lines come from the training container: whatever they contain may leave a rank unknown, but does
+no more harm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rdzv.drain.gate import RankProgress
 from rdzv.records.codec import CURSOR_MAX_BYTES
 
 CURSORS_MAX_BYTES = 16 * 1024
-"""Far more than the cursors of the steps that a rank names."""
+"""Bound on a file of cursors: far more than those of the steps that a rank names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class ProgressLine:
     """One rank at one moment.
 
     ``started`` is in clock ticks since boot, ``at_unix_s`` the rank's wall clock. ``master`` names
-    the rank's round. ``step`` is the boundary it came to last, -1 before the first. ``drain``
-    says that it looks at the gate at each boundary; ``held`` that it waits there; ``away`` that it
-    did, and may come back to do so. ``acked`` is the epoch and step of its newest acknowledgement,
-    ``failed`` the epoch and reason of a failed save. ``saved`` are steps that it has saved, for
-    whatever cause: the newest, and some before. ``cursors``: it gives data cursors with them, which
-    lie beside the line. ``saver``: it saves when that is asked for a Horovod launcher; ``answered``
-    are the ask and the step of its newest save of that kind.
+    the rank's round. ``step`` is the boundary it came to last, -1 before the first. ``drain``: it
+    looks at the gate at each boundary. ``held``: it waits there. ``away``: its loop has ended, and
+    it may look at the gate again in the next. ``acked`` is the epoch and step of its newest
+    acknowledgement, ``failed`` the epoch and reason of a failed save. ``saved`` are steps that it
+    has saved, for whatever cause: the newest, and some before. ``cursors``: it gives data cursors
+    with them, in a file beside the line. ``saver``: it saves when a Horovod launcher's drain asks
+    for it; ``answered`` are the ask and the step of its newest save of that kind.
     """
 
     pid: int
@@ -60,7 +60,7 @@ class ProgressLine:
 
 
 def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
-    """What the ranks of a pod have published; a file that is no progress file is left out.
+    """Read what the ranks of a pod have published; skip a file that is no progress file.
 
     Whether a rank's process is still alive does not matter: one that is dead passes no step.
     """
@@ -68,7 +68,7 @@ def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
 
 
 def read_cursors(directory: Path, line: ProgressLine) -> dict[int, str]:
-    """The data cursors of what the process of ``line`` has saved, by step."""
+    """Read the data cursors of the steps that the process of ``line`` has saved, by step."""
     try:
         content = read_untrusted(directory / f"{line.local_rank}.cursors", CURSORS_MAX_BYTES)
         fields = json.loads(content)
@@ -82,7 +82,8 @@ def read_cursors(directory: Path, line: ProgressLine) -> dict[int, str]:
 
 def _rank(directory: Path, line: ProgressLine) -> RankProgress:
     cursors = read_cursors(directory, line) if line.cursors else {}
-    # A step without one, though they are written before the line: a later line tells of it.
+    # Omit a step without a cursor, although cursors are written before the line: a later line has
+    # it.
     saved = tuple(step for step in line.saved if step in cursors or not line.cursors)
     whole = line.acked is None or line.acked[1] in cursors or not line.cursors
     return RankProgress(
@@ -104,19 +105,19 @@ def _rank(directory: Path, line: ProgressLine) -> RankProgress:
 
 
 def read_lines(directory: Path) -> tuple[ProgressLine, ...]:
-    """Every rank's line, by local rank, of whichever round and whether it is alive or not."""
+    """Read every rank's line, by local rank, of any round and whether it is alive or not."""
     lines = (read_line(path) for path in directory.glob("*.json"))
     return tuple(sorted(filter(None, lines), key=lambda line: line.local_rank))
 
 
 def read_line(path: Path) -> ProgressLine | None:
-    """One rank's line; None where there is none that is whole."""
+    """Read one rank's line; return None if there is none that is whole."""
     content = read_whole(path)
     return None if content is None else _parse(content)
 
 
 def is_gone(line: ProgressLine) -> bool:
-    """Whether the process that wrote the line has ended, even if its number lives on."""
+    """Return whether the process that wrote the line has ended, even if its PID was reused."""
     try:
         stat = Path(f"/proc/{line.pid}/stat").read_bytes()
         after_name = stat.rpartition(b")")[2].split()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic shards in the sidecar: takes the requests of this pod's ranks to the store."""
+"""Dynamic shards in the sidecar: brings the requests of this pod's ranks to the store."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers the requests of one pod's ranks for shards, one after another.
 
-Each answer is decided on what the mirror shows and written with compares; where those fail, it is
-decided anew. A rank repeats a request whose answer it did not get, which is harmless.
+Each answer is decided by what the mirror shows and written with compares; if they fail, it is
+decided again. A rank repeats a request whose answer it did not get, which is harmless.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ from rdzv.store import Compare
 log = logging.getLogger(__name__)
 
 ANSWER_S = 5.0
-"""Deadline of one answer. A rank in a collective loop waits no longer for it."""
+"""Deadline of one answer, in seconds: a rank in a collective loop waits no longer for it."""
 
 PAUSE_PER_POD_S = 0.002
-"""Longest pause after a lost race, for each pod of the world: all begin at the same moment."""
+"""Longest backoff after a lost race, for each pod of the world, in seconds: all begin at the same
+moment."""
 
 BATCH_S = 2.0
 BATCH_PER_POD_S = 0.03
-"""For so many seconds of work a rank asks at once, the larger of the two: the pods of a world make
-about 33 requests a second together, as they do reports of saves. Shorter: less is trained twice
-after a kill, and less is left to the slowest at the end."""
+"""Seconds of work that a rank asks for at once: ``BATCH_S``, or ``BATCH_PER_POD_S`` for each pod if
+that is more. The pods of a world make about 33 requests a second together, as with reports of
+saves. A shorter batch: less is trained twice after a kill, and less is left to the slowest at the
+end."""
 
 SEE_S = 2.0
-"""Longest wait for the watch to show what a transaction wrote or found."""
+"""Longest wait for the watch to show what a transaction wrote or found, in seconds."""
 
 
 class ShardDesk:
-    """Serves one pod whose ranks are in ``rounds``."""
+    """The desk for the ranks of one pod, which are in ``rounds``."""
 
     def __init__(
         self,
@@ -65,16 +67,16 @@ class ShardDesk:
         self._diary = Diary(log)
 
     def progress(self) -> dict[str, ShardProgress]:
-        """How far the job is with each data set that has been handed out."""
+        """Return the progress of the job with each data set that has been handed out."""
         found = {name: progress(self._view.ledger(name)) for name in self._view.names}
         return {name: one for name, one in found.items() if one is not None}
 
     def ledgers(self) -> list[ShardLedger]:
-        """What the store knows of each data set that has been handed out."""
+        """Return the ledger of each data set that has been handed out."""
         return [self._view.ledger(name) for name in self._view.names]
 
     async def answer(self, request: ShardRequest) -> ShardReply:
-        """Answer one request, within ``ANSWER_S``."""
+        """Answer one request within ``ANSWER_S``, after which the reply is to ask again."""
         trouble = "other requests of this pod come first"
         try:
             async with asyncio.timeout(ANSWER_S), self._one_at_a_time:
@@ -90,7 +92,7 @@ class ShardDesk:
             return ShardReply(wait=trouble)
 
     async def _try(self, request: ShardRequest) -> ShardReply | str:
-        """Answer once; a sentence where it has to be tried again at once."""
+        """Decide and write an answer once; return it, or a sentence why to try again at once."""
         membership, generation = self._client.membership.snapshot(), self._registrar.generation
         if generation is None or membership.job is None:
             return ShardReply(wait="this pod is not registered in the store")
@@ -150,7 +152,7 @@ class ShardDesk:
         answer: Answer,
         round: LiveRound | None,
     ) -> str:
-        """Write what the answer changes; empty where it is certainly written, else why not."""
+        """Write what the answer changes; return why that is not certain, or empty text if it is."""
         revision = self._client.mirror.certain_revision
         keys, generation = self._client.keys, self._registrar.generation
         assert generation is not None
@@ -158,7 +160,7 @@ class ShardDesk:
         if not operations:
             return ""
         if round is not None:
-            # The world of this rank is still the one that trains.
+            # Require that the world of this rank is still the one that trains.
             key = keys.in_generation(generation).run(round.run).round
             compares.append(Compare(key, "mod", "=", round.mod_revision))
         try:

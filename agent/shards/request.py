@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One line of ``shards.sock``: what a rank asks for, and what it is told."""
+"""One line of ``shards.sock``: the request of a rank, and the reply."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rdzv.records.codec import take
 from rdzv.records.shards import Plan, Saved, places_of, saves_of
 
 LINE_BYTES_MAX = 1 << 20
-"""A rank whose loop takes pieces from many places at once stays far below."""
+"""Bound on a line: a rank whose loop takes pieces from many places at once stays far below."""
 
 PLACES_MAX = 1 << 62
 NAME_LENGTH_MAX = 80
@@ -22,7 +22,7 @@ WHERE = "a request for shards"
 
 @dataclass(frozen=True, slots=True)
 class ShardRequest:
-    """What a rank says of itself and wants; the fields that ``rdzv.shards.decision.Ask`` explains.
+    """The request of a rank; the fields are those that ``rdzv.shards.decision.Ask`` explains.
 
     ``name`` is the data set's. ``master`` names the rank's round of torchrun, and is empty for one
     that names its ``world`` itself.
@@ -44,7 +44,7 @@ class ShardRequest:
 
     @classmethod
     def from_line(cls, line: bytes) -> Self:
-        """Understand one line; raises ``RecordError``."""
+        """Parse one line; raise ``RecordError`` if it is malformed."""
         try:
             fields = json.loads(line.decode())
         except (ValueError, RecursionError) as error:
@@ -79,11 +79,11 @@ class ShardRequest:
 
 @dataclass(frozen=True, slots=True)
 class ShardReply:
-    """What a rank is told.
+    """The reply to a rank.
 
-    ``wait``: why nothing can be said now, and the rank asks again. ``lost``: why nothing that it
-    does counts any more. ``refused``: its user's mistake. ``batch_s`` is how many seconds of its
-    work a rank should ask for at once, so that all together write to the store at a pace.
+    ``wait``: why there is no answer now, so that the rank asks again. ``lost``: why nothing that it
+    does counts any more. ``refused``: its user's mistake. ``batch_s`` is how many seconds of work a
+    rank should ask for at once, which limits the rate at which all of them write to the store.
     """
 
     given: Intervals = ()
@@ -94,7 +94,7 @@ class ShardReply:
     batch_s: float = 0.0
 
     def line(self) -> bytes:
-        """One line of JSON."""
+        """Encode the reply as one line of JSON."""
         return (
             json.dumps(
                 {
@@ -112,7 +112,7 @@ class ShardReply:
 
 
 def _number(fields: dict[str, object], name: str, least: int) -> int:
-    """Take one number; what is counted from 0 may be left out."""
+    """Take one number of at least ``least``; one that is counted from 0 may be left out."""
     value = take(WHERE, fields, name, int, None if least else 0)
     if not least <= value <= PLACES_MAX:
         raise RecordError(f"{WHERE}: {name!r} is {value}, expected a number from {least} on")

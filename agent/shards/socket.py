@@ -16,11 +16,11 @@ from rdzv.errors import RecordError
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 256
-"""Ranks of one pod, and some to spare; who comes after is turned away, and comes again."""
+"""The ranks of one pod, and some to spare; a connection beyond them is closed, and retried."""
 
 
 class ShardSocket:
-    """Listens on ``path``; None: do not listen. ``answer`` answers one request."""
+    """A server on the socket ``path``; None: do not listen. ``answer`` answers one request."""
 
     def __init__(
         self, path: Path | None, answer: Callable[[ShardRequest], Awaitable[ShardReply]]
@@ -31,11 +31,11 @@ class ShardSocket:
         )
 
     async def run(self) -> None:
-        """Serve until cancelled; raises ``ConfigError`` if the path is too long for a socket."""
+        """Serve until cancelled; raise ``ConfigError`` if the path is too long for a socket."""
         await self._socket.run()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Who goes away has asked for nothing that its next request would not tell.
+        # A client that disconnects loses nothing: its next request says everything again.
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 reply = await self._reply(reader)

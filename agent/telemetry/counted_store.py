@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store whose calls are timed, and whose failures are counted."""
+"""A store client that times its calls and counts their failures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rdzv.store import (
 
 
 class CountedStore:
-    """Passes every call on to ``store``, and tells ``metrics`` of it."""
+    """A store client that passes every call on to ``store``, and reports it to ``metrics``."""
 
     def __init__(self, store: Store, metrics: StoreMetrics) -> None:
         self._store = store
@@ -32,7 +32,7 @@ class CountedStore:
     async def range(
         self, key: str, *, prefix: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> RangeResult:
-        """Read linearizably."""
+        """Read one key, or all with a prefix, linearizably."""
         with self._timed("range"):
             result = await self._store.range(key, prefix=prefix, timeout_s=timeout_s)
         self._metrics.answered(result.revision)
@@ -91,22 +91,22 @@ class CountedStore:
             return await self._store.lease_keep_alive(lease_id, timeout_s=timeout_s)
 
     async def lease_revoke(self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """End a lease."""
+        """Revoke a lease."""
         with self._timed("lease_revoke"):
             await self._store.lease_revoke(lease_id, timeout_s=timeout_s)
 
     async def compact(self, revision: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Forget history."""
+        """Compact the history up to ``revision``."""
         with self._timed("compact"):
             await self._store.compact(revision, timeout_s=timeout_s)
 
     async def status(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreStatus:
-        """Ask an endpoint about itself."""
+        """Read the status of one endpoint."""
         with self._timed("status"):
             return await self._store.status(timeout_s=timeout_s)
 
     async def close(self) -> None:
-        """Give every connection back."""
+        """Close every connection."""
         await self._store.close()
 
     @contextmanager

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sidecar shows of itself at each scrape."""
+"""The gauges of the sidecar, read at each scrape."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _add_watch_gauges(metrics: Metrics, mirror: Mirror, clock: Callable[[], floa
 
 
 def add_drain_gauges(metrics: Metrics, drains: Drains, boot_clock: Callable[[], float]) -> None:
-    """Add what this sidecar knows of drains to ``metrics``."""
+    """Add the gauges about drains, as this sidecar knows of them, to ``metrics``."""
 
     def seconds_left() -> float:
         due_boot_s = drains.own.due_boot_s
@@ -157,7 +157,7 @@ def add_drain_gauges(metrics: Metrics, drains: Drains, boot_clock: Callable[[], 
 
 
 def add_launcher_gauge(metrics: Metrics, lookout: LauncherWatcher) -> None:
-    """Add what is wrong with the launcher beside this sidecar to ``metrics``."""
+    """Add the gauge of the launcher's faults to ``metrics``."""
     metrics.gauge(
         "muster_launcher_bypass",
         "1 for what is wrong with the launcher beside this sidecar, by kind; 0 for the rest.",

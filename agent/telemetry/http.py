@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health, readiness and metrics over HTTP, on the member's own address: all that others can reach.
+"""Health, readiness and metrics over HTTP, on the member's own address.
 
 ``/healthz`` says that the event loop keeps time and nothing else: a store that is away must never
 get a sidecar killed. ``/readyz`` says that launchers beside it can start.
@@ -7,9 +7,9 @@ get a sidecar killed. ``/readyz`` says that launchers beside it can start.
 Three pages for kubelet and Prometheus need no web framework, which would be a sixth of the
 sidecar's memory: one bounded GET a connection, answered and closed.
 
-Anybody on the pod network can connect, and hold connections that never ask for anything. So a new
-connection is never turned away: where there are too many, one of the address that has most goes,
-the oldest of them.
+Any client on the pod network can connect, and hold connections that never send a request. So a new
+connection is never refused: if there are too many, the oldest one of the address with the most
+connections is aborted.
 """
 
 from __future__ import annotations
@@ -29,31 +29,32 @@ from rdzv.errors import ConfigError
 from rdzv.flags import named
 
 UNHEALTHY_LAG_S = 30.0
-"""Late by more than any lease bears: something inside hangs, and a restart can cure it."""
+"""Lag above which the sidecar is unhealthy, in seconds: far more than the default lease TTL.
+Something inside hangs, and a restart can cure it."""
 
 REQUEST_TIMEOUT_S = 5.0
-"""For a whole request, and again for taking its answer."""
+"""Time limit for a whole request, and again for sending its answer, in seconds."""
 
 REQUEST_MAX = 8192
 
 BACKLOG = 100
-"""Connections that the kernel holds, and that are taken in one turn of the loop."""
+"""Connections that the kernel queues, and that one turn of the event loop accepts."""
 
 CONNECTIONS_MAX = 2 * BACKLOG
-"""Some 2 MiB where all are held open. A request comes right after its connection: no turn takes so
-many that one is dropped before its request could be read."""
+"""Bound on open connections: some 2 MiB if all are held open. A request comes right after its
+connection: no turn of the loop accepts so many that one is aborted before its request is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """One answer."""
+    """One HTTP response."""
 
     status: HTTPStatus
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
 
     def render(self, *, with_body: bool = True) -> bytes:
-        """The answer as it goes over the wire; without its body for a HEAD."""
+        """Encode the response for the wire; without its body for a HEAD request."""
         head = (
             f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\n"
             f"Content-Type: {self.content_type}\r\nContent-Length: {len(self.body)}\r\n"
@@ -63,7 +64,7 @@ class HttpAnswer:
 
 
 def error_page(status: HTTPStatus) -> HttpAnswer:
-    """A page that says no more than its status."""
+    """Build a page that says no more than its status."""
     return HttpAnswer(status, f"{status.phrase}\n".encode())
 
 
@@ -71,9 +72,9 @@ def error_page(status: HTTPStatus) -> HttpAnswer:
 async def serving(
     config: Config, loop_lag: LoopLag, not_ready: Callable[[], str | None], metrics: Metrics
 ) -> AsyncIterator[None]:
-    """Serve until the block ends; ``not_ready`` says why the member is not ready, or None.
+    """Serve until the block ends; ``not_ready`` returns why the member is not ready, or None.
 
-    Raises ``ConfigError`` if the address and port cannot be had.
+    Raises ``ConfigError`` if the address and port cannot be listened on.
     """
 
     def healthz() -> HttpAnswer:
@@ -111,7 +112,7 @@ async def serving(
 
 
 class _Clients:
-    """Answers connections from a table of pages by path."""
+    """The open connections; each is answered from a table of pages by path."""
 
     def __init__(self, pages: Mapping[bytes, Callable[[], HttpAnswer]]) -> None:
         self._pages = pages
@@ -126,7 +127,8 @@ class _Clients:
         self._tasks.add(task)
         self._admit(writer)
         try:
-            # Whoever is slow, breaks off or sends no HTTP gets what can be said, and is done.
+            # A client that is slow, disconnects or sends no HTTP gets the answer that is possible,
+            # and no second chance.
             with suppress(TimeoutError, ConnectionError):
                 request = await self._request(reader)
                 writer.write(self._page(request).render(with_body=request[:5] != b"HEAD "))
@@ -138,14 +140,14 @@ class _Clients:
             writer.close()
 
     async def drop(self) -> None:
-        """Break off every connection."""
+        """Cancel every connection, and wait for its end."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _admit(self, writer: asyncio.StreamWriter) -> None:
-        """Let a connection in; at the cost of another one where there are too many."""
+        """Admit a connection; abort another one if there are too many."""
         peer = writer.get_extra_info("peername")
         self._addresses[writer] = str(peer[0]) if peer else ""
         if len(self._addresses) <= CONNECTIONS_MAX:
@@ -156,7 +158,7 @@ class _Clients:
         oldest.transport.abort()
 
     async def _request(self, reader: asyncio.StreamReader) -> bytes:
-        """The request up to its empty line; empty if it has none within the bounds."""
+        """Read the request up to its empty line; return nothing if none is within the bounds."""
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 return await reader.readuntil(b"\r\n\r\n")

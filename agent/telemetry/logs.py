@@ -2,7 +2,7 @@
 """Log lines: a sentence for people, and stable fields for machines.
 
 Fields are what a caller gives as ``extra``; ``event`` names the kind of line. JSON by default,
-``plain`` for a terminal; times are UTC. A line is one line whatever text came into it.
+``plain`` for a terminal; times are UTC. A message is one line, whatever text is in it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; ``always`` are fields that every line carries."""
+    """The format of one JSON object a line; ``always`` are fields that every line carries."""
 
     def __init__(self, always: Mapping[str, object]) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class PlainFormatter(logging.Formatter):
-    """Time, level where it is not the usual one, and the sentence."""
+    """The plain format: time, level unless it is INFO, and the sentence."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Render one record."""
@@ -69,7 +69,7 @@ def configure(
     always: Mapping[str, object],
     stream: TextIO | None = None,
 ) -> None:
-    """Send every log line of this process to ``stream`` (standard error)."""
+    """Send every log line of this process to ``stream``, by default standard error."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter(always) if log_format == "json" else PlainFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How late the event loop wakes up: a sidecar that cannot keep time suspects itself first."""
+"""The lag of the event loop: a sidecar that is late suspects itself first."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ REMEMBERED = 10
 """Probes that ``worst_s`` looks back on."""
 
 LOGGED_S = 1.0
-"""A third of the usual renewal interval: from here on a lag is worth a line."""
+"""Lag above which a warning is logged, in seconds: a third of the usual renewal interval."""
 
 
 class LoopLag:
-    """Measures by how much a sleep of ``PROBE_INTERVAL_S`` is overslept; ``clock`` in seconds."""
+    """The time by which sleeps of ``PROBE_INTERVAL_S`` are too long; ``clock`` is in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -31,7 +31,7 @@ class LoopLag:
         return max(self._lags)
 
     async def run(self) -> None:
-        """Probe until cancelled."""
+        """Measure the lag until cancelled."""
         while True:
             due_s = self._clock() + PROBE_INTERVAL_S
             await asyncio.sleep(PROBE_INTERVAL_S)

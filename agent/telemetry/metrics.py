@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Prometheus metrics: read from the live objects when somebody asks, at no cost before."""
+"""The Prometheus metrics: read from the live objects at each scrape, at no cost in between."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Metrics:
         read: Callable[[], float | dict[str, float]],
         label: str = "",
     ) -> None:
-        """Add a gauge that is read at each scrape; ``read`` of a labelled one gives a dict."""
+        """Add a gauge that is read at each scrape; ``read`` of a labelled one returns a dict."""
         self._registry.register(_Gauge(name, help_text, read, label))
 
     def text(self) -> bytes:
-        """The metrics now, in Prometheus' text format."""
+        """Render the metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 

@@ -9,14 +9,15 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 BUCKETS_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""An attempt has 1 s, up to 1.8 s on a slow line; a call 2 s."""
+"""Buckets of a call's duration: an attempt has 1 s, up to 1.8 s on a slow line; a call 2 s."""
 
 UNSEEN_MAX = 64
 
 
 class StoreMetrics:
-    """Labels are the calls of ``rdzv.store.Store`` and the errors that they raise: a few of each.
+    """The metrics of store calls.
 
+    Labels are the calls of ``rdzv.store.Store`` and the errors that they raise: a few of each.
     ``clock`` is monotonic, in seconds.
     """
 
@@ -39,7 +40,7 @@ class StoreMetrics:
         )
 
     def called(self, call: str, seconds: float) -> None:
-        """Count a call and its time."""
+        """Record a call and its duration."""
         self._calls.labels(call).observe(seconds)
 
     def failed(self, kind: str) -> None:
@@ -47,15 +48,15 @@ class StoreMetrics:
         self._errors.labels(kind).inc()
 
     def answered(self, revision: int) -> None:
-        """Note a revision that an answer has told."""
+        """Note a revision that came in a response."""
         newest = self._unseen[-1][0] if self._unseen else 0
         if revision > newest and len(self._unseen) < UNSEEN_MAX:
             self._unseen.append((revision, self._clock()))
 
     def unseen_for_s(self, shown: int) -> float:
-        """For how long an answer has told of a revision later than ``shown``; 0 where none does."""
+        """Return the seconds since a response had a revision after ``shown``; 0 if none had."""
         if shown < self._shown:
-            self._unseen.clear()  # the store was restored, and counts anew
+            self._unseen.clear()  # the store was restored, and its revisions start again
         self._shown = shown
         while self._unseen and self._unseen[0][0] <= shown:
             self._unseen.popleft()

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a key and a certificate of it, and prints both as PEM: a program of its own.
+"""Makes a key with its certificate, and prints both as PEM: a program of its own.
 
-The library that does it would stay in the sidecar's memory for as long as that lives. The
-certificate says nothing but the key: who holds it is told by the member's record, which has its
-digest.
+The library that does it would otherwise stay in the sidecar's memory. The certificate has a key and
+no name: the member's record, which has its digest, says whose it is.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 NO_END = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
-"""As RFC 5280 writes that there is none: the key ends with its sidecar."""
+"""The date for "no end" of RFC 5280: the key ends with its sidecar."""
 CLOCK_SKEW = timedelta(days=365)
-"""By how much another machine's clock may be behind."""
+"""Tolerance for another machine's clock that is behind."""
 
 
 def make_pem() -> bytes:
-    """A fresh key of the curve P-256, and its certificate."""
+    """Generate a key of the curve P-256, and its certificate; return both as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "muster")])
     certificate = (

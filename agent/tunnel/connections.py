@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of one end of the tunnel: closed when their peer is no member any more."""
+"""The connections of one end of the tunnel: closed when their peer is no longer a member."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rdzv.records.job import Member
 
 
 class Connections:
-    """Those that are open, each with the member at its other end once that is known."""
+    """The open connections, each with the member at its other end once that is known."""
 
     def __init__(self) -> None:
         self._tasks: dict[asyncio.Task[object], asyncio.StreamWriter | None] = {}
@@ -19,12 +19,12 @@ class Connections:
 
     @property
     def carrying(self) -> int:
-        """How many have a command in them."""
+        """The number of connections that carry a command."""
         return len(self._peers)
 
     @contextmanager
     def kept(self, writer: asyncio.StreamWriter | None = None) -> Iterator[None]:
-        """Know of the current task, and close ``writer`` at its end."""
+        """Track the current task, and close ``writer`` at its end."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks[task] = writer
@@ -37,7 +37,7 @@ class Connections:
 
     @contextmanager
     def to(self, member: Member, writer: asyncio.StreamWriter) -> Iterator[None]:
-        """Know whom ``writer`` leads to."""
+        """Track the member that ``writer`` leads to, and close ``writer`` at the end."""
         self._peers[writer] = member
         try:
             yield
@@ -46,14 +46,14 @@ class Connections:
             writer.close()
 
     def close_unless(self, present: Callable[[Member], bool]) -> list[Member]:
-        """Close those whose peer is not present; returns whom that hit."""
+        """Close the connections whose peer is not present; return the peers of those."""
         gone = [(writer, one) for writer, one in self._peers.items() if not present(one)]
         for writer, _ in gone:
-            writer.transport.abort()  # it may never take what is still to be sent
+            writer.transport.abort()  # the peer may never take what is still to be sent
         return [member for _, member in gone]
 
     async def end(self) -> None:
-        """Close all, and wait until nothing is at work for them."""
+        """Close all connections, and wait until their tasks have ended."""
         for writer in (*self._tasks.values(), *self._peers):
             if writer is not None:
                 writer.transport.abort()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a TCP connection to one whose two ends have proved who they are.
+"""The handshake: turns a TCP connection into one whose two ends have proved who they are.
 
-Both ends send their certificate in clear, each looks whether its pin is that of a present member,
-and TLS follows in which each end trusts that one certificate alone. So there is no authority whose
-key could be lost, and no certificate is parsed before its digest was found in the membership.
+Both ends send their certificate in clear, each checks that the other's pin is that of a present
+member, and TLS follows, in which each end trusts that one certificate alone. So there is no
+authority whose key could be lost, and no certificate is parsed before its digest was found in the
+membership.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ from rdzv.errors import LauncherError
 from rdzv.records.job import Member
 
 HANDSHAKE_TIMEOUT_S = 10.0
-"""For everything until both ends are known; a node that is starved may need some of it."""
+"""Time limit until both ends are known, in seconds; a starved node may need some of it."""
 
 PATH_IDLE_S, PATH_INTERVAL_S, PATH_TRIES = 15, 5, 6
-"""A path that carries nothing any more is noticed after 45 s, though both ends are members: the
-kernels ask each other, so that a sidecar that is starved does not count as gone."""
+"""Keep-alive of the kernels, in seconds: a path that has gone dead is noticed after 45 s, even if
+both ends are members. The kernels probe each other, so that a starved sidecar does not count as
+gone."""
 
 
 class HandshakeError(LauncherError):
-    """The other end did not prove who it is, or was not there: one sentence why."""
+    """A peer that was not there, or did not prove who it is: one sentence why."""
 
 
 async def call(member: Member, own: TunnelIdentity) -> Ends:
-    """Connect to the sidecar of ``member``; raises ``HandshakeError``."""
+    """Connect to the sidecar of ``member``; raise ``HandshakeError`` if that fails."""
     connection = _tcp_socket(member.address)
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
@@ -54,7 +56,7 @@ async def call(member: Member, own: TunnelIdentity) -> Ends:
 async def answer(
     connection: socket.socket, own: TunnelIdentity, known: Callable[[str], Member]
 ) -> tuple[Ends, Member]:
-    """Find out who has connected; ``known`` returns the member of a pin, or raises.
+    """Identify the peer that has connected; ``known`` returns the member of a pin, or raises.
 
     Raises ``HandshakeError`` or what ``known`` raises; then the connection is closed.
     """
@@ -78,7 +80,7 @@ async def _receive_hello(connection: socket.socket) -> bytes:
 
 
 async def _receive(connection: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes: what follows belongs to TLS."""
+    """Read exactly ``size`` bytes: what follows belongs to TLS. Raise ``HelloError`` at EOF."""
     loop, received = asyncio.get_running_loop(), b""
     while len(received) < size:
         data = await loop.sock_recv(connection, size - len(received))
@@ -116,14 +118,15 @@ def _tcp_socket(address: str) -> socket.socket:
     connection = socket.socket(family, socket.SOCK_STREAM)
     connection.setblocking(False)
     notice_lost_path(connection)
-    # Of what a launcher's side sends nothing waits for long, so that nobody is hit who is slow.
+    # What a launcher's side sends is taken soon, so that this does not hit a peer that is only
+    # slow.
     lost_ms = 1000 * (PATH_IDLE_S + PATH_INTERVAL_S * PATH_TRIES)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, lost_ms)
     return connection
 
 
 def notice_lost_path(connection: socket.socket) -> None:
-    """Have the kernel end the connection when its path is gone; send small frames at once."""
+    """Have the kernel end the connection when its path is gone, and send small frames at once."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PATH_IDLE_S)

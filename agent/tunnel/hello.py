@@ -2,7 +2,7 @@
 """The first message of both ends of a tunnel connection: the sender's certificate. No sockets here.
 
 It is sent in clear and proves nothing: it tells the other end which certificate the TLS that
-follows has to be of. The end that is called answers only if it knows the caller's pin.
+follows has to use. The end that is called answers only if it knows the caller's pin.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rdzv.errors import LauncherError
 
 MAGIC = b"muster/1"
 CERTIFICATE_MAX = 1024
-"""Longest certificate in bytes: three times what one of ours has."""
+"""Longest certificate in bytes: three times the size of Muster's own."""
 
 _HEAD = Struct(f">{len(MAGIC)}sH")
 HEAD_SIZE = _HEAD.size
@@ -24,12 +24,12 @@ class HelloError(LauncherError):
 
 
 def encode_hello(certificate: bytes) -> bytes:
-    """The message for one certificate in DER."""
+    """Encode the message for one certificate in DER."""
     return _HEAD.pack(MAGIC, len(certificate)) + certificate
 
 
 def read_head(head: bytes) -> int:
-    """How long the certificate is that follows; raises ``HelloError``."""
+    """Return the length of the certificate that follows; raise ``HelloError`` if it is invalid."""
     magic, length = _HEAD.unpack(head)
     if magic != MAGIC:
         raise HelloError("it began with no certificate")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key of one sidecar's end of the tunnel, and what it trusts for one connection.
+"""The key of one sidecar's end of the tunnel, and the certificate it trusts for one connection.
 
-The key is made anew with each start and is in memory alone. Nobody signs its certificate: the
+A new key is made at each start, and is kept in memory only. No authority signs its certificate: the
 member's record carries the certificate's digest, the pin, and each connection trusts exactly the
 one certificate whose pin is that of a present member.
 """
@@ -22,7 +22,7 @@ from rdzv.errors import ConfigError
 from rdzv.flags import named
 
 MAKE_TIMEOUT_S = 60.0
-"""For another Python to start and make a key, on a machine that is busy."""
+"""Time limit for another Python to start and make a key on a busy machine, in seconds."""
 
 _CERTIFICATE = re.compile(
     rb"-----BEGIN CERTIFICATE-----\n[A-Za-z0-9+/=\n]+-----END CERTIFICATE-----\n"
@@ -30,7 +30,7 @@ _CERTIFICATE = re.compile(
 
 
 def pin_of(certificate: bytes) -> str:
-    """The pin of a certificate in DER: its SHA-256, in hexadecimal."""
+    """Return the pin of a certificate in DER: its SHA-256, in hexadecimal."""
     return sha256(certificate).hexdigest()
 
 
@@ -43,13 +43,13 @@ class TunnelIdentity:
 
     @property
     def pin(self) -> str:
-        """What the member's record says of it."""
+        """The pin of the certificate, which the member's record carries."""
         return pin_of(self.certificate)
 
     def context(self, trusted: bytes, *, server: bool) -> ssl.SSLContext:
-        """TLS 1.3 with this key, to a peer that holds the key of the certificate ``trusted``.
+        """Build a TLS 1.3 context with this key, for the peer whose certificate is ``trusted``.
 
-        Raises ``ssl.SSLError`` if that is no certificate.
+        Raises ``ssl.SSLError`` if ``trusted`` is no certificate.
         """
         protocol = ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT
         context = ssl.SSLContext(protocol)
@@ -63,7 +63,7 @@ class TunnelIdentity:
         return context
 
     def _load(self, context: ssl.SSLContext) -> None:
-        """Hand over the key by a file that is in memory and has no name: ssl takes files alone."""
+        """Load the key from an unnamed file in memory, as ssl takes files only."""
         descriptor = os.memfd_create("muster-key", os.MFD_CLOEXEC)
         try:
             os.write(descriptor, self.pem)
@@ -73,10 +73,10 @@ class TunnelIdentity:
 
 
 async def make_identity() -> TunnelIdentity:
-    """Make a key; raises ``ConfigError`` where that cannot be done here."""
+    """Make a key in a process of its own; raise ``ConfigError`` if that fails."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "agent.tunnel.certificate"),
-        # Where an installation has the program's packages, only this process knows.
+        # Only this process knows where the program's packages are installed.
         env={**os.environ, "PYTHONPATH": str(Path(agent.__file__).parent.parent)},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -101,6 +101,6 @@ async def make_identity() -> TunnelIdentity:
 
 
 def read_identity(pem: bytes) -> TunnelIdentity | None:
-    """Read a key with its certificate; None if there is no certificate."""
+    """Read a key with its certificate; return None if there is no certificate."""
     found = _CERTIFICATE.search(pem)
     return TunnelIdentity(pem, ssl.PEM_cert_to_DER_cert(found[0].decode())) if found else None

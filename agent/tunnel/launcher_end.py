@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launcher's end of the tunnel: takes commands at a unix socket, and connects to their hosts.
 
-It keeps nothing of what goes through it: what a connection has lost is for the two who speak by it
-to repeat. Where the launcher's side of a command ends before the command, it tells the host.
+It keeps nothing of what goes through it: the two ends repeat what a connection has lost. If the
+launcher's side of a command ends before the command, it tells the host.
 """
 
 from __future__ import annotations
@@ -31,19 +31,22 @@ from rdzv.records.job import Member
 log = logging.getLogger(__name__)
 
 LAST_WORD_S = 0.5
-"""For a host to end its side once the launcher's has: it may still get a last acknowledgement."""
+"""Longest wait for the host's side to end after the launcher's, in seconds: it may still get a last
+acknowledgement."""
 RETRY_S = 0.2
 RETRY_MAX_S = 2.0
-"""Between two calls of a sidecar that does not answer, while its member is there."""
+"""Retry interval, first and longest, for a sidecar that does not answer while its member is
+present, in seconds."""
 UNREACHED_S = 50.0
-"""How long such a sidecar is called beyond the lease: by then its side of the path has been noticed
-to be gone, and its agent has ended the command."""
+"""Time beyond the lease TTL for which such a sidecar is called, in seconds: by then its side has
+noticed that the path is gone, and its agent has ended the command."""
 
 
 class LauncherEnd:
-    """Listens at ``path``. ``generation`` is what this sidecar is registered in, or None.
+    """The launcher's end, at the socket ``path``.
 
-    ``clock`` is monotonic, in seconds; ``lease_ttl_s`` is that of all sidecars of the job.
+    ``generation`` returns the one that this sidecar is registered in, or None. ``clock`` is
+    monotonic, in seconds; ``lease_ttl_s`` is that of all sidecars of the job.
     """
 
     def __init__(
@@ -63,16 +66,16 @@ class LauncherEnd:
         self._generation = generation
         self._clock = clock
         self._unreached_s = lease_ttl_s + UNREACHED_S
-        # Twice as long as an agent lets a command live of which it hears nothing.
+        # Twice the time after which an agent ends a command that it hears nothing of.
         self._abandon_timeout_s = 2.0 * patience_s(math.ceil(lease_ttl_s))
 
     @property
     def carrying(self) -> int:
-        """How many commands go through it."""
+        """The number of commands that go through it."""
         return self.connections.carrying
 
     async def run(self) -> None:
-        """Serve until cancelled; raises ``ConfigError`` if the path is too long for a socket."""
+        """Serve until cancelled; raise ``ConfigError`` if the path is too long for a socket."""
         try:
             async with listening_at(self._path, self._serve, READ_SIZE):
                 self.listening.set()
@@ -81,8 +84,8 @@ class LauncherEnd:
             await self.connections.end()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A launcher that has gone away needs no answer. Of a cancelled task, asyncio's server would
-        # make an error.
+        # A launcher that has disconnected needs no answer. asyncio's server would report a
+        # cancelled task as an error.
         with self.connections.kept(writer), suppress(OSError, asyncio.CancelledError):
             await self._carry(Ends(reader, writer))
 
@@ -107,9 +110,9 @@ class LauncherEnd:
     async def _unless_ended(
         self, local: Ends, reaching: Coroutine[None, None, tuple[Member, Ends]]
     ) -> tuple[Member, Ends] | None:
-        """What ``reaching`` returns or raises; None if the launcher's side ends before."""
+        """Return what ``reaching`` returns, or None if the launcher's side ends first."""
         reach = asyncio.create_task(reaching)
-        # Nothing may come before the answer, so what is read here is the end.
+        # The launcher's side sends nothing before the answer: a read that returns is its end.
         ended = asyncio.create_task(local.reader.read(1))
         try:
             await asyncio.wait((reach, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -120,8 +123,8 @@ class LauncherEnd:
             await asyncio.gather(reach, ended, return_exceptions=True)
 
     async def _abandon(self, attaching: Attaching) -> None:
-        """Have the command ended: nobody is here any more who would hear how it ends."""
-        # Asked for again and again until the host answers, is gone, or has ended it by itself.
+        """Have the host end the command: no process here waits for its result any more."""
+        # Repeat it until the host answers, is gone, or has ended the command by itself.
         with suppress(NoPeer, OSError, TimeoutError):
             async with asyncio.timeout(self._abandon_timeout_s):
                 while True:
@@ -133,9 +136,9 @@ class LauncherEnd:
                     await asyncio.sleep(RETRY_S)
 
     async def _reach(self, host: str) -> tuple[Member, Ends]:
-        """Connect to the host for as long as it is a member; raises ``NoPeer``.
+        """Connect to the host for as long as it is a member; raise ``NoPeer`` if it is none.
 
-        One that is a member and is not reached for long is given up, too.
+        Raises it also for a member that was not reached for the lease TTL and ``UNREACHED_S``.
         """
         pause_s, said, called_s = RETRY_S, "", self._clock()
         absence = Absence(ABSENT_S)
@@ -143,7 +146,8 @@ class LauncherEnd:
             snapshot, generation = self._client.membership.snapshot(), self._generation()
             try:
                 if generation is None:
-                    # What it will be registered in is not known yet, nor then who is there.
+                    # Until it is registered, neither its generation nor the members of that are
+                    # known.
                     raise HandshakeError("this sidecar is not registered")
                 member = called(snapshot, generation, host)
                 absence.over()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first frame of what comes through the tunnel: which command it is of, and for which host."""
+"""The first frame of a tunnel connection: which command it is about, and on which host."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rdzv.errors import LauncherError
 
 OPENING_TIMEOUT_S = 10.0
 OPENING_MAX = 1024
-"""Longest body in bytes."""
+"""Longest body of a first frame, in bytes."""
 
 
 class OpeningError(LauncherError):
-    """What came is no first frame: one sentence why."""
+    """A missing or invalid first frame; one sentence why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The first frame, to be passed on as it is, and what it says."""
+    """The first frame, to be passed on unchanged, and what it says."""
 
     attaching: Attaching
     abandons: bool
@@ -29,7 +29,7 @@ class Opening:
 
 
 async def read_opening(reader: asyncio.StreamReader) -> Opening:
-    """Read one; raises ``OpeningError``, or ``OSError`` if the connection breaks."""
+    """Read the first frame; raise ``OpeningError``, or ``OSError`` if the connection breaks."""
     try:
         async with asyncio.timeout(OPENING_TIMEOUT_S):
             head = await reader.readexactly(HEAD_SIZE)

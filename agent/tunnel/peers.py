@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may be at the other end of a tunnel connection, as the membership says: pure."""
+"""The members that may be at the other end of a tunnel connection, by the membership: pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rdzv.snapshot import Snapshot
 
 
 class NoPeer(LauncherError):
-    """Nobody who may be connected to: one sentence why."""
+    """No member that may be connected to: one sentence why."""
 
 
 def calling(snapshot: Snapshot, generation: int | None, pin: str) -> Member:
-    """The launcher that holds the certificate of ``pin``; raises ``NoPeer``.
+    """Return the launcher whose certificate has the pin ``pin``; raise ``NoPeer`` if none has.
 
     ``generation`` is what this sidecar is registered in; None: it is not.
     """
@@ -28,7 +28,7 @@ def calling(snapshot: Snapshot, generation: int | None, pin: str) -> Member:
 
 
 def called(snapshot: Snapshot, generation: int | None, host: str) -> Member:
-    """The worker that Horovod knows as ``host``; raises ``NoPeer``."""
+    """Return the member that Horovod knows as ``host``; raise ``NoPeer`` if none has a tunnel."""
     _same_generation(snapshot, generation)
     for member in snapshot.members.values():
         if token_of(member.name, member.pod_uid) != host:
@@ -43,7 +43,7 @@ def called(snapshot: Snapshot, generation: int | None, host: str) -> Member:
 
 
 def is_present(snapshot: Snapshot, generation: int | None, peer: Member) -> bool:
-    """Whether the pod of ``peer`` is still a member, and its sidecar the one with that key."""
+    """Return whether the pod of ``peer`` is still a member, and its sidecar still has that key."""
     job, member = snapshot.job, snapshot.members.get(peer.name)
     return (
         job is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who was not let into the tunnel, in the log: so many lines at most, whoever knocks how often."""
+"""The log of connections that the tunnel refused: a bounded number of lines, however many come."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 PERIOD_S = 60.0
 LINES = 10
-"""For each period; the others are counted."""
+"""Lines logged in each period; further refusals are only counted."""
 
 
 class Refusals:
-    """Logs refusals to ``log``; ``clock`` is monotonic, in seconds."""
+    """The log of refusals, written to ``log``; ``clock`` is monotonic, in seconds."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float]) -> None:
         self._log = log
@@ -21,7 +21,7 @@ class Refusals:
         self._count = 0
 
     def tell(self, address: str, why: str) -> None:
-        """A connection from ``address`` was refused."""
+        """Log, or only count, the refusal of a connection from ``address``."""
         if self._clock() - self._since_s >= PERIOD_S:
             more = self._count - LINES
             if more > 0:

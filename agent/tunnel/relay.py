@@ -19,9 +19,9 @@ class Ends(NamedTuple):
 
 
 async def relay(one: Ends, other: Ends, patience_s: float = 0.0) -> bool:
-    """Return once one of the two has ended; the other has been sent what came before.
+    """Carry bytes until one of the two has ended; the other has been sent what came before.
 
-    Returns whether ``other`` has: it is waited for ``patience_s`` longer.
+    Returns whether ``other`` has ended: it is waited for ``patience_s`` longer.
     """
     forth = asyncio.create_task(_copy(one.reader, other.writer))
     back = asyncio.create_task(_copy(other.reader, one.writer))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One sidecar's end of the tunnel, and what the membership means for it."""
+"""One sidecar's end of the tunnel, and the effect of membership changes on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Tunnel:
-    """Serves ``end``, and closes its connections to those who are no members any more.
+    """The server of ``end``, which closes its connections to pods that are no longer members.
 
     None: this pod has no tunnel.
     """
@@ -33,26 +33,26 @@ class Tunnel:
 
     @property
     def listening(self) -> asyncio.Event:
-        """Set once it listens; where there is none, always."""
+        """The event that is set once it listens; always set if there is no end."""
         return self._nothing_to_await if self._end is None else self._end.listening
 
     @property
     def carrying(self) -> int:
-        """How many commands go through it now."""
+        """The number of commands that go through it now."""
         return 0 if self._end is None else self._end.carrying
 
     @property
     def serves(self) -> bool:
-        """Whether commands are to come to this pod."""
+        """Whether this pod takes commands."""
         return isinstance(self._end, WorkerEnd)
 
     async def until_agent(self) -> None:
-        """Wait until a command that comes could be started here, if any is to come."""
+        """Wait until a command could be started here; return at once if this pod takes none."""
         if isinstance(self._end, WorkerEnd):
             await self._end.until_agent()
 
     async def run(self) -> None:
-        """Serve until cancelled; raises ``ConfigError`` where it cannot listen."""
+        """Serve until cancelled; raise ``ConfigError`` if it cannot listen."""
         if self._end is None:
             await asyncio.Event().wait()
             return
@@ -64,7 +64,7 @@ class Tunnel:
         while True:
             snapshot = self._client.membership.snapshot()
             generation = self._registrar.generation
-            if generation is not None:  # else nothing is known that is newer
+            if generation is not None:  # an unregistered sidecar knows nothing newer
                 for member in end.connections.close_unless(
                     partial(is_present, snapshot, generation)
                 ):

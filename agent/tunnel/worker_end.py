@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker's end of the tunnel: takes a launcher's commands by TLS, for the agent beside it."""
+"""The worker's end of the tunnel: takes a launcher's commands over TLS, for the agent beside it."""
 
 from __future__ import annotations
 
@@ -31,27 +31,28 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 128
 UNKNOWN_MAX = 64
-"""Connections at once whose other end has not proved who it is."""
+"""Bound on the connections whose other end has not proved who it is."""
 AGENT_TIMEOUT_S = 5.0
-"""A container that has just been started may need so long until its agent listens."""
+"""Time that a container which has just started may take until its agent listens, in seconds."""
 AGENT_INTERVAL_S = 0.1
 DETACHED_MAX_S = 50.0
-"""How long beyond the lease a command without a connection is kept in mind here; by then its agent
-has ended it."""
+"""Time beyond the lease TTL for which a command without a connection is remembered, in seconds; by
+then its agent has ended it."""
 ANSWER_TIMEOUT_S = 5.0
-"""For an agent that is told to end a command; one that is stopped ends it by itself later."""
+"""Time limit for an agent to end a command, in seconds; one that is stopped ends it later."""
 FIRST_INTERVAL_S = 0.3
-"""Between two looks for an agent that has never listened: an image may be on its way."""
+"""Poll interval for an agent that has never listened, in seconds: its image may still be pulled."""
 ACCEPT_PAUSE_S = 0.5
-"""After a connection that could not be taken, as where no file descriptor is left."""
+"""Pause after a connection that could not be accepted, as without a free file descriptor, in
+seconds."""
 
 
 class WorkerEnd:
-    """Listens at ``address``, an IP and a port; ``host`` is this pod's name to Horovod.
+    """The worker's end, at ``address``, an IP and a port; ``host`` is this pod's name to Horovod.
 
-    ``agent_path`` is the socket of the agent beside this sidecar. ``generation`` is what this
-    sidecar is registered in, or None; ``clock`` is monotonic, in seconds, ``lease_ttl_s`` that of
-    all sidecars of the job.
+    ``agent_path`` is the socket of the agent beside this sidecar. ``generation`` returns the one
+    that this sidecar is registered in, or None; ``clock`` is monotonic, in seconds, ``lease_ttl_s``
+    that of all sidecars of the job.
     """
 
     def __init__(
@@ -82,11 +83,11 @@ class WorkerEnd:
 
     @property
     def carrying(self) -> int:
-        """How many commands go through it, or may again in a moment."""
+        """The number of commands that go through it, or may again in a moment."""
         return self.connections.carrying + len(self._detached)
 
     async def run(self) -> None:
-        """Serve until cancelled; raises ``ConfigError`` if the port cannot be had."""
+        """Serve until cancelled; raise ``ConfigError`` if the port cannot be bound."""
         listener = self._listen()
         self.listening.set()
         try:
@@ -104,7 +105,7 @@ class WorkerEnd:
 
     async def until_agent(self) -> None:
         """Wait until the agent of this pod's container has begun to listen."""
-        # A file that comes is no event here.
+        # The standard library has no notification of a new file: poll.
         while not await asyncio.to_thread(self._agent_path.exists):  # noqa: ASYNC110
             await asyncio.sleep(FIRST_INTERVAL_S)
 
@@ -137,7 +138,7 @@ class WorkerEnd:
                 return connection
 
     def _make_room(self) -> None:
-        """Where too many have not said who they are, the oldest of whoever has most goes."""
+        """Cancel the oldest unproven connection of the address with most, if there are too many."""
         if len(self._unknown) > UNKNOWN_MAX:
             (most, _), *_ = Counter(self._unknown.values()).most_common(1)
             oldest = next(task for task, address in self._unknown.items() if address == most)
@@ -146,14 +147,14 @@ class WorkerEnd:
             self._refusals.tell(most, f"{UNKNOWN_MAX} others have not said yet either who they are")
 
     async def _serve(self, connection: socket.socket, address: str) -> None:
-        with self.connections.kept(), suppress(OSError):  # one that breaks has ended
+        with self.connections.kept(), suppress(OSError):  # a connection that breaks has ended
             try:
                 ends, member = await answer(connection, self._own, self._known)
             except (HandshakeError, NoPeer) as error:
                 self._refusals.tell(address, str(error))
                 return
             except asyncio.CancelledError:
-                return  # others came, or the sidecar ends
+                return  # cancelled for others, or the sidecar ends
             task = asyncio.current_task()
             assert task is not None
             self._unknown.pop(task, None)
@@ -191,7 +192,7 @@ class WorkerEnd:
     # -- commands whose launcher is away
 
     async def _follow_absences(self) -> None:
-        """End the commands of launchers that are no members any more."""
+        """End the commands of launchers that are no longer members."""
         while True:
             while not self._detached:
                 self._detaching.clear()
@@ -201,7 +202,8 @@ class WorkerEnd:
             healthy_for_s = self._client.mirror.healthy_for_s(now)
             for session, (member, absence, since_s) in tuple(self._detached.items()):
                 there = snapshot.members.get(member.name)
-                # While this sidecar itself is not registered, others may not be able to, either.
+                # While this sidecar itself is not registered, the launcher may be unable to
+                # register, too.
                 unsure = self._generation() is None
                 if unsure or (there is not None and there.pod_uid == member.pod_uid):
                     absence.over()

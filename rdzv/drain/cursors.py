@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether all who have saved a step say the same of where the data go on from it: pure.
+"""The agreement of all ranks that have saved a step on where the data go on from it: pure.
 
-A step whose ranks stand at different places in the data is no place to go on from: in the next
-world some samples would be trained twice, and others never. A rank that gives no cursor leaves it
-to the others, as where rank 0 alone saves and tells: it does not contradict them.
+A step whose ranks are at different places in the data is no place to resume from: in the next world
+some samples would be trained twice, and others never. A rank that gives no cursor leaves it to the
+others, as when rank 0 alone saves and reports: it does not contradict them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 DIFFER = "the data cursors of step "
-"""Begins the sentence."""
+"""The start of the sentence about a difference."""
 
 SHOWN_GROUPS = 3
 SHOWN_CHARACTERS = 80
-"""How many different cursors the sentence shows, and how much of each."""
+"""The number of different cursors that the sentence shows, and the characters of each."""
 
 
 def difference(step: int, given: Iterable[tuple[Sequence[int], str, str]]) -> str:
-    """Return a sentence that names who gave which cursor; empty where all who gave one agree.
+    """Return a sentence that names who gave which cursor; empty if all that gave one agree.
 
     ``given`` are the numbers of ranks, the member they are of, and the cursor that they gave.
     """
@@ -36,9 +36,10 @@ def difference(step: int, given: Iterable[tuple[Sequence[int], str, str]]) -> st
 
 
 def left_to_others(given: Iterable[tuple[Sequence[int], str, str]]) -> str:
-    """Return who gave no cursor where others gave one, to end a sentence with; empty for nobody.
+    """Return who gave no cursor while others gave one, to end a sentence with; empty for none.
 
-    A sidecar of before names no ranks, and does not tell what they gave: that is passed over.
+    A sidecar of an earlier version names no ranks, and does not report what they gave: it is
+    omitted.
     """
     said = list(given)
     none = [(ranks, member) for ranks, member, cursor in said if ranks and not cursor]
@@ -59,7 +60,7 @@ def _who(who: Sequence[tuple[Sequence[int], str]]) -> str:
 
 
 def spell(ranks: Sequence[int]) -> str:
-    """Spell numbers of ranks shortly: ``0-3, 6``."""
+    """Render numbers of ranks in short: ``0-3, 6``."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:
@@ -70,5 +71,5 @@ def spell(ranks: Sequence[int]) -> str:
 
 
 def agreed(given: Iterable[tuple[Sequence[int], str, str]]) -> str:
-    """Return the cursor that all gave, where there is no ``difference``."""
+    """Return the cursor that all gave, provided that there is no ``difference``; empty for none."""
     return next((cursor for _, _, cursor in given if cursor), "")

@@ -4,10 +4,11 @@
 ::
 
     idle ─▶ hold ─▶ commit(step) ─▶ done ─▶ leaves granted, the new world allowed: the round ends
-              └───────┴─▶ void        └─▶ idle, where nobody may be let go or in yet
+              └───────┴─▶ void        └─▶ idle, while no leave or join may be granted yet
 
-Any sidecar may carry a decision out, by compare on all that it rests on. "All" is the frozen list
-of the round, never who can be reached. What is left of a round that is over is never finished.
+Any sidecar may carry out a decision, by comparing all that it rests on. "All" means the frozen list
+of the round, never the members that can be reached. A commit is never completed once its round is
+over.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ class DrainDecision:
     drains: Mapping[str, Drain] = field(default_factory=dict)
     """Drains that end, with their outcome, by pod UID."""
     reason: str = ""
-    """One sentence."""
+    """The reason, in one sentence."""
     wake_at_s: float = math.inf
-    """When the decision may change by time alone."""
+    """The time at which the decision may change by time alone."""
 
 
 def decide(
     now: float, snapshot: DrainingSnapshot, observations: DrainObservations, policy: DrainPolicy
 ) -> DrainDecision:
-    """Decide what becomes of the drains and of the commit."""
+    """Decide the next change of the commit record, and which drains end."""
     if snapshot.membership.job is None:
         return DrainDecision(reason="there is no job yet")
     scene = _Scene(now, snapshot, observations, policy)
@@ -79,13 +80,13 @@ def decide(
                 moments.append(scene.promised_s if launcher else scene.launched_s)
     if moved.commit is not None or not reasons:
         reasons.insert(0, moved.reason)
-    # What is due already waits for something else than time.
+    # A moment that has passed needs no wake-up: what is due waits for something else than time.
     wake_at_s = min((moment for moment in moments if moment > now), default=math.inf)
     return replace(moved, drains=ended, reason="; ".join(reasons), wake_at_s=wake_at_s)
 
 
 class _Scene:
-    """One snapshot at one moment, and what follows from it alone."""
+    """One snapshot at one moment, and the facts that follow from it alone."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class _Scene:
         self.commit = snapshot.commit
         self.round = snapshot.round if snapshot.round and snapshot.round.live else None
         drains = snapshot.membership.drains
-        # Whoever has left the round already needs no commit, and cannot give one.
+        # A pod that has left the round already needs no commit, and cannot take part in one.
         left = self.round.left if self.round else frozenset()
         self.inside = {
             uid: drain
@@ -115,13 +116,13 @@ class _Scene:
         self.enough = is_enough(snapshot.membership, snapshot.listing) and self._enough_ask(rules)
         paused = rules.paused
         self.may_grant = self.enough or paused or policy.below_min == "commit"
-        # Without enough others the next world could not form: a newcomer waits with the leavers.
+        # Without enough others the next world could not form: newcomers wait with the leavers.
         self.reforms: ReformCause = ""
         if self.round is not None and (self.enough or paused):
             self.reforms = self.round.reforms
 
     def _enough_ask(self, rules: Job) -> bool:
-        """Whether ``min`` of those who stay train or ask to; a launcher may never come at all."""
+        """Return whether ``min`` of the listed train or ask to; a launcher may never come."""
         round = self.round
         if round is None:
             return True
@@ -131,36 +132,36 @@ class _Scene:
 
     @property
     def untrained(self) -> bool:
-        """Whether no world has formed yet in this generation: nobody is kept for one."""
+        """Whether no world has formed yet in this generation, so that no pod is kept for one."""
         round = self.snapshot.round
         return round is None or (round.first and not round.complete)
 
     @property
     def launched_s(self) -> float:
-        """From when on no first command can be on its way to this sidecar's own pod."""
+        """The time from which no first command can be on its way to this sidecar's own pod."""
         seen = self.observations
         return -math.inf if seen.own_ran else seen.own_since_s + self.policy.launch_s
 
     @property
     def promised_s(self) -> float:
-        """From when on a launcher waits for no promise to save any more."""
+        """The time from which a launcher no longer waits for a promise to save."""
         return self.observations.own_since_s + self.policy.promise_s
 
     def due_s(self, uid: str) -> float:
-        """When the pod's SIGTERM passes at the latest."""
+        """Return the latest time at which the pod gets SIGTERM; infinite without a deadline."""
         return self.observations.due_s.get(uid, math.inf)
 
     def is_due(self, uid: str) -> bool:
         return self.now >= self.due_s(uid)
 
     def last_chance_s(self, uid: str) -> float:
-        """From when on a commit may only just be done before the pod's deadline."""
+        """Return the time from which a commit may only just finish before the pod's deadline."""
         return self.due_s(uid) - 2 * max(self.commit.took_s, LEAST_COMMIT_S)
 
     def outlived(self, uid: str) -> bool:
-        """Whether the others finish their save, whatever becomes of the pod: it has saved."""
+        """Return whether the others finish their save whatever becomes of the pod: it has saved."""
         commit, round = self.commit, self.snapshot.round
-        # A sidecar whose launcher never came may know of no round: there the commit's counts.
+        # A sidecar whose launcher never connected may know no round: then the commit's counts.
         if round is not None and not (round.live and commit.is_of(round.run, round.number)):
             return False
         saved = savers(self.snapshot.membership, self.snapshot.votes, commit.run, commit.round)
@@ -168,9 +169,9 @@ class _Scene:
 
     @property
     def unhurried_since_s(self) -> float | None:
-        """Since when no deadline ends a save any more; None while one still does.
+        """The time since which no deadline ends a save; None while one still does.
 
-        It is for a join alone, or whoever leaves has saved and is out of time, or gone.
+        The save is for a join alone then, or each leaver has saved and is out of time, or gone.
         """
         since_s = self.observations.since_s
         for uid, drain in self.snapshot.membership.drains.items():
@@ -183,7 +184,7 @@ class _Scene:
         return since_s
 
     def served(self, uid: str) -> bool:
-        """Whether the pod's ranks are parked behind a save that all have acknowledged."""
+        """Return whether the pod's ranks are parked behind a save that all have acknowledged."""
         if self.has_trained_on(uid):
             return False
         return self.commit.phase == "done" and any(
@@ -192,7 +193,7 @@ class _Scene:
         )
 
     def has_trained_on(self, uid: str) -> bool:
-        """Whether the pod was in a later round than that of the commit; it may be over by now."""
+        """Return whether the pod was in a later round than the commit's; it may be over by now."""
         round, drain = self.snapshot.round, self.snapshot.membership.drains[uid]
         if round is None or drain.member not in round.members:
             return False
@@ -201,20 +202,20 @@ class _Scene:
         return self.snapshot.membership.has_name(drain)
 
     def trains_elsewhere(self, drain: Drain) -> bool:
-        """Whether the ranks of this pod are in another run's round, which counts in its turn."""
+        """Return whether this pod's ranks are in another run's round, which counts later."""
         own, round = self.snapshot.own_round, self.snapshot.round
         if own is None or round is None or (own.run, own.number) == (round.run, round.number):
             return False
         return own.live and self.snapshot.membership.has_name(drain)
 
     def becomes(self, reason: str, **changes: object) -> DrainDecision:
-        """Decide on a commit record that differs from the present one."""
+        """Decide on a commit record that differs from the present one by ``changes``."""
         commit = replace(self.commit, reason=reason, **changes)  # type: ignore[arg-type]
         return DrainDecision(commit, reason=reason)
 
 
 def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
-    """Say how a drain that no commit has let go ends now, or that it does not."""
+    """Return the outcome and reason of a drain that ends now without a grant; empty for none."""
     snapshot, uid = scene.snapshot, drain.pod_uid
     if scene.outlived(uid):
         return "", ""
@@ -237,7 +238,7 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
         # Only the pod's own sidecar knows whether a launcher's commands run in it.
         if snapshot.commands is None and not scene.trains_elsewhere(drain):
             return outcome, "it takes part in no round"
-        # A worker that is on its way here must find somebody: the others would wait for it.
+        # A worker that is on its way here must find the pod: the others would wait for it.
         if snapshot.commands is not None and scene.now >= scene.launched_s:
             return "committed", "no worker runs in it any more"
     if scene.is_due(uid):
@@ -277,7 +278,7 @@ def _reset(scene: _Scene, round: LiveRound) -> DrainDecision:
 
 
 def _idle(scene: _Scene, round: LiveRound) -> DrainDecision:
-    """``idle`` or ``void``: whether to hold, for whom, and when."""
+    """Decide in phase ``idle`` or ``void`` whether to hold, for whom, and when."""
     commit = scene.commit
     if round.finishing:
         return DrainDecision(reason=f"round {round.number} is finishing")
@@ -288,7 +289,7 @@ def _idle(scene: _Scene, round: LiveRound) -> DrainDecision:
         asked = asked or any(uid in commit.leaving for uid in scene.leavers)
         if asked and scene.may_grant:
             return DrainDecision(reason=commit.reason)
-        # Who comes later asks again: by then all ranks may take part, and have work to lose.
+        # Later leaves and joins ask again: by then all ranks may take part, and have work to lose.
         return scene.becomes(
             "no leave or join without a save is granted any more", phase="idle", refused=False
         )
@@ -433,15 +434,15 @@ def _void(scene: _Scene, why: str, **changes: object) -> DrainDecision:
 
 
 def _refused(scene: _Scene, why: str) -> DrainDecision:
-    """Let go and in without a save whom this attempt was for."""
+    """Void this attempt, and grant the leaves and joins that it was for without a save."""
     return _void(scene, why, refused=True, leaving=tuple(scene.leavers), joins=bool(scene.reforms))
 
 
 def _differs(scene: _Scene, why: str) -> DrainDecision:
-    """Void the save; who leaves goes without one where an attempt before it has failed, too.
+    """Void the save; leavers go without one if an earlier attempt has failed, too.
 
-    What a script gives it gives again, so a leaver would only wait for its deadline. Newcomers
-    alone are not let in so: the world would lose the steps since its last save.
+    A script gives the same cursors again, so a leaver would only wait for its deadline. Newcomers
+    alone are not let in like this: the world would lose the steps since its last save.
     """
     if scene.commit.failures and scene.leavers and scene.may_grant:
         return _refused(scene, why)
@@ -449,9 +450,10 @@ def _differs(scene: _Scene, why: str) -> DrainDecision:
 
 
 def _unknown(scene: _Scene, step: int) -> DrainDecision:
-    """Void a save that no world could begin from. Another attempt would be of the same world.
+    """Void a save that no world could begin from; leavers go without one.
 
-    Its ranks are told by their next requests for shards to end, and newcomers come in then.
+    Another attempt would be of the same world. The next requests of its ranks for shards tell them
+    to end, and newcomers come in then.
     """
     why = f"the store has lost which records the weights of step {step} contain"
     if scene.leavers and scene.may_grant:
@@ -460,7 +462,7 @@ def _unknown(scene: _Scene, step: int) -> DrainDecision:
 
 
 def _with_latecomers(scene: _Scene, otherwise: str, wake_at_s: float) -> DrainDecision:
-    """Take drains and joins in that came after the hold began; else wait."""
+    """Take in drains and joins that came after the hold began; wait if there are none."""
     commit = scene.commit
     late = [uid for uid in scene.leavers if uid not in commit.leaving]
     if late or (scene.reforms and not commit.joins):
@@ -475,7 +477,10 @@ def _with_latecomers(scene: _Scene, otherwise: str, wake_at_s: float) -> DrainDe
 
 
 def _anybody(scene: _Scene) -> bool:
-    """Whether anybody still leaves or joins. One let go at its deadline still ends the round."""
+    """Return whether a leave or a join is pending; a pod released at its deadline counts.
+
+    Its leave still ends the round.
+    """
     return scene.concerned or bool(scene.reforms)
 
 
@@ -489,7 +494,7 @@ def _ends(scene: _Scene, round: LiveRound) -> bool:
 
 
 def _votes(scene: _Scene, round: LiveRound) -> dict[str, Vote]:
-    """Votes of this epoch, of members of this round."""
+    """Return the votes of this epoch by members of this round."""
     return {
         member: vote
         for member in round.members
@@ -526,13 +531,13 @@ def _union(pods: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({*pods, *more}))
 
 
-# --- for the others ---
+# --- for other modules ---
 
 
 def is_enough(membership: Snapshot, listing: Listing) -> bool:
-    """Whether members enough for a world are listed; whoever drains is not.
+    """Return whether enough members for a world are listed; a member that drains is not.
 
-    A quarantined one does not count: nobody is let go because of who may die at once.
+    A quarantined one does not count: no pod may go because of one that may die at once.
     """
     fit = [member for member in listing.listed if member.name not in listing.quarantined]
     rules = membership.rules
@@ -542,7 +547,7 @@ def is_enough(membership: Snapshot, listing: Listing) -> bool:
 def savers(
     membership: Snapshot, votes: Mapping[str, Vote], run: str, number: int
 ) -> Mapping[str, str]:
-    """Who drains and has saved while others of this round still do: member by pod UID.
+    """Return the leavers that have saved while others of the round still do: member by pod UID.
 
     Nothing that happens to them ends the save of the others, who finish it without them.
     """
@@ -559,7 +564,7 @@ def savers(
 
 
 def joins_wait(membership: Snapshot, listing: Listing, run: str, number: int) -> bool:
-    """Whether this round saves before it forms again; else it does so at once."""
+    """Return whether this round has to save before it forms again; if not, it does so at once."""
     rules = membership.rules
     paused = rules is not None and rules.paused
     if not paused and not is_enough(membership, listing):
@@ -571,14 +576,14 @@ def joins_wait(membership: Snapshot, listing: Listing, run: str, number: int) ->
 
 
 def join_agreed(commit: Commit | None, run: str, number: int) -> bool:
-    """Whether the ranks of this round are held, or save, to form it again, or do so without."""
+    """Return whether the ranks of this round are held or save to re-form it, or do so without."""
     if commit is None or not commit.is_of(run, number):
         return False
     return commit.joins and (commit.refused or commit.phase in ("hold", "commit", "done"))
 
 
 def ends_round(membership: Snapshot, run: str, number: int) -> bool:
-    """Whether somebody was let go or in after a save of this round.
+    """Return whether a leave or a join was granted after a save of this round.
 
     Its ranks stay parked, so it must end, even if the newcomer or the leaver has vanished since.
     """
@@ -589,5 +594,5 @@ def ends_round(membership: Snapshot, run: str, number: int) -> bool:
 
 
 def granted(commit: Commit | None, drain: Drain) -> bool:
-    """Whether the drained pod may go: SIGTERM passes."""
+    """Return whether the drained pod may go, so that SIGTERM is passed."""
     return bool(drain.outcome) or (commit is not None and drain.pod_uid in commit.granted)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sidecar shows its ranks, and when it votes and acknowledges for them: pure.
+"""The gate that a sidecar shows its ranks, and its votes and acknowledgements for them: pure.
 
 The order is what makes it safe: the gate is written, *then* progress is read, *then* a note is
-written that a vote will be sent, *then* it is sent. ``local`` gives the next of these alone.
+written that a vote will be sent, *then* it is sent. ``local`` returns the next of these alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rdzv.records.drain import Drain
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What the ranks of one pod read at each step boundary."""
+    """The state that the ranks of one pod read at each step boundary."""
 
     epoch: int = 0
     """The epoch of the commit."""
@@ -30,7 +30,7 @@ class Gate:
     round: int = -1
     """The round that the gate is for; -1 before the first."""
     master: str = ""
-    """Names the round to its ranks (``LiveRound.master``)."""
+    """The name of the round to its ranks (``LiveRound.master``)."""
     phase: Phase = "idle"
     """The phase of the commit."""
     step: int | None = None
@@ -43,17 +43,18 @@ class Gate:
     """The CLOCK_BOOTTIME at which SIGTERM is passed at the latest; None without a drain or a
     deadline."""
     reason: str = ""
-    """One sentence."""
+    """The reason, in one sentence."""
     last_commit: LastCommit | None = None
     of_former_life: bool = False
     """Whether ``last_commit`` is of an earlier job of this name that was deleted."""
     ended: bool = False
     """Whether the run ended by success after this pod's leave was granted."""
     ask: int = 0
-    """Names the drain of a Horovod launcher for which a rank is to save; 0 without one."""
+    """The number that names the drain of a Horovod launcher for which a rank is to save; 0 without
+    one."""
 
     def to_json(self) -> bytes:
-        """Encode for the run directory."""
+        """Encode the gate for the run directory."""
         last = self.last_commit
         return dump_record(
             {
@@ -82,7 +83,7 @@ class Gate:
 
     @classmethod
     def from_json(cls, name: str, content: bytes) -> Self:
-        """Decode; raises ``RecordError`` naming the file."""
+        """Decode a gate; raise ``RecordError`` naming the file if it is malformed."""
         fields = load_record(name, content)
         phase: Any = fields.get("phase")
         if phase not in get_args(Phase):
@@ -115,7 +116,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """What one rank of this pod has published.
+    """The published progress of one rank of this pod.
 
     The record of a rank that has ended still counts: it passes no further step, and progress does
     not decide whether its round is over.
@@ -124,7 +125,7 @@ class RankProgress:
     local_rank: int
     local_world_size: int
     master: str
-    """Names the rank's round (``LiveRound.master``)."""
+    """The name of the rank's round (``LiveRound.master``)."""
     step: int
     """The newest step boundary that it has reached."""
     drain: bool
@@ -143,15 +144,15 @@ class RankProgress:
     rank: int = 0
     """Its number in the world."""
     cursors: tuple[str, ...] = ()
-    """The data cursor of each step of ``saved``, empty for none; no cursors at all where the rank
+    """The data cursor of each step of ``saved``, empty for none; no cursors at all if the rank
     gives none."""
     saver: bool = False
-    """Whether it saves when that is asked for a Horovod launcher that drains."""
+    """Whether it saves when a Horovod launcher's drain asks for it."""
     answered: tuple[int, int] | None = None
     """(ask, step) of its newest save of that kind."""
 
     def cursor_of(self, step: int) -> str:
-        """The data cursor that it gave with the save of ``step``."""
+        """Return the data cursor that the rank gave with the save of ``step``; empty for none."""
         return dict(zip(self.saved, self.cursors, strict=False)).get(step, "")
 
 
@@ -164,11 +165,11 @@ class Here:
     shown: Gate | None
     """The gate file; None if there is none."""
     ranks: tuple[RankProgress, ...]
-    """Must be read after ``shown`` was written."""
+    """The progress of the ranks, read after ``shown`` was written."""
     sent: int
     """The epoch in the note of the last vote; 0 without one."""
     cut_for_s: float = 0.0
-    """For how many seconds the store has been out of reach; 0 while it is not."""
+    """Seconds for which the store has been out of reach; 0 while it is within reach."""
     deadline_boot_s: float | None = None
     """As in ``Gate``."""
 
@@ -184,7 +185,7 @@ class Move:
     vote: Vote | None = None
     """The vote to create if there is none, or to overwrite with the acknowledgement."""
     reason: str = ""
-    """One sentence."""
+    """The reason, in one sentence."""
 
 
 def local(
@@ -201,7 +202,7 @@ def local(
 ) -> Move:
     """Return the next step: write the gate file, note the vote, or send it.
 
-    ``commit``, ``round``, ``drain`` (this pod's), ``vote`` (this member's, on record) and
+    ``commit``, ``round``, ``drain`` (this pod's), ``vote`` (this member's, as stored) and
     ``last_commit`` (``of_former_life`` and ``ask``: as in ``Gate``) are as last read from the
     store; without a ``round`` the gate file is not changed, but for ``ask``. ``hold_s``: how long a
     sidecar that is cut off holds ranks it has not voted for.
@@ -234,7 +235,7 @@ def _wanted(
     hold_s: float,
     of_former_life: bool,
 ) -> Gate:
-    """Say what the gate should be."""
+    """Return the gate that should be shown."""
     if round is None:
         wanted = here.shown or Gate()
     else:
@@ -259,14 +260,14 @@ def _wanted(
         )
         if commit is not None and round.live and commit.is_of(round.run, round.number):
             wanted = replace(wanted, phase=commit.phase, step=commit.step, reason=commit.reason)
-    # A request that was sent may land at any time, so after that only the store opens the gate.
+    # A vote that was sent may be applied at any time, so after that only the store opens the gate.
     if wanted.phase == "hold" and here.sent != wanted.epoch and here.cut_for_s >= hold_s:
         wanted = replace(wanted, phase="void", reason="the store was unreachable before the vote")
     return wanted
 
 
 def _of_round(here: Here, round: LiveRound) -> Sequence[RankProgress]:
-    """This pod's ranks, if every one of them takes part in this round; else none."""
+    """Return this pod's ranks if all of them take part in this round; else none."""
     ranks = [r for r in here.ranks if (r.drain or r.away) and r.master == round.master]
     complete = all(rank.local_world_size == len(ranks) for rank in ranks)
     return ranks if complete and round.master else ()
@@ -313,7 +314,7 @@ def _acknowledge(here: Here, commit: Commit, round: LiveRound, vote: Vote) -> Mo
 
 
 def _failure(rank: RankProgress, epoch: int) -> str | None:
-    """Why this rank will not acknowledge any more, None if it may."""
+    """Return why this rank will not acknowledge any more, or None if it may."""
     if rank.failed and rank.failed[0] == epoch:
         return rank.failed[1] or "it did not say why"
     takes_part = rank.drain or rank.away

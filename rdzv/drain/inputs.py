@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the drain state machine is a function of: the membership, the round, votes, and time.
+"""The inputs of the drain state machine: the membership, the round, the votes, and time.
 
-A sidecar counts time for itself, from when it saw something first: that is never earlier than
-when it happened, so that no deadline is taken for over too soon.
+A sidecar measures time from its own first sight of an event: that is never earlier than the event,
+so that no deadline is taken to be over too soon.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rdzv.shards.ledger import ShardLedger
 from rdzv.snapshot import Snapshot
 
 ReformCause = Literal["", "join", "shrink", "pause"]
-"""Why a world is to form again that has lost nobody. ``join``: it lets newcomers in. ``shrink``: it
-is larger than the job's sizes allow. ``pause``: the job is paused."""
+"""The reason to form a world again that has lost no node. ``join``: it lets newcomers in.
+``shrink``: it is larger than the job's sizes allow. ``pause``: the job is paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class LiveRound:
     """One round of a launcher's run, as the store has it.
 
     ``members`` is the frozen list in rank order, empty while the round is open; ``left`` those of
-    it that are gone. ``reforms``: why the world is to form again although nobody leaves.
-    ``succeeded``: it is closed, and all ranks have ended well.
-    ``master`` is ``MASTER_ADDR:MASTER_PORT``, which names the round to its ranks; empty while
-    unknown. ``first``: the run begins with it, in this generation. ``mod_revision`` is that of
-    the round key. ``asking``: who asks for a place. ``restored``: the store was restored to before
-    it, or has lost keys of it.
+    it that are gone. ``reforms``: why the world is to form again although no node leaves.
+    ``succeeded``: it is closed, and all ranks have ended well. ``master`` is
+    ``MASTER_ADDR:MASTER_PORT``, which names the round to its ranks; empty while unknown. ``first``:
+    the run begins with it, in this generation. ``mod_revision`` is that of the round key.
+    ``asking``: the members that ask for a place. ``restored``: the store was restored to a revision
+    before it, or has lost keys of it.
     """
 
     run: str
@@ -61,9 +61,9 @@ class LiveRounds(NamedTuple):
     """The rounds that drains depend on; a job may have several runs."""
 
     counts: LiveRound | None = None
-    """The one that the commit is about, the same for every sidecar; None before the first."""
+    """The round that the commit is about, the same for every sidecar; None before the first."""
     own: LiveRound | None = None
-    """The one that this pod's ranks are in; None if they are in none."""
+    """The round that this pod's ranks are in; None if they are in none."""
 
 
 def places_of(round: LiveRound | None) -> Places:
@@ -80,7 +80,7 @@ class DrainingSnapshot:
     membership: Snapshot
     listing: Listing
     round: LiveRound | None
-    """The one that counts; None if no launcher has a rendezvous."""
+    """The round that counts; None if no launcher has a rendezvous."""
     votes: Mapping[str, Vote]
     """The votes of the present epoch, by member."""
     pod_uid: str
@@ -89,18 +89,19 @@ class DrainingSnapshot:
     """The store's revision up to which this is complete; may be later than the last change in
     ``membership``."""
     commands: int | None = None
-    """How many commands of a Horovod launcher run in this pod; None if no such launcher uses it."""
+    """The number of commands of a Horovod launcher that run in this pod; None if no such launcher
+    uses it."""
     used_epoch: int = 0
     """The newest epoch that this sidecar has seen or voted in. A store that was emptied or restored
     would count from an earlier one again, and old progress would count for the wrong attempt."""
     own_round: LiveRound | None = None
-    """The one that this pod's ranks are in; None if they are in none."""
+    """The round that this pod's ranks are in; None if they are in none."""
     ledgers: Sequence[ShardLedger] = ()
-    """Of the data sets that are handed out in shards."""
+    """The ledgers of the data sets that are handed out in shards."""
 
     @property
     def commit(self) -> Commit:
-        """Return the commit record; an idle one if there is none."""
+        """The commit record; an idle one if there is none."""
         return self.membership.commit or Commit(mod_revision=self.membership.unreadable_commit)
 
     def member_of(self, drain: Drain) -> str | None:
@@ -115,8 +116,8 @@ class DrainPolicy:
     """The timeouts of a drain, in seconds, and what may happen below ``min``."""
 
     below_min: Literal["hold", "commit"] = "hold"
-    """``hold`` keeps a leaver until enough others are listed, or until its deadline; ``commit``
-    lets it go once all have saved."""
+    """The policy for a leave below ``min``. ``hold`` keeps a leaver until enough others are listed,
+    or until its deadline; ``commit`` releases it once all have saved."""
     hold_s: float = 10.0
     """Timeout of a vote. While one rank is held, others may wait for it in a collective."""
     pause_s: float = 5.0
@@ -124,33 +125,35 @@ class DrainPolicy:
     pause_max_s: float = 300.0
     """The longest backoff."""
     done_s: float = 30.0
-    """How long the world stands still after a save, for a leave or a join to be granted."""
+    """Time for which the world waits after a save for a leave or a join to be granted."""
     save_s: float = 600.0
     """Timeout of a save that no deadline ends: one for a join alone, or, from the deadline on, that
-    of the others where the leaver has saved."""
+    of the others if the leaver has saved."""
     promise_s: float = 3.0
-    """How long a rank may take to say that it saves before a Horovod launcher goes; longer keeps a
-    launcher whose script never does."""
+    """Time that a rank may take to promise a save before a Horovod launcher goes. A longer one
+    delays a launcher whose script never promises any."""
     launch_s: float = 5.0
-    """How long after a pod was delisted a Horovod launcher may still start a command in it."""
+    """Time after a pod was delisted for which a Horovod launcher may still start a command in
+    it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainObservations:
-    """What one sidecar has seen of drains. Times are of its monotonic clock, in seconds."""
+    """One sidecar's observations of drains. Times are of its monotonic clock, in seconds."""
 
     epoch: int = -1
     phase: Phase = "idle"
     since_s: float = 0.0
-    """Since when it sees the present epoch and phase."""
+    """The time since which it has seen the present epoch and phase."""
     epoch_since_s: float = 0.0
-    """Since when it sees the present epoch."""
+    """The time since which it has seen the present epoch."""
     due_s: Mapping[str, float] = field(default_factory=dict)
-    """By pod UID: when SIGTERM reaches the pod at the latest, its deadline less its reserve."""
+    """By pod UID: the latest time at which SIGTERM reaches the pod, its deadline less its
+    reserve."""
     reported_s: Mapping[str, float] = field(default_factory=dict)
     """By pod UID: the seconds left in the drain record, from which ``due_s`` was computed."""
     own_since_s: float = math.inf
-    """Since when it sees its own pod drain."""
+    """The time since which it has seen its own pod drain; infinite if it does not."""
     own_ran: bool = False
     """Whether commands have run in its pod since then."""
 
@@ -161,7 +164,7 @@ def observe(
     snapshot: DrainingSnapshot,
     known_due_s: Mapping[str, float],
 ) -> DrainObservations:
-    """Add one snapshot to the observations.
+    """Return the observations with one snapshot added.
 
     ``known_due_s``: deadlines, less reserve, that this sidecar knows from its run directory: its
     own pod's, also across a restart.

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the store knows what the weights of a step contain, of data sets in shards: pure.
+"""The store's knowledge of what the weights of a step contain, of data sets in shards: pure.
 
-A rank says that a step is saved once it is on record which shards that contains. So it is unknown
-only where the store was restored to before the save, though the ranks may tell of it once more.
-The world after that would be refused shards from such a step, and be sent to it again and again.
+A rank reports that a step is saved once the store has which shards that contains. So it is unknown
+only if the store was restored to a revision before the save, though the ranks may report it once
+more. The world after that would be refused shards from such a step, and be sent to it again and
+again.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from rdzv.shards.ledger import ShardLedger, as_of
 
 
 def is_known(step: int, round: LiveRound, ledgers: Iterable[ShardLedger]) -> bool:
-    """Whether a world could begin from ``step``, which all ranks of ``round`` have saved.
+    """Return whether a world could begin from ``step``, which all ranks of ``round`` have saved.
 
-    Where the store has lost this world, it may have lost that this one trains a data set, too.
+    A store that has lost this world may also have lost that it trains a data set.
     """
     here = (round.run, round.number)
     return all(

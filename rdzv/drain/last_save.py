@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The newest step that all ranks of a world have saved, though no drain asked for it: pure.
 
-Each pod puts on record which steps all of its ranks have saved in this round. A step that every
-member of the round's frozen list names becomes the last commit: a world that begins after it can
-go on from there. Only of the live round: of a former one, nothing is put on record late. Nor is a
-step put on record that no world of shards could begin from, as after a restore of the store.
+Each pod stores which steps all of its ranks have saved in this round. A step that every member of
+the round's frozen list names becomes the last commit: a world that begins after it can go on from
+there. This holds for the live round only: nothing of a former one is stored late. Nor is a step
+stored that no world of shards could begin from, as after a restore of the store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rdzv.store import Compare, Operation, Put
 def saves_of(
     ranks: Iterable[RankProgress], round: LiveRound | None, member: str, pod_uid: str
 ) -> PodSaves | None:
-    """Return what this pod has to tell of ``round``; None where its ranks are not all in it.
+    """Return this pod's report about ``round``; None unless its ranks are all in it.
 
     A rank that has left its loop, or has ended, counts as well: what it saved is on disk.
     """
@@ -54,7 +54,7 @@ def saves_of(
 
 
 def differing(ranks: Iterable[RankProgress], round: LiveRound | None, member: str) -> str:
-    """Say which ranks of this pod gave other data cursors than others with the same save."""
+    """Return which ranks of this pod gave different data cursors with one save; empty for none."""
     own = [rank for rank in ranks if round is not None and rank.master == round.master]
     for step in sorted({step for rank in own for step in rank.saved}, reverse=True):
         said = [((r.rank,), member, r.cursor_of(step)) for r in own if step in r.saved]
@@ -67,7 +67,7 @@ def differing(ranks: Iterable[RankProgress], round: LiveRound | None, member: st
 def of_round(
     round: LiveRound, membership: Snapshot, saves: Mapping[str, PodSaves]
 ) -> Sequence[PodSaves]:
-    """Return what the members of ``round`` have told of it, in rank order."""
+    """Return the reports of the members of ``round`` about it, in rank order."""
     told = (saves.get(member) for member in round.members)
     return [one for one in told if one and _is_of(one, round, membership)]
 
@@ -81,7 +81,7 @@ def _is_of(told: PodSaves, round: LiveRound, membership: Snapshot) -> bool:
 def decide(
     snapshot: DrainingSnapshot, saves: Mapping[str, PodSaves]
 ) -> tuple[LastCommit | None, str]:
-    """Return the last commit to put on record, if any, and why, in one sentence."""
+    """Return the last commit to store, if any, and why, in one sentence."""
     round, membership, commit = snapshot.round, snapshot.membership, snapshot.commit
     if membership.job is None or round is None or not round.live or not round.members:
         return None, "no round is live"
@@ -90,7 +90,7 @@ def decide(
     last = membership.last_commit
     told = of_round(round, membership, saves)
     if last is not None and last.round == round.number and not last.periodic:
-        # Of what was told before, the commit is the newest, however a loop counts its steps.
+        # The commit is newer than every report before it, however a loop counts its steps.
         told = [one for one in told if one.mod_revision > last.mod_revision]
     if len(told) < len(round.members):
         return None, f"{len(round.members) - len(told)} members have reported no new save"
@@ -119,21 +119,21 @@ _AGREEING = ("hold", "commit", "done")
 
 
 def _floor(snapshot: DrainingSnapshot, round: LiveRound) -> int:
-    """The step that only a later one may follow on record; -1 for none."""
+    """Return the step that a new last commit has to exceed; -1 for none."""
     last = snapshot.membership.last_commit
     if last is None or snapshot.membership.commit_is_of_former_life:
         return -1
-    # What was forgotten binds no later world. In the same one it would only be remembered.
+    # A forgotten commit binds no later world. In the same one it would only come back.
     return -1 if last.forgotten and last.round != round.number else last.step
 
 
 def transaction(
     keys: JobKeys, snapshot: DrainingSnapshot, saved: LastCommit
 ) -> tuple[list[Compare], list[Operation]]:
-    """Make the transaction that puts ``saved`` on record; the caller adds its registration.
+    """Build the transaction that stores ``saved``; the caller adds its registration guard.
 
-    It rests on the round being the live one, on no commit having begun or ended since, and on
-    nobody having put another step on record.
+    It requires that the round is still the live one, that no commit has begun or ended since, and
+    that no other sidecar has stored another step.
     """
     membership, round = snapshot.membership, snapshot.round
     assert membership.job is not None

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Horovod launcher that has to go: who saves before, and when it may go then. Pure.
+"""The drain of a Horovod launcher: which pod saves before, and when the launcher may go. Pure.
 
 There is no round whose ranks could agree on a step, and none is needed: Horovod's ranks are in step
 at each ``state.commit()``, and one of them saves for all. The sidecar of its pod promises it in the
-launcher's drain, and then says which step was saved. Without a promise nobody waits for long.
+launcher's drain, and then stores there which step was saved. Without a promise the launcher does
+not wait for long.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from rdzv.snapshot import Snapshot
 
 
 def asked(snapshot: Snapshot) -> Drain | None:
-    """The drain of the job's launcher, also once it is over, for as long as that is a member.
+    """Return the drain of the job's launcher, even if it is over, while that is a member.
 
-    One that goes on comes before one that is over, of a launcher that has yet to leave.
+    A drain in progress comes before one that is over, of a launcher that has yet to leave.
     """
-    # By the few launchers, not the many drains: every sidecar looks for it at each change.
+    # Search the few launchers, not the many drains: every sidecar does so at each change.
     launchers = [one for one in snapshot.members.values() if one.role == "launcher"]
     found = [snapshot.drains.get(launcher.pod_uid) for launcher in launchers]
     drains = [one for one in found if one is not None and is_of_launcher(snapshot, one)]
@@ -28,12 +29,12 @@ def asked(snapshot: Snapshot) -> Drain | None:
 
 
 def ask_of(drain: Drain | None) -> int:
-    """What names this drain to the ranks; 0 for none."""
+    """Return the number that names this drain to the ranks; 0 for none."""
     return 0 if drain is None else drain.created_revision
 
 
 def is_of_launcher(snapshot: Snapshot, drain: Drain) -> bool:
-    """Whether it is the drain of a present Horovod launcher."""
+    """Return whether it is the drain of a present Horovod launcher."""
     member = snapshot.members.get(drain.member)
     return member is not None and (member.role, member.pod_uid) == ("launcher", drain.pod_uid)
 
@@ -46,10 +47,10 @@ def answer(
     saver: bool,
     answers: Sequence[tuple[int, int]],
 ) -> Drain | None:
-    """The launcher's drain with what the pod of the member ``own`` has to say; None for nothing.
+    """Return the launcher's drain with the promise or save of this pod added; None for neither.
 
-    ``saver``: a rank of that pod saves when it is asked to; ``answers`` are what its ranks have
-    saved so: ask and step. A promise of a member that is gone may be taken over.
+    ``own`` is the pod's member. ``saver``: a rank of it saves when it is asked to; ``answers`` are
+    the ask and the step of each such save. A promise of a member that is gone may be taken over.
     """
     if drain.outcome or drain.step is not None:
         return None
@@ -65,10 +66,10 @@ def answer(
 def released(
     drain: Drain, snapshot: Snapshot, seen_for_s: float, promise_s: float
 ) -> tuple[Outcome, str]:
-    """Say how the launcher's drain ends before its deadline, or that it does not.
+    """Return how the launcher's drain ends before its deadline, and why; empty if it does not.
 
-    ``seen_for_s``: since when its sidecar sees the drain; ``promise_s``: how long a rank may take
-    to promise a save. A promise is as good as none once no worker is left to keep it.
+    ``seen_for_s``: for how long its sidecar has seen the drain; ``promise_s``: how long a rank may
+    take to promise a save. A promise is as good as none once no worker is left to keep it.
     """
     if drain.step is not None:
         return "committed", f"{drain.saver} has saved step {drain.step}"

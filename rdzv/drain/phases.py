@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where one drain stands, in a word and a sentence: pure, and the same for everybody who looks."""
+"""The phase of one drain, in a word and a sentence: pure, and the same for every observer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from rdzv.records.drain import Drain, Outcome
 from rdzv.snapshot import Snapshot
 
 Name = Literal["draining", "agreeing", "saving", "saved", "released"]
-"""``draining``: delisted, and waiting for the others. ``agreeing``: ranks are held for a vote.
-``saving``: up to the commit step. ``saved``: all have, and the leave is not granted yet."""
+"""The name of a phase. ``draining``: delisted, and waiting for the others. ``agreeing``: ranks are
+held for a vote. ``saving``: ranks train up to the commit step and save. ``saved``: all have, and
+the leave is not granted yet. ``released``: the pod may go."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainPhase:
-    """``outcome`` is set once the drain is over, ``step`` once one is agreed on."""
+    """One phase; ``outcome`` is set once the drain is over, ``step`` once one is agreed on."""
 
     name: Name
     sentence: str
@@ -26,7 +27,7 @@ class DrainPhase:
 
 
 def phase_of(snapshot: Snapshot, drain: Drain) -> DrainPhase:
-    """Tell where ``drain`` stands; ``snapshot`` holds the commit."""
+    """Return the phase of ``drain``; ``snapshot`` has the commit."""
     commit = snapshot.commit
     if drain.outcome:
         return DrainPhase("released", _ending(drain), drain.outcome, drain.step)

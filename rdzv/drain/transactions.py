@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How decisions about drains are written: transactions that compare all that they rest on."""
+"""The transactions that carry out decisions about drains: each compares all that it rests on."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 
 COUNTED_MAX = 64
-"""How many of the members that ``min`` counts one transaction compares: etcd takes 128 at most."""
+"""Bound on the members counted by ``min`` that one transaction compares: etcd takes 128 at most."""
 
 
 def transaction(
     keys: JobKeys, snapshot: DrainingSnapshot, decision: DrainDecision
 ) -> tuple[list[Compare], list[Operation]]:
-    """Make the transaction that carries ``decision`` out; the caller adds its registration.
+    """Build the transaction that carries out ``decision``; the caller adds its registration guard.
 
-    It rests on the commit, the round and the job being what they are in ``snapshot``, on each
-    drain that ends being still there, and on no drain having come since. Where somebody is let go,
-    it rests on the listed members whom ``min`` counts, too: one may have vanished since.
+    It requires that the commit, the round and the job are what they are in ``snapshot``, that each
+    drain that ends is still there, and that no drain has come since. If a pod is released, it also
+    requires the listed members that ``min`` counts: one may have vanished since.
     """
     rules = snapshot.membership.rules
     assert rules is not None
@@ -33,7 +33,7 @@ def transaction(
         Compare(keys.job, "mod", "=", rules.mod_revision),
         Compare(here.commit, "mod", "=", snapshot.commit.mod_revision),
         # Blind to deletions: a cancel changes the commit as well. Not by the membership's revision:
-        # a foreign key among the drains does not move that.
+        # a foreign key among the drains does not advance that.
         Compare(here.drains, "mod", "<", snapshot.revision + 1, prefix=True),
     ]
     if snapshot.round is not None:
@@ -54,7 +54,7 @@ def transaction(
     for uid, drain in sorted(decision.drains.items()):
         compares.append(Compare(here.drain(uid), "mod", "=", drain.mod_revision))
         if drain.outcome == "expired" and snapshot.commit.phase == "commit":
-            # One whose acknowledgement has come since is not given up: the others still save.
+            # A pod whose acknowledgement has come since does not expire: the others still save.
             vote = snapshot.votes.get(drain.member)
             known = vote.mod_revision if vote is not None else 0
             compares.append(
@@ -67,10 +67,10 @@ def transaction(
 def first_write(
     keys: JobKeys, snapshot: Snapshot, drain: Drain
 ) -> tuple[list[Compare], list[Operation]]:
-    """Make the transaction that puts a drain on record.
+    """Build the transaction that first stores a drain.
 
-    Sent again, or landing late, it finds no record once the drain was cancelled, as when it was
-    first sent; but whoever cancels writes the incarnation of the member, too.
+    A retry, or a delayed attempt, would find no record after a cancellation, just as at first; but
+    a cancellation writes the incarnation of the member, too, which is compared here.
     """
     assert snapshot.job is not None
     key = keys.in_generation(snapshot.job.generation).drain(drain.pod_uid)
@@ -86,10 +86,10 @@ def first_write(
 def take_over(
     keys: JobKeys, snapshot: Snapshot, drain: Drain
 ) -> tuple[list[Compare], list[Operation]] | None:
-    """Make the transaction by which a drain is somebody's own that the controller asked for.
+    """Build the transaction that takes a drain over from the controller.
 
-    ``drain`` is what that one would have put on record. The controller takes it back no more, and
-    the earlier deadline counts. None where nothing is to be taken over.
+    ``drain`` is what its new source would have stored. The controller withdraws it no more, and the
+    earlier deadline counts. None if there is nothing to take over.
     """
     held = snapshot.drains.get(drain.pod_uid)
     if snapshot.job is None or held is None or held.outcome or held.source != CONTROLLER:
@@ -108,7 +108,7 @@ def _left_s(drain: Drain) -> float:
 def cancel(
     keys: JobKeys, snapshot: Snapshot, pod_uid: str
 ) -> tuple[list[Compare], list[Operation]] | str:
-    """Make the transaction that cancels a drain, or say why it cannot be cancelled."""
+    """Build the transaction that cancels a drain, or return why it cannot be cancelled."""
     drain, commit = snapshot.drains.get(pod_uid), snapshot.commit
     if snapshot.job is None or drain is None:
         return f"pod {pod_uid} does not drain"
@@ -126,7 +126,7 @@ def cancel(
     ]
     operations: list[Operation] = [Delete(here.drain(pod_uid))]
     if commit is not None:
-        # Written in any case: a decision that rests on the drain must not land after this.
+        # Written in any case: a decision that rests on the drain must not be applied after this.
         without = replace(
             commit,
             leaving=tuple(uid for uid in commit.leaving if uid != pod_uid),
@@ -140,9 +140,9 @@ def cancel(
 def outdate_first_write(
     keys: JobKeys, snapshot: Snapshot, member: str
 ) -> tuple[list[Compare], list[Operation]]:
-    """Write the incarnation of a member, unchanged, with what cancels its drain.
+    """Build the rewrite of a member's incarnation, unchanged, that goes with a cancellation.
 
-    The first write of the drain may still be on its way again: so it finds that it is late.
+    The first write of the drain may still be retried: its compare then fails.
     """
     holder = snapshot.incarnations.get(member)
     if holder is None:

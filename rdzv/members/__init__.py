@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a member registers, holds its lease, and leaves."""
+"""The registration of a member, its lease, and its departure."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member's leave on purpose: its record goes, and its lease."""
+"""A member's departure on purpose: deletes its record, and revokes its lease."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READ_TIMEOUT_S = 2.0
 
 
 class Departure:
-    """Of ``member``, which is registered as ``held`` on the lease ``lease_id``."""
+    """The departure of ``member``, registered as ``held`` on the lease ``lease_id``."""
 
     def __init__(
         self, client: JobClient, member: str, held: Held, lease_id: int, random: Random
@@ -37,14 +37,14 @@ class Departure:
         self._random = random
 
     async def leave(self, timeout_s: float) -> None:
-        """Delete the record, note if nobody is left, end the lease."""
+        """Delete the record, note if no member is left, revoke the lease."""
         try:
             async with asyncio.timeout(timeout_s):
                 try:
                     async with asyncio.timeout(timeout_s / 2):
                         await self._delete_record()
                 except (StoreError, TimeoutError) as error:
-                    # The end of the lease takes the record along, and needs no room in the store.
+                    # The end of the lease deletes the record, too, and needs no room in the store.
                     why = str(error) or f"no answer within {timeout_s / 2:g} s"
                     log.warning("cannot delete the member record, revoking its lease: %s", why)
                 await self._client.store.lease_revoke(self._lease_id)
@@ -53,8 +53,8 @@ class Departure:
             log.warning("could not leave, the lease will expire by itself: %s", why)
 
     async def _delete_record(self) -> None:
-        """Delete the own record; if nobody else is left, note that in the job record."""
-        # What is planned on an old picture fails its compares, and is planned on a new one.
+        """Delete the own record; if no other member is left, note that in the job record."""
+        # A plan from an old snapshot fails its compares, and is made again from a new one.
         snapshot, fresh = self._client.membership.snapshot(), False
         while True:
             planned = self._transaction(snapshot)
@@ -72,7 +72,7 @@ class Departure:
             snapshot, fresh = await self._read(), True
 
     def _transaction(self, snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
-        """Delete the record that ``snapshot`` has; None where it has none of this registration."""
+        """Build the deletion of this registration's record in ``snapshot``; None if it has none."""
         job, me = snapshot.job, snapshot.members.get(self._member)
         if job is None or me is None or me.incarnation != self._held.incarnation:
             return None
@@ -89,8 +89,8 @@ class Departure:
         if not others:
             operations.append(Put(keys.job, replace(job, vacated=True).to_json()))
         else:
-            # Two that leave at once must not both think that the other one stays. Any other
-            # will do; were it the same for all, it would fail all when it leaves with them.
+            # Two that leave at once must not both rely on the other one to stay. Compare a random
+            # one: if all compared the same, all would fail when it leaves with them.
             other = self._random.choice(others)
             compares.append(Compare(here.member(other.name), "mod", "=", other.mod_revision))
         return compares, operations

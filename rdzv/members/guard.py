@@ -17,10 +17,10 @@ class Registered:
     member_key: str
     """The store key of its record."""
     lease: Callable[[], int | None]
-    """Returns its present lease, None while it is not registered. Called for each write: after a
-    loss the sidecar registers again, and pending writes go under the new lease."""
+    """A function that returns its present lease, None while it is not registered. It is called for
+    each write: after a loss the sidecar registers again, and pending writes use the new lease."""
     again: Callable[[], Awaitable[object]]
-    """Waits until it is registered."""
+    """A function that waits until it is registered."""
 
     def holds(self) -> Compare:
         """Return the compare that holds while this sidecar is registered under its name.

@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 RETRY_PAUSE_S = 0.3
 RENEWALS_PER_TTL = 3
 RENEWAL_JITTER = 0.1
-"""Those who register in the same second would otherwise renew in step for ever."""
+"""Fraction of the interval by which it varies: sidecars that register in the same second would
+otherwise renew at the same moments for ever."""
 
 
 class MemberLease:
@@ -38,7 +39,10 @@ class MemberLease:
         self._asked_for = False
 
     async def begin(self) -> None:
-        """Have it live for its whole time from now on; may be repeated. Raises ``StoreError``."""
+        """Grant the lease, or renew it if that was asked for already; may be repeated.
+
+        It then lives for its full TTL from now on. Raises ``StoreError``.
+        """
         if self._asked_for:
             asked_at_s = self._clock()
             try:
@@ -67,7 +71,8 @@ class MemberLease:
             except LeaseLost:
                 return
             except StoreError as error:
-                # Refused ones too: rights and passwords come back, and the lease says the rest.
+                # Retry refusals, too: rights and passwords may come back, and if not, the lease
+                # expires.
                 complain(f"the lease could not be renewed, retrying: {error}")
                 pause_s = RETRY_PAUSE_S
             else:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pods that are gone have left in the store, and which of it nobody needs any more: pure.
+"""The records that pods which are gone have left, and which of them can be deleted: pure.
 
-A Deployment's pods never come back under their names, so that what each leaves would grow for as
-long as the job lives. The newest of it stays: a pod behind a cut may still return, and finds its
-place and its drain.
+The pods of a Deployment never come back under their names, so that what they leave would grow for
+as long as the job exists. The newest records stay: a pod behind a cut may still return, and finds
+its place and its drain.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ KEPT_MIN = 200
 
 
 def kept(snapshot: Snapshot) -> int:
-    """How many records of a kind stay: twice what a cut of all pods at once would take away."""
+    """Return how many records of a kind to keep: twice those of a cut that hits all pods."""
     return max(KEPT_MIN, 2 * snapshot.job.max_workers) if snapshot.job else KEPT_MIN
 
 
 def leftovers(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> list[KeyValue]:
-    """Find the records of members and lives of the job that are gone for good."""
+    """Return the records of members and generations of the job that are gone for good."""
     if snapshot.job is None:
         return []
     here = keys.in_generation(snapshot.job.generation)
@@ -43,14 +43,14 @@ def leftovers(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> lis
             if last_name(kv.key) not in snapshot.members:
                 quarantines.append(kv)
         elif kv.key.startswith(keys.generations) and _is_former(keys, snapshot, kv.key):
-            # Written by somebody who did not know yet that this life was over.
+            # Written by a sidecar that did not know yet that this generation was over.
             former.append(kv)
     most = kept(snapshot)
     return [*former, *oldest(incarnations, most), *oldest(drains, most), *oldest(quarantines, most)]
 
 
 def oldest(kvs: Sequence[KeyValue], most: int) -> list[KeyValue]:
-    """Those beyond the ``most`` that were written last, the oldest first."""
+    """Return those beyond the ``most`` that were written last, the oldest first."""
     by_age = sorted(kvs, key=lambda kv: kv.mod_revision)
     return by_age[: max(0, len(by_age) - most)]
 

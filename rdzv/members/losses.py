@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members that vanished without a goodbye: noticed by the others, and put into the history."""
+"""Members that vanished without leaving: noticed by the others, and put into the history."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rdzv.store import KeyValue, WatchEvent
 
 
 def lost_members(before: Snapshot, after: Snapshot, departed: frozenset[str]) -> tuple[Member, ...]:
-    """Members of ``before`` that are gone in ``after`` and are not among those who took leave.
+    """Return the members of ``before`` that are not in ``after`` and did not leave (``departed``).
 
-    A new generation begins with nobody; that is no loss.
+    A new generation begins without members; that is no loss.
     """
     if before.job is None or after.job is None or before.job.generation != after.job.generation:
         return ()
@@ -28,7 +28,7 @@ def lost_members(before: Snapshot, after: Snapshot, departed: frozenset[str]) ->
 
 
 class Losses:
-    """Writes a ``lost`` entry for each loss; of all members the oldest listed one does it."""
+    """The writer of a ``lost`` entry for each loss; only the oldest listed member writes."""
 
     def __init__(self, client: JobClient, me: str) -> None:
         self._client = client
@@ -45,7 +45,7 @@ class Losses:
             while True:
                 await self._client.membership.changed_from(before)
                 after = self._client.membership.snapshot()
-                # Where all only come, nobody needs to read what the history says of each.
+                # If members have only come, the history entries need not be parsed.
                 someone_went = not before.members.keys() <= after.members.keys()
                 if someone_went:
                     self._read_entries()
@@ -60,7 +60,7 @@ class Losses:
             unsubscribe()
 
     def _is_reporter(self) -> bool:
-        # By age, whoever trains: a sidecar can report without a launcher beside it.
+        # By age, and not by who trains: a sidecar can report without a launcher beside it.
         listed = self._client.membership.listing().listed
         return bool(listed) and listed[0].name == self._me
 

@@ -20,41 +20,42 @@ BRIEF_IS_STRANGE = 2
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """Failures in a row."""
+    """The failures, and the registrations that were lost early, in a row."""
 
     lease_ttl_s: float
-    """TTL of the member's lease, in seconds, the bound of the backoff. Longer: a member is back
-    later after a long outage, and fewer attempts reach the store meanwhile."""
+    """TTL of the member's lease, in seconds, the bound of the backoff. A longer one: a member is
+    back later after a long outage, and fewer attempts reach the store meanwhile."""
     failures: int = 0
     """Attempts that wrote nothing, since the last one that did."""
     brief: int = 0
     """Registrations in a row that were not kept for a lease TTL."""
     since_s: float = 0.0
-    """When the first of these was written, or the present one if there is none, in seconds."""
+    """The time at which the first of these was written, or the present one if there is none, in
+    seconds."""
 
     def after_failure(self) -> Pacing:
-        """An attempt wrote nothing."""
+        """Return the pacing after an attempt that wrote nothing."""
         return replace(self, failures=self.failures + 1)
 
     def after_registering(self, now_s: float) -> Pacing:
-        """One was written."""
+        """Return the pacing after a registration was written."""
         return replace(self, failures=0, since_s=self.since_s if self.brief else now_s)
 
     def after_loss(self, kept_s: float) -> Pacing:
-        """A registration is gone, ``kept_s`` after which its lease was renewed last.
+        """Return the pacing after the loss of a registration that was last renewed at ``kept_s``.
 
-        Counted up to that renewal, not up to the end of the lease: a lease that is never renewed
-        also lasts for its TTL, and an overloaded store has many of them.
+        That is counted up to the last renewal, not up to the end of the lease: a lease that is
+        never renewed also lasts for its TTL, and an overloaded store has many of them.
         """
         return replace(self, brief=0 if kept_s >= self.lease_ttl_s else self.brief + 1)
 
     def pause_s(self, random: Random) -> float:
-        """Backoff before the next attempt, in seconds: it doubles, up to one lease TTL."""
+        """Draw the backoff before the next attempt, in seconds: it doubles, up to one lease TTL."""
         pause = Doubling(FIRST_PAUSE_S, self.lease_ttl_s)
         return pause.drawn_after(max(self.failures, self.brief), random)
 
     def complaint(self, now_s: float) -> str | None:
-        """The sentence for who should know that registrations do not last, or None."""
+        """Return a sentence for the operator if registrations do not last, or None."""
         if self.brief < BRIEF_IS_STRANGE:
             return None
         return (

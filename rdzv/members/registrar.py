@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps one member registered: lease, register, renew, register again, leave.
 
-A lost lease means "register again with the next incarnation", never "I am dead": nothing here
-stops a launcher. Every write compares what it was planned on, so that a repetition is harmless.
-How soon a registration follows one that failed, or that did not last, is ``pacing``'s to say.
+A lost lease means "register again with the next incarnation", never "I am dead": nothing here stops
+a launcher. Every write compares what it was planned on, so that a retry is harmless. ``pacing``
+decides how soon a registration follows one that failed, or that did not last.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Registration:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """Why a registration is over; ``usual`` if nothing has gone wrong."""
+    """The reason that a registration is over; ``usual`` if nothing has gone wrong."""
 
     sentence: str
     usual: bool = False
@@ -61,7 +61,7 @@ class Registrar:
 
     ``lease_ttl_s`` is whole: the store counts in seconds. ``clock`` is monotonic, in seconds.
     ``on_held`` is called with each new registration, before it is announced, so that a restarted
-    sidecar finds what it held; a disk that hangs does not keep the announcement back for long.
+    sidecar finds what it held; a disk that hangs does not delay the announcement for long.
     ``fenced``: another pod holds the name or the job, until ``let_in_again`` has returned.
     """
 
@@ -99,7 +99,7 @@ class Registrar:
 
     @property
     def lease_valid_until_s(self) -> float:
-        """Until when the lease lives at least, on the registrar's clock."""
+        """The time until which the lease lives at least, on the registrar's clock."""
         return self._lease.valid_until_s if self._lease is not None else float("-inf")
 
     @property
@@ -109,11 +109,11 @@ class Registrar:
 
     @property
     def generation(self) -> int | None:
-        """The generation registered under, or None before the first registration."""
+        """The generation registered under, or None while this member is not registered."""
         return self.held_generation if self.registered.is_set() else None
 
     def guard(self, generation: int) -> Registered:
-        """Return the guard of writes in ``generation``: that this member is registered in it."""
+        """Return the guard of writes in ``generation``: it requires this member's registration."""
         member_key = self.keys.in_generation(generation).member(self.identity.member)
         return Registered(member_key, self._lease_in_force, self.registered.wait)
 
@@ -123,8 +123,8 @@ class Registrar:
     async def run(self) -> None:
         """Register, and stay registered until cancelled.
 
-        Raises ``Fenced`` when another pod holds the name or the job (``let_in_again`` tells when
-        to run it anew).
+        Raises ``Fenced`` if another pod holds the name or the job (``let_in_again`` returns when to
+        run it again).
         """
         await self._client.mirror.changed_after(0)
         pause_s = 0.0
@@ -151,7 +151,7 @@ class Registrar:
             if isinstance(decision, Refuse):
                 self._refused = decision
             elif self._client.membership.snapshot().job is not None:
-                # Else it would seed an emptied store with a life that may be over.
+                # Otherwise it would seed an emptied store with a generation that may be over.
                 self.fenced = False
                 return
             await self._news(sequence, self._lease_ttl_s)
@@ -168,9 +168,9 @@ class Registrar:
     # -- registering
 
     async def _register(self, pause_s: float) -> _Registration:
-        """Register, after ``pause_s`` at the earliest, however often it takes.
+        """Register, after ``pause_s`` at the earliest, and retry until it is done.
 
-        All attempts share one lease, so that none is left over.
+        All attempts share one lease, so that none is left over. Raises ``Fenced`` if it is refused.
         """
         self.registered.clear()
         lease = MemberLease(self._client.store, self._lease_ttl_s, self._clock, self._random)
@@ -187,7 +187,7 @@ class Registrar:
                 await self._news(sequence, decision.retry_in_s)
                 continue
             if (early_s := not_before_s - self._clock()) > 0:
-                # What is planned now would be planned on an old picture then.
+                # Plan again after the pause, as the snapshot of this plan would be old by then.
                 await asyncio.sleep(early_s)
                 not_before_s = float("-inf")
                 continue
@@ -199,7 +199,7 @@ class Registrar:
                 continue
             if written is not None:
                 return written
-            # Somebody else was quicker: it can be planned anew once the mirror shows that.
+            # Another sidecar's write came first: plan again once the mirror shows it.
             await self._news(sequence, self._next_pause_s(), revision)
 
     def _plan(self, *, waited_s: float) -> Register | RetryLater | Refuse:
@@ -215,7 +215,7 @@ class Registrar:
         )
 
     def _trained(self) -> bool:
-        """Whether the present generation has ever had a world."""
+        """Return whether the present generation has ever had a world."""
         job = self._client.membership.snapshot().job
         if job is None:
             return False
@@ -233,7 +233,7 @@ class Registrar:
     ) -> tuple[_Registration | None, int]:
         """Write the registration; return None if an input of its plan has changed since.
 
-        With it the revision at which it was written, or found to be planned on something else.
+        Also returns the revision at which it was written, or at which its plan was found outdated.
         """
         await lease.begin()
         try:
@@ -265,7 +265,7 @@ class Registrar:
             Compare(incarnation_key, "mod", "=", decision.incarnation.mod_revision),
         ]
         if decision.alone_at:
-            # Whoever has come since may have the newer template.
+            # A pod that has come since may have the newer template.
             since = decision.alone_at + 1
             compares.append(Compare(keys.members, "mod", "<", since, prefix=True))
         name = self.identity.member
@@ -287,7 +287,10 @@ class Registrar:
         return compares, operations
 
     async def _was_written(self, incarnation: Incarnation) -> tuple[bool, int]:
-        """Settle a registration that may have been written by reading who holds the name now."""
+        """Read who holds the name now; return whether it is ``incarnation``, and the revision.
+
+        That settles a registration that may have been written.
+        """
         result = await self._client.store.range(self.keys.incarnation(self.identity.member))
         for kv in result.kvs:
             try:
@@ -301,7 +304,7 @@ class Registrar:
     # -- holding
 
     async def _hold(self, written: _Registration) -> None:
-        """Renew the lease, from the first moment on, until the registration is gone."""
+        """Renew the lease from the first moment on; return when the registration is gone."""
         async with asyncio.TaskGroup() as tasks:
             renewing = tasks.create_task(self._renew(written.lease), name="renew-lease")
             watching = tasks.create_task(self._until_superseded(written), name="watch-own-record")
@@ -331,7 +334,7 @@ class Registrar:
             await self._client.membership.changed_from(snapshot)
 
     async def _keep(self, held: Held) -> None:
-        """Hand over what the next sidecar here must find, however long the disk takes."""
+        """Keep the registration for the next sidecar here; give up waiting if the disk hangs."""
         if self._on_held is None:
             return
         patience_s = self._lease_ttl_s / RENEWALS_PER_TTL
@@ -349,8 +352,8 @@ class Registrar:
     async def _shown(self, revision: int) -> None:
         """Wait until the mirror shows ``revision``, however far it is behind.
 
-        A store that was restored meanwhile may never reach it: then return, too, so that the caller
-        decides anew on what the store has.
+        A restored store may never reach it: then return, too, so that the caller decides again by
+        what the store has.
         """
         while True:
             try:
@@ -390,7 +393,10 @@ class Registrar:
         return 0.0 if self._empty_since_s is None else self._clock() - self._empty_since_s
 
     async def _news(self, sequence: int, timeout_s: float, revision: int = 0) -> None:
-        """Wait until the mirror has changed since ``sequence`` and shows ``revision``."""
+        """Wait until the mirror has changed since ``sequence`` and shows ``revision``.
+
+        Gives up after ``timeout_s``.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._client.mirror.changed_after(sequence)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a sidecar may register, under which generation and incarnation: pure.
+"""The decision whether a sidecar may register, under which generation and incarnation: pure.
 
-The rules for a new generation are those of the design: another job UID; or, without a UID, a
-fresh sidecar that finds nobody after the last member left on purpose, or after it has watched an
-empty membership for three lease times. A sidecar that holds a generation registers again
-under it, even into an emptied store or one that was restored from an earlier life of the same job,
-and never starts a new one: the higher generation wins.
+The rules for a new generation are those of the design: another job UID; or, without a UID, a fresh
+sidecar that finds no member after the last one left on purpose, or after it has watched an empty
+membership for three lease TTLs. A sidecar that holds a generation registers again under it, even
+into an emptied store or one that was restored from an earlier generation of the same job, and never
+starts a new one: the higher generation wins.
 
 UIDs have no order, so a late pod of a deleted job looks like the first one of a new job. The UIDs
 of former generations are kept and refused. A pod with an unknown UID waits for a while if there are
 members that do not drain: those of a deleted job drain, and a late pod of it is terminated.
 
-Nobody is refused for what it was started with: the job goes by that, or comes to, or stays as it
-is (``rdzv.members.templates``).
+No sidecar is refused because of its template: the job goes by that, or adopts it, or stays as it is
+(``rdzv.members.templates``).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from rdzv.snapshot import Snapshot
 EMPTY_LEASE_TIMES = 3
 
 CONTESTED_LEASE_TIMES = 6
-"""How many lease TTLs a job stays with its members if a pod with an unknown UID wants it."""
+"""Lease TTLs for which a job stays with its members if a pod with an unknown UID wants it."""
 
 FORMER_UIDS_MAX = 16
-"""How many former generations a job remembers, to refuse their late pods."""
+"""Bound on the former generations that a job remembers, to refuse their late pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Identity:
 
     @property
     def template(self) -> JobTemplate:
-        """What of it the whole job goes by."""
+        """The part of the identity that the whole job goes by."""
         return JobTemplate(
             self.min_workers, self.max_workers, self.allowed_sizes, self.unit, self.gather_s
         )
@@ -75,7 +75,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a sidecar has registered before, in this process or, by its run directory, earlier."""
+    """The registration that a sidecar has had before, in this process or in one before it."""
 
     generation: int
     incarnation: int
@@ -83,10 +83,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Register like this. ``job`` is to be written where it differs from the stored one.
+    """The decision to register. ``job`` is to be written if it differs from the stored one.
 
-    ``change``: what becomes of the job's values, in words; empty where they stay. ``alone_at``: the
-    job goes back to a former template, as nobody was there with the newer at that revision; 0: no.
+    ``change``: how the job's values change, in words; empty if they stay. ``alone_at``: the job
+    goes back to a former template, as no member had the newer one at that revision; 0: no.
     """
 
     job: Job
@@ -101,7 +101,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """Not yet: ask again when the membership changes, or after ``retry_in_s``."""
+    """The decision to wait: ask again when the membership changes, or after ``retry_in_s``."""
 
     retry_in_s: float
     reason: str
@@ -109,7 +109,10 @@ class RetryLater:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Never: another pod has the name, or the job. ``for_good``: whatever becomes of the job."""
+    """The refusal to register, as another pod has the name, or the job.
+
+    ``for_good``: whatever becomes of the job.
+    """
 
     reason: str
     for_good: bool = True
@@ -128,12 +131,12 @@ def plan(
     """Decide on registering, given the snapshot and what was held before.
 
     ``empty_for_s`` is for how long a healthy watch has shown no member; ``waited_s`` for how long
-    this sidecar has wanted to register. ``trained``: whether the present generation has ever
-    had a world.
+    this sidecar has wanted to register. ``trained``: whether the present generation has ever had a
+    world.
     """
     holder = snapshot.incarnations.get(identity.member)
     foreign = holder is not None and holder.pod_uid != identity.pod_uid
-    # A holder of an older incarnation is that of a store that was restored since.
+    # A holder of an older incarnation is of a store that was restored since.
     if holder is not None and foreign and held is not None and holder.number > held.incarnation:
         return Refuse(
             f"the name {identity.member} was taken over by pod {holder.pod_uid}; see"
@@ -149,7 +152,8 @@ def plan(
         return chosen
     job, reason = chosen
     stays = identity.pod_uid not in snapshot.drains
-    # Who has been here before only comes back, perhaps before those that the roll-out has brought.
+    # A pod that was here before only comes back, perhaps before those that the roll-out has
+    # brought.
     former_wins = held is None and stays and not is_upheld(snapshot, beside=identity.member)
     forward = adopted(job, identity.template, former_wins=False)
     job = adopted(job, identity.template, former_wins=former_wins)
@@ -170,7 +174,7 @@ def plan(
 
 
 def _next_incarnation(snapshot: Snapshot, identity: Identity, held: Held | None) -> Incarnation:
-    """Number it above all that the store and this sidecar have seen of the member."""
+    """Return the next incarnation, above all that the store and this sidecar have seen."""
     holder = snapshot.incarnations.get(identity.member)
     newest = max(holder.number if holder else 0, held.incarnation if held else 0)
     number = max(newest + 1, snapshot.revision)
@@ -210,7 +214,7 @@ def _choose_job(
     empty_for_s: float,
     lease_ttl_s: float,
 ) -> tuple[Job, str] | RetryLater | Refuse:
-    """Choose the job record to register under, with the reason."""
+    """Return the job record to register under, with the reason."""
     stored = snapshot.job
     if stored is None:
         if snapshot.unreadable_job and held is None:
@@ -230,7 +234,7 @@ def _choose_job(
         return job, "the job was not in the store" if held else "first member of the job"
     present = replace(stored, vacated=False)
     if held is not None and held.generation > stored.generation:
-        # It was restored from a backup: who has lived on since does not go back.
+        # The store was restored from a backup: a sidecar that has run on does not go back.
         return replace(present, generation=held.generation), (
             f"the store went back to generation {stored.generation}:"
             f" the job continues in generation {held.generation}"
@@ -266,8 +270,8 @@ def _change_lives(
 ) -> tuple[Job, str] | RetryLater | Refuse:
     """Decide whether a pod whose job has another UID than the stored one may take the job over.
 
-    One that was fenced may take it back only from a life that never came to a world, as from any
-    other, its own job may have ended since; or from an earlier life, which a restored store has.
+    A fenced pod may take it back only from a generation that never had a world, as with any other
+    its own job may have ended since; or from an earlier generation, which a restored store has.
     """
     stored = snapshot.job
     assert stored is not None
@@ -275,7 +279,8 @@ def _change_lives(
     patience_s = EMPTY_LEASE_TIMES * lease_ttl_s
     deserted = not snapshot.members and empty_for_s >= patience_s
     if held is not None and held.generation > stored.generation and not former and deserted:
-        # A life that began after this one would have members: a backup has brought it back.
+        # A generation that began after this one would have members: a backup has brought back an
+        # earlier one.
         return replace(_next_life(stored, identity), generation=held.generation), (
             f"the store went back to generation {stored.generation}, which has had no member"
             f" for {patience_s:.0f} s: the job continues in generation {held.generation}"
@@ -287,7 +292,7 @@ def _change_lives(
             for_good=False,
         )
     if former:
-        # Taken over by a pod that nobody knew to be late, and that is gone: this one is not.
+        # A late pod that no sidecar knew as such took it over and is gone: this one is there.
         return _next_life(stored, identity), f"no member was registered for {patience_s:.0f} s"
     staying = sum(member.pod_uid not in snapshot.drains for member in snapshot.members.values())
     patience_s = CONTESTED_LEASE_TIMES * lease_ttl_s
@@ -302,10 +307,10 @@ def _change_lives(
 
 
 def _next_life(stored: Job, identity: Identity) -> Job:
-    """Begin with the values of ``identity``.
+    """Return the job record of the next generation, with the values of ``identity``.
 
-    What was said by hand stays, unless the job is another one by its UID; that of the values, only
-    if the pods come back with the template of before.
+    What was set by hand stays, unless the job is another one by its UID; values that were set by
+    hand stay only if the pods come back with the template of before.
     """
     same_job = stored.uid == identity.job_uid
     begun = stored if same_job else replace(stored, desired=None, paused=False)
@@ -322,6 +327,6 @@ def _next_life(stored: Job, identity: Identity) -> Job:
 
 
 def _former_uids(stored: Job, uid: str) -> tuple[str, ...]:
-    """Those of all lives before that of ``uid``, which itself may have been one of them."""
+    """Return the UIDs of all generations before that of ``uid``, but not ``uid`` itself."""
     uids = [former for former in (*stored.former_uids, stored.uid) if former not in ("", uid)]
     return tuple(dict.fromkeys(uids))[-FORMER_UIDS_MAX:]

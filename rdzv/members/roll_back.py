@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a roll-out that was taken back, where no pod registers after it.
+"""The end of a roll-out that was taken back, if no pod registers after it.
 
 A Deployment starts the last pod of the former template before the last one of the newer is gone:
-then no registration shows that nobody is left with the newer one, and who is there has to see it.
+then no registration shows that no member has the newer one, and a present member has to notice.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class RollBack:
-    """Makes this member's template the job's once nobody is there with the present one.
+    """The return to this member's template once no member with the present one is left.
 
-    ``patience_s``: for so long nobody must have been: who has lost its lease may come back. A
-    shorter one takes a roll-out back for an outage of the store.
+    ``patience_s``: how long none must have been there, as one that has lost its lease may come
+    back. A shorter one takes a roll-out back for an outage of the store.
     """
 
     def __init__(self, client: JobClient, registrar: Registrar, *, patience_s: float) -> None:
@@ -55,7 +55,7 @@ class RollBack:
         return left_to(snapshot, identity.member, identity.template)
 
     async def _upheld(self) -> None:
-        """Wait until the template of the job is somebody's, or another member's to replace."""
+        """Wait until a member has the template of the job, or another member has to replace it."""
         while self._left(snapshot := self._client.membership.snapshot()) is not None:
             await self._client.membership.changed_from(snapshot)
 
@@ -73,7 +73,7 @@ class RollBack:
             compares = [
                 Compare(keys.job, "mod", "=", job.mod_revision),
                 self._registrar.guard(generation).holds(),
-                # Nobody has come, or come back, since.
+                # No member has come, or come back, since.
                 Compare(
                     keys.in_generation(generation).members,
                     *("mod", "<", snapshot.revision + 1),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""By which of its pods' templates a job goes: pure.
+"""The choice among its pods' templates of the one that a job goes by: pure.
 
 The newest wins: one that the job has not gone by in this generation is that of a roll-out. A former
-one is that of a pod which the roll-out has not replaced yet, or came late, as long as anybody is
-there who was started with the newer one; when nobody is, the roll-out was taken back.
+one is that of a pod which the roll-out has not replaced yet, or which came late, as long as a
+member is there that was started with the newer one; if none is, the roll-out was taken back.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from rdzv.records.job_template import JobTemplate
 from rdzv.snapshot import Snapshot
 
 FORMER_TEMPLATES_MAX = 16
-"""How many former templates a job remembers, to tell a late pod from a roll-out."""
+"""Bound on the former templates that a job remembers, to tell a late pod from a roll-out."""
 
 
 def is_upheld(snapshot: Snapshot, *, beside: str) -> bool:
-    """Whether a member that does not drain, other than ``beside``, has the job's template."""
+    """Return whether a member but ``beside`` that does not drain has the job's template."""
     return snapshot.job is not None and any(
         member.name != beside
         and member.pod_uid not in snapshot.drains
@@ -29,10 +29,10 @@ def is_upheld(snapshot: Snapshot, *, beside: str) -> bool:
 
 
 def left_to(snapshot: Snapshot, member: str, template: JobTemplate) -> Job | None:
-    """Return the job as it is by ``template`` if nobody with the present one comes back.
+    """Return the job by ``template`` that it should be if no member of the present one comes back.
 
-    None where somebody upholds that, or ``member`` is not the youngest who stays: it is a pod of
-    the youngest that a roll-out has brought, be it one that takes another back.
+    None if a member upholds the present one, or ``member`` is not the youngest that stays: that is
+    a pod of the newest that a roll-out has brought, be it one that takes another back.
     """
     staying = [one for one in snapshot.members.values() if one.pod_uid not in snapshot.drains]
     youngest = max(staying, key=lambda one: one.age_order, default=None)
@@ -47,7 +47,7 @@ def left_to(snapshot: Snapshot, member: str, template: JobTemplate) -> Job | Non
 def adopted(job: Job, template: JobTemplate, *, former_wins: bool) -> Job:
     """Return the job as it is once a pod with ``template`` has registered.
 
-    ``former_wins``: whether one wins that the job has gone by before.
+    ``former_wins``: whether a template wins that the job has gone by before.
     """
     text, in_force = str(template), job.template_in_force
     if text == in_force or (text in job.former_templates and not former_wins):

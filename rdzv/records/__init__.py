@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of the store that belong to no other room."""
+"""The records of the store that belong to no other package."""

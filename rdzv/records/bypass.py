@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record of a launcher that bypasses its sidecar, or uses another run id, min or max.
+"""The record of a launcher that bypasses its sidecar, or uses another run id, min or max.
 
-One small key on the member's lease, and only while something is wrong: a job in order has none.
-No snapshot holds it, so no decision rests on it, and it wakes nobody.
+It is one small key on the member's lease, and only while something is wrong. No snapshot has it, so
+that no decision rests on it, and it wakes no reader.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from rdzv.records.codec import dump_record, load_record, take
 from rdzv.store import KeyValue
 
 Kind = Literal["", "unseen", "absent", "elsewhere", "run_id", "nnodes"]
-"""``unseen``: nothing is known of the training container yet. ``absent``: it runs, and its
-launcher has not connected. ``elsewhere``: the launcher was told another rendezvous. ``run_id``: it
-asks for another run than the others. ``nnodes``: its ``--nnodes`` is not its sidecar's."""
+"""The fault. ``unseen``: nothing is known of the training container yet. ``absent``: it runs, and
+its launcher has not connected. ``elsewhere``: the launcher was given another rendezvous.
+``run_id``: it asks for another run than the others. ``nnodes``: its ``--nnodes`` is not its
+sidecar's."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SENTENCE_LENGTH = 400
@@ -26,7 +27,7 @@ SENTENCE_LENGTH = 400
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """What is wrong with the launcher of one member; empty where nothing is.
+    """The fault of one member's launcher; empty if there is none.
 
     The sentence is one line of bounded length, whatever was quoted in it.
     """
@@ -39,12 +40,12 @@ class Bypass:
         object.__setattr__(self, "sentence", line)
 
     def to_json(self) -> bytes:
-        """Encode for the store."""
+        """Encode the record for the store."""
         return dump_record({"kind": self.kind, "sentence": self.sentence})
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
-        """Decode; raises ``RecordError``."""
+        """Decode the record; raise ``RecordError`` if it is malformed."""
         fields = load_record(kv.key, kv.value)
         if fields.get("kind") not in KINDS[1:]:
             raise RecordError(f"{kv.key}: 'kind' is {fields.get('kind')!r}, expected {KINDS[1:]}")
@@ -52,5 +53,5 @@ class Bypass:
 
 
 def member_of(kv: KeyValue) -> str:
-    """Name the member whose launcher a record is about."""
+    """Return the member whose launcher a record is about."""
     return last_name(kv.key)

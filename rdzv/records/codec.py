@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a record is spelled in the store: JSON with the version of its schema.
+"""The encoding of a record in the store: JSON with the version of its schema.
 
-A reader ignores fields that it does not know; a record of another schema, or one that is no JSON
-at all, raises ``RecordError`` and is left out of the snapshot with its reason, so that one corrupt
-key cannot stop a job.
+A reader ignores fields that it does not know; a record of another schema, or one that is no JSON at
+all, raises ``RecordError`` and is left out of the snapshot with its reason, so that one corrupt key
+cannot stop a job.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rdzv.keys import last_name
 SCHEMA = 1
 
 MAX_S = 1e9
-"""No duration in a record is longer: some 30 years."""
+"""Upper bound on a duration in a record: some 30 years."""
 
 LAST_UNIX_S = 253_402_300_799
 """The end of the year 9999: the last second that a calendar date can show."""
@@ -35,13 +35,13 @@ def dump_record(fields: Mapping[str, object]) -> bytes:
 
 
 def load_record(key: str, value: bytes) -> dict[str, Any]:
-    """Decode a record; raises ``RecordError`` where it is none of ours."""
+    """Decode a record; raise ``RecordError`` if it is none of Muster's."""
     try:
-        # Told that it is UTF-8, json need not find out.
+        # Decoded here, so that json need not detect the encoding.
         text = value.decode()
         fields = json.loads(text)
         if "\\u" in text:
-            # It can spell half of a surrogate pair, of which no key and no file can be made.
+            # An escape can be half of a surrogate pair, of which no key and no file can be made.
             json.dumps(fields, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{key}: not JSON ({error})") from error
@@ -53,9 +53,9 @@ def load_record(key: str, value: bytes) -> dict[str, Any]:
 def take(
     key: str, fields: Mapping[str, Any], name: str, kind: type[T], missing: T | None = None
 ) -> T:
-    """Take one field, or ``missing`` where an older writer has not written it.
+    """Take one field, or ``missing`` if an older writer has not written it.
 
-    Raises ``RecordError`` if it is of another type, or missing for no reason.
+    Raises ``RecordError`` if it is of another type, or absent without a ``missing``.
     """
     value = fields.get(name, missing)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -64,7 +64,7 @@ def take(
 
 
 def take_name(key: str, fields: Mapping[str, Any], name: str) -> str:
-    """Take the name of a member or the UID of a pod; raises ``RecordError`` for an empty one."""
+    """Take the name of a member or the UID of a pod; raise ``RecordError`` for an empty one."""
     text = take(key, fields, name, str)
     if not text:
         raise RecordError(f"{key}: {name!r} is empty")
@@ -72,7 +72,7 @@ def take_name(key: str, fields: Mapping[str, Any], name: str) -> str:
 
 
 def take_own_name(key: str, fields: Mapping[str, Any], name: str) -> str:
-    """Take the name that stands in the record's key, too; raises ``RecordError`` for another."""
+    """Take the name that is also in the record's key; raise ``RecordError`` for another."""
     text = take_name(key, fields, name)
     if text != last_name(key):
         raise RecordError(f"{key}: {name!r} is {text!r}, which is not the name in its key")
@@ -80,7 +80,7 @@ def take_own_name(key: str, fields: Mapping[str, Any], name: str) -> str:
 
 
 def take_cursor(key: str, fields: Mapping[str, Any], name: str = "cursor") -> str:
-    """Take one data cursor, empty if it is missing; raises ``RecordError`` for one too long."""
+    """Take one data cursor, empty if it is missing; raise ``RecordError`` for one too long."""
     text = take(key, fields, name, str, "")
     if len(text) > CURSOR_MAX_BYTES:
         raise RecordError(f"{key}: {name!r} is longer than {CURSOR_MAX_BYTES} bytes")
@@ -88,7 +88,7 @@ def take_cursor(key: str, fields: Mapping[str, Any], name: str = "cursor") -> st
 
 
 def take_seconds(key: str, fields: Mapping[str, Any], name: str) -> float:
-    """Take one duration; raises ``RecordError`` if it is missing, negative or not finite."""
+    """Take one duration; raise ``RecordError`` if it is missing, negative or not finite."""
     value = fields.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_S:
         return float(value)
@@ -96,7 +96,7 @@ def take_seconds(key: str, fields: Mapping[str, Any], name: str) -> float:
 
 
 def take_unix_s(key: str, fields: Mapping[str, Any], name: str) -> float:
-    """Take one moment of a wall clock, 0.0 if it is missing; raises ``RecordError`` for no time."""
+    """Take one wall-clock time, 0.0 if it is missing; raise ``RecordError`` if it is no time."""
     value = fields.get(name, 0.0)
     if isinstance(value, int | float) and 0 <= value <= LAST_UNIX_S:
         return float(value)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records of the commit-step agreement: the commit, each member's vote, the last commit.
 
-One commit record serves all drains of a generation, and all worlds that form again with nobody
-lost: for newcomers, for smaller sizes, for a pause. Its epoch grows with each hold, so that nothing
-of an earlier attempt counts for a later one.
+One commit record serves all drains of a generation, and all worlds that form again without having
+lost a node: for newcomers, for smaller sizes, for a pause. Its epoch grows with each hold, so that
+nothing of an earlier attempt counts for a later one.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from rdzv.records.drain import Drain
 from rdzv.store import Compare, KeyValue, Operation, Put
 
 Phase = Literal["idle", "hold", "commit", "done", "void"]
-"""``hold``: every rank waits at its next boundary while the sidecars vote. ``commit``: each saves
-at its first boundary from ``step`` on. ``done``: all have. ``void``: this attempt came to nothing.
-"""
+"""The phase of a commit. ``hold``: every rank waits at its next boundary while the sidecars vote.
+``commit``: each saves at its first boundary from ``step`` on. ``done``: all have. ``void``: this
+attempt has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """How far the ranks of one round are with agreeing on a step and saving it.
+    """The progress of one round's ranks in agreeing on a step and saving it.
 
     ``step`` is the step agreed on, and from ``done`` on the step saved. ``leaving``, ``saved`` and
-    ``granted`` are pod UIDs: who drains, for whom a commit of this round is on record, who may go.
-    ``joins``: it also serves a world that is to form again for another cause than a drain (a
-    ``ReformCause``: newcomers join, it shrinks, the job is paused); ``admitted``: it may. Both are
-    named for the first of these causes, and stay so for the sidecars that read them. ``refused``: a
-    rank of this round takes no part, so that what the attempt was for happens without a save.
-    ``failures`` counts attempts in a row that came to nothing, ``took_s`` is how long the last one
-    that succeeded took.
+    ``granted`` are pod UIDs: of pods that drain, of those for which a commit of this round is
+    stored, of those that may go. ``joins``: it also serves a world that is to form again for
+    another cause than a drain (a ``ReformCause``: newcomers join, it shrinks, the job is paused);
+    ``admitted``: it may. Both are named for the first of these causes, and stay so for the sidecars
+    that read them. ``refused``: a rank of this round takes no part, so that what the attempt was
+    for happens without a save. ``failures`` counts failed attempts in a row, ``took_s`` is how long
+    the last successful one took.
     """
 
     epoch: int = 0
@@ -61,11 +61,11 @@ class Commit:
     mod_revision: int = 0
 
     def is_of(self, run: str, number: int) -> bool:
-        """Whether it is about round ``number`` of ``run``."""
+        """Return whether it is about round ``number`` of ``run``."""
         return (self.run, self.round) == (run, number)
 
     def to_json(self) -> bytes:
-        """Encode for the store."""
+        """Encode the record for the store."""
         return dump_record(
             {
                 "epoch": self.epoch,
@@ -87,7 +87,7 @@ class Commit:
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
-        """Decode; raises ``RecordError``."""
+        """Decode the record; raise ``RecordError`` if it is malformed."""
         fields = load_record(kv.key, kv.value)
         phase: Any = fields.get("phase")
         if phase not in get_args(Phase):
@@ -114,7 +114,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What one member says in one epoch: its vote, then what became of the save in its pod.
+    """The record of one member in one epoch: its vote, then the outcome of the save in its pod.
 
     ``vote`` is the first step that none of its ranks can have passed; None is a *no*: a rank takes
     no part. ``acked`` is the step that all its ranks saved, ``failed`` why they did not. ``away``:
@@ -134,7 +134,7 @@ class Vote:
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
-        """Encode for the store."""
+        """Encode the record for the store."""
         return dump_record(
             {
                 "epoch": self.epoch,
@@ -151,7 +151,7 @@ class Vote:
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
-        """Decode; raises ``RecordError``."""
+        """Decode the record; raise ``RecordError`` if it is malformed."""
         fields = load_record(kv.key, kv.value)
         acked = fields.get("acked")
         return cls(
@@ -173,10 +173,10 @@ class LastCommit:
     """The newest step that all ranks of a round have saved, for whatever cause.
 
     ``epoch`` is that of the newest commit, in which all acknowledged the same step. ``job_uid`` is
-    that of the job then, empty where the platform gives none. ``forgotten``: by hand, so that
-    nobody has to go on from it; its epoch still counts. ``periodic``: no commit asked for the save.
-    ``at_unix_s`` is the wall clock of who wrote it, for people; 0.0 where that was not told.
-    ``cursor``: where in the data training goes on from it, JSON that every rank gave; or empty.
+    that of the job then, empty if the platform gives none. ``forgotten``: by hand, so that no world
+    has to go on from it; its epoch still counts. ``periodic``: no commit asked for the save.
+    ``at_unix_s`` is the writer's wall clock, for people; 0.0 if it is unknown. ``cursor``: where in
+    the data training goes on from it, JSON that every rank gave; or empty.
     """
 
     step: int
@@ -190,7 +190,7 @@ class LastCommit:
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
-        """Encode for the store."""
+        """Encode the record for the store."""
         return dump_record(
             {
                 "step": self.step,
@@ -206,7 +206,7 @@ class LastCommit:
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
-        """Decode; raises ``RecordError``."""
+        """Decode the record; raise ``RecordError`` if it is malformed."""
         fields = load_record(kv.key, kv.value)
         return cls(
             step=take(kv.key, fields, "step", int),
@@ -224,12 +224,12 @@ class LastCommit:
 def vote_transaction(
     keys: GenerationKeys, member: str, vote: Vote, commit: Commit, drain: Drain | None
 ) -> tuple[list[Compare], list[Operation]]:
-    """Make the transaction that puts a vote; the caller adds its registration.
+    """Build the transaction that writes a vote; the caller adds its registration guard.
 
-    A vote is created once, and lands only while ``commit`` is what it was cast for. One that is on
-    record (``mod_revision``) gets its acknowledgement; it is dropped with its epoch. That lands
-    only while the pod's ``drain`` is as it was: once that is given up at its deadline, the others
-    leave the round, and nobody may take the pod for one that has saved in it.
+    A vote is created once, and only while ``commit`` is the one it was cast for. A stored one
+    (``mod_revision``) gets its acknowledgement; it is deleted with its epoch. That is written only
+    while the pod's ``drain`` is as it was: once that has expired at its deadline, the others leave
+    the round, and the pod must not count as one that has saved in it.
     """
     key = keys.vote(vote.epoch, member)
     compares = [Compare(key, "mod", "=", vote.mod_revision)]

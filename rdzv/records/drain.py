@@ -18,24 +18,24 @@ from rdzv.records.codec import (
 from rdzv.store import KeyValue
 
 Outcome = Literal["", "committed", "uncommitted", "expired"]
-"""How a drain ended: after all had saved, without that, or at its deadline; empty while it goes on.
-"""
+"""The outcome of a drain: after all had saved, without that, or at its deadline; empty while it
+goes on."""
 
 ENDING_SOURCES = frozenset({"prestop", "sigterm", "hold"})
 """Sources of notices that come from the end of a pod itself."""
 
 CONTROLLER = "controller"
-"""Source of notices that the controller gives, and takes back once what it saw is over."""
+"""Source of notices that the controller gives, and withdraws once their cause is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
     """A notice that a pod will go away; a member that drains is not listed.
 
-    ``source`` is where the notice came from, ``requested_by`` who asked, if known.
+    ``source`` is where the notice came from, ``requested_by`` the requester, if known.
     ``seconds_left`` is the time to the pod's deadline when the record was written, None without
     one; SIGTERM is passed on ``reserve_s`` before it at the latest. ``ending``: the pod is being
-    terminated since, whoever asked for the drain first. ``step`` is the commit step of the outcome
+    terminated by now, whoever asked for the drain first. ``step`` is the commit step of the outcome
     ``committed``; None without one. ``saver``, of a Horovod launcher's drain: the member whose rank
     saves before the launcher goes; it sets ``step`` once that is done.
     """
@@ -56,11 +56,11 @@ class Drain:
 
     @property
     def ends(self) -> bool:
-        """Whether the pod is being ended, which taking the drain back would not stop."""
+        """Whether the pod is being ended, which a cancellation of the drain would not stop."""
         return self.ending or self.source in ENDING_SOURCES
 
     def to_json(self) -> bytes:
-        """Encode for the store."""
+        """Encode the record for the store."""
         return dump_record(
             {
                 "pod_uid": self.pod_uid,
@@ -79,7 +79,7 @@ class Drain:
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
-        """Decode; raises ``RecordError``."""
+        """Decode the record; raise ``RecordError`` if it is malformed."""
         fields = load_record(kv.key, kv.value)
         outcome = fields.get("outcome", "")
         if outcome not in get_args(Outcome):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened to a job: joins, leaves, losses and rounds, for people to read; bounded."""
+"""The history of a job: joins, leaves, losses and rounds, for people to read; bounded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Happening = Literal[
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One thing that happened.
+    """One event in the history.
 
     ``at_unix_s`` is the writer's wall clock, for people only: nothing is decided by it.
     ``revision`` is the store's when the entry was written; 0 for one not written yet.
@@ -51,7 +51,7 @@ class HistoryEntry:
     revision: int = 0
 
     def to_json(self) -> bytes:
-        """Encode for the store."""
+        """Encode the record for the store."""
         return dump_record(
             {
                 "what": self.what,
@@ -64,7 +64,7 @@ class HistoryEntry:
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
-        """Decode; raises ``RecordError``."""
+        """Decode the record; raise ``RecordError`` if it is malformed."""
         fields = load_record(kv.key, kv.value)
         what, at_unix_s = fields.get("what"), fields.get("at_unix_s")
         if what not in get_args(Happening):
@@ -82,7 +82,7 @@ class HistoryEntry:
 
 
 def departures(entries: Iterable[KeyValue]) -> dict[str, int]:
-    """Who left on purpose, and the revision at which each did so last."""
+    """Return the members that left on purpose, with the revision at which each did so last."""
     left: dict[str, int] = {}
     for kv in entries:
         try:
@@ -97,10 +97,10 @@ def departures(entries: Iterable[KeyValue]) -> dict[str, int]:
 def entry_operations(
     keys: JobKeys, entry: HistoryEntry, at_revision: int, present: Iterable[str]
 ) -> tuple[Operation, ...]:
-    """Operations that write ``entry`` and drop what is beyond the bound.
+    """Return the operations that write ``entry`` and delete what is beyond the bound.
 
-    ``at_revision`` is that of the snapshot in which it happened: two members that report the
-    same thing write the same key. ``present`` are the history keys known to be there.
+    ``at_revision`` is that of the snapshot in which it happened: two members that report the same
+    thing write the same key. ``present`` are the history keys known to be there.
     """
     oldest_first = sorted(present)
     surplus = oldest_first[: max(0, len(oldest_first) + 1 - HISTORY_LENGTH)]
@@ -111,7 +111,7 @@ def entry_operations(
 async def write_entry(
     store: Store, keys: JobKeys, entry: HistoryEntry, at_revision: int, present: Iterable[str]
 ) -> None:
-    """Write an entry that stands in no other transaction; history is worth one try, no more."""
+    """Write an entry that is in no other transaction; try once, as history is worth no more."""
     operations = entry_operations(keys, entry, at_revision, present)
     key = keys.history_entry(at_revision, entry.member, entry.what)
     try:

@@ -25,16 +25,15 @@ Role = Literal["worker", "launcher"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all members agree on.
+    """The record of a job, on which all members agree.
 
-    ``generation`` counts the lives of the job. ``desired`` is the wanted number of workers, or
-    None. ``vacated`` says that the last member left on purpose. ``uid`` is empty where the
-    platform gives none; ``former_uids`` are those of the lives before, the newest last, and
-    bounded. ``allowed_sizes`` and ``unit`` are as in ``Sizes``; ``gather_s`` is the gather window,
-    in seconds; ``paused``: no world may train. ``template`` is what the pods were started with
-    that it goes by, even where ``muster set`` has changed a value since, and ``former_templates``
-    those before, the newest last, and bounded. ``mod_revision`` is the store's, for a compare; 0
-    for a record not stored.
+    ``generation`` is its number. ``desired`` is the wanted number of workers, or None. ``vacated``:
+    the last member left on purpose. ``uid`` is empty if the platform gives none; ``former_uids``
+    are those of earlier generations, the newest last, and bounded. ``allowed_sizes`` and ``unit``
+    are as in ``Sizes``; ``gather_s`` is the gather window, in seconds; ``paused``: no world may
+    train. ``template`` is the pods' template that it goes by, even if ``muster set`` has changed a
+    value since, and ``former_templates`` those before, the newest last, and bounded.
+    ``mod_revision`` is the store's, for a compare; 0 for a record not stored.
     """
 
     min_workers: int
@@ -59,12 +58,12 @@ class Job:
 
     @property
     def template_in_force(self) -> str:
-        """Its template; made of its values where a sidecar of 0.1.0 has left it out."""
+        """Its template; built from its values if a sidecar of 0.1.0 has left it out."""
         values = (self.min_workers, self.max_workers, self.allowed_sizes, self.unit, self.gather_s)
         return self.template or str(JobTemplate(*values))
 
     def with_values_of(self, template: JobTemplate) -> Self:
-        """Go by ``template``; what was wanted within the bounds before stays if it still is."""
+        """Return the job with the values of ``template``; ``desired`` stays if within bounds."""
         wanted = self.desired
         fits = wanted is not None and template.min_workers <= wanted <= template.max_workers
         return replace(
@@ -79,7 +78,7 @@ class Job:
         )
 
     def to_json(self) -> bytes:
-        """Encode for the store."""
+        """Encode the record for the store."""
         return dump_record(
             {
                 "min": self.min_workers,
@@ -100,7 +99,7 @@ class Job:
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
-        """Decode; raises ``RecordError``."""
+        """Decode the record; raise ``RecordError`` if it is malformed."""
         fields = load_record(kv.key, kv.value)
         desired = fields.get("desired")
         sizes = take(kv.key, fields, "sizes", list, [])
@@ -139,14 +138,14 @@ class Member:
     """One sidecar, hence one pod.
 
     ``incarnation`` grows each time the same member registers again; ``since`` is the first one of
-    this pod, and orders members by age (0: this is the first). ``slots`` is the number of
-    worker processes its pod runs (0 for a launcher pod). ``created_revision`` orders members by
-    when they came; ``lease`` is the lease the record hangs on. ``index`` is the number that the
-    pod's controller gave it (-1: none). ``version`` is the sidecar's, for people
-    (empty: it is older than this field). ``template``: what the pod was started with. ``topology``
-    says where its machine, the ``node``, is: a path such as ``block/rack``, the most general part
-    first (empty: unknown). ``tunnel_port`` is where its sidecar takes a launcher's commands (0:
-    nowhere), and ``pin`` the SHA-256 of that sidecar's certificate, in hexadecimal.
+    this pod, and orders members by age (0: this is the first). ``slots`` is the number of worker
+    processes its pod runs (0 for a launcher pod). ``created_revision`` orders members by the time
+    they came; ``lease`` is the lease that the record is attached to. ``index`` is the number that
+    the pod's controller gave it (-1: none). ``version`` is the sidecar's, for people (empty: it is
+    older than this field). ``template``: what the pod was started with. ``topology`` says where its
+    machine, the ``node``, is: a path such as ``block/rack``, the most general part first (empty:
+    unknown). ``tunnel_port`` is where its sidecar takes a launcher's commands (0: nowhere), and
+    ``pin`` the SHA-256 of that sidecar's certificate, in hexadecimal.
     """
 
     name: str
@@ -171,7 +170,7 @@ class Member:
 
     @property
     def own_template(self) -> str:
-        """Its template; made of its bounds where its sidecar (0.1.0) names none."""
+        """Its template; built from its bounds if its sidecar (0.1.0) names none."""
         return self.template or str(JobTemplate(self.min_workers, self.max_workers))
 
     @property
@@ -186,12 +185,12 @@ class Member:
 
     @property
     def age_order(self) -> tuple[int, str]:
-        """Sorts the oldest first. A pod keeps its place when it registers again after a cut."""
+        """The sort key, oldest first. A pod keeps its place when it registers again after a cut."""
         return (self.since or self.incarnation, self.name)
 
     @property
     def location(self) -> tuple[str, ...]:
-        """Where it is, the most general part first: the parts of its topology, then its machine.
+        """The parts of its topology, the most general first, then its machine.
 
         A part that is not known is empty if another one follows.
         """
@@ -201,7 +200,7 @@ class Member:
         return tuple(parts)
 
     def to_json(self) -> bytes:
-        """Encode for the store."""
+        """Encode the record for the store."""
         return dump_record(
             {
                 "name": self.name,
@@ -225,7 +224,7 @@ class Member:
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
-        """Decode; raises ``RecordError``."""
+        """Decode the record; raise ``RecordError`` if it is malformed."""
         fields = load_record(kv.key, kv.value)
         role = fields.get("role")
         if role not in ("worker", "launcher"):
@@ -255,7 +254,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """Who holds a member's name: the last incarnation given out, and to which pod.
+    """The holder of a member's name: the last incarnation given out, and to which pod.
 
     ``since`` is the first incarnation that this pod had (0: this one).
     """
@@ -267,7 +266,7 @@ class Incarnation:
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
-        """Encode for the store."""
+        """Encode the record for the store."""
         return dump_record(
             {
                 "member": self.member,
@@ -279,7 +278,7 @@ class Incarnation:
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
-        """Decode; raises ``RecordError``."""
+        """Decode the record; raise ``RecordError`` if it is malformed."""
         fields = load_record(kv.key, kv.value)
         return cls(
             member=take_own_name(kv.key, fields, "member"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has changed in a job's values, in words."""
+"""The change of a job's values, in words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rdzv.records.job import Job
 
 
 def change_between(before: Job, after: Job) -> str:
-    """Say each value that is another one, and what it was; empty where none is."""
+    """Name each value that has changed, with what it was before; return empty text for none."""
     was, now = _values(before), _values(after)
     return ", ".join(
         f"{name} {'are' if name == 'sizes' else 'is'} {now[name]} (before: {was[name]})"

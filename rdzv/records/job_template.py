@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod is started with that its whole job goes by."""
+"""The part of a pod's settings that its whole job goes by."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rdzv.records.sizes import Sizes
 class JobTemplate:
     """The bounds, sizes and gather window that one pod was started with.
 
-    The fields are as in ``Job``. As text, which is how records keep it, one template is always
-    spelled alike, and what it leaves to its default is not spelled.
+    The fields are as in ``Job``. As text, which is how records keep it, equal templates are always
+    spelled alike, and defaults are left out.
     """
 
     min_workers: int

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members whose torchrun dies again and again: how long they are kept out of worlds. Pure.
+"""The quarantine of members whose torchrun dies again and again: pure.
 
-Each time a torchrun joins a world, and each time it is lost from it, everybody's workers start
-again. So a member whose torchrun has died a few times within minutes is quarantined: it is not let
-in until a torchrun has lived there for a while, which doubles with each further death. The record
-is in the store, so that it is the same for everybody; only the member's own sidecar, which serves
-that torchrun, counts deaths and time.
+Each time a torchrun joins a world, and each time it is lost from it, the workers of all members
+start again. So a member whose torchrun has died a few times within minutes is quarantined: it is
+kept out of worlds until a torchrun has lived there for a while, which doubles with each further
+death. The record is in the store, so that it is the same for all; only the member's own sidecar,
+which serves that torchrun, counts deaths and time.
 
-What a torchrun's ranks have made counts, too: a death after enough steps is no sign of a crash
-loop. A member that ends one world after the other without progress stays out until it is let in.
+The steps that a torchrun's ranks have made count, too: a death after enough of them is no sign of a
+crash loop. A member that ends one world after the other without progress stays out until it is let
+in.
 """
 
 from __future__ import annotations
@@ -27,32 +28,32 @@ DOUBLINGS_MAX = 30
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """When a member is quarantined, and for how long; times in seconds."""
+    """The terms on which a member is quarantined, and for how long; times in seconds."""
 
     deaths: int = 3
     """Deaths of its torchrun, none more than ``forget_s`` after the one before, that are too many.
     Fewer: one bad moment keeps a healthy pod out. More: the others re-form more often."""
     first_s: float = 60.0
-    """How long the next torchrun has to live; it doubles with each further death."""
+    """Time for which the next torchrun has to live; it doubles with each further death."""
     longest_s: float = 3600.0
-    """Upper bound of that."""
+    """Upper bound of that time."""
     forget_s: float = 600.0
-    """After this long without a death, all deaths are forgotten. Longer: a pod that has bad luck
+    """Time without a death after which all deaths are forgotten. Longer: a pod that has bad luck
     twice a day is kept out. Shorter: one that takes long to die never is."""
     steps: int = 200
-    """So many steps of its ranks since it came, and the death of a torchrun does not count, nor do
-    those before it; 0: steps are not looked at. Fewer: a pod that gets nowhere stops the others
-    again and again. More: one that works, but slowly, is taken for one that does not."""
+    """Steps of its ranks since it came, from which on the death of a torchrun does not count, nor
+    do those before it; 0: steps are ignored. Fewer: a pod that gets nowhere stops the others again
+    and again. More: one that works, but slowly, is taken for one that does not."""
     worlds: int = 6
-    """So many worlds in a row that its torchruns have ended without progress, and it stays out
-    until it is let in by hand. Fewer: a bad hour costs a pod for good. More: the others are stopped
-    twice for each."""
+    """Number of worlds in a row that its torchruns have ended without progress, from which on it
+    stays out until it is let in by hand. Fewer: a bad hour costs a pod for good. More: the others
+    are stopped twice for each."""
     brief_s: float = 60.0
-    """A world that lasted no longer was without progress, where the ranks tell no steps. Longer: a
-    pod whose script tells nothing, and that something else kills, may stay out."""
+    """A world that lasted for less was without progress, if the ranks publish no steps. Longer: a
+    pod whose script publishes nothing, and that something else kills, may stay out."""
 
     def hold_s(self, deaths: int) -> float:
-        """How long a torchrun has to live to be let in after so many deaths."""
+        """Return for how long a torchrun has to live to be let in after this number of deaths."""
         doublings = min(max(0, deaths - self.deaths), DOUBLINGS_MAX)
         return min(self.first_s * 2.0**doublings, self.longest_s)
 
@@ -64,8 +65,8 @@ TERMS = Terms()
 class Death:
     """A torchrun that has ended by itself; ``nonce`` names its connection.
 
-    ``steps``: how many its ranks have made since it came; None where they tell of none.
-    ``world_s``: how long the world had lasted that it was in; None where it was in none.
+    ``steps``: how many its ranks have made since it came; None if they publish none. ``world_s``:
+    how long the world had lasted that it was in; None if it was in none.
     """
 
     nonce: str
@@ -73,11 +74,11 @@ class Death:
     world_s: float | None = None
 
     def has_progress(self, terms: Terms) -> bool:
-        """Whether its ranks have made enough steps for it not to count."""
+        """Return whether its ranks have made enough steps for it not to count."""
         return bool(terms.steps) and self.steps is not None and self.steps >= terms.steps
 
     def adds_to(self, row: int, terms: Terms) -> int:
-        """How many worlds in a row were ended without progress now, ``row`` of them before it."""
+        """Return how many worlds in a row were ended without progress now, after ``row`` before."""
         if self.world_s is None:
             return row
         if self.has_progress(terms):
@@ -88,7 +89,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """How often the torchrun of one pod has died lately; ``out``: whether it is kept out for it.
+    """The recent deaths of one pod's torchruns; ``out``: whether it is kept out for them.
 
     ``died``: the nonce of the torchrun that died last, so that no death counts twice.
     ``fruitless``: how many worlds its torchruns have ended in a row without progress.
@@ -103,12 +104,12 @@ class Quarantine:
     fruitless: int = 0
 
     def stays(self, terms: Terms) -> bool:
-        """Whether it is kept out until somebody lets it in."""
+        """Return whether it is kept out until it is let in by hand."""
         return self.out and self.fruitless >= terms.worlds
 
     @property
     def sentence(self) -> str:
-        """Say why it is kept out, and what ends that."""
+        """The sentence why it is kept out, and what ends that."""
         if self.stays(TERMS):
             return (
                 f"quarantined: its torchruns have ended {self.fruitless} worlds in a row without"
@@ -120,7 +121,7 @@ class Quarantine:
         )
 
     def to_json(self) -> bytes:
-        """Encode for the store."""
+        """Encode the record for the store."""
         fields: dict[str, object] = {
             "pod_uid": self.pod_uid,
             "deaths": self.deaths,
@@ -133,7 +134,7 @@ class Quarantine:
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
-        """Decode; raises ``RecordError``."""
+        """Decode the record; raise ``RecordError`` if it is malformed."""
         fields = load_record(kv.key, kv.value)
         deaths, row = take(kv.key, fields, "deaths", int), take(kv.key, fields, "fruitless", int, 0)
         if deaths < 1 or row < 0:
@@ -154,9 +155,9 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineDecision:
-    """What becomes of a record: ``record`` is to be written, or it is to be dropped, or neither.
+    """The change of a record: ``record`` is to be written, or it is to be deleted, or neither.
 
-    ``reason``: one sentence. ``wake_at_s``: when time alone would change the answer.
+    ``reason``: one sentence. ``wake_at_s``: the time at which time alone would change the answer.
     """
 
     record: Quarantine | None = None
@@ -168,7 +169,7 @@ class QuarantineDecision:
 def after_death(
     record: Quarantine | None, member: str, pod_uid: str, death: Death, terms: Terms
 ) -> QuarantineDecision:
-    """Decide what the record becomes once a torchrun of this pod has ended by itself."""
+    """Decide how the record changes once a torchrun of this pod has ended by itself."""
     revision = record.mod_revision if record else 0
     known = record is not None and record.pod_uid == pod_uid
     if record is None or not known:
@@ -206,18 +207,18 @@ def after_time(
     terms: Terms,
     steps: int | None = None,
 ) -> QuarantineDecision:
-    """Decide what time makes of the record.
+    """Decide how the record changes by time alone.
 
-    ``seen_s``: since when it is as it is; ``alive_s``: since when a torchrun is there, if one is,
-    and earlier by the time that those before it lived which only gave up waiting for a place.
-    ``steps``: as of a ``Death``, of the torchrun that is there.
+    ``seen_s``: since when it has been as it is; ``alive_s``: since when a torchrun has been there,
+    if one is, and earlier by the time that those before it lived which only gave up waiting for a
+    place. ``steps``: as of a ``Death``, of the torchrun that is there.
     """
     if not record.out:
         forgotten_s = seen_s + terms.forget_s
         if now < forgotten_s:
             return QuarantineDecision(wake_at_s=forgotten_s)
         if record.fruitless and steps is not None and steps < terms.steps:
-            # It has been there for long and got nowhere: its row goes on.
+            # It has been there for long without progress: its row goes on.
             return QuarantineDecision(wake_at_s=now + terms.forget_s)
         return QuarantineDecision(drop=True, reason="its torchrun has not died for long")
     if record.stays(terms):

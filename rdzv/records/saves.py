@@ -12,18 +12,18 @@ from rdzv.records.codec import dump_record, load_record, take, take_cursor, take
 from rdzv.store import KeyValue
 
 STEPS_MAX = 8
-"""Steps that one record names; a rank names no more than four."""
+"""Bound on the steps that one record names; a rank names no more than four."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodSaves:
-    """What the ranks of one pod have saved in one round.
+    """The saves of one pod's ranks in one round.
 
-    ``steps``: those that all of its ranks have saved, the newest first, and not each of them.
+    ``steps``: those that all of its ranks have saved, the newest first, and not every one of them.
     ``newest``: the newest step that any of them has saved, None before the first. ``step``: the
     boundary that the furthest of them had come to at ``at_unix_s``, by the pod's wall clock, which
     is for people. ``cursors``: the data cursor of each of ``steps``, empty for none; there are no
-    cursors at all where the ranks give none. ``ranks`` are the numbers of its ranks.
+    cursors at all if the ranks give none. ``ranks`` are the numbers of its ranks.
     """
 
     member: str
@@ -39,11 +39,11 @@ class PodSaves:
     mod_revision: int = 0
 
     def cursor_of(self, step: int) -> str:
-        """The data cursor that its ranks gave with the save of ``step``."""
+        """Return the data cursor that its ranks gave with the save of ``step``; empty for none."""
         return dict(zip(self.steps, self.cursors, strict=False)).get(step, "")
 
     def to_json(self) -> bytes:
-        """Encode for the store."""
+        """Encode the record for the store."""
         return dump_record(
             {
                 "pod_uid": self.pod_uid,
@@ -60,7 +60,7 @@ class PodSaves:
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
-        """Decode; raises ``RecordError``."""
+        """Decode the record; raise ``RecordError`` if it is malformed."""
         fields = load_record(kv.key, kv.value)
         newest = fields.get("newest")
         steps = take(kv.key, fields, "steps", list)

@@ -3,7 +3,7 @@
 
 Four kinds of keys: the world that trains, what is still to be handed out to it, what the saved
 weights contain, and what each pod holds. Places are counted along one line: the epochs one after
-the other, each of so many shards as the data set has, all of ``shard_size`` places.
+the other, each of as many shards as the data set has, all of ``shard_size`` places.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rdzv.store import KeyValue
 
 
 class Plan(NamedTuple):
-    """How a data set is cut and ordered. ``seed`` is None where shards come in their order."""
+    """The cut and the order of a data set. ``seed`` is None if shards come in their order."""
 
     size: int
     shard_size: int
@@ -38,7 +38,7 @@ class Plan(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What was trained since the save before, up to and with ``step``."""
+    """The places trained since the save before, up to and with ``step``."""
 
     step: int
     places: Intervals
@@ -50,7 +50,7 @@ class ShardWorld:
 
     ``name`` is another one for each world; ``run`` and ``round`` say which of torchrun's it is, and
     are empty and 0 for one that named itself. ``ranks`` is how many there are. ``start`` is the
-    step that its weights were of when it began. ``former`` names worlds before it, the newest last.
+    step of its weights when it began. ``former`` names worlds before it, the newest last.
     """
 
     name: str
@@ -63,7 +63,7 @@ class ShardWorld:
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
-        """Encode for the store."""
+        """Encode the record for the store."""
         return dump_record(
             {
                 "name": self.name,
@@ -78,7 +78,7 @@ class ShardWorld:
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
-        """Decode; raises ``RecordError``."""
+        """Decode the record; raise ``RecordError`` if it is malformed."""
         fields = load_record(kv.key, kv.value)
         seed = fields.get("seed")
         plan = Plan(
@@ -103,19 +103,19 @@ class ShardWorld:
 
 @dataclass(frozen=True, slots=True)
 class OpenShards:
-    """What the world may still take: ``again``, and all from ``frontier`` on."""
+    """The places that the world may still take: ``again``, and all from ``frontier`` on."""
 
     frontier: int = 0
     again: Intervals = ()
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
-        """Encode for the store."""
+        """Encode the record for the store."""
         return dump_record({"frontier": self.frontier, "again": self.again})
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
-        """Decode; raises ``RecordError``."""
+        """Decode the record; raise ``RecordError`` if it is malformed."""
         fields = load_record(kv.key, kv.value)
         return cls(
             take(kv.key, fields, "frontier", int),
@@ -126,10 +126,10 @@ class OpenShards:
 
 @dataclass(frozen=True, slots=True)
 class TrainedShards:
-    """What the weights contain: ``places`` those of step ``base``, each save what came with it.
+    """The places in the weights: ``places`` in those of step ``base``, and what each save added.
 
-    ``unknown``: of what was trained up to that step nothing was on record, as in a store that has
-    lost its data; it is handed out as if it had not been trained. 0: all is known.
+    ``unknown``: the step up to which nothing was stored of what was trained, as in a store that has
+    lost its data; that is handed out as if it had not been trained. 0: all is known.
     """
 
     base: int = 0
@@ -140,11 +140,11 @@ class TrainedShards:
 
     @property
     def newest(self) -> int:
-        """The newest step of which it is known what it contains."""
+        """The newest step whose places are known."""
         return self.saves[-1].step if self.saves else self.base
 
     def to_json(self) -> bytes:
-        """Encode for the store."""
+        """Encode the record for the store."""
         return dump_record(
             {
                 "base": self.base,
@@ -156,7 +156,7 @@ class TrainedShards:
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
-        """Decode; raises ``RecordError``."""
+        """Decode the record; raise ``RecordError`` if it is malformed."""
         fields = load_record(kv.key, kv.value)
         return cls(
             take(kv.key, fields, "base", int),
@@ -168,10 +168,10 @@ class TrainedShards:
 
 
 class Share(NamedTuple):
-    """What one rank has been given and no common save is known to contain.
+    """The places that one rank has been given and no common save is known to contain.
 
     ``held``: not trained as far as is known. ``used``: trained, in no save of this rank yet.
-    ``saves``: those that it has told of.
+    ``saves``: those that it has reported.
     """
 
     held: Intervals = ()
@@ -181,9 +181,9 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PodShards:
-    """What the ranks of one pod hold, by local rank.
+    """The shares of one pod's ranks, by local rank.
 
-    ``over``: the pod was gone, and what it held went to others; nothing that it tells counts any
+    ``over``: the pod was gone, and what it held went to others; nothing that it reports counts any
     more in this world.
     """
 
@@ -194,13 +194,13 @@ class PodShards:
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
-        """Encode for the store."""
+        """Encode the record for the store."""
         shares = {str(rank): share for rank, share in self.shares.items()}
         return dump_record({"pod_uid": self.pod_uid, "shares": shares, "over": self.over})
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
-        """Decode; raises ``RecordError``."""
+        """Decode the record; raise ``RecordError`` if it is malformed."""
         fields = load_record(kv.key, kv.value)
         shares = take(kv.key, fields, "shares", dict)
         try:
@@ -217,14 +217,14 @@ class PodShards:
 
 
 def places_of(where: str, pieces: Any) -> Intervals:
-    """Understand places as JSON has them; raises ``RecordError``."""
+    """Parse places as JSON has them; raise ``RecordError`` if they are malformed."""
     if not isinstance(pieces, list) or not all(_is_piece(piece) for piece in pieces):
         raise RecordError(f"{where}: {pieces!r} are no places of a data set")
     return normal((low, high) for low, high in pieces)
 
 
 def saves_of(where: str, saves: Any) -> tuple[Saved, ...]:
-    """Understand saves as JSON has them, of growing steps; raises ``RecordError``."""
+    """Parse saves as JSON has them; raise ``RecordError`` unless their steps grow."""
     if not isinstance(saves, list) or not all(_is_pair(save) for save in saves):
         raise RecordError(f"{where}: {saves!r} are no saves")
     read = tuple(Saved(step, places_of(where, places)) for step, places in saves)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many nodes a world may have."""
+"""The numbers of nodes that a world may have."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes that a world may have, in nodes: from ``least`` to ``most``, of these a choice.
+    """The sizes that a world may have, in nodes: a choice of those from ``least`` to ``most``.
 
-    ``allowed`` names the choice; where it is empty, the multiples of ``unit`` are allowed. A job
-    that has no size at all within its bounds never trains; ``fault`` says so.
+    ``allowed`` names the choice; if it is empty, the multiples of ``unit`` are allowed. A job that
+    has no size at all within its bounds never trains; ``fault`` says so.
     """
 
     least: int
@@ -41,7 +41,7 @@ class Sizes:
 
     @property
     def fault(self) -> str:
-        """Say why no world could form; empty if one can."""
+        """The reason why no world could form; empty if one can."""
         if self.least > self.most:
             return (
                 f"min is {self.least}, more than max, which is {self.most}: raise max or lower min"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of one request of a rank for shards: pure.
+"""The decision on one request of a rank for shards: pure.
 
-A rank tells all that it holds, what it has trained and what its saves contain, and how much more it
-wants. So a request can be repeated, and one whose answer was lost is answered in full by the next.
+A rank reports all that it holds, what it has trained and what its saves contain, and how much more
+it wants. So a request can be repeated, and one whose answer was lost is answered in full by the
+next.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from rdzv.records.shards import Plan, PodShards, Saved, ShardWorld, Share
 from rdzv.shards.ledger import ShardLedger, as_of, opened, sealed
 
 FORMER_MAX = 16
-"""Worlds before the present one that are known by name: what a rank of them asks is refused."""
+"""Bound on the earlier worlds that are known by name: their ranks are told that these are over."""
 
 RANK_SAVES_MAX = 64
-"""Saves of one rank that wait for the other ranks'. Of more, the oldest two become one."""
+"""Bound on the saves of one rank that wait for the other ranks'. Beyond it, the oldest two are
+merged."""
 
 SHARE_OF_REST = 2
-"""Nobody is given more than this part of an even share of what is open in the epoch: so that at its
-end no rank has much left while the others have nothing."""
+"""Divisor: no rank is given more at once than an even share of what is open in the epoch, divided
+by this, or than one shard: so that at its end no rank has much left while the others have
+nothing."""
 
 
 GONE_MAX = 32
-"""From how many pods that are gone one answer takes the shards back: etcd takes 128 compares."""
+"""Bound on the gone pods whose shards one answer takes back: etcd takes 128 compares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,8 @@ class Ask:
     ``world`` names its world; ``run`` and ``round`` are torchrun's, if it has one. ``left`` is what
     it holds and has not trained, ``used`` what it has trained since the last of ``saves``. ``want``
     is how many places it would like besides; 0 for a mere report. ``confirmed`` is the newest step
-    whose save it was told to be on record, 0 for none: a store that does not know of it has gone
-    back.
+    whose save it was told to be stored, 0 for none: a store that does not have it was restored to
+    an earlier revision.
     """
 
     member: str
@@ -59,10 +62,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a rank is told, and the ledger as it has to be then.
+    """The answer to a rank, and the ledger as it has to be then.
 
     ``given``: places to train. ``done``: the epoch is trained to its end. ``lost``: why nothing
-    that this rank does counts any more. ``refused``: a mistake of who asks, in one sentence.
+    that this rank does counts any more. ``refused``: a mistake of its user, in one sentence.
     ``begins``: a world begins with this, and the request is to be decided once more.
     """
 
@@ -76,7 +79,7 @@ class Answer:
 
 
 def decide(ledger: ShardLedger, present: Mapping[str, str], ask: Ask) -> Answer:
-    """Answer one request. ``present``: the pod UIDs of the members that are there, by name."""
+    """Decide one request. ``present``: the pod UIDs of the members that are there, by name."""
     if ledger.unreadable:
         return Answer(ledger, ledger.unreadable, refused=ledger.unreadable)
     if ledger.world is None or ledger.world.name != ask.world:
@@ -105,7 +108,7 @@ def decide(ledger: ShardLedger, present: Mapping[str, str], ask: Ask) -> Answer:
 
 
 def _over(world: ShardWorld | None, ask: Ask) -> str:
-    """Say why a rank that is not of the present world cannot begin one; empty if it can."""
+    """Return why a rank that is not of the present world cannot begin one; empty if it can."""
     late = bool(ask.left or ask.used or ask.saves)
     if world is not None:
         late = late or ask.world in world.former
@@ -114,7 +117,10 @@ def _over(world: ShardWorld | None, ask: Ask) -> str:
 
 
 def _begin(ledger: ShardLedger, ask: Ask) -> ShardLedger | str:
-    """Begin a world at ``start``: what was trained after that step opens again."""
+    """Return the ledger of a world that begins at ``ask.start``, or why none can begin there.
+
+    What was trained after that step opens again.
+    """
     before = ledger.world
     former = () if before is None else (*before.former, before.name)[-FORMER_MAX:]
     world = ShardWorld(
@@ -145,7 +151,7 @@ def _begin(ledger: ShardLedger, ask: Ask) -> ShardLedger | str:
 
 
 def _differs(world: ShardWorld | None, ask: Ask) -> str:
-    """Say what this rank takes otherwise than the others of its world; empty if nothing."""
+    """Return how this rank differs from the others of its world; empty if it does not."""
     assert world is not None
     if world.start != ask.start:
         return (
@@ -166,10 +172,10 @@ def _differs(world: ShardWorld | None, ask: Ask) -> str:
 
 
 def _without_gone(ledger: ShardLedger, present: Mapping[str, str]) -> ShardLedger:
-    """Open what pods hold that are gone. From then on none of their reports counts.
+    """Open what gone pods hold. From then on none of their reports counts.
 
     What they trained since the last common save opens, too: no save of this world can contain it
-    with certainty any more, nor is any sealed without their word.
+    with certainty any more, nor is any sealed without their reports.
     """
     gone = [
         pod
@@ -188,12 +194,12 @@ def _without_gone(ledger: ShardLedger, present: Mapping[str, str]) -> ShardLedge
 
 
 def _report(ledger: ShardLedger, ask: Ask) -> tuple[ShardLedger, Intervals] | str:
-    """Take in what the rank tells; return what it holds without knowing, or why it has lost all."""
+    """Take in a rank's report; return what it holds without knowing, or why it has lost all."""
     pod = ledger.pods.get(ask.member) or PodShards(ask.member, ask.pod_uid)
     share = pod.shares.get(ask.local_rank, Share())
     known = share.saves[-1].step if share.saves else 0
     news = tuple(save for save in ask.saves if save.step > known)
-    # Of a save that it tells again, nothing is new.
+    # A save that is reported once more adds nothing.
     repeated = union(*(save.places for save in ask.saves if save.step <= known))
     saved = saved_places((*share.saves, *ask.saves))
     had = union(share.held, share.used)
@@ -210,15 +216,15 @@ def _report(ledger: ShardLedger, ask: Ask) -> tuple[ShardLedger, Intervals] | st
 
 
 def _forgotten(ask: Ask, known: int) -> bool:
-    """Whether the store has lost a save of this rank, as one restored from a backup has.
+    """Return whether the store has lost a save of this rank, as after a restore from a backup.
 
-    The rank tells it no more, so what came with it would be taken for what never arrived.
+    The rank reports it no more, so its places would be taken for some whose answer never arrived.
     """
     return ask.confirmed > known
 
 
 def saved_places(saves: tuple[Saved, ...]) -> Intervals:
-    """All that these saves contain."""
+    """Return all places that these saves contain."""
     return union(*(save.places for save in saves))
 
 
@@ -228,7 +234,7 @@ def _contained(ledger: ShardLedger, share: Share) -> Intervals:
 
 
 def _tidy(ledger: ShardLedger, ask: Ask) -> ShardLedger:
-    """Drop from this pod's record what is sealed; but its newest save stays, to be known again."""
+    """Drop sealed saves from this pod's record; its newest one stays, to be known again."""
     pod = ledger.pods[ask.member]
     shares = {
         rank: share._replace(
@@ -247,14 +253,14 @@ def _bounded(saves: tuple[Saved, ...]) -> tuple[Saved, ...]:
 
 
 def _lease(ledger: ShardLedger, ask: Ask) -> tuple[ShardLedger, Intervals]:
-    """Hand out what is open: first what came back, then from the frontier in whole shards."""
+    """Hand out open places: first those that came back, then whole shards from the frontier."""
     world, shards = ledger.world, ledger.open
     assert world is not None
     size = ask.plan.shard_size
     epoch = ask.plan.epoch_places(ask.epoch)
     (low, high) = epoch[0]
     if shards.frontier < low:
-        # An epoch before it was broken off: what is left of it stays open.
+        # An epoch before it was broken off: the rest of it stays open.
         skipped = union(shards.again, ((shards.frontier, low),))
         shards = replace(shards, frontier=low, again=skipped)
     back = common(shards.again, epoch)
@@ -263,7 +269,7 @@ def _lease(ledger: ShardLedger, ask: Ask) -> tuple[ShardLedger, Intervals]:
     count = max(size, min(ask.want, fair))
     given = lowest(back, count)
     shards = replace(shards, again=without(shards.again, given))
-    # The frontier moves in whole shards: half a shard is only ever open because it came back.
+    # The frontier moves in whole shards: half a shard is open only if it came back.
     more = (count - length(given)) // size * size
     more = min(more or (0 if given else size), high - shards.frontier)
     if more > 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the store knows of one data set that is handed out in shards, at one revision; immutable."""
+"""The store's state of one data set that is handed out in shards, at one revision; immutable."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from rdzv.intervals import Intervals, common, union, without
 from rdzv.records.shards import OpenShards, PodShards, Saved, ShardWorld, Share, TrainedShards
 
 SAVES_MAX = 256
-"""Saves that a world may still begin from. Each keeps what came with it apart; the oldest ones
-become part of the base, which a world may begin from, too."""
+"""Bound on the saves that a world may still begin from. Each keeps its places apart; beyond it, the
+oldest are merged into the base, which a world may begin from, too."""
 
 PIECES_MAX = 16_384
-"""Pieces in all these saves: there are about as many in a save as there are ranks, and etcd takes
-1.5 MB, which each piece takes some 24 bytes of. Of more, the oldest saves become part of the base.
-"""
+"""Bound on the pieces in all these saves: a save has about as many as there are ranks, and etcd
+takes 1.5 MB, of which each piece takes some 24 bytes. Beyond it, the oldest saves are merged into
+the base."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardLedger:
-    """All keys of one data set. ``world`` is None where it was never handed out."""
+    """All records of one data set. ``world`` is None if it was never handed out."""
 
     world: ShardWorld | None = None
     open: OpenShards = field(default_factory=OpenShards)
     trained: TrainedShards = field(default_factory=TrainedShards)
     pods: Mapping[str, PodShards] = field(default_factory=dict)
-    """By member."""
+    """The records of the pods, by member."""
     unreadable: str = ""
-    """Why a record of it cannot be read; nothing is decided then."""
+    """The reason why a record of it cannot be read, or empty; nothing is decided then."""
 
     def shares(self) -> Iterator[Share]:
-        """The shares of all ranks that count."""
+        """Yield the shares of all ranks that count."""
         for pod in self.pods.values():
             if not pod.over:
                 yield from pod.shares.values()
 
     def unsealed(self, share: Share) -> tuple[Saved, ...]:
-        """Those saves of a share that are not known to be every rank's."""
+        """Return those saves of a share that are not known to be every rank's."""
         return tuple(save for save in share.saves if save.step > self.trained.newest)
 
     def outstanding(self, epoch: Intervals) -> int:
-        """How many of these places the world has not trained, as far as is known."""
+        """Return how many of these places the world has not trained, as far as is known."""
         (low, high) = epoch[0]
         held = union(self.open.again, *(share.held for share in self.shares()))
         ahead = ((max(low, self.open.frontier), high),) if self.open.frontier < high else ()
@@ -54,10 +54,10 @@ class ShardLedger:
 
 
 def sealed(ledger: ShardLedger) -> ShardLedger:
-    """Take in the saves that every rank of the world has told of: all that they contain is known.
+    """Take in the saves that every rank of the world has reported: all that they contain is known.
 
-    A rank that has told of a step has told first what it trained up to there, and a step that one
-    rank has not told of is none to begin from.
+    A rank that reports a step has reported before what it trained up to there, and a step that one
+    rank has not reported is none to begin from.
     """
     world, trained = ledger.world, ledger.trained
     told = [ledger.unsealed(share) for share in ledger.shares()]
@@ -75,7 +75,7 @@ def sealed(ledger: ShardLedger) -> ShardLedger:
 
 
 def as_of(ledger: ShardLedger, start: int) -> TrainedShards | None:
-    """What weights of step ``start`` contain; None where that is not known."""
+    """Return what weights of step ``start`` contain; None if that is not known."""
     trained = sealed(ledger).trained
     if start == 0:
         return TrainedShards(mod_revision=trained.mod_revision)
@@ -91,7 +91,7 @@ def as_of(ledger: ShardLedger, start: int) -> TrainedShards | None:
 
 
 def opened(trained: TrainedShards, shard_size: int) -> OpenShards:
-    """What is open to a world that begins with ``trained``, and nobody holds anything."""
+    """Return what is open to a world that begins with ``trained``, while no rank holds anything."""
     places = union(trained.places, *(save.places for save in trained.saves))
     end = places[-1][1] if places else 0
     frontier = -(-end // shard_size) * shard_size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the ranks are with a data set that is handed out in shards: pure."""
+"""The progress of the ranks with a data set that is handed out in shards: pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from rdzv.shards.ledger import ShardLedger
 
 @dataclass(frozen=True, slots=True)
 class ShardProgress:
-    """One epoch in shards, of which pieces count as parts. ``open``: nobody has them. ``leased``:
-    ranks hold them, and have not trained them as far as is known. ``trained``: in no save of all
-    ranks yet. ``done``: in one."""
+    """The progress of one epoch, in shards, of which pieces count as parts.
+
+    ``open``: no rank has them. ``leased``: ranks hold them, and have not trained them as far as is
+    known. ``trained``: in no save of all ranks yet. ``done``: in one.
+    """
 
     epoch: int
     open: float
@@ -23,7 +25,7 @@ class ShardProgress:
 
 
 def progress(ledger: ShardLedger) -> ShardProgress | None:
-    """Look at the oldest epoch that is begun and not trained; None where none is handed out."""
+    """Measure the oldest epoch that is begun and not trained; return None if none is handed out."""
     if ledger.world is None or ledger.unreadable:
         return None
     plan, shards = ledger.world.plan, ledger.open
@@ -48,7 +50,7 @@ def progress(ledger: ShardLedger) -> ShardProgress | None:
 
 
 def warning(name: str, ledger: ShardLedger) -> str:
-    """Say that records may be trained once more, and what to do; empty where all is known."""
+    """Return a warning that records may be trained once more, and what to do; empty for none."""
     step = ledger.trained.unknown
     if not step:
         return ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an answer about shards is written: one transaction that compares all that it rests on."""
+"""The transaction that writes an answer about shards: it compares all that it rests on."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ def transaction(
     before: ShardLedger,
     after: ShardLedger,
 ) -> tuple[list[Compare], list[Operation]]:
-    """Make what changes the store from ``before`` to ``after``; nothing to write: no operations.
+    """Build the change of the store from ``before`` to ``after``; no operations if they are equal.
 
-    ``revision`` is the one up to which ``before`` is complete. It rests on the world being the one
-    that it was, and on each record that it replaces. Another world begins on every record that
-    there is, and without any of a pod; who has gone must be gone. The caller adds its
-    registration, and for a world of torchrun the round.
+    ``revision`` is the one up to which ``before`` is complete. The transaction requires that the
+    world is the one that it was, and that each record which it replaces is unchanged. Another world
+    requires that all records are unchanged, and deletes those of pods. A pod that is given up as
+    gone must be gone. The caller adds its registration guard, and for a world of torchrun the
+    round.
     """
     here = keys.shards_of(name)
     operations: list[Operation] = []
@@ -32,9 +33,9 @@ def transaction(
     compares = [Compare(here.world, "mod", "=", known)]
     begins = before.world is None or after.world is None or after.world.name != before.world.name
     if begins and after.world is not None:
-        # No report has come since, of any pod: only another beginning deletes one.
+        # No pod has reported since. Deletions do not show here, but only another beginning deletes.
         compares.append(Compare(here.pods, "mod", "<", revision + 1, prefix=True))
-        # All at once: etcd takes 128 operations, and a world may have more pods.
+        # One deletion for all: etcd takes 128 operations, and a world may have more pods.
         operations += [Put(here.world, after.world.to_json()), Delete(here.pods, prefix=True)]
     if begins or after.open != before.open:
         compares.append(Compare(here.open, "mod", "=", before.open.mod_revision))

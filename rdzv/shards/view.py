@@ -21,7 +21,7 @@ Record = ShardWorld | OpenShards | TrainedShards | PodShards
 
 
 class ShardView:
-    """What the keys below ``shards/`` say; ``following`` a mirror, also from then on."""
+    """The ledgers by the keys below ``shards/``; ``following`` keeps them in step with a mirror."""
 
     def __init__(self, keys: JobKeys, kvs: Iterable[KeyValue]) -> None:
         self._keys = keys
@@ -32,7 +32,7 @@ class ShardView:
 
     @classmethod
     def following(cls, keys: JobKeys, mirror: Mirror) -> Self:
-        """Look at what the mirror has, and follow it."""
+        """Build the view of what the mirror has, and keep it up to date."""
         view = cls(keys, mirror.kvs.values())
         mirror.subscribe(view._apply)
         return view

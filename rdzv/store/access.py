@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the store is and how it lets us in: pure, but for the reading of files.
+"""The address of the store, and the credentials for it: pure, but for the reading of files.
 
-Knows the paths of secrets and never a secret, so it may be shown. Sentences name the flag and the
-variable that each value comes from, because both a sidecar and a command read it there.
+This has the paths of secrets and never a secret, so it may be shown. Sentences name the flag and
+the variable that each value comes from, because both a sidecar and a command read it there.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rdzv.flags import named
 Driver = Literal["etcd", "etcd3"]
 
 READS = 5
-"""Of files that keep changing while they are read."""
+"""Attempts to read files that keep changing while they are read."""
 
 PASSWORD_BYTES = 72
-"""All that bcrypt, with which etcd keeps passwords, goes by."""
+"""Longest password, in bytes: bcrypt, with which etcd keeps passwords, ignores the rest."""
 
 _ADDRESS = re.compile(
     r"(?:(?P<scheme>https?)://)?(?P<target>(?:\[[0-9a-fA-F:.%]+\]|[^\s:/@\[\]]+):\d{1,5})/?"
@@ -38,7 +38,7 @@ _PASSWORD_FILE = named("--etcd-password-file")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach one etcd cluster; raises ``ConfigError`` that tells every fault, one a line.
+    """The access to one etcd cluster; raises ``ConfigError`` with all faults, one a line.
 
     ``endpoints`` are ``host:port`` or ``http://host:port`` for plain text, ``https://host:port``
     for TLS. ``cacert``, ``cert``, ``key`` and ``password_file`` are paths; all are read again when
@@ -61,7 +61,7 @@ class Access:
 
     @property
     def tls(self) -> bool:
-        """Whether the endpoints are spoken to over TLS."""
+        """Whether the endpoints are reached over TLS."""
         return self.endpoints[0].startswith("https://")
 
     @property
@@ -70,7 +70,7 @@ class Access:
         return tuple(target_of(endpoint) for endpoint in self.endpoints)
 
     def file_faults(self) -> Iterator[str]:
-        """Read every file once; one sentence for each that will not do. Blocks."""
+        """Read every file once; yield one sentence for each that cannot be used. Blocks."""
         if self.tls:
             try:
                 read_certificates(self)
@@ -134,9 +134,9 @@ class Access:
 
 
 def target_of(address: str, setting: str = _ENDPOINTS) -> str:
-    """Take ``host:port`` from an endpoint; raises ``ConfigError`` naming ``setting``."""
+    """Parse ``host:port`` from an endpoint; raise ``ConfigError`` naming ``setting``."""
     if "@" in address:
-        # Whatever stands before it may be a password: it must not be repeated.
+        # The text before it may be a password: it must not be repeated.
         raise ConfigError(
             f"an endpoint in {setting} holds a user name or a password: give host:port alone, and"
             f" {_USER} with {_PASSWORD_FILE}"
@@ -152,7 +152,7 @@ def target_of(address: str, setting: str = _ENDPOINTS) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """What is in the files, as PEM; ``cert`` and ``key`` are None without a client certificate."""
+    """The content of the files, as PEM; ``cert``, ``key``: None without a client certificate."""
 
     cacert: bytes = field(repr=False)
     cert: bytes | None = field(default=None, repr=False)
@@ -160,10 +160,10 @@ class Certificates:
 
 
 def read_certificates(access: Access) -> Certificates:
-    """Read and check the files of ``access``; raises ``ConfigError``. Blocks.
+    """Read and check the files of ``access``; raise ``ConfigError`` if they are unusable. Blocks.
 
-    A rotation replaces several, one after the other, and what is checked is read from them anew:
-    so both count only if nothing has changed before they are read once more.
+    A rotation replaces several, one after the other, and the check reads them once more: so its
+    result counts only if nothing has changed before they are read again after it.
     """
     for _ in range(READS):
         read, fault = _read_certificates(access), None
@@ -182,16 +182,16 @@ def read_certificates(access: Access) -> Certificates:
 
 
 def read_password(access: Access) -> str:
-    """Read the password of ``access``; raises ``ConfigError``. Blocks."""
+    """Read the password of ``access``; raise ``ConfigError`` if it is unusable. Blocks."""
     return password_in(access.password_file, _PASSWORD_FILE)
 
 
 def password_in(path: str, setting: str) -> str:
-    """Read a password, without the end of its line; raises ``ConfigError`` naming ``setting``."""
+    """Read a password, without the end of its line; raise ``ConfigError`` naming ``setting``."""
     try:
         text = Path(path).read_bytes().decode()
     except (OSError, ValueError) as error:
-        # The path is not shown: it may be a password given in the place of its file.
+        # The path is not shown: it may be a password that was given in place of its file.
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(
             f"the file that {setting} names cannot be read ({why}): correct the path, or let this"
@@ -237,7 +237,7 @@ def _check_certificates(access: Access) -> None:
     if not access.cert:
         return
     try:
-        # An empty pass phrase, or OpenSSL would ask for one at the terminal.
+        # With no pass phrase at all, OpenSSL would ask for one at the terminal.
         context.load_cert_chain(access.cert, access.key, password="")
     except (OSError, ssl.SSLError) as error:
         flaw = (

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of etcd that Muster uses, and no more: the contract of every store driver.
 
-Semantics are etcd's. One revision counter for the whole store; a transaction is one revision;
-a watch delivers each event once, in order of revision, and never skips one silently.
-Drivers: ``memory`` (the semantics in one process), ``etcd`` (the default).
-``tests/contract`` holds every driver to this page.
+Semantics are etcd's. One revision counter for the whole store; a transaction is one revision; a
+watch delivers each event once, in order of revision, and never skips one silently. Drivers:
+``memory`` (the semantics in one process), ``etcd`` (the default), ``etcd3``. ``tests/contract``
+holds every driver to this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DEFAULT_TIMEOUT_S = 2.0
 
 
 class KeyValue(NamedTuple):
-    """One key at one moment. ``lease`` is 0 where the key hangs on none."""
+    """One key at one moment. ``lease`` is 0 if the key is attached to none."""
 
     key: str
     value: bytes
@@ -31,9 +31,9 @@ class KeyValue(NamedTuple):
 class Compare:
     """One condition of a transaction.
 
-    ``prefix=True`` makes it a range compare: it must hold for *every* key that starts with
-    ``key``; where there is none, it is judged as one missing key (so it cannot see deletions).
-    A missing key has create and mod revision, version and lease 0; its value matches nothing.
+    ``prefix=True`` makes it a range compare: it must hold for *every* key that starts with ``key``;
+    if there is none, it is judged as one missing key (so it cannot see deletions). A missing key
+    has create and mod revision, version and lease 0; its value matches nothing.
     """
 
     key: str
@@ -45,7 +45,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write ``value``; ``lease`` 0 takes the key off any lease."""
+    """The write of ``value``; ``lease`` 0 detaches the key from any lease."""
 
     key: str
     value: bytes
@@ -54,7 +54,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete one key, or every key that starts with it."""
+    """The deletion of one key, or of every key that starts with it."""
 
     key: str
     prefix: bool = False
@@ -62,10 +62,10 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Read one key, or every key that starts with it, in key order.
+    """The read of one key, or of every key that starts with it, in key order.
 
-    ``revision``: as it was then; 0 is now. One that is compacted fails the whole transaction with
-    ``Compacted``, even where the branch that names it would not have run.
+    ``revision``: as it was then; 0 is now. A compacted one fails the whole transaction with
+    ``Compacted``, even if the branch that names it would not have run.
     """
 
     key: str
@@ -77,7 +77,7 @@ Operation = Put | Delete | Range
 
 
 class RangeResult(NamedTuple):
-    """``revision`` is the store's at the read."""
+    """The keys that were read; ``revision`` is the store's at the read."""
 
     revision: int
     kvs: tuple[KeyValue, ...]
@@ -92,9 +92,9 @@ class Page(NamedTuple):
 
 
 class TxnResult(NamedTuple):
-    """What a transaction did.
+    """The result of a transaction.
 
-    ``responses`` holds, for each operation of the branch that ran, a tuple of key values for a
+    ``responses`` has, for each operation of the branch that ran, a tuple of key values for a
     ``Range``, the number of deleted keys for a ``Delete``, and None for a ``Put``.
     """
 
@@ -104,17 +104,20 @@ class TxnResult(NamedTuple):
 
 
 class WatchEvent(NamedTuple):
-    """``kv`` of a deletion has an empty value and the deletion's revision as mod revision."""
+    """One change of a key.
+
+    ``kv`` of a deletion has an empty value and the deletion's revision as mod revision.
+    """
 
     kind: Literal["put", "delete"]
     kv: KeyValue
 
 
 class WatchBatch(NamedTuple):
-    """Everything up to ``revision`` has been delivered with this batch.
+    """Some events, with which everything up to ``revision`` has been delivered.
 
-    A batch without events is a proof of life: the stream works and nothing has changed.
-    An idle watch yields one at least every ``WATCH_PROGRESS_S``.
+    A batch without events is a proof of life: the stream works and nothing has changed. An idle
+    watch yields one at least every ``WATCH_PROGRESS_S``.
     """
 
     revision: int
@@ -126,11 +129,11 @@ WATCH_PROGRESS_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """What one endpoint says of itself.
+    """The status of one endpoint.
 
-    ``errors``: alarms, and a missing leader. ``db_quota_bytes``: at which size it takes no more
-    writes; 0 where it does not tell. ``learner``: it does not vote yet, and answers no
-    linearizable read.
+    ``errors``: alarms, and a missing leader. ``db_quota_bytes``: the size at which it takes no more
+    writes; 0 if it does not say. ``learner``: it does not vote yet, and answers no linearizable
+    read.
     """
 
     endpoint: str
@@ -158,7 +161,7 @@ class Store(Protocol):
     async def range(
         self, key: str, *, prefix: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> RangeResult:
-        """Read linearizably."""
+        """Read one key, or all with a prefix, linearizably."""
         ...
 
     async def page(
@@ -173,9 +176,9 @@ class Store(Protocol):
         """Read the first ``limit`` keys under ``prefix`` that come after the key ``after``.
 
         ``revision``: as it was then, which the following pages of one read ask for; 0 is now,
-        linearizably. An attempt may take half of ``timeout_s``, however quick the line has been,
-        for a page is more than other answers. Raises ``Compacted`` if that revision is gone, and
-        ``StoreRefused`` if it never was.
+        linearizably. An attempt may take half of ``timeout_s``, however fast the connection has
+        been, as a page is more than other answers. Raises ``Compacted`` if that revision is gone,
+        and ``StoreRefused`` if it never was.
         """
         ...
 
@@ -197,11 +200,11 @@ class Store(Protocol):
     def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """Follow every key under ``prefix`` from ``start_revision`` on (inclusive).
 
-        Survives the loss of an endpoint by resuming after what has certainly been delivered, for
-        as long as it takes. Raises ``Compacted`` if that revision is gone, if the store is no
-        longer the one that had it (emptied, or restored from a copy), or if it shows events that
-        it said to have shown before; ``StoreRefused`` without rights.
-        Close it with ``aclose()``; cancelling the wait for a batch closes it too.
+        Survives the loss of an endpoint by resuming after what has certainly been delivered, for as
+        long as it takes. Raises ``Compacted`` if that revision is gone, if the store is no longer
+        the one that had it (emptied, or restored from a copy), or if it sends events that it had
+        reported as delivered; ``StoreRefused`` without rights. Close it with ``aclose()``;
+        cancelling the wait for a batch closes it too.
         """
         ...
 
@@ -214,21 +217,21 @@ class Store(Protocol):
     async def lease_keep_alive(
         self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> float:
-        """Renew once and return the time to live in seconds; raises ``LeaseLost``."""
+        """Renew the lease; return its time to live in seconds, or raise ``LeaseLost``."""
         ...
 
     async def lease_revoke(self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """End the lease and delete its keys; a lease that is gone counts as success."""
+        """Revoke the lease and delete its keys; a lease that is gone counts as success."""
         ...
 
     async def compact(self, revision: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Forget the history before ``revision``; one already forgotten counts as success."""
+        """Compact the history before ``revision``; one already compacted counts as success."""
         ...
 
     async def status(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreStatus:
-        """Ask one reachable endpoint about itself."""
+        """Read the status of one reachable endpoint."""
         ...
 
     async def close(self) -> None:
-        """Give every connection back; watches end."""
+        """Close every connection; watches end."""
         ...

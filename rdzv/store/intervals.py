@@ -12,7 +12,7 @@ def key_bytes(key: str) -> bytes:
 
 
 def key_text(key: bytes) -> str:
-    """Decode a key. A stranger's key that is no UTF-8 must not end a watch, so nothing raises."""
+    """Decode a key; never raise, as a foreign key that is no UTF-8 must not end a watch."""
     return key.decode("utf-8", "surrogateescape")
 
 
@@ -28,7 +28,7 @@ class Interval:
 
     @classmethod
     def of(cls, key: str, *, prefix: bool) -> Interval:
-        """One key, or every key that starts with it; the empty prefix is the whole store."""
+        """Return the interval of one key, or of all that start with it; empty: the whole store."""
         start = key_bytes(key)
         if not prefix:
             return cls(start)
@@ -39,7 +39,7 @@ class Interval:
 
     @classmethod
     def after(cls, key: str, prefix: str) -> Interval:
-        """What starts with ``prefix`` and comes after ``key``; all of it where that is empty."""
+        """Return the interval of keys under ``prefix`` after ``key``; of all if that is empty."""
         whole = cls.of(prefix, prefix=True)
         return cls(key_bytes(key) + b"\0", whole.end) if key else whole
 
@@ -49,7 +49,7 @@ class Interval:
         return not self.end
 
     def holds(self, key: bytes) -> bool:
-        """Whether ``key`` lies within."""
+        """Return whether ``key`` is within."""
         end = self.end
         if not end:
             return key == self.start

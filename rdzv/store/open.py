@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 
 
 def open_store(access: Access, *, first: int = 0, random: Random | None = None) -> Store:
-    """Make a client; nothing is sent before its first call. Use it within a running event loop.
+    """Build a client; nothing is sent before its first call. Use it within a running event loop.
 
-    ``first`` says with which endpoint to begin, so that many clients can be spread over them, and
-    ``random`` draws what comes after it; without it the client has one of its own.
-    Raises ``ConfigError`` if the driver's package is not installed.
+    ``first`` is the index of the endpoint to begin with, so that many clients can be spread over
+    them, and ``random`` draws what comes after it; without it the client has one of its own. Raises
+    ``ConfigError`` if the driver's package is not installed.
     """
     if access.user and not access.tls:
         log.warning(
@@ -32,7 +32,8 @@ def open_store(access: Access, *, first: int = 0, random: Random | None = None) 
         )
     if access.driver == "etcd3":
         try:
-            # Only here: the package costs memory and start-up time that nobody else should pay.
+            # Only here: the package costs memory and start-up time that other drivers should not
+            # pay.
             driver = import_module("rdzv.store.etcd3.driver")
         except ModuleNotFoundError as error:
             raise ConfigError(

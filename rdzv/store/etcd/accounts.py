@@ -41,10 +41,10 @@ ROLE_DELETE = Method(f"{_AUTH}RoleDelete", pb.AuthRoleDeleteRequest, pb.AuthRole
 
 
 class Accounts:
-    """Calls of somebody who may manage users. Use it within a running event loop.
+    """The calls that manage users and roles. Use it within a running event loop.
 
-    Each raises ``StoreRefused`` without the right, ``StoreUnavailable`` and ``StoreAmbiguous``:
-    again is safe.
+    Each raises ``StoreRefused`` without the right, ``StoreUnavailable`` and ``StoreAmbiguous``: a
+    retry is safe.
     """
 
     def __init__(self, access: Access) -> None:
@@ -53,48 +53,51 @@ class Accounts:
         self._calls = Calls(endpoints, 0, access, Random())
 
     async def users(self) -> frozenset[str]:
-        """The names of all users."""
+        """Read the names of all users."""
         answer = await self._call(USER_LIST, pb.AuthUserListRequest())
         return frozenset(answer.users)
 
     async def roles(self) -> frozenset[str]:
-        """The names of all roles."""
+        """Read the names of all roles."""
         answer = await self._call(ROLE_LIST, pb.AuthRoleListRequest())
         return frozenset(answer.roles)
 
     async def roles_of(self, user: str) -> frozenset[str]:
-        """The roles of a user; none where there is no such user."""
+        """Read the roles of a user; return none if there is no such user."""
         answer = await self._call(USER_GET, pb.AuthUserGetRequest(name=user), Outcome.MISSING)
         return frozenset() if answer is None else frozenset(answer.roles)
 
     async def may_use(self, role: str, prefix: str) -> bool:
-        """Whether a role may read and write what is under a prefix."""
+        """Return whether a role may read and write what is under a prefix."""
         answer = await self._call(ROLE_GET, pb.AuthRoleGetRequest(role=role), Outcome.MISSING)
         return answer is not None and _permission(prefix) in answer.perm
 
     async def make_role(self, role: str, prefix: str) -> None:
-        """Have a role that may read and write what is under ``prefix``."""
+        """Make a role, unless it exists, that may read and write what is under ``prefix``."""
         await self._call(ROLE_ADD, pb.AuthRoleAddRequest(name=role), Outcome.EXISTS)
         granted = pb.AuthRoleGrantPermissionRequest(name=role, perm=_permission(prefix))
         await self._call(ROLE_GRANT_PERMISSION, granted)
 
     async def make_user(self, user: str, role: str) -> None:
-        """Have a user without a password who has a role; refused where there is no such role."""
+        """Make a user without a password, unless it exists, and grant it a role.
+
+        Raises ``StoreRefused`` if there is no such role.
+        """
         options = pb.UserAddOptions(no_password=True)
         added = pb.AuthUserAddRequest(name=user, password="", options=options)
         await self._call(USER_ADD, added, Outcome.EXISTS)
         await self._call(USER_GRANT_ROLE, pb.AuthUserGrantRoleRequest(user=user, role=role))
 
     async def delete_user(self, user: str) -> None:
-        """Have no such user: what its certificate could do ends at once."""
+        """Delete a user, if it exists: the rights of its certificate end at once."""
         await self._call(USER_DELETE, pb.AuthUserDeleteRequest(name=user), Outcome.MISSING)
 
     async def delete_role(self, role: str) -> None:
-        """Have no such role."""
+        """Delete a role, if it exists."""
         await self._call(ROLE_DELETE, pb.AuthRoleDeleteRequest(role=role), Outcome.MISSING)
 
     async def enable(self) -> bool:
-        """Have the cluster ask who its clients are; return whether it did not before."""
+        """Enable authentication; return whether it was off before."""
         status = await self._call(AUTH_STATUS, pb.AuthStatusRequest())
         if status.enabled:
             return False
@@ -103,7 +106,7 @@ class Accounts:
         return True
 
     async def close(self) -> None:
-        """Give every connection back."""
+        """Close every connection."""
         await self._calls.close()
 
     async def _call(self, method: Method, request: Any, done: Outcome | None = None) -> Any:

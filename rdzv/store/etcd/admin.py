@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks an etcd cluster for its members, and whether authentication is enabled."""
+"""Queries about an etcd cluster: its members, its authentication, its compactions."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _AUTH_REFUSALS = ("permission denied", "user name is empty", "invalid auth token
 
 
 async def cluster_members(access: Access, *, timeout_s: float) -> tuple[tuple[int, str], ...]:
-    """Ask for the id and the name of each member.
+    """Read the id and the name of each member.
 
-    Raises ``StoreRefused`` where the store does not tell us, as the embedded one does.
+    Raises ``StoreRefused`` if the store does not say, as the embedded one.
     """
-    # As the endpoint that answers knows them: this works without a leader, too.
+    # As the endpoint that answers has them: this works without a leader, too.
     request = pb.MemberListRequest(linearizable=False)
     response = await _ask(access, MEMBER_LIST, request, timeout_s)
     return tuple((member.ID, member.name) for member in response.members)
 
 
 async def auth_enabled(access: Access, *, timeout_s: float) -> bool:
-    """Whether the cluster has authentication switched on.
+    """Return whether the cluster has authentication enabled.
 
-    Only its root user is told so: everybody else is refused, which tells it as well. Raises
-    ``StoreRefused`` where the server cannot be asked: the embedded one has no authentication, and
-    etcd before 3.5 does not tell.
+    Only its root user is answered: any other one is refused, which shows it as well. Raises
+    ``StoreRefused`` if the server cannot be asked: the embedded one has no authentication, and etcd
+    before 3.5 does not say.
     """
     try:
         response = await _ask(access, AUTH_STATUS, pb.AuthStatusRequest(), timeout_s)
@@ -51,10 +51,10 @@ async def auth_enabled(access: Access, *, timeout_s: float) -> bool:
 
 
 async def history_compacted(access: Access, keys: JobKeys, *, timeout_s: float) -> bool:
-    """Whether any of the history was compacted.
+    """Return whether any of the history was compacted.
 
-    One key is read as of the first revision. To watch from there would tell more, and make etcd
-    go through its whole history while nobody may write.
+    Reads one key as of the first revision. A watch from there would show more, and make etcd go
+    through its whole history, during which no client can write.
     """
     request = pb.RangeRequest(**span(keys.job, prefix=False), revision=1)
     return await _ask(access, RANGE, request, timeout_s, done=Outcome.COMPACTED) is None

@@ -40,11 +40,11 @@ from rdzv.store.etcd.login import Login, LoginRefusedError, LoginUnansweredError
 from rdzv.store.pb import etcd_pb2 as pb
 
 ROUND_PAUSE = Doubling(0.1, 0.5)
-"""Between two rounds over all endpoints that failed at once: mostly while the members elect."""
+"""Backoff between two rounds over all endpoints that failed at once: mostly while members elect."""
 
 
 class Effect(Enum):
-    """What repeating a call does."""
+    """The effect of a call that is repeated."""
 
     READ = auto()
     IDEMPOTENT = auto()
@@ -52,7 +52,7 @@ class Effect(Enum):
 
 
 class AttemptError(Exception):
-    """One attempt failed."""
+    """The failure of one attempt."""
 
     def __init__(
         self, outcome: Outcome, method: Method, endpoint: EtcdEndpoint, message: str
@@ -60,10 +60,10 @@ class AttemptError(Exception):
         super().__init__(f"{method.path.rpartition('/')[2]} at {endpoint.target}: {message}")
         self.outcome = outcome
         self.tried: tuple[EtcdEndpoint, ...] | None = None
-        """What ``Rotation.leave`` returned, if the endpoint was left for this."""
+        """The result of ``Rotation.leave``, if the endpoint was left for this."""
 
     def verdict(self) -> StoreError:
-        """Translate into what callers see where no other attempt is made."""
+        """Return the error for the caller if no other attempt is made."""
         text = str(self)
         match self.outcome:
             case Outcome.LEASE_LOST:
@@ -79,7 +79,7 @@ class AttemptError(Exception):
 
 
 class Calls:
-    """All calls of one client. They move on together: who fails first spares the others."""
+    """All calls of one client. They move on together: the first failure spares the others."""
 
     def __init__(
         self, endpoints: Sequence[EtcdEndpoint], first: int, access: Access, random: Random
@@ -97,11 +97,11 @@ class Calls:
 
     @property
     def metadata(self) -> Metadata:
-        """What every call carries now."""
+        """The metadata that every call carries now."""
         return HAS_LEADER + self._login.metadata if self._login else HAS_LEADER
 
     def reject(self, metadata: Metadata) -> None:
-        """Note that the store refused what a call carried."""
+        """Note that the store refused the metadata of a call."""
         if self._login is not None:
             self._login.reject(metadata[len(HAS_LEADER) :])
 
@@ -117,7 +117,7 @@ class Calls:
     ) -> tuple[EtcdEndpoint, Any]:
         """Try the endpoints in turn until one answers, the deadline, or an ambiguous write.
 
-        Return the endpoint that answered and its response; an answer of outcome ``done`` is a
+        Returns the endpoint that answered and its response; an answer of outcome ``done`` is a
         success without a response. No attempt is given up before ``attempt_s``, or the deadline.
         """
         loop = asyncio.get_running_loop()
@@ -141,7 +141,8 @@ class Calls:
                     continue
                 if failed.outcome not in (Outcome.NOT_APPLIED, Outcome.AMBIGUOUS):
                     raise failed.verdict() from None
-                # One that the deadline cut short tells less of the store than one before it.
+                # An attempt that the deadline cut short says less about the store than one before
+                # it.
                 if not reason or left_s >= max(endpoint.patience.attempt_s, attempt_s):
                     reason = str(failed)
                 if failed.tried is not None:
@@ -171,7 +172,7 @@ class Calls:
         """Make one call at one endpoint; moves the watches away as well if that is needed.
 
         ``tried`` have failed before in the same round. It is not given up before ``least_s``. A
-        token that the store refuses is given up, so that the next attempt gets a new one.
+        token that the store refuses is dropped, so that the next attempt gets a new one.
         """
         if self._login is not None:
             return self._attempt_logged_in(
@@ -227,7 +228,8 @@ class Calls:
             raise _failure(error, method, endpoint) from None
         except NotSentError as error:
             failed = _failure(error, method, endpoint)
-            # What fails at once, as with files that cannot be read, tells nothing of the line.
+            # An immediate failure, as of files that cannot be read, says nothing about the
+            # connection.
             timed_out = clock() - asked_s > timeout_s / 2
         except AnswerLostError as error:
             failed = _failure(error, method, endpoint)
@@ -252,7 +254,7 @@ class Calls:
         raise failed
 
     def _reconnect_if_all_are_silent(self) -> None:
-        """Where no connection answers, as after a firewall has forgotten them all, make new ones.
+        """Reconnect all endpoints if none answers, as after a firewall has dropped all connections.
 
         grpc's own pings find that out for one connection after the other, only while a call waits
         there: together that may take longer than a lease.
@@ -264,7 +266,7 @@ class Calls:
     async def _logged_in(
         self, login: Login, endpoint: EtcdEndpoint, method: Method, left_s: float
     ) -> None:
-        """Have a token, or fail as a request that was not sent."""
+        """Make sure that there is a token, or fail as a request that was not sent."""
         try:
             await login.ensure(left_s)
         except LoginRefusedError as error:
@@ -279,11 +281,11 @@ class Calls:
             raise AttemptError(Outcome.NOT_APPLIED, method, endpoint, str(error)) from None
 
     async def _authenticate(self, user: str, password: str, timeout_s: float) -> str:
-        """Trade the password for a token at the endpoint in use; "" where none is asked for.
+        """Exchange the password for a token at the present endpoint; return "" if none is needed.
 
-        One that gives none is left, so that the next request goes elsewhere. A password takes
-        longer the more of them there are, so what it took tells nothing of the line: the watches
-        and the connection stay.
+        An endpoint that gives none is left, so that the next request goes elsewhere. A password
+        takes longer the more of them there are, so its duration says nothing about the connection:
+        the watches and the connection stay.
         """
         endpoint = self.rotation.current
         request = pb.AuthenticateRequest(name=user, password=password)
@@ -308,14 +310,14 @@ class Calls:
         return str(response.token)
 
     async def pause(self, rounds: int, longest_s: float = float("inf")) -> None:
-        """Wait after so many rounds in vain, unless the client is closed meanwhile."""
+        """Back off after so many failed rounds, unless the client is closed meanwhile."""
         pause_s = min(ROUND_PAUSE.drawn_after(rounds - 1, self._random), longest_s)
         with suppress(TimeoutError):
             async with asyncio.timeout(max(pause_s, 0)):
                 await self._closing.wait()
 
     async def close(self) -> None:
-        """Give every connection back; calls that wait end now."""
+        """Close every connection; calls that wait end now."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -330,7 +332,7 @@ def _failure(
     method: Method,
     endpoint: EtcdEndpoint,
 ) -> AttemptError:
-    """Judge what ``EtcdEndpoint.call`` raised."""
+    """Build the failure of an attempt from what ``EtcdEndpoint.call`` raised."""
     if isinstance(error, NotSentError):
         return AttemptError(Outcome.NOT_APPLIED, method, endpoint, str(error))
     if isinstance(error, AnswerLostError):

@@ -18,16 +18,16 @@ from rdzv.store.access import Access, Certificates, read_certificates
 log = logging.getLogger(__name__)
 
 LOOK_S = 3.0
-"""Poll interval while the connection is open."""
+"""Poll interval while the connection is open, in seconds."""
 
 URGENT_LOOK_S = 0.5
-"""Poll interval while there is none."""
+"""Poll interval while there is none, in seconds."""
 
 Stamp = tuple[tuple[int, int, int], ...]
 
 
 class CertificateFiles:
-    """What is in the files; ``version`` grows with each change and is 0 before the first read."""
+    """The content of the files; ``version`` grows with each change, from 0 before any read."""
 
     def __init__(self, access: Access) -> None:
         self.version = 0
@@ -69,7 +69,7 @@ class CertificateFiles:
         self._reading = None
         self._looked_s = asyncio.get_running_loop().time()
         if not reading.cancelled():
-            # Or it is complained about, where nobody waits any more.
+            # Retrieve the exception: asyncio would complain about one that no caller waits for.
             reading.exception()
 
     async def _look(self) -> None:

@@ -52,9 +52,9 @@ log = logging.getLogger(__name__)
 class EtcdStore:
     """A ``Store`` on etcd. Create it within a running event loop.
 
-    ``access`` may be endpoints alone, for plain text and no user; ``first`` says with which one
-    to begin, so that many clients can be spread over them. ``random`` draws the pauses and the
-    endpoints after it; without it the client has one of its own. Raises ``ConfigError``.
+    ``access`` may be endpoints alone, for plain text and no user; ``first`` is the index of the one
+    to begin with, so that many clients can be spread over them. ``random`` draws the backoff and
+    the endpoints after it; without it the client has one of its own. Raises ``ConfigError``.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class EtcdStore:
     async def range(
         self, key: str, *, prefix: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> RangeResult:
-        """Read linearizably."""
+        """Read one key, or all with a prefix, linearizably."""
         request = pb.RangeRequest(**span(key, prefix=prefix))
         _, response = await self._calls.call(RANGE, request, timeout_s, Effect.READ)
         return RangeResult(response.header.revision, tuple(map(key_value, response.kvs)))
@@ -141,8 +141,8 @@ class EtcdStore:
                         tried, failures, refusals = (), 0, 0
                         yield batch
             except StoreRefused:
-                # etcd says of an old token that it has no right, or that there is no user: only
-                # what is refused with a new one is refused.
+                # etcd reports an old token as a missing right, or a missing user: a refusal counts
+                # only if it comes with a new token.
                 self._calls.reject(metadata)
                 refusals += 1
                 if refusals > 1:
@@ -172,7 +172,7 @@ class EtcdStore:
     async def lease_keep_alive(
         self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> float:
-        """Renew once and return the time to live in seconds; raises ``LeaseLost``."""
+        """Renew the lease; return its time to live in seconds, or raise ``LeaseLost``."""
         request = pb.LeaseKeepAliveRequest(ID=lease_id)
         _, response = await self._calls.call(KEEP_ALIVE, request, timeout_s, Effect.IDEMPOTENT)
         if response.TTL <= 0:
@@ -180,21 +180,21 @@ class EtcdStore:
         return float(response.TTL)
 
     async def lease_revoke(self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """End the lease and delete its keys; a lease that is gone counts as success."""
+        """Revoke the lease and delete its keys; a lease that is gone counts as success."""
         request = pb.LeaseRevokeRequest(ID=lease_id)
         await self._calls.call(
             REVOKE, request, timeout_s, Effect.IDEMPOTENT, done=Outcome.LEASE_LOST
         )
 
     async def compact(self, revision: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Forget the history before ``revision``; one already forgotten counts as success."""
+        """Compact the history before ``revision``; one already compacted counts as success."""
         request = pb.CompactionRequest(revision=revision)
         await self._calls.call(
             COMPACT, request, timeout_s, Effect.IDEMPOTENT, done=Outcome.COMPACTED
         )
 
     async def status(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreStatus:
-        """Ask one reachable endpoint about itself."""
+        """Read the status of one reachable endpoint."""
         endpoint, response = await self._calls.call(
             STATUS, pb.StatusRequest(), timeout_s, Effect.READ
         )
@@ -213,7 +213,7 @@ class EtcdStore:
         )
 
     async def close(self) -> None:
-        """Give every connection back; watches end, later calls raise ``StoreUnavailable``."""
+        """Close every connection; watches end, later calls raise ``StoreUnavailable``."""
         await self._calls.close()
 
     def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[EtcdEndpoint]:
@@ -229,11 +229,11 @@ class EtcdStore:
     ) -> _Life:
         """Make sure that ``endpoint`` has the history that the watch has seen so far.
 
-        A store that was emptied or restored counts its revisions anew: a watch on it would stay
-        silent until it gets there, or skip what lies between. One linearizable read tells, by
-        the cluster's id, its raft term (which never falls) and the revision. It also keeps the
-        watch off a member that is frozen or lags behind. ``told``: the newest revision that the
-        watch was told of.
+        A store that was emptied or restored counts its revisions from an earlier one: a watch on it
+        would stay silent until it gets there, or skip what is between. One linearizable read shows
+        that, by the cluster's id, its raft term (which never falls) and the revision. It also keeps
+        the watch off a member that is frozen or lags behind. ``told``: the newest revision that the
+        watch has seen. Raises ``Compacted`` if the history is another one.
         """
         request = pb.RangeRequest(key=interval.start, count_only=True)
         try:
@@ -257,9 +257,9 @@ class EtcdStore:
     async def _progress_is_certain(
         self, endpoint: EtcdEndpoint, attempt_s: float, tried: tuple[EtcdEndpoint, ...]
     ) -> bool:
-        """Whether ``endpoint`` tells a watch of progress only after the events.
+        """Return whether ``endpoint`` reports progress to a watch only after the events.
 
-        Asked of it at each stream, for members are replaced by others. One that does not tell, as
+        It is asked at each stream, as members are replaced by others. One that does not say, as
         behind a proxy, is not relied on, and followed all the same.
         """
         try:
@@ -272,7 +272,7 @@ class EtcdStore:
 
 @dataclass(frozen=True, slots=True)
 class _Life:
-    """Which store it is, how far it has come, and whether what it says of progress is so."""
+    """The identity of a store, its revision, and whether its reports of progress are certain."""
 
     cluster_id: int
     raft_term: int

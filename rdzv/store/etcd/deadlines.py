@@ -9,22 +9,23 @@ ATTEMPT_S = 1.0
 """Deadline of one attempt: an election plus one lost attempt fit well into a lease of 10 s."""
 
 MAX_ATTEMPT_S = 1.8
-"""Of an attempt on a slow line: callers give 2 s by default, and it must be a whole one."""
+"""Bound on that of an attempt on a slow connection: callers give 2 s by default, and it must be a
+whole one."""
 
 ROUND_TRIPS = 6
-"""Within one attempt: three of them a new connection, one the call, and two what TCP takes to
+"""Round trips within one attempt: three for a new connection, one for the call, and two for TCP to
 notice that a segment was lost, and to send it again."""
 
 ANSWERS = 8
-"""So many in a row must have been slow before the line counts as slow: an election makes several
-wait that came at once, and one fast answer tells that it is over."""
+"""Answers in a row that must have been slow before the connection counts as slow: an election
+delays several that came at once, and one fast answer shows that it is over."""
 
 
 class Patience:
-    """What is known of the line to one endpoint, and what follows from it.
+    """The estimate of the latency of one endpoint, and the timeouts that follow from it.
 
-    An attempt that is given up too early costs more than it saves on a slow line: what replaces
-    it begins with a new connection, which takes longer than the answer would have.
+    An attempt that is given up too early costs more than it saves on a slow connection: its
+    replacement begins with a new connection, which takes longer than the answer would have.
     """
 
     __slots__ = ("_answers_s",)
@@ -34,7 +35,7 @@ class Patience:
 
     @property
     def attempt_s(self) -> float:
-        """Timeout of an attempt, in seconds."""
+        """The timeout of an attempt, in seconds."""
         answers_s = self._answers_s
         if not answers_s or min(answers_s) * ROUND_TRIPS <= ATTEMPT_S:
             return ATTEMPT_S
@@ -52,8 +53,8 @@ class Patience:
     def expect(self, other: Patience) -> None:
         """Seed the estimate with the newest answer of the previous connection, if that was slower.
 
-        A network that has become slow is slow to everybody, and this line begins with a new
-        connection; its own first answer tells better.
+        A network that has become slow is slow for all clients, and this estimate begins with a new
+        connection, whose own first answer is better evidence.
         """
         if other._answers_s:
             newest_s = other._answers_s[-1]
@@ -62,13 +63,13 @@ class Patience:
                 self._answers_s.append(newest_s)
 
     def whole(self, waited_s: float) -> bool:
-        """Whether an attempt of this length, in vain, tells that the endpoint is stuck."""
+        """Return whether a failed attempt of this length shows that the endpoint is stuck."""
         return waited_s >= self.attempt_s
 
     def blames(self, waited_s: float) -> bool:
-        """Whether to try another endpoint after an attempt of this length in vain.
+        """Return whether to try another endpoint after a failed attempt of this length.
 
-        What is left for an attempt after another one is often less than a slow line needs at all;
-        on a fast one, a short attempt tells enough to look elsewhere.
+        The time that is left for an attempt after another one is often less than a slow connection
+        needs at all; on a fast one, a short attempt is evidence enough to look elsewhere.
         """
         return waited_s >= ATTEMPT_S or self.attempt_s <= ATTEMPT_S

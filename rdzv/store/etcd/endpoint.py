@@ -20,13 +20,14 @@ from rdzv.store.etcd.deadlines import Patience
 from rdzv.store.pb import etcd_pb2 as pb
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    # A frozen peer is found out after 6 + 2 s. Without the HTTP/2 ping time-out it takes 66 s,
-    # and etcd ends a connection that pings more often than every 5 s.
+    # A frozen peer is detected after 6 + 2 s. Without the HTTP/2 ping time-out it takes 66 s, and
+    # etcd ends a connection that pings more often than every 5 s.
     ("grpc.keepalive_time_ms", 6000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),
-    # etcd allows no pings where no call is under way: the third one ends the connection, and grpc
-    # doubles its period from then on. The next call finds out what an idle one is good for.
+    # etcd allows no pings while no call is under way: the third one ends the connection, and grpc
+    # doubles its period from then on. The next call finds out whether an idle connection still
+    # works.
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
     # The defaults back off to two minutes: far longer than a store takes to come back.
@@ -92,13 +93,14 @@ WATCH = Method("/etcdserverpb.Watch/Watch", pb.WatchRequest, pb.WatchResponse)
 def keep_grpc_running() -> None:
     """Hold grpc.aio's poller thread until the process ends; call it before making a channel.
 
-    Else whoever lets go of the last channel joins that thread, within the event loop.
+    Otherwise the code that drops the last channel joins that thread, within the event loop.
     """
     grpc.aio.init_grpc_aio()
 
 
 RETIRE_S = 3.0
-"""For what is under way on a connection that is given up: a password takes longest."""
+"""Time for the calls under way on a connection that is given up, in seconds: a password takes
+longest."""
 
 
 class NotSentError(Exception):
@@ -106,18 +108,18 @@ class NotSentError(Exception):
 
 
 class BusyError(NotSentError):
-    """Nothing was sent for want of a thread of our own: that is no fault of the member."""
+    """Nothing was sent, as no thread was free here: that is no fault of the member."""
 
 
 class AnswerLostError(Exception):
-    """The request was sent, and nobody waits for its answer any more."""
+    """The request was sent, and no caller waits for its answer any more."""
 
 
 class EtcdEndpoint:
-    """One member. Everything that waits on it ends when the member is given up (``kick``).
+    """One member. Its watches end when the member is given up (``kick``).
 
-    With ``files`` it is spoken to over TLS, its name is verified, and it gets a new connection
-    when the files have changed.
+    With ``files`` the connection is TLS, the member's name is verified, and a new connection is
+    made when the files have changed.
     """
 
     def __init__(self, target: str, files: CertificateFiles | None = None) -> None:
@@ -126,7 +128,7 @@ class EtcdEndpoint:
         self.connection = 0
         self.patience = Patience()
         self.silent = False
-        """Whether the newest attempt here had its whole time, and nothing came back."""
+        """Whether the newest attempt here took its whole timeout without any answer."""
         self._files = files
         self._files_version = 0
         self._channel: grpc.aio.Channel | None = None
@@ -139,7 +141,7 @@ class EtcdEndpoint:
     async def call(
         self, method: Method, request: Any, timeout_s: float, metadata: Metadata = HAS_LEADER
     ) -> Any:
-        """Make one attempt; raises ``NotSentError``, ``AnswerLostError``, ``grpc.aio.AioRpcError``.
+        """Make one attempt; raise ``NotSentError``, ``AnswerLostError``, ``grpc.aio.AioRpcError``.
 
         A call whose stream carries one message each way is made as a unary one: on the wire they
         are the same, and this way a lease renewal cannot outlive its deadline.
@@ -157,7 +159,8 @@ class EtcdEndpoint:
                 timeout_s = await self._connected(channel, timeout_s)
                 if self._channel is channel:
                     break
-                # Replaced meanwhile: what is sent goes over its successor, which has to connect.
+                # The channel was replaced: requests go over its successor, which has to connect
+                # first.
             sent = True
             carried = self._carried(metadata)
             return await self._sender(method)(request, timeout=timeout_s, metadata=carried)
@@ -179,11 +182,11 @@ class EtcdEndpoint:
         return self._watch(metadata=metadata)
 
     def forget_watch(self, on_kick: Callable[[str], None]) -> None:
-        """Undo ``open_watch``."""
+        """Stop calling ``on_kick``: the watch has ended."""
         self._on_kick.discard(on_kick)
 
     def kick(self, reason: str) -> None:
-        """End every watch here: what one call has found out, no stream needs to find out again."""
+        """End every watch here, so that no stream has to find out again what one call has."""
         for on_kick in tuple(self._on_kick):
             on_kick(reason)
 
@@ -215,7 +218,10 @@ class EtcdEndpoint:
             await asyncio.wait(self._retiring)
 
     async def _opened(self, timeout_s: float) -> tuple[grpc.aio.Channel, float]:
-        """Have a channel, with the certificates that are there now; return the time left, too."""
+        """Return a channel with the present certificates, and the time left.
+
+        Raises ``NotSentError`` if the files cannot be read in time, or the client was closed.
+        """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         channel = self._channel
         if self._files is not None:
@@ -233,7 +239,7 @@ class EtcdEndpoint:
         if self._channel is None:
             self._open(CHANNEL_OPTIONS)
         elif self._files is not None and self._files.version != self._files_version:
-            # First, so that no stream takes the end of its connection for its own cancellation.
+            # Before the connection ends, so that no stream takes that for its own cancellation.
             self.kick("the certificate files have changed")
             self.reconnect()
         assert self._channel is not None
@@ -256,7 +262,7 @@ class EtcdEndpoint:
         )
 
     def _carried(self, metadata: Metadata) -> grpc.aio.Metadata:
-        """``metadata`` in grpc's own form, made anew only when it changes."""
+        """Return ``metadata`` in grpc's own form, made anew only when it changes."""
         if metadata != self._metadata:
             self._metadata, self._wire_metadata = metadata, grpc.aio.Metadata(*metadata)
         return self._wire_metadata
@@ -275,8 +281,9 @@ class EtcdEndpoint:
     async def _connected(self, channel: grpc.aio.Channel, timeout_s: float) -> float:
         """Wait for the connection and return the time left.
 
-        So a request that its deadline ends was sent for sure, and one that was not sent is known.
-        A connection that failed is not waited for: the request itself then fails with the reason.
+        So a request that ends at its deadline was certainly sent, and one that was not sent is
+        known. It does not wait for a connection that failed: the request itself then fails with the
+        reason.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
@@ -299,7 +306,7 @@ _CONNECTING = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTIN
 
 
 class Rotation:
-    """The endpoints of one cluster, and which of them to use now."""
+    """The endpoints of one cluster, and the one of them to use now."""
 
     def __init__(self, endpoints: Sequence[EtcdEndpoint], first: int, random: Random) -> None:
         self._endpoints = endpoints
@@ -316,11 +323,11 @@ class Rotation:
     def leave(
         self, endpoint: EtcdEndpoint, tried: tuple[EtcdEndpoint, ...]
     ) -> tuple[EtcdEndpoint, ...]:
-        """Move on from ``endpoint``, unless somebody else has done so already.
+        """Move on from ``endpoint``, unless another call has done so already.
 
         The next one is drawn, so that the clients of a member that ends spread over the others. It
         is none of ``tried``, which have failed before in the same round, while there is another.
-        Return what the round has tried by now: nothing once that is all of them.
+        Returns what the round has tried by now: nothing once that is all of them.
         """
         tried = (*tried, endpoint)
         others = [other for other in self._endpoints if other is not endpoint]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an etcd error says about the request: pure, from status code and message.
+"""The meaning of an etcd error for the request: pure, from status code and message.
 
 etcd reports many different things under one status code, so its message decides. The dangerous
 mistake is to call a write that was applied "not applied"; everything unknown is ambiguous.
@@ -15,21 +15,21 @@ from rdzv.flags import named
 
 
 class Outcome(Enum):
-    """What became of a request that got an error for an answer."""
+    """The outcome of a request that was answered by an error."""
 
     NOT_APPLIED = auto()
     AMBIGUOUS = auto()
     REFUSED = auto()
     FULL = auto()
-    """Refused for want of space, perhaps after it was applied: again would do no better."""
+    """Refused for want of space, perhaps after it was applied: a retry would do no better."""
     LOGIN_NEEDED = auto()
     """Refused for its token, before anything was done: with a new one it may pass."""
     NO_LOGIN = auto()
-    """The store asks nobody for a password."""
+    """Authentication is off: the store takes no password."""
     EXISTS = auto()
-    """A user or role of that name."""
+    """A user or role of that name exists."""
     MISSING = auto()
-    """No user or role of that name."""
+    """There is no user or role of that name."""
     LEASE_LOST = auto()
     LEASE_EXISTS = auto()
     COMPACTED = auto()
@@ -46,7 +46,7 @@ _BY_MESSAGE = (
     # etcd, before it proposes a write, and also after it has applied the one that made it full.
     ("mvcc: database space exceeded", Outcome.FULL),
     ("etcdserver: authentication is not enabled", Outcome.NO_LOGIN),
-    # Where the user was made without a password etcd says so with the code for the unknown.
+    # etcd also reports this, with the code for the unknown, for a user made without a password.
     ("authentication failed", Outcome.REFUSED),
     ("etcdserver: invalid auth token", Outcome.LOGIN_NEEDED),
     ("etcdserver: revision of auth store is old", Outcome.LOGIN_NEEDED),
@@ -77,7 +77,7 @@ _REFUSALS = frozenset(
 
 
 def outcome(code: StatusCode, message: str) -> Outcome:
-    """Judge one error of a unary call."""
+    """Classify one error of a unary call."""
     for text, verdict in _BY_MESSAGE:
         if text in message:
             return verdict
@@ -112,7 +112,7 @@ _EXPLANATIONS = (
 
 
 def explained(message: str) -> str:
-    """Say what to do about an error, where that is known."""
+    """Return the message of an error, with what to do about it if that is known."""
     for text, sentence in _EXPLANATIONS:
         if text in message:
             return f"{message}: {sentence}"

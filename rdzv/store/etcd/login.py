@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One user's token: asked for with the password, renewed when the store no longer takes it.
+"""One user's token: requested with the password, renewed when the store no longer takes it.
 
-A token is good at every member. The store spends a tenth of a second of its processor on a
-password, and goes on doing so when nobody waits any more. So there is one request at a time, it
-has more time than a call, and one that got no answer or was refused is not repeated at once: many
+A token is valid at every member. The store spends a tenth of a second of its processor on a
+password, and goes on doing so when no client waits any more. So there is one request at a time, it
+has more time than a call, and one that was not answered or was refused is not retried at once: many
 clients that did so would keep the store busy with passwords whose answers nobody waits for.
 """
 
@@ -18,10 +18,11 @@ from rdzv.store.access import Access, read_password
 from rdzv.store.backoff import Doubling
 
 LOGIN = Doubling(3.0, 12.0)
-"""For a password at one endpoint, which takes longer than any other call."""
+"""Timeout of a password at one endpoint, in seconds, which takes longer than any other call; it
+doubles with each one unanswered."""
 
 UNANSWERED_PAUSE = Doubling(1.0, 30.0)
-"""Before a request that got no answer is repeated."""
+"""Backoff after a request that got no answer, in seconds."""
 
 REFUSED_PAUSE = Doubling(5.0, 60.0)
 """Backoff after a refused password, in seconds; a changed one is tried at once."""
@@ -40,9 +41,9 @@ class LoginUnansweredError(Exception):
 class Login:
     """The token of ``access.user``.
 
-    ``authenticate`` takes name, password and timeout in seconds to a token, or to "" from a store
-    that asks for none; it raises ``LoginRefusedError``, ``LoginUnansweredError``, or whatever says
-    that the password was not sent.
+    ``authenticate`` takes name, password and timeout in seconds, and returns a token, or "" from a
+    store that needs none; it raises ``LoginRefusedError``, ``LoginUnansweredError``, or any error
+    that says that the password was not sent.
     """
 
     def __init__(self, access: Access, authenticate: Authenticate, random: Random) -> None:
@@ -62,11 +63,11 @@ class Login:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What a call has to carry."""
+        """The metadata that a call has to carry."""
         return (("token", self._token),) if self._token else ()
 
     async def ensure(self, timeout_s: float) -> None:
-        """Have a token; raises what ``authenticate`` raises, and ``TimeoutError``.
+        """Make sure that there is a token; raise what ``authenticate`` raises, or ``TimeoutError``.
 
         A request that outlives its caller goes on, for the next one.
         """
@@ -86,12 +87,12 @@ class Login:
         asking.result()
 
     def reject(self, metadata: tuple[tuple[str, str], ...]) -> None:
-        """Note that the store refused what a call carried."""
+        """Drop the token that a call carried, as the store refused it."""
         if metadata == self.metadata:
             self._token = None
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Cancel the request under way, and make no more."""
         self._closed = True
         if self._asking is not None:
             self._asking.cancel()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between the store's types and etcd's messages, for the client side."""
+"""The conversion between the store's types and etcd's messages, for the client side."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DELETE = pb.Event.DELETE
 
 
 def span(key: str, *, prefix: bool) -> dict[str, bytes]:
-    """The fields by which requests name one key, or all that start with it."""
+    """Return the fields by which requests name one key, or all that start with it."""
     if not prefix:
         return {"key": key_bytes(key)}
     interval = Interval.of(key, prefix=True)
@@ -44,7 +44,7 @@ def span(key: str, *, prefix: bool) -> dict[str, bytes]:
 
 
 def key_value(message: pb.KeyValue) -> KeyValue:
-    """Read a key value."""
+    """Convert a key value from its message."""
     return KeyValue(
         key_text(message.key),
         message.value,
@@ -56,7 +56,7 @@ def key_value(message: pb.KeyValue) -> KeyValue:
 
 
 def watch_events(messages: Iterable[pb.Event]) -> list[WatchEvent]:
-    """Read the events of a watch."""
+    """Convert the events of a watch from their messages."""
     return [
         WatchEvent("delete" if message.type == _DELETE else "put", key_value(message.kv))
         for message in messages
@@ -66,9 +66,9 @@ def watch_events(messages: Iterable[pb.Event]) -> list[WatchEvent]:
 def txn_request(
     compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation]
 ) -> pb.TxnRequest:
-    """Spell a transaction; raises ``StoreRefused`` for a compare that cannot be spelled."""
+    """Build a transaction's message; raise ``StoreRefused`` for a compare that has none."""
     request = pb.TxnRequest()
-    # Each message is made in its place: to be handed over, it would be copied.
+    # Each message is built in place: a finished one would be copied.
     for compare in compares:
         _spell_compare(compare, request.compare)
     for operation in then:
@@ -79,7 +79,7 @@ def txn_request(
 
 
 def txn_result(message: pb.TxnResponse) -> TxnResult:
-    """Read what a transaction did."""
+    """Convert the result of a transaction from its message."""
     return TxnResult(
         message.succeeded,
         message.header.revision,

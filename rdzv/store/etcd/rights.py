@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may do what in the store: one user and role for one job.
+"""Rights in the store: one user and role for one job.
 
 A job needs the right to read and write its own prefix, and nothing else. The prefix ends in a
-slash, so that the rights of ``train`` are none to ``train-2``.
+slash, so that the rights to ``train`` are none to ``train-2``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rdzv.store.intervals import Interval
 from rdzv.store.pb import etcd_pb2 as pb
 
 WRITE_TIMEOUT_S = 10.0
-"""For each change of rights; a password takes the store a moment."""
+"""Timeout of each change of rights, in seconds; a password takes the store a moment."""
 
 _NO_PASSWORD = "password was given for no password user"
 
@@ -45,17 +45,17 @@ class JobRole:
 
     @property
     def name(self) -> str:
-        """Name of the role: the job's prefix, which is unique, without the slashes around it."""
+        """The name of the role: the job's prefix, which is unique, without slashes around it."""
         return self.keys.prefix.strip("/")
 
     @property
     def user_name(self) -> str:
-        """Name of the user: what was chosen, or that of the role."""
+        """The name of the user: the one that was chosen, or that of the role."""
         return self.user or self.name
 
 
 class Rights:
-    """Users and roles, as a user who may manage them. Use it within a running event loop."""
+    """The calls of a user who may manage users and roles. Use it within a running event loop."""
 
     def __init__(self, access: Access) -> None:
         files = CertificateFiles(access) if access.tls else None
@@ -63,11 +63,11 @@ class Rights:
         self._calls = Calls(endpoints, 0, access, Random())
 
     async def make(self, role: JobRole, password: str | None) -> None:
-        """Make the role and its user, or complete them; a new password takes the old one's place.
+        """Make the role and its user, or complete them; a new password replaces the old one.
 
-        Without a password the user can only come by a client certificate of that name: one who is
-        there and may have a password is refused. Raises ``StoreRefused`` for that and without the
-        right, ``StoreUnavailable``, ``StoreAmbiguous``: again is safe.
+        Without a password the user can only come by a client certificate of that name: an existing
+        one that may have a password is refused. Raises ``StoreRefused`` for that and without the
+        right, ``StoreUnavailable``, ``StoreAmbiguous``: a retry is safe.
         """
         interval = Interval.of(role.keys.prefix, prefix=True)
         permission = pb.Permission(
@@ -84,14 +84,14 @@ class Rights:
         )
 
     async def call(self, method: Method, request: Any, timeout_s: float = WRITE_TIMEOUT_S) -> Any:
-        """Make one call; what is there already counts as made, and answers nothing."""
+        """Make one call; return None if it was to make what exists already."""
         _, response = await self._calls.call(
             method, request, timeout_s, Effect.IDEMPOTENT, done=Outcome.EXISTS
         )
         return response
 
     async def close(self) -> None:
-        """Give every connection back."""
+        """Close every connection."""
         await self._calls.close()
 
     async def _make_user(self, name: str, password: str | None) -> None:
@@ -105,7 +105,7 @@ class Rights:
             return
         change = pb.AuthUserChangePasswordRequest(name=name, password=password)
         await self.call(USER_CHANGE_PASSWORD, change)
-        # etcd takes a password for a user who was made without, says so, and forgets it.
+        # For a user made without a password, etcd takes one, reports success, and forgets it.
         login = pb.AuthenticateRequest(name=name, password=password)
         try:
             await self._calls.call(
@@ -118,7 +118,10 @@ class Rights:
             ) from error
 
     async def _check_without_password(self, name: str) -> None:
-        """Have the store say that the user has no password: it says so to whoever gives one."""
+        """Check, by a login, that the user has no password; raise ``StoreRefused`` if it may have.
+
+        etcd says so to any client that gives one.
+        """
         login = pb.AuthenticateRequest(name=name, password="none")
         try:
             await self._calls.call(

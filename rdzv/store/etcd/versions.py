@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which versions of etcd a job may rest on, and why not the others.
+"""The versions of etcd that are fit for a job, and the defects of the others.
 
 From etcd's change logs, and from what was measured on 3.4.23, 3.5.1 and 3.6.16.
 """
@@ -19,7 +19,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """A defect of etcd and, line by line, the release that first has it no more.
+    """A defect of etcd and, for each release line, the first release without it.
 
     Lines older than any named have it in all releases, newer ones in none. ``fatal``: a job can be
     harmed by it whatever it does.
@@ -31,7 +31,7 @@ class Defect:
     since: Version = (3, 0, 0)
 
     def has(self, version: Version) -> bool:
-        """Whether ``version`` has the defect."""
+        """Return whether ``version`` has the defect."""
         if version < self.since:
             return False
         line = [fixed for fixed in self.fixed_in if fixed[:2] == version[:2]]
@@ -64,23 +64,23 @@ DEFECTS = (
 )
 
 END_OF_LIFE = (3, 5)
-"""The oldest line that is still mended."""
+"""The oldest release line that is still maintained."""
 
 
 def parse(text: str) -> Version | None:
-    """Read a version as etcd tells it; None for what is none."""
+    """Parse a version as etcd reports it; return None for what is none."""
     match = _VERSION.match(text)
     return None if match is None else (int(match[1]), int(match[2]), int(match[3]))
 
 
 def progress_is_certain(text: str) -> bool:
-    """Whether a server of this version tells a watch of progress only after the events."""
+    """Return whether a server of this version reports progress only after the events."""
     version = parse(text)
     return version is not None and not EARLY_PROGRESS.has(version)
 
 
 def judge(text: str) -> tuple[Literal["ok", "warning", "fault"], str]:
-    """Say whether a job may rest on a server of this version, and why not."""
+    """Judge whether a server of this version is fit for a job; return why not, too."""
     version = parse(text)
     if version is None:
         return "warning", f"{text!r} is not a known version of etcd"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One watch stream of etcd: from messages to batches, and how it finds out that it is dead."""
+"""One watch stream of etcd: turns messages into batches, and detects when it is dead."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rdzv.store.intervals import Interval
 from rdzv.store.pb import etcd_pb2 as pb
 
 ASK_S = 0.9 * WATCH_PROGRESS_S
-"""After this long without a message the stream asks for a sign of life."""
+"""Time without a message after which the stream asks for a sign of life, in seconds."""
 
 SILENT_S = 3.0
-"""A stream without any message for this long is dead, or a little longer where the line is slow.
-The transport alone would take 8 s to see that a peer is frozen, and never sees a member that
-answers pings but has no leader to hear from."""
+"""Time without any message after which a stream is dead, in seconds, or a little longer on a slow
+connection. The transport alone would take 8 s to detect a frozen peer, and never detects a member
+that answers pings but has no leader to hear from."""
 
 _REFUSALS = (
     "permission denied",
@@ -41,10 +41,10 @@ class StreamLostError(Exception):
 
 @dataclass(slots=True)
 class WatchCursor:
-    """How far a watch has come, over all its streams, in revisions.
+    """The position of a watch, over all its streams, in revisions.
 
-    ``told``: the caller was told that everything up to here has been delivered. ``certain``: it
-    has been; a stream that is opened anew goes on after it (docs/decisions/0035-false-progress.md).
+    ``told``: the caller was told that everything up to here has been delivered. ``certain``: it has
+    been; a new stream resumes after it (docs/decisions/0035-false-progress.md).
     """
 
     told: int
@@ -54,8 +54,8 @@ class WatchCursor:
 class WatchStream:
     """A watch on one endpoint, used as an async context manager around ``next_batch``.
 
-    It goes on where ``cursor`` is, and moves it. ``store_revision``: that of the store, before.
-    ``progress_is_certain``: the server tells of progress only after the events.
+    It resumes at ``cursor``, and moves it. ``store_revision``: that of the store, read before.
+    ``progress_is_certain``: the server reports progress only after the events.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class WatchStream:
             key=interval.start,
             range_end=interval.end,
             # etcd answers no progress request of a watch that starts in the future, so on an idle
-            # store the last revision is watched again, and dropped.
+            # store the last revision is watched again, and its events are dropped.
             start_revision=max(min(self._start_revision, store_revision), 1),
             fragment=True,
         )
@@ -110,7 +110,7 @@ class WatchStream:
             self._call.cancel()
 
     async def next_batch(self) -> WatchBatch:
-        """Wait for news or a sign of life.
+        """Wait for events or a sign of life.
 
         Raises ``StreamLostError``, ``Compacted`` and ``StoreRefused``.
         """
@@ -128,7 +128,7 @@ class WatchStream:
                 return self._progress(message.header.revision)
 
     def _progress(self, revision: int) -> WatchBatch:
-        """Take the server's word that all up to ``revision`` has been sent."""
+        """Take the server's report that everything up to ``revision`` has been sent."""
         cursor = self._cursor
         cursor.told = max(cursor.told, revision)
         if self._progress_is_certain:
@@ -138,7 +138,7 @@ class WatchStream:
     def _batch(self) -> WatchBatch:
         cursor = self._cursor
         pieces, self._pieces = self._pieces, []
-        # Those before it were delivered by an earlier stream.
+        # Earlier events were delivered by an earlier stream.
         events = tuple(event for event in pieces if event.kv.mod_revision >= self._start_revision)
         if events and (late := events[0].kv.mod_revision) <= cursor.told:
             # etcd up to 3.4.24 and 3.5.7 answers a request for progress ahead of its events.
@@ -148,8 +148,9 @@ class WatchStream:
                 late,
             )
         if events:
-            # Not the header's revision: while it catches up, etcd sends its present one there.
-            # Those of an interval come in order, so that all before them has come as well.
+            # Not the header's revision: while the watch catches up, etcd sends its present one
+            # there. Events of an interval come in order, so that all before these have come as
+            # well.
             cursor.told = cursor.certain = events[-1].kv.mod_revision
         return WatchBatch(cursor.told, events)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each of our calls as the etcd3 package's client makes it. All of this blocks."""
+"""Each of Muster's calls as the etcd3 package's client makes it. All of this blocks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _COMPARES: dict[int, tuple[Any, str]] = {
 
 
 class _KeptAnswer:
-    """A stub that keeps the answer: the package gives a transaction's result without revision."""
+    """A stub that keeps the answer: the package's result of a transaction has no revision."""
 
     def __init__(self, stub: Any) -> None:
         self._stub = stub
@@ -54,9 +54,9 @@ class _KeptAnswer:
 
 
 def caller_of(client: Any, timeout_s: float, metadata: Metadata) -> Any:
-    """A client that shares the connection of ``client``, with a deadline and metadata of its own.
+    """Return a client with the connection of ``client`` and its own deadline and metadata.
 
-    The package knows one deadline and one token a client.
+    The package has one deadline and one token a client.
     """
     caller = copy(client)
     caller.timeout, caller.metadata = timeout_s, metadata
@@ -66,7 +66,7 @@ def caller_of(client: Any, timeout_s: float, metadata: Metadata) -> Any:
 def make_call(
     client: Any, method: Method, request: Any, timeout_s: float, metadata: Metadata
 ) -> Any:
-    """Make one call; raises ``grpc.aio.AioRpcError``."""
+    """Make one call; raise ``grpc.aio.AioRpcError`` if it fails."""
     caller = caller_of(client, timeout_s, metadata)
     make = _BY_PACKAGE.get(method.path)
     try:
@@ -78,7 +78,7 @@ def make_call(
 
 
 def aio_error(error: BaseException) -> grpc.aio.AioRpcError:
-    """Tell an error as grpc.aio does; the package's own ones hide what they come from."""
+    """Convert an error to that of grpc.aio; the package's own ones hide what they come from."""
     cause = error if isinstance(error, grpc.RpcError) else error.__context__
     if isinstance(cause, grpc.Call):
         code, details = cause.code(), cause.details()
@@ -90,7 +90,7 @@ def aio_error(error: BaseException) -> grpc.aio.AioRpcError:
 
 def _range(client: Any, request: pb.RangeRequest) -> Any:
     if request.limit or request.revision:
-        # The package knows neither.
+        # The package supports neither.
         return _over_its_channel(client, RANGE, request)
     if request.range_end:
         return client.get_range_response(request.key, request.range_end)
@@ -99,7 +99,7 @@ def _range(client: Any, request: pb.RangeRequest) -> Any:
 
 def _txn(client: Any, request: pb.TxnRequest) -> Any:
     if any(op.request_range.revision for op in (*request.success, *request.failure)):
-        # The package's reads within a transaction are of now, without a word.
+        # The package's reads within a transaction ignore the revision, silently.
         return _over_its_channel(client, TXN, request)
     client.kvstub = kept = _KeptAnswer(client.kvstub)
     client.transaction(
@@ -137,7 +137,7 @@ def _grant(client: Any, request: pb.LeaseGrantRequest) -> None:
 
 
 def _keep_alive(client: Any, request: pb.LeaseKeepAliveRequest) -> Any:
-    # To the end of the stream, or the package leaves it open.
+    # Read to the end of the stream: otherwise the package leaves it open.
     (response,) = client.refresh_lease(request.ID)
     return response
 
@@ -151,7 +151,7 @@ def _compact(client: Any, request: pb.CompactionRequest) -> None:
 
 
 def _over_its_channel(client: Any, method: Method, request: Any) -> Any:
-    """What the package has no method for, or only one that drops most of the answer."""
+    """Make a call that the package has no method for, or only one that drops most of the answer."""
     send = client.channel.unary_unary(
         method.path,
         request_serializer=method.request.SerializeToString,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client of the etcd3 package, and whether its connection stands. Most of this blocks."""
+"""One client of the etcd3 package, and whether its connection is up. Most of this blocks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CLOSED = "this client was closed"
 
 
 class Etcd3Connection:
-    """Connects with the first call; to an ``Endpoint`` it is what a ``grpc.aio`` channel is."""
+    """A connection, made with the first call; endpoints use it as a ``grpc.aio`` channel."""
 
     def __init__(self, target: str, access: Access, options: Sequence[tuple[str, int]]) -> None:
         self._target = target
@@ -48,7 +48,7 @@ class Etcd3Connection:
         self._closing = asyncio.Event()
 
     async def close(self, grace: float | None = None) -> None:
-        """End the calls under way, after ``grace`` seconds or when told again without it."""
+        """End the calls under way, after ``grace`` seconds or when closed again without it."""
         if grace is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace):
@@ -60,17 +60,17 @@ class Etcd3Connection:
             await asyncio.to_thread(self._client.channel.close)
 
     def get_state(self) -> grpc.ChannelConnectivity:
-        """Whether the connection is known to stand."""
+        """Return READY if the connection is known to be up, else IDLE."""
         state = grpc.ChannelConnectivity
         return state.READY if self._ready else state.IDLE
 
     # -- in threads
 
     def call(self, method: Method, request: Any, deadline_s: float, metadata: Metadata) -> Any:
-        """Make one attempt; raises ``NotSentError``, ``AnswerLostError``, ``grpc.aio.AioRpcError``.
+        """Make one attempt; raise ``NotSentError``, ``AnswerLostError``, ``grpc.aio.AioRpcError``.
 
-        A connection that was lost unnoticed is made anew by the request itself. Its deadline then
-        leaves open whether it was sent, so a write counts as one that may have been applied.
+        A connection that was lost unnoticed is made anew by the request itself. At its deadline it
+        is then unknown whether it was sent, so a write counts as one that may have been applied.
         """
         if monotonic() >= deadline_s:
             raise BusyError("no thread was free in time")
@@ -87,13 +87,13 @@ class Etcd3Connection:
                 self._ready = False
             raise
         except ValueError:
-            # What grpc says of a channel that was closed a moment ago.
+            # grpc raises this for a channel that was closed a moment ago.
             if not self._closed:
                 raise
             raise NotSentError(_CLOSED) from None
 
     def connected(self, deadline_s: float) -> Any:
-        """The client, once its connection stands; raises ``NotSentError``."""
+        """Return the client once its connection is up; raise ``NotSentError`` if it is late."""
         if self._ready:
             return self._client
         if not self._making.acquire(timeout=max(deadline_s - monotonic(), 0)):
@@ -129,9 +129,10 @@ class Etcd3Connection:
         self._client = client
 
     def _ask(self, timeout_s: float) -> None:
-        """Have the member answer anything at all, be it that it wants to know who asks.
+        """Wait for any answer of the member, even that it requires authentication.
 
-        So a request that its deadline ends was sent for sure, and one that was not sent is known.
+        So a request that ends at its deadline was certainly sent, and one that was not sent is
+        known.
         """
         try:
             make_call(self._client, STATUS, pb.StatusRequest(), timeout_s, ())

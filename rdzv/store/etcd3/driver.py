@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store driver on the etcd3 package 0.12.0, for those who want a client of common use.
+"""The store driver on the etcd3 package 0.12.0, for those who want a client in common use.
 
-The package makes every call and opens every watch. What it lacks stays with us: the deadlines,
-the failover, the resumption of watches and the judgement of errors are those of the default
-driver, for this one is the same store on other endpoints (docs/store-drivers.md tells what that
-costs). Importing this raises ``ModuleNotFoundError`` where the package is not installed.
+The package makes every call and opens every watch. What it lacks comes from Muster: the deadlines,
+the failover, the resumption of watches and the judgement of errors are those of the default driver,
+for this one is the same store on other endpoints (docs/store-drivers.md tells what that costs).
+Importing this raises ``ModuleNotFoundError`` if the package is not installed.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ from rdzv.store.etcd3.watch import Etcd3Watch
 T = TypeVar("T")
 
 THREADS = 16
-"""Of one store: the package blocks, and a sidecar has a handful of calls under way."""
+"""Threads of one store: the package blocks, and a sidecar has a handful of calls under way."""
 
 KEPT_FREE = frozenset({AUTHENTICATE, GRANT, KEEP_ALIVE, REVOKE})
-"""What must not queue behind writes that wait: a lease ends meanwhile. It has its own threads."""
+"""Calls that must not queue behind writes that wait, as a lease ends meanwhile. They have their own
+threads."""
 
 LEASE_THREADS = 2
 
 OVERTIME_S = 0.2
-"""For which a call may outlast its deadline before nobody waits for its thread any more."""
+"""Time by which a call may exceed its deadline before it is given up and its thread left, in
+seconds."""
 
 
 class Etcd3Store(EtcdStore):
@@ -64,7 +66,7 @@ class Etcd3Store(EtcdStore):
         super().__init__(access, first=first, random=random)
 
     async def close(self) -> None:
-        """Give every connection and thread back; watches end."""
+        """Close every connection and release the threads; watches end."""
         await super().close()
         for threads in (self._threads, self._lease_threads):
             threads.shutdown(wait=False, cancel_futures=True)
@@ -93,7 +95,7 @@ class Etcd3Endpoint(EtcdEndpoint):
     async def call(
         self, method: Method, request: Any, timeout_s: float, metadata: Metadata = HAS_LEADER
     ) -> Any:
-        """Make one attempt, in a thread; raises as ``EtcdEndpoint.call`` does."""
+        """Make one attempt, in a thread; raise what ``EtcdEndpoint.call`` raises."""
         deadline_s = monotonic() + timeout_s
         connection: Any
         connection, timeout_s = await self._opened(timeout_s)
@@ -118,7 +120,7 @@ class Etcd3Endpoint(EtcdEndpoint):
     async def _in_thread(
         self, work: Callable[[], T], timeout_s: float, threads: ThreadPoolExecutor
     ) -> T:
-        """Run ``work``, which ends by itself after ``timeout_s``, counted from now.
+        """Run ``work`` in a thread; it ends by itself after ``timeout_s``, counted from now.
 
         Raises ``NotSentError`` if the client is closed before a thread was free.
         """
@@ -126,7 +128,7 @@ class Etcd3Endpoint(EtcdEndpoint):
         answer = asyncio.wrap_future(future)
         try:
             # Unlike ``wait_for``, this does not take a call that ``close`` cancels for the
-            # cancellation of who waits for it.
+            # cancellation of its waiter.
             await asyncio.wait({answer}, timeout=timeout_s + OVERTIME_S)
             if answer.cancelled():
                 raise NotSentError("this client was closed")

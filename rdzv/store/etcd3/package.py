@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The etcd3 package 0.12.0, imported with our stubs in the place of its own.
+"""The etcd3 package 0.12.0, imported with Muster's stubs in place of its own.
 
-Its generated code is from 2020: no protobuf that is maintained loads it, and as it claims etcd's
-message names for itself, no other etcd library could be used beside it. The package takes its
-messages and stubs from ``etcd3.etcdrpc`` alone, so that module is put there before the import.
+Its generated code is from 2020: no maintained protobuf loads it, and as it claims etcd's message
+names for itself, no other etcd library could be used beside it. The package takes its messages and
+stubs from ``etcd3.etcdrpc`` alone, so that module is put there before the import.
 
-Importing this raises ``ModuleNotFoundError`` where the package is not installed.
+Importing this raises ``ModuleNotFoundError`` if the package is not installed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rdzv.store.pb import etcd_pb2 as pb
 
 
 def name_of(method: Method) -> str:
-    """The last part of the path, which is what the package's stubs go by."""
+    """Return the last part of the path, by which the package names its stubs."""
     return method.path.rpartition("/")[2]
 
 
 class _Stub:
-    """Callables of one channel, by the names under which the package looks for them."""
+    """The callables of one channel, by the names under which the package looks for them."""
 
     Watch: Any
     unary: tuple[Method, ...] = ()
@@ -65,13 +65,13 @@ class WatchStub(_Stub):
 
 
 class MaintenanceStub(_Stub):
-    """What a member says of itself."""
+    """The status of a member."""
 
     unary = (STATUS,)
 
 
 class ClusterStub(_Stub):
-    """Members: nothing that Muster asks for."""
+    """Members: no call that Muster makes."""
 
 
 def _stubs() -> ModuleType:

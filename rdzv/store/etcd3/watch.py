@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One watch that the etcd3 package opens, read and written like a stream of ``grpc.aio``.
 
-The package's watcher opens a stream again at once, for ever, whenever one ends, throws away that
-a watch was cancelled, and cannot ask for a sign of life. So each watch has a watcher of its own
-that ends with its stream, and whose stub is this: it passes every message on to us, and to the
-package only that the watch was created.
+The package's watcher opens a stream again at once, for ever, whenever one ends, drops the message
+that a watch was cancelled, and cannot ask for a sign of life. So each watch has a watcher of its
+own that ends with its stream, and whose stub is this: it passes every message on to the reader, and
+to the package only that the watch was created.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from rdzv.store.etcd3.package import Etcd3Exception, Watcher, WatchStub
 from rdzv.store.pb import etcd_pb2 as pb
 
 UNREAD = 64
-"""Messages that wait for the reader; the thread then takes no more from the network."""
+"""Bound on the messages that wait for the reader; beyond it the thread reads no more from the
+network."""
 
 Run = Callable[[Callable[[], None], float], Awaitable[None]]
 
 
 class _StreamOverError(Exception):
-    """Ends the thread of a watcher."""
+    """The signal that ends the thread of a watcher."""
 
 
 class _OneStream(Watcher):  # type: ignore[misc]
@@ -46,7 +47,7 @@ class _OneStream(Watcher):  # type: ignore[misc]
 
 
 class Etcd3Watch:
-    """The stream. ``run`` takes what blocks, and for how long, to a thread.
+    """The stream. ``run`` runs what blocks, and for how long, in a thread.
 
     It must be created within ``create_s`` seconds.
     """
@@ -67,7 +68,7 @@ class Etcd3Watch:
         self._over = False
 
     async def write(self, request: Any) -> None:
-        """Send a request; raises ``asyncio.InvalidStateError`` if the stream is over."""
+        """Send a request; raise ``asyncio.InvalidStateError`` if the stream is over."""
         if self._over:
             raise asyncio.InvalidStateError("the watch is over")
         if not request.HasField("create_request"):
@@ -86,7 +87,7 @@ class Etcd3Watch:
         raise asyncio.InvalidStateError("the watch could not be created")
 
     async def read(self) -> Any:
-        """Wait for a message; raises ``grpc.aio.AioRpcError``, gives ``EOF`` once cancelled."""
+        """Wait for a message; return ``EOF`` once cancelled, or raise ``grpc.aio.AioRpcError``."""
         message = await self._messages.get()
         if message is grpc.aio.EOF or isinstance(message, Exception):
             self._messages.put_nowait(message)
@@ -128,7 +129,7 @@ class Etcd3Watch:
     def Watch(  # noqa: N802
         self, requests: Iterator[Any], *, credentials: Any, metadata: Any
     ) -> Iterator[Any]:
-        """What the package's watcher calls for each stream: once."""
+        """Open the one stream; a later call by the package's watcher ends its thread."""
         if self._call is not None or self._over:
             raise _StreamOverError
         try:
@@ -136,7 +137,7 @@ class Etcd3Watch:
                 self._all_requests(requests), credentials=credentials, metadata=metadata
             )
         except ValueError as closed:
-            # What grpc says of a channel that was closed a moment ago.
+            # grpc raises this for a channel that was closed a moment ago.
             self._tell(grpc.aio.EOF)
             raise _StreamOverError from closed
         if self._over:
@@ -144,13 +145,13 @@ class Etcd3Watch:
         return self._created()
 
     def _all_requests(self, requests: Iterator[Any]) -> Iterator[Any]:
-        """The package's one request, then ours."""
+        """Yield the package's one request, then Muster's."""
         yield next(requests)
         while (request := self._requests.get()) is not None:
             yield request
 
     def _created(self) -> Iterator[Any]:
-        """Pass all on to the reader, and to the package that the watch was created."""
+        """Pass all messages to the reader, and to the package only that the watch was created."""
         try:
             for message in self._call:
                 if not self._over:
@@ -167,7 +168,7 @@ class Etcd3Watch:
             self._requests.put(None)
 
     def _tell(self, message: Any) -> None:
-        # A loop that is closed has nobody left to tell.
+        # A loop that is closed has no reader left.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
 
@@ -177,4 +178,4 @@ def _lost(code: grpc.StatusCode, why: str) -> grpc.aio.AioRpcError:
 
 
 def _ignore(response: Any) -> None:
-    """Events come another way."""
+    """Ignore an event, which the reader gets another way."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a transaction of the memory engine consists of, and what etcd would refuse in one."""
+"""The parts of a transaction of the memory engine, and what etcd would refuse in one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rdzv.store.interface import KeyValue
 from rdzv.store.intervals import Interval, key_text
 
 MAX_OPERATIONS = 128
-"""In one branch of a transaction; etcd's default of ``--max-txn-ops``."""
+"""Bound on the operations in one branch of a transaction: etcd's default of ``--max-txn-ops``."""
 
 Target = Literal["create", "mod", "version", "lease", "value"]
 Operator = Literal["=", "!=", "<", ">"]
@@ -30,7 +30,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Put one key."""
+    """The write of one key."""
 
     key: bytes
     value: bytes
@@ -39,14 +39,14 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Erase:
-    """Delete an interval."""
+    """The deletion of an interval."""
 
     interval: Interval
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read an interval, as of ``revision`` or, with 0, as it is now."""
+    """The read of an interval, as of ``revision`` or, with 0, as it is now."""
 
     interval: Interval
     revision: int = 0
@@ -54,13 +54,13 @@ class Read:
 
 Action = Write | Erase | Read
 Reply = tuple[KeyValue, ...]
-"""What a read found, an erase deleted, or a write replaced."""
+"""The keys that a read found, an erase deleted, or a write replaced."""
 
 _MISSING = KeyValue("", b"", 0, 0, 0, 0)
 
 
 def check(actions: Sequence[Action]) -> None:
-    """Refuse what etcd refuses, whichever branch will run."""
+    """Raise ``StoreRefused`` for what etcd refuses, whichever branch will run."""
     if len(actions) > MAX_OPERATIONS:
         raise StoreRefused(f"{len(actions)} operations in a branch, at most {MAX_OPERATIONS}")
     erased = [action.interval for action in actions if isinstance(action, Erase)]

@@ -35,7 +35,8 @@ __all__ = ["MemoryEngine", "MemoryStore"]
 VERSION = "3.6.0+memory"
 
 _MIN_WAIT_S = 0.02
-"""Keeps a clock that a test holds still, just before a lease ends, from spinning the loop."""
+"""Shortest wait, in seconds: a clock that a test holds still, just before a lease ends, must not
+spin the loop."""
 
 
 class MemoryStore:
@@ -50,7 +51,7 @@ class MemoryStore:
     async def range(
         self, key: str, *, prefix: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> RangeResult:
-        """Read linearizably."""
+        """Read one key, or all with a prefix, linearizably."""
         async with self._call("range", timeout_s, write=False):
             kvs = self.engine.read(Interval.of(key, prefix=prefix))
             result = RangeResult(self.engine.revision, kvs)
@@ -118,13 +119,13 @@ class MemoryStore:
     async def lease_keep_alive(
         self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> float:
-        """Renew once and return the time to live in seconds; raises ``LeaseLost``."""
+        """Renew the lease; return its time to live in seconds, or raise ``LeaseLost``."""
         async with self._call("lease_keep_alive", timeout_s, write=True):
             ttl_s = self.engine.keep_alive(lease_id)
         return ttl_s
 
     async def lease_revoke(self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """End the lease and delete its keys; a lease that is gone counts as success."""
+        """Revoke the lease and delete its keys; a lease that is gone counts as success."""
         async with self._call("lease_revoke", timeout_s, write=True):
             try:
                 self.engine.revoke(lease_id)
@@ -132,7 +133,7 @@ class MemoryStore:
                 return
 
     async def compact(self, revision: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Forget the history before ``revision``; one already forgotten counts as success."""
+        """Compact the history before ``revision``; one already compacted counts as success."""
         async with self._call("compact", timeout_s, write=True):
             try:
                 self.engine.compact(revision)
@@ -140,7 +141,7 @@ class MemoryStore:
                 return
 
     async def status(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreStatus:
-        """Ask the engine about itself."""
+        """Read the status of the engine."""
         async with self._call("status", timeout_s, write=False):
             engine = self.engine
             size, in_use = engine.size_bytes
@@ -202,7 +203,7 @@ def transact(
     then: Sequence[Operation],
     otherwise: Sequence[Operation] = (),
 ) -> TxnResult:
-    """Do on ``engine``, at once, what ``Store.txn`` asks for."""
+    """Execute at once, on ``engine``, what ``Store.txn`` asks for."""
     succeeded, replies = engine.txn(
         [_condition(compare) for compare in compares],
         [_action(operation) for operation in then],

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """etcd's data model in memory, without input or output: keys, revisions, leases, watchers.
 
-It serves ``memory.MemoryStore`` within a process and ``embedded.EmbeddedServer`` over gRPC.
-Nothing here waits; time comes from the clock that is passed in. One thread only.
+It serves ``client.MemoryStore`` within a process and ``server.EmbeddedServer`` over gRPC. Nothing
+here waits; time comes from the clock that is passed in. One thread only.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rdzv.store.memory.actions import Action, Condition, Read, Reply, Write, che
 from rdzv.store.memory.leases import Lease, LeaseTable
 
 Change = tuple[bytes, WatchEvent, KeyValue | None]
-"""What happened to a key, and what it held before."""
+"""The change of a key, and its value before."""
 
 
 class MemoryEngine:
-    """The store itself. ``clock`` gives seconds that never go back, and ends leases.
+    """The store itself. ``clock`` returns seconds that never go back, and ends leases.
 
     The history is bounded: beyond ``history_limit`` events the older half is compacted away.
     """
@@ -43,7 +43,7 @@ class MemoryEngine:
         self._kvs: dict[bytes, KeyValue] = {}
         self._keys: list[bytes] = []
         self._history: list[tuple[int, bytes, WatchEvent, KeyValue | None]] = []
-        # In the order of their coming: a simulation must not depend on where objects lie.
+        # In order of their arrival: a simulation must not depend on memory addresses.
         self._watchers: dict[Watcher, None] = {}
         self._live_bytes = 0
         self._past_bytes = 0
@@ -54,9 +54,9 @@ class MemoryEngine:
         return self._live_bytes + self._past_bytes, self._live_bytes
 
     def read(self, interval: Interval, revision: int = 0) -> Reply:
-        """Read what is there now, or was then, in key order.
+        """Read what is there now, or was at ``revision``, in key order.
 
-        Raises ``StoreRefused`` without a key, and as ``txn`` does.
+        Raises ``StoreRefused`` without a key, and what ``txn`` raises.
         """
         check([Read(interval)])
         self.expire_leases()
@@ -69,7 +69,7 @@ class MemoryEngine:
         then: Sequence[Action],
         otherwise: Sequence[Action] = (),
     ) -> tuple[bool, list[Reply]]:
-        """Apply one branch as one revision; says which one, and a reply for each action.
+        """Apply one branch as one revision; return whether it is ``then``, and a reply per action.
 
         Raises ``LeaseLost``, ``Compacted`` and ``StoreRefused``, and then has changed nothing.
         """
@@ -100,7 +100,7 @@ class MemoryEngine:
         return succeeded, replies
 
     def grant(self, lease_id: int, ttl_s: int) -> bool:
-        """Start a lease; False if it exists already."""
+        """Grant a lease; return False if it exists already."""
         self.expire_leases()
         if lease_id in self.leases:
             return False
@@ -110,17 +110,17 @@ class MemoryEngine:
         return True
 
     def keep_alive(self, lease_id: int) -> float:
-        """Renew a lease and return its time to live in seconds; raises ``LeaseLost``."""
+        """Renew a lease and return its time to live in seconds, or raise ``LeaseLost``."""
         self.expire_leases()
         return self.leases.renew(lease_id, self.clock())
 
     def revoke(self, lease_id: int) -> None:
-        """End a lease and delete its keys as one revision; raises ``LeaseLost``."""
+        """Revoke a lease and delete its keys as one revision; raise ``LeaseLost`` if it is gone."""
         self.expire_leases()
         self._end(self.leases.remove(lease_id))
 
     def expire_leases(self, now: float | None = None) -> None:
-        """Delete the keys of every lease whose time is over, one revision for each lease."""
+        """Delete the keys of every lease that has expired, one revision for each lease."""
         now = self.clock() if now is None else now
         if now < self.leases.next_deadline_s():
             return
@@ -128,7 +128,7 @@ class MemoryEngine:
             self._end(self.leases.remove(lease_id))
 
     def compact(self, revision: int) -> None:
-        """Forget the events before ``revision``; raises ``Compacted`` if they are gone already."""
+        """Compact the events before ``revision``; raise ``Compacted`` if they are gone already."""
         if revision > self.revision:
             raise StoreRefused(f"revision {revision} is in the future: now is {self.revision}")
         if revision <= self.compact_revision:
@@ -139,7 +139,7 @@ class MemoryEngine:
         del self._history[:cut]
 
     def events(self, interval: Interval, revision: int) -> list[WatchEvent]:
-        """Give everything that happened from ``revision`` on; raises ``Compacted``."""
+        """Return all events from ``revision`` on; raise ``Compacted`` if some are gone."""
         if revision < self.compact_revision:
             raise Compacted(
                 f"the history from revision {revision} on was compacted at {self.compact_revision}",
@@ -153,13 +153,13 @@ class MemoryEngine:
         ]
 
     def watch(self, interval: Interval, revision: int, wake: Callable[[], None]) -> Watcher:
-        """Follow an interval from ``revision`` on; ``wake`` is called when there is news."""
+        """Follow an interval from ``revision`` on; ``wake`` is called when there are events."""
         watcher = Watcher(self, interval, revision, wake)
         self._watchers[watcher] = None
         return watcher
 
     def unwatch(self, watcher: Watcher) -> None:
-        """Stop following."""
+        """Remove a watcher."""
         self._watchers.pop(watcher, None)
 
     def _history_index(self, revision: int) -> int:
@@ -188,7 +188,7 @@ class MemoryEngine:
             )
 
     def _read_at(self, interval: Interval, revision: int) -> Reply:
-        """Read, and take back what has happened since ``revision``."""
+        """Read an interval, and undo the changes since ``revision``."""
         now = self._read(interval)
         if not revision:
             return now
@@ -261,10 +261,10 @@ def _size(key: bytes, kv: KeyValue) -> int:
 
 
 class Watcher:
-    """Gives the news of one interval, in order and without a gap.
+    """The events of one interval, in order and without a gap.
 
-    News is kept for it while it keeps up; one that is slow reads the history again, so that
-    what waits for it stays bounded, and may find it compacted.
+    They are kept for it while it keeps up; a slow watcher reads the history again, so that what
+    waits for it stays bounded, and may find it compacted.
     """
 
     PENDING_LIMIT = 4096
@@ -280,7 +280,7 @@ class Watcher:
         self._behind = True
 
     def offer(self, events: Sequence[tuple[bytes, WatchEvent]]) -> None:
-        """Take the events of one revision from the engine."""
+        """Take in the events of one revision from the engine."""
         news = [event for key, event in events if self.interval.holds(key)]
         if not news:
             return
@@ -292,7 +292,7 @@ class Watcher:
         self._wake()
 
     def take(self) -> tuple[int, tuple[WatchEvent, ...]]:
-        """Give all news, in order, and the revision up to which it reaches.
+        """Return all new events, in order, and the revision up to which they reach.
 
         Raises ``Compacted`` for a watcher that was behind.
         """
@@ -308,5 +308,5 @@ class Watcher:
         return engine.revision, news
 
     def close(self) -> None:
-        """Stop following."""
+        """Remove this watcher from the engine."""
         self._engine.unwatch(self)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a simulation breaks a ``MemoryStore``."""
+"""Faults that a simulation injects into a ``MemoryStore``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from __future__ import annotations
 class Faults:
     """Hooks around everything a ``MemoryStore`` does; these let all pass.
 
-    ``call`` is the method's name. A hook that waits beyond the call's deadline ends it as the
-    real driver would: ``StoreUnavailable`` before a write or at a read, ``StoreAmbiguous`` after.
+    ``call`` is the method's name. A hook that waits beyond the call's deadline ends it as the real
+    driver would: ``StoreUnavailable`` before a write or at a read, ``StoreAmbiguous`` after.
     """
 
     async def before(self, call: str) -> None:

@@ -25,7 +25,7 @@ from rdzv.store.memory.server_watch import serve_watch
 from rdzv.store.pb import etcd_pb2 as pb
 
 SERVER_OPTIONS = (
-    # Clients ping every 6 s, also without a call, as they do with etcd.
+    # Clients may ping every 6 s, also without a call, which etcd does not allow.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
     ("grpc.http2.max_ping_strikes", 0),
@@ -35,14 +35,14 @@ SERVER_OPTIONS = (
 )
 
 MAX_EXPIRY_WAIT_S = 0.5
-"""A lease granted meanwhile is looked at no later than this."""
+"""Longest wait before the leases are checked again, in seconds, as one may be granted meanwhile."""
 
 
 class EmbeddedServer:
     """An etcd-like server: ``async with EmbeddedServer() as server: … server.endpoint``.
 
     ``listen`` is ``host:port``; port 0 takes a free one. Raises ``ConfigError`` if it is taken, or
-    not to be had.
+    cannot be listened on.
     """
 
     def __init__(self, listen: str = "127.0.0.1:0", *, engine: MemoryEngine | None = None) -> None:
@@ -83,7 +83,7 @@ class EmbeddedServer:
 
 
 def _why_not(listen: str) -> str:
-    """Bind by ourselves, for gRPC does not say why it cannot; return it, and what to do."""
+    """Bind directly, as gRPC does not say why it cannot; return the reason, and what to do."""
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
     try:

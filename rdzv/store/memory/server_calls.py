@@ -44,11 +44,11 @@ Handler = Callable[[Any, Any, ServicerContext], Awaitable[Any]]
 
 
 class UnsupportedError(StoreError):
-    """etcd can do it, the embedded server cannot."""
+    """A request that etcd can serve and the embedded server cannot."""
 
 
 def _status(error: StoreError) -> tuple[StatusCode, str]:
-    """Say it in etcd's words, for clients judge by them."""
+    """Return the error in etcd's words, as clients judge by them."""
     if isinstance(error, LeaseLost):
         return StatusCode.NOT_FOUND, "etcdserver: requested lease not found"
     if isinstance(error, Compacted):
@@ -68,14 +68,14 @@ def _answering(handler: Handler) -> Handler:
             return await handler(self, request, context)
         except StoreError as error:
             status, message = _status(error)
-            # It may name a key that is no UTF-8, and gRPC sends no message then.
+            # It may name a key that is no UTF-8, and gRPC would send no message then.
             await context.abort(status, message.encode(errors="backslashreplace").decode())
 
     return answer
 
 
 def put_message(kv: KeyValue) -> pb.KeyValue:
-    """Spell a key value."""
+    """Convert a key value to a message."""
     return pb.KeyValue(
         key=key_bytes(kv.key),
         create_revision=kv.create_revision,
@@ -93,7 +93,7 @@ class ServedCalls:
         self._engine = engine
 
     def header(self) -> pb.ResponseHeader:
-        """Say who answers, and at which revision."""
+        """Build the header of a response: who answers, and at which revision."""
         engine = self._engine
         return pb.ResponseHeader(
             cluster_id=engine.cluster_id, member_id=1, revision=engine.revision, raft_term=1
@@ -101,33 +101,33 @@ class ServedCalls:
 
     @_answering
     async def range(self, request: pb.RangeRequest, context: ServicerContext) -> pb.RangeResponse:
-        """KV.Range."""
+        """Serve KV.Range."""
         reply = self._engine.read(_interval(request), request.revision)
         return self._range_response(request, reply)
 
     @_answering
     async def put(self, request: pb.PutRequest, context: ServicerContext) -> pb.PutResponse:
-        """KV.Put."""
+        """Serve KV.Put."""
         return (await self._one(pb.RequestOp(request_put=request))).response_put
 
     @_answering
     async def delete_range(
         self, request: pb.DeleteRangeRequest, context: ServicerContext
     ) -> pb.DeleteRangeResponse:
-        """KV.DeleteRange."""
+        """Serve KV.DeleteRange."""
         operation = pb.RequestOp(request_delete_range=request)
         return (await self._one(operation)).response_delete_range
 
     @_answering
     async def txn(self, request: pb.TxnRequest, context: ServicerContext) -> pb.TxnResponse:
-        """KV.Txn."""
+        """Serve KV.Txn."""
         return self._txn(request)
 
     @_answering
     async def compact(
         self, request: pb.CompactionRequest, context: ServicerContext
     ) -> pb.CompactionResponse:
-        """KV.Compact."""
+        """Serve KV.Compact."""
         self._engine.compact(request.revision)
         return pb.CompactionResponse(header=self.header())
 
@@ -135,7 +135,7 @@ class ServedCalls:
     async def lease_grant(
         self, request: pb.LeaseGrantRequest, context: ServicerContext
     ) -> pb.LeaseGrantResponse:
-        """Lease.LeaseGrant; without an id the server chooses one."""
+        """Serve Lease.LeaseGrant; without an id the server chooses one."""
         lease_id = request.ID or secrets.randbits(62) + 1
         if not self._engine.grant(lease_id, request.TTL):
             await context.abort(StatusCode.FAILED_PRECONDITION, "etcdserver: lease already exists")
@@ -145,14 +145,14 @@ class ServedCalls:
     async def lease_revoke(
         self, request: pb.LeaseRevokeRequest, context: ServicerContext
     ) -> pb.LeaseRevokeResponse:
-        """Lease.LeaseRevoke."""
+        """Serve Lease.LeaseRevoke."""
         self._engine.revoke(request.ID)
         return pb.LeaseRevokeResponse(header=self.header())
 
     async def lease_keep_alive(
         self, requests: AsyncIterator[pb.LeaseKeepAliveRequest], context: ServicerContext
     ) -> AsyncGenerator[pb.LeaseKeepAliveResponse, None]:
-        """Lease.LeaseKeepAlive; a lease that is gone is answered with a time to live of 0."""
+        """Serve Lease.LeaseKeepAlive; answer a lease that is gone with a time to live of 0."""
         async for request in requests:
             try:
                 ttl_s = int(self._engine.keep_alive(request.ID))
@@ -164,7 +164,7 @@ class ServedCalls:
     async def lease_time_to_live(
         self, request: pb.LeaseTimeToLiveRequest, context: ServicerContext
     ) -> pb.LeaseTimeToLiveResponse:
-        """Lease.LeaseTimeToLive; a lease that is gone is answered with -1."""
+        """Serve Lease.LeaseTimeToLive; answer a lease that is gone with -1."""
         self._engine.expire_leases()
         if request.ID not in self._engine.leases:
             return pb.LeaseTimeToLiveResponse(header=self.header(), ID=request.ID, TTL=-1)
@@ -181,7 +181,7 @@ class ServedCalls:
     async def lease_leases(
         self, request: pb.LeaseLeasesRequest, context: ServicerContext
     ) -> pb.LeaseLeasesResponse:
-        """Lease.LeaseLeases."""
+        """Serve Lease.LeaseLeases."""
         self._engine.expire_leases()
         leases = [pb.LeaseStatus(ID=lease_id) for lease_id in self._engine.leases]
         return pb.LeaseLeasesResponse(header=self.header(), leases=leases)
@@ -190,7 +190,7 @@ class ServedCalls:
     async def status(
         self, request: pb.StatusRequest, context: ServicerContext
     ) -> pb.StatusResponse:
-        """Maintenance.Status."""
+        """Serve Maintenance.Status."""
         size, in_use = self._engine.size_bytes
         return pb.StatusResponse(
             header=self.header(),
@@ -205,14 +205,14 @@ class ServedCalls:
 
     @_answering
     async def alarm(self, request: pb.AlarmRequest, context: ServicerContext) -> pb.AlarmResponse:
-        """Maintenance.Alarm: there is never one, but ``etcdctl endpoint health`` asks."""
+        """Serve Maintenance.Alarm: there is never one, but ``etcdctl endpoint health`` asks."""
         return pb.AlarmResponse(header=self.header())
 
     @_answering
     async def auth_status(
         self, request: pb.AuthStatusRequest, context: ServicerContext
     ) -> pb.AuthStatusResponse:
-        """Auth.AuthStatus: nobody is asked who he is."""
+        """Serve Auth.AuthStatus: there is no authentication."""
         return pb.AuthStatusResponse(header=self.header(), enabled=False)
 
     async def _one(self, operation: pb.RequestOp) -> pb.ResponseOp:

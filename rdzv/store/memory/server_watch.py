@@ -17,7 +17,7 @@ from rdzv.store.memory.server_calls import put_message
 from rdzv.store.pb import etcd_pb2 as pb
 
 EVENTS_PER_MESSAGE = 1000
-"""One message holds whole revisions, and ends with the one that reaches this many events."""
+"""Events at which a message ends; it has whole revisions, so that it may have more."""
 
 _KINDS = {"put": pb.Event.PUT, "delete": pb.Event.DELETE}
 
@@ -28,7 +28,7 @@ async def serve_watch(
     requests: AsyncIterator[pb.WatchRequest],
     context: ServicerContext,
 ) -> None:
-    """Watch.Watch, until the client ends the stream."""
+    """Serve Watch.Watch until the client ends the stream."""
     stream = _Stream(engine, header)
 
     async def receive() -> None:
@@ -60,23 +60,23 @@ class _Stream:
         self._ended = False
 
     async def news(self) -> bool:
-        """Wait until there is something to send; False at the end of the stream."""
+        """Wait until there is something to send; return False at the end of the stream."""
         await self._wake.wait()
         self._wake.clear()
         return not self._ended
 
     def end(self) -> None:
-        """Note that the client will ask for nothing more."""
+        """Note that the client makes no more requests."""
         self._ended = True
         self._wake.set()
 
     def close(self) -> None:
-        """Stop following."""
+        """Close every watcher."""
         for watcher in self._watchers.values():
             watcher.close()
 
     def receive(self, request: pb.WatchRequest) -> None:
-        """Take one request."""
+        """Process one request."""
         match request.WhichOneof("request_union"):
             case "create_request":
                 self._create(request.create_request)
@@ -87,7 +87,7 @@ class _Stream:
         self._wake.set()
 
     def responses(self) -> Iterator[pb.WatchResponse]:
-        """Give what is to be sent now, in order."""
+        """Yield what is to be sent now, in order."""
         replies, self._replies = self._replies, []
         progress_wanted, self._progress_wanted = self._progress_wanted, False
         yield from replies
@@ -107,7 +107,7 @@ class _Stream:
         if progress_wanted and not self._wake.is_set():
             yield pb.WatchResponse(header=self._header(), watch_id=-1)
         elif progress_wanted:
-            # News came while this was being sent: it goes first.
+            # Events came while this was being sent: they go first.
             self._progress_wanted = True
 
     def _create(self, request: pb.WatchCreateRequest) -> None:
