@@ -21,48 +21,70 @@ RETRY_PAUSE_S = 5.0
 
 
 class KeptRegistration:
-    """The keeper of the newest registration of the pod ``pod_uid``."""
+    """The keeper of the newest registration of the pod ``pod_uid``.
+
+    One task writes, so that an older registration never lands last: a write that hangs goes on in
+    its thread after ``keep`` is cancelled.
+    """
 
     def __init__(self, run_dir: RunDir, pod_uid: str) -> None:
         self._run_dir = run_dir
         self._pod_uid = pod_uid
         self._held: Held | None = None
-        self._again: asyncio.Task[None] | None = None
-        # One write at a time: an older one must not land last.
-        self._writing = asyncio.Lock()
+        self._attempted = asyncio.Event()
+        """Set once the disk has taken or refused the newest registration."""
+        self._news = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
 
     async def keep(self, held: Held) -> None:
-        """Write a registration; if the disk does not take it, retry until ``end``."""
+        """Have a registration written; if the disk refuses it, retry until ``end``."""
         self._held = held
-        try:
-            await self._write()
-        except OSError as error:
-            log.error(
-                "%s cannot be written (%s): were this sidecar started again, it would be taken"
-                " for a fresh pod",
-                self._run_dir.path / layout.STATE,
-                error.strerror,
-                extra={"event": "state_not_kept"},
-            )
-            self.end()
-            self._again = asyncio.create_task(self._try_again(), name="keep-registration")
+        self._attempted = attempted = asyncio.Event()
+        self._news.set()
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write(), name="keep-registration")
+        await attempted.wait()
+        if self._writing.done():
+            self._writing.result()  # raises what ended it, if it is a defect
 
     def end(self) -> None:
         """Stop retrying."""
-        if self._again is not None:
-            self._again.cancel()
-
-    async def _try_again(self) -> None:
-        while True:
-            await asyncio.sleep(RETRY_PAUSE_S)
-            try:
-                await self._write()
-            except OSError:
-                continue  # logged at the first failure
-            log.info("what is registered is kept now", extra={"event": "state_kept"})
-            return
+        if self._writing is not None:
+            self._writing.cancel()
 
     async def _write(self) -> None:
-        async with self._writing:
-            state = State(self._pod_uid, self._held)
-            await asyncio.to_thread(self._run_dir.keep, state)
+        """Write the newest registration, and each newer one, until the disk has taken it."""
+        refused = False
+        while self._news.is_set() or refused:
+            self._news.clear()
+            attempted = self._attempted
+            try:
+                await asyncio.to_thread(self._run_dir.keep, State(self._pod_uid, self._held))
+            except OSError as error:
+                if not attempted.is_set():  # later attempts have the same reason
+                    self._log_refusal(error)
+                refused = True
+            else:
+                if refused:
+                    log.info("what is registered is kept now", extra={"event": "state_kept"})
+                refused = False
+            finally:
+                attempted.set()
+            if refused:
+                await self._news_or_pause()
+
+    async def _news_or_pause(self) -> None:
+        try:
+            async with asyncio.timeout(RETRY_PAUSE_S):
+                await self._news.wait()
+        except TimeoutError:
+            return  # retry the same registration
+
+    def _log_refusal(self, error: OSError) -> None:
+        log.error(
+            "%s cannot be written (%s): were this sidecar started again, it would be taken for a"
+            " fresh pod",
+            self._run_dir.path / layout.STATE,
+            error.strerror,
+            extra={"event": "state_not_kept"},
+        )
