@@ -138,7 +138,7 @@ ON_HOST = ELASTIC.replace(
 def tunnel_port(text: str, **settings: str | None) -> str:
     """The port that both roles of the job are told."""
     told = [variables(sidecar) for sidecar in sidecars(injected(text, **settings).text)]
-    (port,) = {one["MUSTER_TUNNEL_PORT"] for one in told}
+    (port,) = {str(one["MUSTER_TUNNEL_PORT"]) for one in told}
     return port
 
 
