@@ -125,7 +125,7 @@ class Desk:
         self._given_s = 0.0
         self._given = 0
         self._in_vain_s = 0.0
-        """Monotonic time of the last request that was given nothing; 0 after one that was given some."""
+        """Monotonic time of the last request in vain; 0 after one that was given something."""
         self.assumed = False
         """Whether ``start`` is the last commit because the script has not given another step."""
         self.listener = step_listeners.Listener(self._arrive, self.save)
