@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from time import time
 
 from rdzv.errors import StoreError
@@ -81,10 +82,13 @@ class RollBack:
                 ),
             ]
             done = await self._client.store.txn(compares, operations)
-            await self._client.mirror.reached(done.revision)
         except StoreError as error:
             log.info("cannot roll back to the previous template, retrying: %s", error)
             return
+        # A store that is restored right now may never reach this revision: decide again.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._patience_s):
+                await self._client.mirror.reached(done.revision)
         if done.succeeded:
             log.info(
                 "no member with the newer template is left: rolled back to this pod's template%s",

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from agent.surroundings import MemberSettings
 from rdzv.job import JobClient
 from rdzv.members.registration import Identity
 from rdzv.records.history import HistoryEntry
+from rdzv.store import Compare, Operation, Put, TxnResult
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, client, identity, surroundings
@@ -94,3 +96,25 @@ async def test_who_comes_back_in_time_keeps_the_newer_template_in_force() -> Non
         async with pod(one, newer("again")):
             await asyncio.sleep(10 * TTL_S)
             assert most(one) == 8
+
+
+async def test_a_store_restored_right_after_a_roll_back_does_not_end_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The revision of the write is then one that the watch may never reach."""
+    async with client(MemoryEngine(now)) as one, pod(one, identity("a")):
+        applied, lost = one.store.txn, 10**6
+
+        async def txn(
+            compares: Sequence[Compare], then: Sequence[Operation], *args: Any, **kwargs: Any
+        ) -> TxnResult:
+            done = await applied(compares, then, *args, **kwargs)
+            rolls_back = any(isinstance(op, Put) and op.key == KEYS.job for op in then)
+            return done._replace(revision=done.revision + lost) if rolls_back else done
+
+        for name, template in (("new", 8), ("again", 9)):
+            async with pod(one, replace(identity(name), max_workers=template)):
+                assert most(one) == template
+                monkeypatch.setattr(one.store, "txn", txn)
+            await until(one, lambda s: s.job is not None and s.job.max_workers == 4)
+            monkeypatch.undo()
