@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 
 from agent.rundir.files import RunDir
@@ -15,6 +15,7 @@ from launcher_shim.rundir import layout
 from rdzv import listing
 from rdzv.job import JobClient
 from rdzv.listing import Listing
+from rdzv.records.drain import Drain
 from rdzv.records.history import departures
 from rdzv.snapshot import Snapshot
 
@@ -177,11 +178,13 @@ class HostDelivery:
         The drains, and the departures in the history, are read at the first use, once for all
         hosts: hundreds may go together.
         """
-        drains = snapshot.drains.values()
-        drained = cache(lambda: {hosts.token_of(one.member, one.pod_uid) for one in drains})
+        drains = cache(lambda: _by_member(snapshot.drains.values()))
         departed = cache(lambda: departures(self._client.mirror.under(self._client.keys.history)))
         return lambda host: (
-            host.token in drained()
+            any(
+                hosts.token_of(host.member, one.pod_uid) == host.token
+                for one in drains().get(host.member, ())
+            )
             or departed().get(host.member, 0) > _registered_revision(snapshot, host)
         )
 
@@ -208,6 +211,14 @@ class HostDelivery:
             self._confirming = None
         for task in done:
             task.result()  # raises the task's exception, if any
+
+
+def _by_member(drains: Iterable[Drain]) -> dict[str, list[Drain]]:
+    """Group drains by member; a token is a hash, too slow to make of each of hundreds."""
+    grouped: dict[str, list[Drain]] = {}
+    for one in drains:
+        grouped.setdefault(one.member, []).append(one)
+    return grouped
 
 
 def _registered_revision(snapshot: Snapshot, host: hosts.Host) -> int:
