@@ -86,9 +86,11 @@ async def make_identity() -> TunnelIdentity:
         async with asyncio.timeout(MAKE_TIMEOUT_S):
             pem, error = await process.communicate()
     except TimeoutError:
-        process.kill()
-        await process.wait()
         pem, error = b"", b"no answer in time"
+    finally:  # also if the sidecar is stopped meanwhile
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     identity = None if process.returncode else read_identity(pem)
     if identity is None:
         lines = error.decode(errors="replace").split("\n")

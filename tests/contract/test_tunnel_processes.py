@@ -112,6 +112,10 @@ class Pods:
         await asyncio.to_thread(
             end_all, lambda: marked(self.run), set(), time.monotonic() + PATIENCE_S
         )
+        # Each has ended, but the event loop may not have noticed yet.
+        async with asyncio.timeout(PATIENCE_S):
+            for agent in self.agents.values():
+                await agent.wait()
 
 
 def environ_of(pid: int) -> bytes:
