@@ -7,7 +7,6 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from random import Random
 
@@ -16,7 +15,7 @@ from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
 from controller.cluster.events import Events
 from controller.config import ControllerConfig
-from controller.defect import tell_defect
+from controller.defect import AGAIN_S, each_of, restarted, tell_pause
 from controller.events.reporter import EventReporter
 from controller.jobs.jobs import Jobs
 from controller.leader.leadership import Leadership
@@ -33,9 +32,6 @@ from rdzv.store.open import open_store
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 30.0
-"""Restart delay after a defect; the webhook goes on answering meanwhile."""
-
 
 async def keep_following(config: ControllerConfig, api: ClusterApi, access: Access) -> None:
     """Follow all jobs until cancelled; report a failure and retry, so that the webhook goes on."""
@@ -43,37 +39,14 @@ async def keep_following(config: ControllerConfig, api: ClusterApi, access: Acce
         try:
             await follow(config, api, access)
         except* MusterError as group:
-            for error in _each(group):
+            for error in each_of(group):
                 log.error(
                     "cannot follow jobs, retrying: %s", error, extra={"event": "not_following"}
                 )
         except* Exception as group:
-            for error in _each(group):
-                _tell("following jobs", error)
+            for error in each_of(group):
+                tell_pause("following jobs", error)
         await asyncio.sleep(AGAIN_S)
-
-
-async def _kept(what: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Run one task of the leader, and restart it after a defect; the others are not affected."""
-    while True:
-        try:
-            await work()
-        except* Exception as group:
-            for error in _each(group):
-                _tell(what, error)
-        await asyncio.sleep(AGAIN_S)
-
-
-def _each(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _each(error)
-        else:
-            yield error
-
-
-def _tell(what: str, error: BaseException) -> None:
-    tell_defect(f"{what} pauses for {AGAIN_S:g} s: {error}", error)
 
 
 async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> None:
@@ -100,7 +73,7 @@ async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> N
                 async with asyncio.TaskGroup() as tasks:
                     if config.events == "on":
                         reporter = EventReporter(jobs, owners, Events(api, clock), leadership)
-                        tasks.create_task(_kept("publishing Events", reporter.run))
+                        tasks.create_task(restarted("publishing Events", reporter.run))
                     if "on" in (config.desired, config.annotations):
                         reconciler = OwnerReconciler(
                             api,
@@ -110,7 +83,7 @@ async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> N
                             scales=config.desired == "on",
                             annotates=config.annotations == "on",
                         )
-                        tasks.create_task(_kept("reconciling owners", reconciler.run))
+                        tasks.create_task(restarted("reconciling owners", reconciler.run))
                     if config.notices == "on":
                         policy = NoticePolicy(
                             config.notice_taints,
@@ -118,7 +91,7 @@ async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> N
                             config.notice_deadline_s,
                         )
                         executor = NoticeExecutor(jobs, nodes, pods, policy, me, clock)
-                        tasks.create_task(_kept("requesting drains", executor.run))
+                        tasks.create_task(restarted("requesting drains", executor.run))
 
             await leadership.run(lead)
     finally:

@@ -21,6 +21,7 @@ from controller.certificates.keeper import CertificateKeeper
 from controller.cluster.api import ClusterApi
 from controller.cluster.in_cluster import ClusterAccess
 from controller.config import ControllerConfig
+from controller.defect import restarted
 from controller.following import keep_following
 from controller.serving import application, serving
 
@@ -62,7 +63,7 @@ async def _serve(
     pages = application(injector, metrics, keeper.ready)
     async with asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(keeper.run())
-        others = [tasks.create_task(injector.events.run())]
+        others = [tasks.create_task(restarted("publishing Events of owners", injector.events.run))]
         if store is not None:
             others.append(tasks.create_task(store.run(give=gives)))
         if config.follow_jobs == "on":

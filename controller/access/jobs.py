@@ -101,7 +101,9 @@ class JobsWithPods:
 
     async def _follow(self, version: str) -> None:
         while True:
+            yielded = False
             async for event in self._api.watch(_PODS, version, accept=METADATA.format("")):
+                yielded = True
                 pod = event.get("object") or {}
                 metadata = pod.get("metadata") or {}
                 version = str(metadata.get("resourceVersion", version))
@@ -110,6 +112,8 @@ class JobsWithPods:
                     self._gone(uid)
                 elif (job := job_of_pod(pod)) is not None:
                     self._there(uid, job)
+            if not yielded:
+                await asyncio.sleep(AGAIN_FIRST_S)
 
     def _there(self, uid: str, job: JobName) -> None:
         if uid in self._pods:

@@ -20,7 +20,10 @@ Object = dict[str, Any]
 CALL_TIMEOUT_S = 10.0
 """Timeout of a call in the background; an admission allows less."""
 WATCH_S = 300
-"""Time after which the API server ends a watch, so that a connection that died is replaced."""
+"""Time after which the API server ends a watch."""
+QUIET_S = 60.0
+"""Time without an event after which a watch is replaced: nothing else tells that its connection
+has died, if the API server's machine lost power, or a router forgot it."""
 
 BUSY = 429
 JSON = "application/json"
@@ -85,18 +88,20 @@ class ClusterApi:
         await self._call("DELETE", path, body)
 
     async def watch(self, path: str, version: str, *, accept: str = JSON) -> AsyncIterator[Object]:
-        """Yield every event after ``version``, until the API server ends the watch.
+        """Yield every event after ``version``, until the API server ends the watch or is quiet.
 
         Raises ``ClusterRefused`` with 410 if that version is no longer available: list again.
         """
         joined = "&" if "?" in path else "?"
         asked = f"{path}{joined}watch=1&resourceVersion={version}&timeoutSeconds={WATCH_S}"
-        limits = aiohttp.ClientTimeout(total=WATCH_S + CALL_TIMEOUT_S, sock_connect=CALL_TIMEOUT_S)
+        limits = aiohttp.ClientTimeout(
+            total=WATCH_S + CALL_TIMEOUT_S, sock_connect=CALL_TIMEOUT_S, sock_read=QUIET_S
+        )
         try:
             async with await self._request("GET", asked, limits, accept=accept) as answer:
                 if answer.status >= 400:
                     raise _refusal("GET", path, answer.status, await answer.read())
-                async for line in answer.content:
+                async for line in _lines(answer):
                     event: Object = json.loads(line)
                     if event.get("type") == "ERROR":
                         told = event.get("object") or {}
@@ -155,6 +160,15 @@ class ClusterApi:
             timeout=limits,
             allow_redirects=False,
         )
+
+
+async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield the lines of a watch; end it after ``QUIET_S`` without one."""
+    try:
+        async for line in answer.content:
+            yield line
+    except aiohttp.SocketTimeoutError:
+        return
 
 
 def _refusal(method: str, path: str, status: int, content: bytes) -> ClusterError:

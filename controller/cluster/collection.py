@@ -40,6 +40,7 @@ class Collection(Generic[T]):
         self._version = ""
         self._changed = asyncio.Event()
         self._diary = Diary(log)
+        self._again_s = AGAIN_FIRST_S
 
     @property
     def items(self) -> Mapping[str, T]:
@@ -62,13 +63,11 @@ class Collection(Generic[T]):
                 following.cancel()
 
     async def _follow(self) -> None:
-        again_s = AGAIN_FIRST_S
         while True:
             try:
                 if not self._version:
                     await self._list()
-                    again_s = AGAIN_FIRST_S
-                    self._diary.forget()
+                    self._is_answered()
                 await self._watch()
             except ClusterError as error:
                 if isinstance(error, ClusterRefused):
@@ -80,8 +79,13 @@ class Collection(Generic[T]):
                     level=logging.WARNING,
                     extra={"event": "cluster_unavailable"},
                 )
-                await asyncio.sleep(again_s)
-                again_s = min(2 * again_s, AGAIN_MOST_S)
+                await asyncio.sleep(self._again_s)
+                self._again_s = min(2 * self._again_s, AGAIN_MOST_S)
+
+    def _is_answered(self) -> None:
+        """End an outage: the next one begins with the first pause, and is logged."""
+        self._again_s = AGAIN_FIRST_S
+        self._diary.forget()
 
     async def _list(self) -> None:
         found: dict[str, T] = {}
@@ -106,7 +110,10 @@ class Collection(Generic[T]):
     async def _watch(self) -> None:
         """Apply events after the last version seen, so that a reconnect shows no older state."""
         path = _with(self._path, "allowWatchBookmarks=true")
+        yielded = False
         async for event in self._api.watch(path, self._version):
+            yielded = True
+            self._is_answered()
             told = event.get("object") or {}
             metadata = told.get("metadata") or {}
             match event.get("type"):
@@ -117,6 +124,8 @@ class Collection(Generic[T]):
                     self._items.pop(metadata["uid"], None)
                     self._note_change()
             self._version = str(metadata.get("resourceVersion", self._version))
+        if not yielded:
+            await asyncio.sleep(AGAIN_FIRST_S)
 
     def _take_in(self, uid: str, reduced: T | None) -> None:
         # Nodes report every few minutes, and pods at each probe, fields that are not kept.

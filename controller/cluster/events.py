@@ -70,7 +70,7 @@ class Events:
         # A record may contain half of a surrogate pair, which UTF-8 cannot encode.
         said_so = f"{key} {revision} {message}".encode("utf-8", "backslashreplace")
         drawn = hashlib.sha256(said_so).hexdigest()[:16]
-        name = f"{about['name'][:NAME_LENGTH]}.{drawn}"
+        name = f"{str(about['name'])[:NAME_LENGTH]}.{drawn}"
         self._series[key] = said(self._clock(), self._series.get(key), name, message, revision)
         self._series.move_to_end(key)
         self._about[key] = (about, "Warning" if warning else "Normal")

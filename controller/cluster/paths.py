@@ -36,8 +36,13 @@ def core(namespace: str, plural: str, name: str = "") -> str:
 
     A client of the webhook may name any text: it is quoted, so that no other path can result.
     """
-    of_kind = f"/api/v1/namespaces/{quote(namespace, safe='')}/{plural}"
-    return f"{of_kind}/{quote(name, safe='')}" if name else of_kind
+    of_kind = f"/api/v1/namespaces/{_quoted(namespace)}/{plural}"
+    return f"{of_kind}/{_quoted(name)}" if name else of_kind
+
+
+def _quoted(text: str) -> str:
+    """Quote a text; half of a surrogate pair, which UTF-8 cannot encode, becomes a ``?``."""
+    return quote(text, safe="", errors="replace")
 
 
 def owner(api_version: str, kind: str, namespace: str, name: str) -> str | None:

@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 
 AGAIN_FIRST_S = 1.0
 AGAIN_MOST_S = 30.0
-"""Bounds of the backoff while the API server is unavailable."""
+"""Bounds of the backoff while the API server is unavailable. The minimum is also the pause after a
+watch that has yielded nothing: an API server may end each one at once for a while."""
 
 
 async def watch_one(
@@ -33,9 +34,13 @@ async def watch_one(
             changed()
             version = str((listed.get("metadata") or {}).get("resourceVersion", ""))
             again_s = AGAIN_FIRST_S
+            yielded = False
             async for event in api.watch(selected, version):
+                yielded = True
                 if event.get("type") != "BOOKMARK":
                     changed()
+            if not yielded:
+                await asyncio.sleep(AGAIN_FIRST_S)
         except ClusterError as error:
             expired = isinstance(error, ClusterRefused) and error.status == 410
             if not expired:

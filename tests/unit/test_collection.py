@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from controller.access.jobs import JobsWithPods
 from controller.cluster.collection import Collection
+from controller.cluster.watching import AGAIN_FIRST_S, watch_one
 from rdzv.errors import ClusterUnavailable
+from tests.support.clocks.virtual import now
 
 pytestmark = pytest.mark.virtual
 
@@ -70,3 +74,69 @@ async def test_a_watch_that_breaks_off_shows_no_former_state_and_only_changes_ar
         assert nodes.sequence == 2
     assert api.asked[0] == "1"
     assert set(api.asked[1:]) == {"4"}
+
+
+class Outages:
+    """One node; each watch yields an event, lives for 100 s, and breaks off."""
+
+    def __init__(self) -> None:
+        self.watched_s: list[float] = []
+
+    async def get(self, path: str) -> dict[str, Any]:
+        return {"metadata": {"resourceVersion": "1"}, "items": [node("1", cordoned=False)]}
+
+    async def watch(self, path: str, version: str) -> AsyncIterator[dict[str, Any]]:
+        self.watched_s.append(now())
+        yield {"type": "MODIFIED", "object": node(str(int(version) + 1), cordoned=False)}
+        await asyncio.sleep(100)
+        raise ClusterUnavailable("the watch broke off")
+
+
+async def test_a_watch_that_has_worked_is_retried_soon_and_its_next_outage_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    api: Any = Outages()
+    async with Collection(api, "/api/v1/nodes", lambda one: one).following():
+        await asyncio.sleep(8 * (100 + AGAIN_FIRST_S) + 1)
+    gaps_s = [later - before - 100 for before, later in pairwise(api.watched_s)]
+    assert gaps_s == pytest.approx([AGAIN_FIRST_S] * 8)
+    told = [getattr(one, "event", "") for one in caplog.records]
+    assert told.count("cluster_unavailable") == 8
+
+
+class Ending:
+    """A pod; the API server ends every watch at once, as while it makes its cache anew."""
+
+    def __init__(self) -> None:
+        self.watches = 0
+
+    async def get(self, path: str, *, accept: str = "") -> dict[str, Any]:
+        return {"metadata": {"resourceVersion": "1"}, "items": []}
+
+    async def watch(
+        self, path: str, version: str, *, accept: str = ""
+    ) -> AsyncIterator[dict[str, Any]]:
+        self.watches += 1
+        nothing: list[dict[str, Any]] = []
+        for event in nothing:
+            yield event
+
+
+@pytest.mark.parametrize(
+    "follow",
+    [
+        lambda api: Collection(api, "/api/v1/nodes", lambda one: one)._follow(),
+        lambda api: JobsWithPods(api).run(),
+        lambda api: watch_one(api, "/api/v1/secrets", "one", lambda: None),
+    ],
+    ids=["collection", "pods of jobs", "one object"],
+)
+async def test_watches_that_end_at_once_are_asked_for_once_a_second(
+    follow: Callable[[Any], Coroutine[None, None, None]],
+) -> None:
+    api = Ending()
+    following = asyncio.create_task(follow(api))
+    await asyncio.sleep(10)
+    following.cancel()
+    await asyncio.wait((following,))
+    assert 5 <= api.watches <= 11

@@ -52,6 +52,16 @@ async def test_what_no_utf_8_can_say_is_told_as_well() -> None:
     assert api.made == ["a"]
 
 
+async def test_a_place_that_no_utf_8_can_say_ends_nothing() -> None:
+    """The webhook is told of it by whoever reaches its port."""
+    api = Creating()
+    events = told(api)
+    events.say({**pod("a"), "namespace": "\ud800"}, "NotInjected", "for a reason")
+    events.say({**pod("\ud800"), "uid": "other"}, "NotInjected", "for a reason")
+    await events.write()
+    assert api.paths == ["/api/v1/namespaces/%3F/events", "/api/v1/namespaces/team/events"]
+
+
 async def test_an_event_that_is_forgotten_before_its_turn_leaves_the_others_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
