@@ -142,7 +142,7 @@ class Coordinator:
         self, now: float, snapshot: DrainingSnapshot, decision: DrainDecision
     ) -> None:
         keys = self._client.keys
-        drains = dict(list(decision.drains.items())[:ENDS_AT_ONCE])
+        drains = _at_once(decision.drains)
         last = decision.last_commit and replace(decision.last_commit, at_unix_s=time())
         ended = replace(decision, last_commit=last, drains=drains)
         compares, operations = transaction(keys, snapshot, ended)
@@ -170,3 +170,14 @@ class Coordinator:
         if snapshot.commands and self._own.active:
             wait_s = min(wait_s, COMMANDS_LOOK_S)
         return None if wait_s == math.inf else max(LOOK_S[0], wait_s)
+
+
+def _at_once(drains: Mapping[str, Drain]) -> dict[str, Drain]:
+    """Return the drains to end in one transaction, by pod UID; the others follow.
+
+    One for each member, as each writes the same key of the history: two pods may have had a name.
+    """
+    of_members: dict[str, str] = {}
+    for uid, drain in drains.items():
+        of_members.setdefault(drain.member, uid)
+    return {uid: drains[uid] for uid in list(of_members.values())[:ENDS_AT_ONCE]}

@@ -154,17 +154,25 @@ class OwnDrain:
                         "seconds_left": drain.seconds_left,
                     },
                 )
-            self.notes = replace(notes, generation=job.generation, revision=drain.mod_revision)
             if drain.seconds_left != self._recorded[0]:
                 left_s = drain.seconds_left
                 self._recorded = (left_s, None if left_s is None else now_s + left_s)
+                notes = notes.and_drain(drain, now_s)
+            self.notes = replace(notes, generation=job.generation, revision=drain.mod_revision)
         elif notes is not None and notes.generation == job.generation:
-            if self._is_cancelled(snapshot, notes):
-                log.info("the drain of this pod was cancelled", extra={"event": "drain_cancelled"})
-                self.notes = None
-            else:
+            if not self._is_cancelled(snapshot, notes):
                 # A store that was emptied or restored has lost the drain: store it again.
                 self.notes = replace(notes, generation=0)
+                return
+            outlived_s = notes.outlived_boot_s
+            taken_back = outlived_s is not None and self._boot_s() >= outlived_s
+            self.notes = None if taken_back else notes.after_cancellation()
+            goes_on = ", and goes on, as the pod is being ended" if self.notes else ""
+            log.info(
+                "the drain of this pod was cancelled%s",
+                goes_on,
+                extra={"event": "drain_cancelled"},
+            )
 
     def _is_cancelled(self, snapshot: Snapshot, notes: OwnDrainRecord) -> bool:
         """Return whether the drain was cancelled since it was last seen.
@@ -224,7 +232,10 @@ class OwnDrain:
             outlived_s = notes.outlived_boot_s
             if outlived_s is None or now_s < outlived_s:
                 return None
-            why = "the pod outlives its grace: only its sidecar was stopped, and it may come back"
+            why = (
+                f"the pod outlives its grace: only its {notes.stopped} was stopped, and it may come"
+                " back"
+            )
             history = self._writing.history(drain.member, why, {"outcome": "cancelled"})
             holds, again = outdate_first_write(self._client.keys, snapshot, drain.member)
             return [*unchanged, *holds], [Delete(key), *again, *history]

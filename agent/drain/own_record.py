@@ -67,6 +67,17 @@ class OwnDrainRecord:
             return both
         return replace(both, deadline_boot_s=other.deadline_boot_s, reserve_s=other.reserve_s)
 
+    def and_drain(self, drain: Drain, now_boot_s: float) -> OwnDrainRecord:
+        """Return the notes with the deadline of a drain just stored by another, if it is earlier.
+
+        Whoever takes a drain over may leave it less time.
+        """
+        theirs = OwnDrainRecord.of_drain(drain, now_boot_s)
+        ours_s = math.inf if self.deadline_boot_s is None else self.deadline_boot_s
+        if theirs.deadline_boot_s is None or theirs.deadline_boot_s > ours_s - SAME_DEADLINE_S:
+            return self
+        return replace(self, deadline_boot_s=theirs.deadline_boot_s, reserve_s=theirs.reserve_s)
+
     @property
     def due_boot_s(self) -> float | None:
         """The latest moment to pass SIGTERM; None without a deadline."""
@@ -86,11 +97,27 @@ class OwnDrainRecord:
     def outlived_boot_s(self) -> float | None:
         """The moment after which a pod that still lives was not being ended; None if it surely is.
 
-        Of all sources, only the sidecar's own preStop hook also runs when no pod ends.
+        The end of a pod runs the preStop hook of the sidecar, and stops the training container. If
+        only one of the two gave notice, only that container was stopped.
         """
-        if self.deadline_boot_s is None or set(self.sources) != {"prestop"}:
+        if self.deadline_boot_s is None or not self.stopped:
             return None
         return self.deadline_boot_s + OUTLIVED_S
+
+    @property
+    def stopped(self) -> str:
+        """The container that was stopped, if the notices can be of one alone; otherwise empty."""
+        if set(self.sources) == {"prestop"}:
+            return "sidecar"
+        return "training container" if {"sigterm", "hold"}.issuperset(self.sources) else ""
+
+    def after_cancellation(self) -> OwnDrainRecord | None:
+        """Return the notes without what was cancelled; None if the pod is not being ended.
+
+        A drain of a pod that is being ended cannot be cancelled: such a notice came later.
+        """
+        left = tuple(source for source in self.sources if source in ENDING_SOURCES)
+        return replace(self, sources=left, generation=0) if left else None
 
     def record(self, member: str, now_boot_s: float) -> Drain:
         """Build the drain record as of ``now_boot_s``."""

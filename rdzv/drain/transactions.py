@@ -117,7 +117,7 @@ def cancel(
     if drain.ends:
         return (
             f"the pod of {drain.member} is being ended, and would be killed in the middle of a step"
-            " (where only its sidecar was restarted, the drain is taken back by itself)"
+            " (where only one of its containers was restarted, the drain is taken back by itself)"
         )
     here = keys.in_generation(snapshot.job.generation)
     compares = [

@@ -144,6 +144,27 @@ async def test_more_drains_may_end_at_once_than_one_transaction_holds() -> None:
         assert {drain.outcome for drain in one.snapshot.drains.values()} == {"expired"}
 
 
+async def test_two_pods_of_one_name_may_end_their_drains_at_once() -> None:
+    """As where the node of the first has vanished, and the store was away over both deadlines."""
+    async with job("a") as one:
+        drains = [Drain(f"uid-{n}", "gone", "all go", "prestop", 1, 1) for n in range(2)]
+        await one.put(*(Put(HERE.drain(drain.pod_uid), drain.to_json()) for drain in drains))
+        await one.until(lambda: len(one.history()) == 2)
+        assert {drain.outcome for drain in one.snapshot.drains.values()} == {"expired"}
+
+
+async def test_a_pod_whose_container_alone_was_stopped_is_listed_again() -> None:
+    """No preStop hook of the sidecar has run, as where a probe fails or somebody kills it."""
+    async with job("ab", grace_s=1.1) as one:
+        drained = one.pods["b"]
+        for source in ("hold", "sigterm"):
+            await drained.notice(source, 1).last()
+        assert drained.drain is not None
+        await one.until(lambda: drained.drain is None)
+        await drained.soon(lambda: not drained.drains.own.active)
+        assert [entry.details["outcome"] for entry in one.history()] == ["uncommitted", "cancelled"]
+
+
 async def test_a_sidecar_that_alone_was_stopped_is_listed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -216,5 +237,5 @@ def test_notes_survive_the_file() -> None:
     now_s = boot_s()
     notes = OwnDrainRecord.of_notice("uid", notice("sigterm", 30), now_s, 30)
     assert OwnDrainRecord.from_json(notes.to_json()) == notes
-    assert notes.outlived_boot_s is None
+    assert notes.outlived_boot_s == now_s + 30 + agent.drain.own_record.OUTLIVED_S
     assert math.isclose(notes.record("a", now_s).seconds_left or 0, 30, abs_tol=0.1)

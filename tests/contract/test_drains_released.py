@@ -13,7 +13,7 @@ import pytest
 import agent.drain.service
 from agent.drain.notice import Source
 from rdzv.drain.inputs import DrainPolicy
-from rdzv.drain.transactions import cancel
+from rdzv.drain.transactions import cancel, take_over
 from rdzv.records.drain import Drain
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryStore
@@ -235,6 +235,41 @@ async def test_cancelled_before_it_is_granted_training_goes_on() -> None:
         assert one.pods["b"].kept() is None
         again = one.pods["b"].notice("sigterm", 120)
         assert await again.release() == "committed"
+
+
+async def test_the_end_of_the_pod_outlives_the_cancellation_of_what_an_operator_asked_for() -> None:
+    """Its sidecar is told of the end while it does not see yet that the other drain is gone."""
+    async with job("ab", trains="ab", loop=Loop(save_s=2)) as one:
+        leaver = one.pods["b"]
+        asked = Drain(leaver.uid, "b", "for a reason", "operator", 120, 5, requested_by="ops")
+        await one.put(Put(HERE.drain(leaver.uid), asked.to_json()))
+        await one.until(one.phase_is("commit"))
+        leaver.cable.cut()
+        await _cancel(one, "b")
+        client = leaver.notice("sigterm", 60)
+        await leaver.soon(lambda: client.told)
+        leaver.cable.mend()
+        assert await client.release() == "committed"
+        assert leaver.kept() is not None
+
+
+async def test_a_drain_that_is_taken_over_with_less_time_has_that_time() -> None:
+    async with job("ab", least=2, trains="ab") as one:
+        leaver = one.pods["b"]
+        asked = Drain(leaver.uid, "b", "a taint", "controller", 600, 5, requested_by="controller")
+        await one.put(Put(HERE.drain(leaver.uid), asked.to_json()))
+        await leaver.soon(lambda: leaver.drains.own.active)
+        theirs = replace(asked, source="operator", seconds_left=60, requested_by="ops")
+        planned = take_over(KEYS, one.snapshot, theirs)
+        assert planned is not None
+        assert (await MemoryStore(one.engine).txn(*planned)).succeeded
+        soonest = one.clock() + 60
+
+        def has_that_time() -> bool:
+            due_s = leaver.drains.own.due_boot_s
+            return due_s is not None and due_s < soonest
+
+        await leaver.soon(has_that_time)
 
 
 async def _cancel(one: Job, name: str) -> None:
