@@ -129,6 +129,8 @@ class JobView:
         run = _newest(self.runs)
         told = _told(run, self.saves) if run is not None and run.round.complete else []
         last = self.snapshot.commit_to_start_from
+        if last is not None and run is not None and not last.is_of(run.run_id):
+            last = None  # a run before it has its own steps
         if last is None and not told:
             return None
         furthest = max(told, key=lambda one: one.step, default=None)

@@ -381,7 +381,7 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
             failures=0,
             took_s=scene.now - scene.observations.epoch_since_s,
         )
-        last = LastCommit(step, round.number, commit.epoch, cursor=agreed(given))
+        last = LastCommit(step, round.number, commit.epoch, cursor=agreed(given), run=round.run)
         return replace(decision, last_commit=last)
     if not _anybody(scene):
         return _void(scene, _NONE_PENDING)

@@ -240,6 +240,8 @@ def _wanted(
         wanted = here.shown or Gate()
     else:
         let_go = drain is not None and granted(commit, drain)
+        if last_commit is not None and not last_commit.is_of(round.run):
+            last_commit = None
         wanted = Gate(
             epoch=commit.epoch if commit else 0,
             run=round.run,

@@ -89,7 +89,8 @@ def decide(
         return None, "a commit is under way"
     last = membership.last_commit
     told = of_round(round, membership, saves)
-    if last is not None and last.round == round.number and not last.periodic:
+    same_world = last is not None and last.is_of(round.run) and last.round == round.number
+    if last is not None and same_world and not last.periodic:
         # The commit is newer than every report before it, however a loop counts its steps.
         told = [one for one in told if one.mod_revision > last.mod_revision]
     if len(told) < len(round.members):
@@ -111,6 +112,7 @@ def decide(
         membership.job.uid,
         periodic=True,
         cursor=agreed(said[step]),
+        run=round.run,
     )
     return saved, f"all ranks have saved step {step}{left_to_others(said[step])}"
 
@@ -121,7 +123,7 @@ _AGREEING = ("hold", "commit", "done")
 def _floor(snapshot: DrainingSnapshot, round: LiveRound) -> int:
     """Return the step that a new last commit has to exceed; -1 for none."""
     last = snapshot.membership.last_commit
-    if last is None or snapshot.membership.commit_is_of_former_life:
+    if last is None or snapshot.membership.commit_is_of_former_life or not last.is_of(round.run):
         return -1
     # A forgotten commit binds no later world. In the same one it would only come back.
     return -1 if last.forgotten and last.round != round.number else last.step

@@ -176,7 +176,8 @@ class LastCommit:
     that of the job then, empty if the platform gives none. ``forgotten``: by hand, so that no world
     has to go on from it; its epoch still counts. ``periodic``: no commit asked for the save.
     ``at_unix_s`` is the writer's wall clock, for people; 0.0 if it is unknown. ``cursor``: where in
-    the data training goes on from it, JSON that every rank gave; or empty.
+    the data training goes on from it, JSON that every rank gave; or empty. ``run``: the run that
+    the round is of; empty in a record of an older sidecar.
     """
 
     step: int
@@ -187,7 +188,15 @@ class LastCommit:
     periodic: bool = False
     at_unix_s: float = 0.0
     cursor: str = ""
+    run: str = ""
     mod_revision: int = 0
+
+    def is_of(self, run: str) -> bool:
+        """Return whether a world of ``run`` goes on from it: steps of another one are not its.
+
+        A container may run one torchrun after the other, each with steps of its own.
+        """
+        return self.run in ("", run)
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
@@ -201,6 +210,7 @@ class LastCommit:
                 "periodic": self.periodic,
                 "at_unix_s": round(self.at_unix_s, 3),
                 "cursor": self.cursor,
+                "run": self.run,
             }
         )
 
@@ -217,6 +227,7 @@ class LastCommit:
             periodic=take(kv.key, fields, "periodic", bool, False),
             at_unix_s=take_unix_s(kv.key, fields, "at_unix_s"),
             cursor=take_cursor(kv.key, fields),
+            run=take(kv.key, fields, "run", str, ""),
             mod_revision=kv.mod_revision,
         )
 

@@ -135,7 +135,7 @@ def test_i12_two_data_cursors_that_differ_void_the_commit_and_name_the_ranks() -
     done, last = becomes(vote("a", HERE, 0, 1), vote("b", HERE, 2, 3))
     assert done is not None
     assert done.phase == "done"
-    assert last == LastCommit(10, 3, 5, cursor=HERE)
+    assert last == LastCommit(10, 3, 5, cursor=HERE, run="run")
     void, last = becomes(vote("a", HERE, 0, 1), vote("b", THERE, 2, 3))
     assert void is not None
     assert (void.phase, void.failures, last) == ("void", 1, None)
@@ -146,7 +146,7 @@ def test_i12_two_data_cursors_that_differ_void_the_commit_and_name_the_ranks() -
     # A sidecar of before does not tell what its ranks gave: they are not held against the others.
     done, last = becomes(vote("a", ""), vote("b", THERE, 2, 3))
     assert done is not None
-    assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=THERE))
+    assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=THERE, run="run"))
     # They differ again: who leaves does not wait for its deadline.
     void, _ = becomes(vote("a", HERE, 0, 1), vote("b", THERE, 2, 3), failures=1)
     assert void is not None
@@ -158,7 +158,7 @@ def test_i12_two_data_cursors_that_differ_void_the_commit_and_name_the_ranks() -
 def test_i12_a_rank_that_gives_no_cursor_leaves_it_to_the_others(a: str, b: str) -> None:
     done, last = becomes(vote("a", a, 0, 1), vote("b", b, 2, 3))
     assert done is not None
-    assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=HERE))
+    assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=HERE, run="run"))
     who = "ranks 2-3 (b)" if a else "ranks 0-1 (a)"
     assert f"{who} gave no data cursor" in done.reason
 

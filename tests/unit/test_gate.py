@@ -238,3 +238,18 @@ def test_the_gate_tells_whether_a_former_life_made_the_last_commit() -> None:
         assert (made.last_commit, made.of_former_life) == (LastCommit(7, 2, 4), former)
         read = parse(made.to_json())
         assert (read.last_commit, read.of_former_life) == (7, former)
+
+
+@pytest.mark.parametrize(("run", "shown"), [(ROUND.run, True), ("", True), ("before", False)])
+def test_ranks_are_shown_the_last_commit_of_their_run(run: str, shown: bool) -> None:
+    made = local(
+        Here("a", "uid-a", None, (), sent=0),
+        commit=None,
+        round=ROUND,
+        drain=None,
+        vote=None,
+        last_commit=LastCommit(600, 2, 4, run=run),
+        hold_s=10.0,
+    ).gate
+    assert made is not None
+    assert made.last_commit == (LastCommit(600, 2, 4) if shown else None)

@@ -57,7 +57,7 @@ BOTH = (pod("a", 40, 20), pod("b", 20))
 
 def test_the_newest_common_step_becomes_the_last_commit_and_keeps_the_epoch() -> None:
     saved, _ = decide(scene(LAST), {one.member: one for one in BOTH})
-    assert saved == LastCommit(20, 3, 4, "uid-now", periodic=True)
+    assert saved == LastCommit(20, 3, 4, "uid-now", periodic=True, run="run")
     compares, operations = transaction(KEYS, scene(LAST), saved)
     assert set(compares) == {
         Compare(KEYS.job, "mod", "=", 7),
@@ -66,6 +66,15 @@ def test_the_newest_common_step_becomes_the_last_commit_and_keeps_the_epoch() ->
         Compare(KEYS.last_commit, "mod", "=", 50),
     }
     assert operations == [Put(KEYS.last_commit, saved.to_json())]
+
+
+@pytest.mark.parametrize("last", [LAST, replace(LAST, forgotten=True, round=3)])
+def test_a_run_has_its_own_steps(last: LastCommit) -> None:
+    """As the stages that a container runs one after the other do; both rounds may be the 3rd."""
+    later = replace(last, step=600, round=3)
+    assert found(scene(replace(later, run="run before")), *BOTH) == 20
+    assert found(scene(replace(later, run="run")), *BOTH) is None
+    assert found(scene(later), *BOTH) is None  # of an older sidecar
 
 
 @pytest.mark.parametrize(
