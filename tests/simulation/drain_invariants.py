@@ -92,7 +92,12 @@ class DrainInvariants:
         commit, former = before.commit, before.last_commit
         if commit is not None and commit.phase in ("hold", "commit") and commit.round == last.round:
             self._break(f"I3: the periodic save of step {last.step} cuts into {commit}")
-        if former is not None and (last.step, last.epoch) <= (former.step, former.epoch):
+        same_run = former is not None and former.run == last.run
+        if (
+            former is not None
+            and same_run
+            and (last.step, last.epoch) <= (former.step, former.epoch)
+        ):
             self._break(f"I3: the last commit goes back, from {former} to {last}")
         frozen = [round for round in self._rounds.frozen if round[1] == last.round]
         if not any(self._all_have_saved(round, last.step) for round in frozen):

@@ -47,6 +47,7 @@ from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Refuse
 from rdzv.members.roll_back import RollBack
 from rdzv.mirror import Mirror, Watching
+from rdzv.records.commit import LastCommit
 from rdzv.records.job import Job
 from rdzv.records.job_template import JobTemplate
 from rdzv.records.quarantine import Death, Quarantine, QuarantineDecision
@@ -490,6 +491,12 @@ def restored_generation_followed() -> list[Patch]:
         return original(snapshot, identity, held, **known)
 
     return [patch("rdzv.members.registrar.plan", plan)]
+
+
+@plant("stages", 8)
+def steps_shared_by_stages() -> list[Patch]:
+    """A stage goes on from the last commit of the one before."""
+    return [patch.object(LastCommit, "is_of", lambda last, run: True)]
 
 
 @plant("stages", 2)

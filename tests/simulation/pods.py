@@ -348,7 +348,9 @@ class SimulatedJob:
         key = (round, master)
         if key not in self.worlds:
             last = self.invariants.snapshot.last_commit
-            world = self.worlds[key] = World(round, size, last.step if last else 0)
+            # A stage of the containers has steps of its own.
+            start = last.step if last is not None and last.run == round[0] else 0
+            world = self.worlds[key] = World(round, size, start)
             world.weights = self.shards.weights(world.start)
         return self.worlds[key]
 
