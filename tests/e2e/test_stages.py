@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rdzv.store.memory.server import EmbeddedServer
+from tests.support.sidecars.processes import ROOT
 from tests.support.sidecars.relayed_pod import RelayedPod, relayed_pod
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -19,10 +20,23 @@ PATIENCE_S = 200.0
 """For torch to be imported twice, on cores that are shared."""
 
 SCRIPT = """
-import os, sys
+import itertools, json, os, sys, time
+import muster
+gate = os.path.join(os.environ["MUSTER_RUN_DIR"], "gate.json")
+muster.check_start(0, sys.argv[1])
 with open({told!r}, "a") as told:
-    print(sys.argv[1], os.environ["WORLD_SIZE"], file=told)
+    print(sys.argv[1], os.environ["WORLD_SIZE"], muster.last_commit(), file=told)
+with muster.drain() as drain:
+    for step in itertools.count(1):
+        time.sleep(0.05)
+        assert not drain.commit_due(step)
+        if step == 10:
+            drain.committed(step)
+        with open(gate) as shown:
+            if json.load(shown)["last_commit"]:
+                break
 """
+"""Trains until its save is on record; nothing of it may be there before."""
 
 
 async def ended(pod: RelayedPod) -> int | None:
@@ -39,6 +53,7 @@ async def test_a_command_of_two_torchruns_ends_well_and_ends_well_again(
 ) -> None:
     stage, told = tmp_path / "stage.py", tmp_path / "told"
     await asyncio.to_thread(stage.write_text, SCRIPT.format(told=str(told)))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ['PYTHONPATH']}")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     torchrun = f"torchrun --nproc-per-node=1 {stage}"
     line = f"{torchrun} first && {torchrun} second"
@@ -47,7 +62,7 @@ async def test_a_command_of_two_torchruns_ends_well_and_ends_well_again(
         relayed_pod(server.endpoint, tmp_path / "run", "sh", "-c", line) as pod,
     ):
         assert await ended(pod) == 0
-        assert await asyncio.to_thread(told.read_text) == "first 1\nsecond 1\n"
+        assert await asyncio.to_thread(told.read_text) == "first 1 None\nsecond 1 None\n"
         await pod.start_again("sh", "-c", line)
         assert await ended(pod) == 0
-    assert await asyncio.to_thread(told.read_text) == "first 1\nsecond 1\n"
+    assert await asyncio.to_thread(told.read_text) == "first 1 None\nsecond 1 None\n"
