@@ -11,7 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from launcher_shim.c10d.values.limits import MAX_VALUE_BYTES
+from launcher_shim.tcpstore.wire import KEY_MAX
 from rdzv.errors import LeaseLost, StoreFull, StoreRefused
+from rdzv.keys import JobKeys
 from rdzv.paging import PagedRead, Paging, read_all
 from rdzv.store import Compare, KeyValue, Put, Range, Store, TxnResult
 from rdzv.store.etcd.client import EtcdStore
@@ -43,6 +46,18 @@ async def test_what_no_store_can_take_is_refused(store: Store, backend: Backend)
     for lease in (0, -1):
         with pytest.raises(ValueError, match="lease id"):
             await store.lease_grant(lease, 10)
+
+
+async def test_the_longest_key_and_value_of_a_launcher_fit_in_one_write(
+    store: Store, backend: Backend
+) -> None:
+    """Each byte of the key is spelled with three, and the write compares besides."""
+    of_run = JobKeys("team", "digits").in_generation(1).run("digits")
+    key = backend.prefix + of_run.value(b"\xff" * KEY_MAX)
+    value = b"v" * MAX_VALUE_BYTES
+    written = await store.txn([Compare(key, "mod", "=", 0)], [Put(key, value)], [Range(key)])
+    assert written.succeeded
+    assert (await one(store, key)).value == value
 
 
 async def test_one_of_a_hundred_concurrent_claims_wins(backend: Backend) -> None:

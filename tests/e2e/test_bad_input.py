@@ -12,8 +12,9 @@ import socket
 import struct
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -63,6 +64,14 @@ def answer(node: Node, content: bytes, size: int = 1) -> bytes:
     return got
 
 
+def send(node: Node, content: bytes) -> None:
+    """Send something to a node's rendezvous port, and close the connection at once."""
+    address = ("127.0.0.1", node.pod.c10d_port)
+    # It may close first.
+    with socket.create_connection(address, timeout=60) as client, suppress(ConnectionError):
+        client.sendall(content)
+
+
 @pytest.fixture(scope="module")
 def job(
     run_job: Callable[..., AbstractContextManager[Job]],
@@ -95,6 +104,9 @@ def until_logged(job: Job, node: Node, words: str) -> None:
 
 HOSTILE = [
     (b"GET / HTTP/1.1\r\n\r\n", "Closed the c10d connection"),
+    (HANDSHAKE + bytes([99]), "Closed the c10d connection"),
+    (HANDSHAKE + bytes([SET]) + count(2**64 - 1), "Closed the c10d connection"),
+    (HANDSHAKE + bytes([CHECK]) + count(2**63), str(KEYS_MAX)),
     (HANDSHAKE + bytes([GET]) + count(KEY_MAX + 1), str(KEY_MAX)),
     (HANDSHAKE + request(SET, b"/k")[:-2] + b"/k" + count(VALUE_MAX + 1), str(VALUE_MAX)),
     (HANDSHAKE + bytes([WAIT]) + count(KEYS_MAX + 1), str(KEYS_MAX)),
@@ -108,6 +120,19 @@ def test_i8_bytes_that_a_sidecar_is_sent(job: Job, world: World) -> None:
     for content, words in HOSTILE:
         assert answer(node, content) == b""
         until_logged(job, node, words)
+    assert node.ask("healthz") == (200, "healthy\n")
+
+
+def test_i8_requests_that_end_in_the_middle_and_bytes_at_random(job: Job, world: World) -> None:
+    node = job.nodes[world.workers[0].node]
+    whole = request(SET, b"/cut", b"value") + request(COMPARE_SET, b"/cut", b"value", b"other")
+    for size in range(len(whole)):
+        send(node, HANDSHAKE + whole[:size])
+    randomness = Random(1)
+    for number in range(150):
+        content = randomness.randbytes(randomness.randrange(1, 4000))
+        send(node, HANDSHAKE + content if number % 2 else content)
+    assert answer(node, HANDSHAKE + request(GET, b"/cut"), 13) == count(5) + b"value"
     assert node.ask("healthz") == (200, "healthy\n")
 
 
