@@ -140,6 +140,16 @@ async def compacted_while_cut(rig: FaultRig, seconds: float) -> None:
     rig.each_line(Link.mend)
 
 
+async def compacted_past_leases(rig: FaultRig) -> None:
+    rig.tell("lines: every connection is reset, and every new one")
+    rig.each_line(Link.cut)
+    await rig.until(partial(_members_gone, rig), "the store keeps their leases")
+    revision = (await rig.store.range(rig.keys.job, timeout_s=60)).revision
+    await rig.store.compact(revision, timeout_s=60)
+    rig.tell(f"etcd: no lease is left, and the history is compacted at {revision}")
+    rig.each_line(Link.mend)
+
+
 async def lease_revoked(rig: FaultRig) -> None:
     registrar = rig.pods[0].registrar
     held = registrar.held
@@ -270,6 +280,7 @@ GROUPS = {
     ),
     "store": (
         Row("compaction during a cut", partial(compacted_while_cut, seconds=2), drivers=BOTH),
+        Row("compaction during a cut past leases", compacted_past_leases, keeps_leases=False),
         Row("lease revoked by hand", lease_revoked, keeps_leases=False),
         Row("NOSPACE", partial(no_space, seconds=1)),
     ),
