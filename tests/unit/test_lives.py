@@ -125,8 +125,8 @@ def test_a_last_commit_names_the_job_that_made_it() -> None:
         1000.0, snapshot, DrainObservations(5, "commit", 990.0, 990.0, {}), DrainPolicy()
     )
     _, operations = transaction(KEYS, snapshot, decision)
-    saved = LastCommit(10, 3, 5, job_uid="uid-of-the-job", run="run", mod_revision=1)
-    assert written(operations) == saved
+    expected = LastCommit(10, 3, 5, job_uid="uid-of-the-job", run="run", mod_revision=1)
+    assert written(operations) == expected
 
 
 def written(operations: list[Operation]) -> LastCommit:

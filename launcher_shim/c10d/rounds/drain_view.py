@@ -68,9 +68,9 @@ def counting(rounds: Iterable[LiveRound], membership: Snapshot) -> LiveRound | N
     leaves, whose work would be lost, or else one that is to form again; among several, the one
     whose ranks are held already, or else the newest. A save that has begun ends first: if it were
     broken off, ranks that have not read of its step would train past it, while the others wait for
-    them in the save. The choice depends on records alone, so that all sidecars choose the same
-    round. Beside a sidecar whose version knows only the newest round, that one counts: otherwise
-    the two would take the commit from each other without end.
+    them in the save. The choice depends on records, and on each sidecar's gather window: all choose
+    the same round in the end. Beside a sidecar whose version knows only the newest round, that one
+    counts: otherwise the two would take the commit from each other without end.
     """
     rounds = tuple(rounds)
     live = [one for one in rounds if one.live]
