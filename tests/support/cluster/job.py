@@ -62,9 +62,14 @@ class KubeJob(Training):
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
         try:
-            (self.directory / "timeline.txt").write_text(self.timeline())
+            timeline = self.timeline()
+            (self.directory / "timeline.txt").write_text(timeline)
+            if error is not None:
+                error.add_note(timeline)
         finally:
             self.lab.remove_namespace(self.namespace)
 

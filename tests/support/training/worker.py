@@ -14,7 +14,7 @@ import muster
 
 ROOT = Path(muster.__file__).parents[1]
 SCRIPTS = ROOT / "tests" / "support" / "scripts"
-START_S = 100.0
+START_S = 240.0
 """For libraries to be imported, or a step to be trained: this only ends what hangs."""
 
 
