@@ -62,14 +62,13 @@ class KubeJob(Training):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         try:
             timeline = self.timeline()
             (self.directory / "timeline.txt").write_text(timeline)
-            if error is not None:
-                error.add_note(timeline)
+            for error in raised:
+                if isinstance(error, BaseException):
+                    error.add_note(timeline)
         finally:
             self.lab.remove_namespace(self.namespace)
 
