@@ -20,7 +20,7 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/muster-system/leases"
 async def test_a_watch_that_is_silent_ends_so_that_another_shows_whether_anybody_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_api, "QUIET_S", 0.2)
+    monkeypatch.setattr(cluster_api, "QUIET_S", 5.0)
     async with FakeApi(tmp_path) as fake, ClusterApi(fake.access) as api:
         await fake.put(paths.lease("muster-system", "one"), {"spec": {"a": 1}})
         path = f"{LEASES}?fieldSelector=metadata.name=one"
