@@ -57,19 +57,25 @@ async def test_who_cannot_renew_stops_before_another_may_begin() -> None:
     await asyncio.wait((running,))
 
 
-async def test_a_replica_that_is_stopped_leaves_the_lease_of_another_alone() -> None:
-    """It was suspended for longer than the Lease, and is stopped before it reads it again."""
-    clock = asyncio.get_running_loop().time
-    lease: Any = Lease()
+async def leading(lease: Any) -> asyncio.Task[None]:
+    """Start a replica, and wait until it leads."""
     working = asyncio.Event()
 
     async def work() -> None:
         working.set()
         await asyncio.sleep(3600)
 
+    clock = asyncio.get_running_loop().time
     running = asyncio.create_task(Leadership(lease, "lease", "one", clock).run(work))
     await working.wait()
     assert lease.spec["holderIdentity"] == "one"
+    return running
+
+
+async def test_a_replica_that_is_stopped_leaves_the_lease_of_another_alone() -> None:
+    """It was suspended for longer than the Lease, and is stopped before it reads it again."""
+    lease: Any = Lease()
+    running = await leading(lease)
     lease.version, lease.spec = lease.version + 1, {"holderIdentity": "two"}
     running.cancel()
     await asyncio.wait((running,))
@@ -77,16 +83,8 @@ async def test_a_replica_that_is_stopped_leaves_the_lease_of_another_alone() -> 
 
 
 async def test_a_replica_that_is_stopped_releases_its_lease() -> None:
-    clock = asyncio.get_running_loop().time
     lease: Any = Lease()
-    working = asyncio.Event()
-
-    async def work() -> None:
-        working.set()
-        await asyncio.sleep(3600)
-
-    running = asyncio.create_task(Leadership(lease, "lease", "one", clock).run(work))
-    await working.wait()
+    running = await leading(lease)
     running.cancel()
     await asyncio.wait((running,))
     assert lease.spec["holderIdentity"] == ""
