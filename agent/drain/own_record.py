@@ -61,22 +61,21 @@ class OwnDrainRecord:
         """Return the notes with another notice added: the earliest deadline counts."""
         other = OwnDrainRecord.of_notice(self.pod_uid, notice, now_boot_s, grace_s)
         both = replace(self, sources=tuple(dict.fromkeys((*self.sources, notice.source))))
-        assert other.deadline_boot_s is not None
-        deadline_s = math.inf if self.deadline_boot_s is None else self.deadline_boot_s
-        if other.deadline_boot_s > deadline_s - SAME_DEADLINE_S:
-            return both
-        return replace(both, deadline_boot_s=other.deadline_boot_s, reserve_s=other.reserve_s)
+        return both._within(other)
 
     def and_drain(self, drain: Drain, now_boot_s: float) -> OwnDrainRecord:
         """Return the notes with the deadline of a drain just stored by another, if it is earlier.
 
         Whoever takes a drain over may leave it less time.
         """
-        theirs = OwnDrainRecord.of_drain(drain, now_boot_s)
+        return self._within(OwnDrainRecord.of_drain(drain, now_boot_s))
+
+    def _within(self, other: OwnDrainRecord) -> OwnDrainRecord:
+        """Return these notes with the deadline and reserve of ``other`` if it is earlier."""
         ours_s = math.inf if self.deadline_boot_s is None else self.deadline_boot_s
-        if theirs.deadline_boot_s is None or theirs.deadline_boot_s > ours_s - SAME_DEADLINE_S:
+        if other.deadline_boot_s is None or other.deadline_boot_s > ours_s - SAME_DEADLINE_S:
             return self
-        return replace(self, deadline_boot_s=theirs.deadline_boot_s, reserve_s=theirs.reserve_s)
+        return replace(self, deadline_boot_s=other.deadline_boot_s, reserve_s=other.reserve_s)
 
     @property
     def due_boot_s(self) -> float | None:

@@ -103,8 +103,8 @@ class SaveReporter:
         if self.own is None:
             return -1
         last = self._client.membership.snapshot().commit_to_start_from
-        of_run = last is not None and last.is_of(self.own.run)
-        return max(0, self.own.step - (last.step if last is not None and of_run else 0))
+        saved = last.step if last is not None and last.is_of(self.own.run) else 0
+        return max(0, self.own.step - saved)
 
     async def _report(self, snapshot: DrainingSnapshot) -> None:
         """Store the saves of this pod if the stored report differs and is old enough."""
