@@ -170,6 +170,22 @@ def _no_blocking_call() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _log_levels_put_back() -> Iterator[None]:
+    """Put back what a command, run within this process, sets for the whole of its own."""
+    levels = {
+        name: one.level
+        for name, one in logging.root.manager.loggerDict.items()
+        if isinstance(one, logging.Logger)
+    }
+    root = logging.root.level
+    yield
+    logging.root.setLevel(root)
+    for name, one in logging.root.manager.loggerDict.items():
+        if isinstance(one, logging.Logger) and one.level != levels.get(name, logging.NOTSET):
+            one.setLevel(levels.get(name, logging.NOTSET))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _clean_environment() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
