@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 
 READ_TIMEOUT_S = 1.0
 """Timeout for reading the owner, out of the 5 s that the API server allows for an admission."""
-OWNERS_KEPT = 1000
-"""Number of cached owners: the pods of a job come in one burst, and its object is read once."""
+OWNERS_KEPT = 200
+"""Number of cached owners: the pods of a job come in one burst, and its object is read once. Each
+may have 100 KB, and the container's memory limit is 256 MiB."""
 OWNER_FRESH_S = 30.0
 """Time for which a cached owner is used; a user may edit its elasticPolicy meanwhile."""
 

@@ -46,6 +46,8 @@ class EventReporter:
         since = self._since()
         while True:
             sequence, revision = self._jobs.sequence, self._jobs.mirror.certain_revision
+            for keys in [keys for keys in self._before if not self._jobs.has(keys)]:
+                del self._before[keys]
             all_told = True
             for keys, state in self._jobs.states().items():
                 if self._before.get(keys) is not state:

@@ -115,6 +115,10 @@ class Jobs:
         job = self._jobs.get(keys)
         return None if job is None else job.state()
 
+    def has(self, keys: JobKeys) -> bool:
+        """Return whether the store has any record of a job, readable or not."""
+        return keys in self._jobs
+
     def _apply(self, events: Sequence[WatchEvent]) -> None:
         of_jobs: dict[JobKeys, list[WatchEvent]] = {}
         for event in events:

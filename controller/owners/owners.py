@@ -6,15 +6,17 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from controller.cluster import paths
-from controller.cluster.api import ClusterApi, Object
+from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
 from controller.cluster.events import reference
 from controller.jobs.state import JobState
+from controller.owners.annotations import PREFIX
 from controller.owners.pods import PodSeen
+from controller.owners.scale import replicas_of
 from rdzv.errors import ClusterRefused, ClusterUnavailable
 from rdzv.keys import JobKeys
 
@@ -36,12 +38,17 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class OwnerSeen:
-    """An owner: the object reference for Events, its path, and the object if it could be read."""
+    """The kept fields of an owner; the whole object may have 100 KB.
+
+    ``reference``: its object reference for Events. ``path``: its path in the API; None if it could
+    not be read. ``replicas``: as ``replicas_of``. ``annotations``: those of ``PREFIX``.
+    """
 
     reference: Mapping[str, Any]
-    path: str | None
-    found: Object | None
     read_s: float
+    path: str | None = None
+    replicas: int | None = None
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 class Owners:
@@ -107,7 +114,7 @@ class Owners:
 
     async def _read(self, pod: PodSeen, maker: Mapping[str, Any]) -> OwnerSeen:
         owner = pod.owner
-        as_shown = OwnerSeen(reference(maker, pod.namespace), None, None, self._clock())
+        as_shown = OwnerSeen(reference(maker, pod.namespace), self._clock())
         if owner is None:
             return as_shown
         path = paths.owner(owner.api_version, owner.kind, pod.namespace, owner.name)
@@ -129,7 +136,14 @@ class Owners:
             "namespace": pod.namespace,
             "uid": found["metadata"]["uid"],
         }
-        return OwnerSeen(about, path, found, self._clock())
+        notes = found["metadata"].get("annotations") or {}
+        return OwnerSeen(
+            about,
+            self._clock(),
+            path,
+            replicas_of({"kind": owner.kind, **found}),
+            {key: str(value) for key, value in notes.items() if key.startswith(PREFIX)},
+        )
 
 
 def _keep_newest(kept: OrderedDict[Key, Value], key: Key, value: Value) -> None:

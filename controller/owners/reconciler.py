@@ -17,7 +17,7 @@ from controller.jobs.state import JobState
 from controller.owners import scale
 from controller.owners.annotations import annotations_of, due_s
 from controller.owners.owners import FRESH_S, Owners, OwnerSeen
-from controller.owners.scale import REPLICAS, replicas_of
+from controller.owners.scale import REPLICAS
 from rdzv.errors import ClusterError, ClusterUnavailable, StoreError
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry, entry_operations
@@ -90,7 +90,7 @@ class OwnerReconciler:
         """Reconcile one job; report a defect, and let other jobs go on."""
         try:
             owner = await self._owners.of(job)
-            if owner is None or owner.found is None:
+            if owner is None or owner.path is None:
                 return
             if self._scales:
                 await self._scale(keys, job, owner)
@@ -103,8 +103,7 @@ class OwnerReconciler:
             tell_defect(told, error)
 
     async def _scale(self, keys: JobKeys, job: JobState, owner: OwnerSeen) -> None:
-        found = {"kind": owner.reference["kind"], **(owner.found or {})}
-        replicas, record = replicas_of(found), job.snapshot.job
+        replicas, record = owner.replicas, job.snapshot.job
         # A sidecar of 0.1.0 would misinterpret ``desired`` in a record that it rewrites.
         if record is None or any(not one.version for one in job.snapshot.members.values()):
             return
@@ -158,6 +157,4 @@ class OwnerReconciler:
 
 
 def _held(owner: OwnerSeen, wanted: dict[str, str]) -> dict[str, str]:
-    metadata = (owner.found or {}).get("metadata") or {}
-    notes = metadata.get("annotations") or {}
-    return {key: str(notes[key]) for key in wanted if key in notes}
+    return {key: owner.annotations[key] for key in wanted if key in owner.annotations}

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from controller.owners.annotations import EVERY_S, due_s
+from controller.owners.owners import Owners
+from controller.owners.pods import pod_seen
 from controller.owners.scale import decide, replicas_of
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
@@ -112,3 +115,26 @@ def test_an_owner_is_written_at_only_now_and_then() -> None:
     assert due_s(100.0, {"a": "1"}, {"a": "1"}, 0.0) == math.inf
     assert due_s(100.0, {"a": "2"}, {"a": "1"}, -math.inf) == 0.0
     assert due_s(100.0, {"a": "2"}, {"a": "1"}, 90.0) == EVERY_S - 10.0
+
+
+async def test_of_a_large_owner_only_what_is_used_is_kept() -> None:
+    metadata = {"uid": "of-d", "annotations": {"muster.dev/members-there": "2", "x": "y" * 100_000}}
+    template = {"spec": {"containers": [{"name": "train", "args": ["z" * 100_000]}]}}
+    found = {"metadata": metadata, "spec": {"replicas": 3, "template": template}}
+    made_by = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "d", "uid": "of-d"}
+    member = {"uid": "u", "name": "d-0", "namespace": "n"}
+    pod = {"metadata": {**member, "ownerReferences": [{**made_by, "controller": True}]}, "spec": {}}
+
+    class Api:
+        async def get(self, path: str, timeout_s: float) -> dict[str, Any]:
+            return found
+
+    pods: Any = SimpleNamespace(items={"u": pod_seen(pod)})
+    job: Any = SimpleNamespace(
+        keys="job", snapshot=SimpleNamespace(members={"d-0": SimpleNamespace(pod_uid="u")})
+    )
+    api: Any = Api()
+    owner = await Owners(api, pods, lambda: 0.0).of(job)
+    assert owner is not None
+    assert (owner.replicas, owner.annotations) == (3, {"muster.dev/members-there": "2"})
+    assert len(repr(owner)) < 1000
