@@ -11,6 +11,9 @@ At each boundary the rank publishes its state first and then reads the gate. The
         elif verdict == WAIT: wait for another gate
         else: break                                # GO on, or SAVE
 
+Before its first step, it publishes that it takes part and waits until ``may_begin``: a sidecar that
+has voted for the pod without this rank relies on it.
+
 After a save, call ``rank = acknowledge(rank)`` or ``rank = fail(rank, why)``, publish, and run the
 same loop again, which then ends with ``GO``. Every rank must come to the same boundaries.
 """
@@ -58,6 +61,11 @@ class Rank(NamedTuple):
 def enter_again(rank: Rank) -> Rank:
     """Begin another loop at the last boundary of the former. The caller publishes the result."""
     return rank._replace(held=False, saving=0, former=rank.step)
+
+
+def may_begin(rank: Rank, gate: Optional[RankGate]) -> bool:
+    """Return whether a rank may begin its first step: not while the ranks of its round are held."""
+    return gate is None or gate.master != rank.master or gate.phase != "hold"
 
 
 def arrive(rank: Rank, step: int) -> Rank:

@@ -71,6 +71,7 @@ class Drain:
             self._boundary = ENTERED_STEP
             self._write_progress(self._rank)
             atexit.register(self._leave, "the process ended before it was saved")
+            self._wait_to_begin()
         return self
 
     def __exit__(
@@ -240,6 +241,17 @@ class Drain:
             return None
         return reading
 
+    def _wait_to_begin(self, parked: bool = False) -> None:
+        """Wait while the ranks of this round are held."""
+        assert self._gate is not None
+        reading = self._gate.read()
+        while reading is not None and not boundary.may_begin(self._rank, reading.gate):
+            if reading.ending and not parked:
+                with _sigterm_ends():
+                    return self._wait_to_begin(parked=True)
+            self._pause()
+            reading = self._gate.read()
+
     def _follow(self, parked: bool = False) -> bool:
         """Obey the gate until the rank may go on; return whether it has to save now."""
         assert self._gate is not None
@@ -250,19 +262,24 @@ class Drain:
             if verdict == boundary.PUBLISH:
                 self._write_progress(rank)
             elif verdict == boundary.WAIT:
-                if reading is not None and reading.gate.master != rank.master:
-                    if reading.ended:
+                if reading is not None:
+                    over = reading.gate.master != rank.master
+                    if over and reading.ended:
                         _end_well()
-                    if not parked:
-                        with _sigterm_ends():  # its round is over
+                    if (over or reading.ending) and not parked:
+                        with _sigterm_ends():  # its round is over, or about to be
                             return self._follow(parked=True)
-                if self._unwritten:
-                    self._write_progress(rank)
-                if self._lineage is not None and self._lineage.broken:
-                    _end_without_torchrun()
-                time.sleep(POLL_S)
+                self._pause()
             else:
                 return verdict == boundary.SAVE
+
+    def _pause(self) -> None:
+        """Pause before the gate is read again."""
+        if self._unwritten:
+            self._write_progress(self._rank)
+        if self._lineage is not None and self._lineage.broken:
+            _end_without_torchrun()
+        time.sleep(POLL_S)
 
     def _write_progress(self, rank: boundary.Rank, inside: bool = True, away: bool = False) -> None:
         """Publish the progress; if that fails, remove the file, which is outdated then."""

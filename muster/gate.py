@@ -38,7 +38,8 @@ class Reading(NamedTuple):
 
     ``of_former_life``: ``last_commit`` was made by a job of this name that was deleted since.
     ``ended``: this pod was let go, and the others have ended well since. ``ask`` names the drain of
-    a Horovod launcher for which a rank is to save; 0 without one.
+    a Horovod launcher for which a rank is to save; 0 without one. ``ending``: the round is about to
+    end without a save.
     """
 
     gate: RankGate
@@ -49,6 +50,7 @@ class Reading(NamedTuple):
     of_former_life: bool = False
     ended: bool = False
     ask: int = 0
+    ending: bool = False
 
 
 class GateFile:
@@ -136,6 +138,7 @@ def parse(content: bytes) -> Reading:
             of_former_life=fields.get("of_former_life") is True,
             ended=fields.get("ended") is True,
             ask=int(fields.get("ask", 0)),
+            ending=fields.get("ending") is True,
         )
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError("a field is missing or of another type: %s" % error) from error

@@ -32,7 +32,7 @@ class Gate:
     master: str = ""
     """The name of the round to its ranks (``LiveRound.master``)."""
     phase: Phase = "idle"
-    """The phase of the commit."""
+    """The phase of the commit; ``hold`` also if ``ending``."""
     step: int | None = None
     """The commit step, once it is known."""
     leaving: bool = False
@@ -52,6 +52,8 @@ class Gate:
     ask: int = 0
     """The number that names the drain of a Horovod launcher for which a rank is to save; 0 without
     one."""
+    ending: bool = False
+    """Whether the round is about to end without a save, as a rank takes no part in commits."""
 
     def to_json(self) -> bytes:
         """Encode the gate for the run directory."""
@@ -70,6 +72,7 @@ class Gate:
                 "reason": self.reason,
                 "ended": self.ended,
                 "ask": self.ask,
+                "ending": self.ending,
                 "last_commit": last
                 and {
                     "step": last.step,
@@ -111,6 +114,7 @@ class Gate:
             of_former_life=take(name, fields, "of_former_life", bool, False),
             ended=take(name, fields, "ended", bool, False),
             ask=take(name, fields, "ask", int, 0),
+            ending=take(name, fields, "ending", bool, False),
         )
 
 
@@ -217,7 +221,7 @@ def local(
         return Move(reason=f"the gate stays {wanted.phase}")
     if here.cut_for_s or here.member not in round.members:
         return Move(reason="this pod takes no part in it")
-    if wanted.phase == "hold" and (vote is None or vote.epoch != commit.epoch):
+    if commit.phase == "hold" and (vote is None or vote.epoch != commit.epoch):
         return _vote(here, commit, round)
     if wanted.phase == "commit" and vote is not None and vote.epoch == commit.epoch:
         if drain is not None and drain.outcome:
@@ -262,9 +266,13 @@ def _wanted(
         )
         if commit is not None and round.live and commit.is_of(round.run, round.number):
             wanted = replace(wanted, phase=commit.phase, step=commit.step, reason=commit.reason)
+            if commit.refused and not round.finishing:
+                # The round is about to end without a save: a step that began now would be lost.
+                wanted = replace(wanted, phase="hold", ending=True)
     # A vote that was sent may be applied at any time, so after that only the store opens the gate.
     if wanted.phase == "hold" and here.sent != wanted.epoch and here.cut_for_s >= hold_s:
-        wanted = replace(wanted, phase="void", reason="the store was unreachable before the vote")
+        why = "the store was unreachable before the vote"
+        wanted = replace(wanted, phase="void", ending=False, reason=why)
     return wanted
 
 

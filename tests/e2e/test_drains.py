@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from agent.rundir.progress import read_ranks
 from tests.support.training.drain_job import (
     DRAINED_STATUS,
     STEPS_BETWEEN,
     Notice,
     a_row_of_drains,
+    agents_frozen,
     by_hand,
     committed,
     drain_and_replace,
@@ -39,6 +41,7 @@ RunJob = Callable[..., AbstractContextManager[Job]]
 
 SLOW = {"DRAIN_LOOP_STEP_S": "0.7", "DRAIN_LOOP_SAVE_S": "2.5"}
 """So that each phase lasts long enough to be met; that of the saves is held until it has been."""
+STEP_S = 0.05
 AWAY_S = 20.0
 FAILS_ONCE = {"DRAIN_LOOP_FAIL_SAVE": "0:1", "DRAIN_LOOP_ACCUMULATE": "2"}
 
@@ -77,6 +80,34 @@ def test_two_drains_at_once_share_one_commit_and_one_round(
         drain_and_replace(job, world, pair, terminate, replace=0)
         assert job.round.number == before + 1
         nothing_lost(job)
+
+
+def test_i2_a_drain_before_all_ranks_have_begun_loses_no_step(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    """It is granted without a save. Until the world has ended, nobody may begin a step of it."""
+    with draining_job(run_job, embedded, least=1, most=3) as job:
+        late = job.directory / "late"
+        late.mkdir()
+        job.script_environ["DRAIN_LOOP_LATE"] = str(late)
+        job.add(3)
+        job.until((late / "waits").exists, 120, "all ranks but the last have begun")
+        leaver = job.nodes[min(job.nodes)]
+        with agents_frozen(job):
+            terminate(job, leaver)
+            assert released(job, leaver).outcome == "uncommitted"
+            (late / "begin").touch()
+            job.until(lambda: all(map(takes_part, job.nodes.values())), 60, "all have begun")
+            time.sleep(20 * STEP_S)
+            assert job.steps.worlds() == []
+        ends_drained(job, leaver)
+        nothing_lost(job)
+
+
+def takes_part(node: Node) -> bool:
+    """Whether its rank has entered the loop."""
+    ranks = read_ranks(node.run_dir / "progress")
+    return [rank.drain for rank in ranks] == [True]
 
 
 @long

@@ -188,6 +188,13 @@ class DrainInvariants:
 
     def trained(self, rank: Rank, step: int) -> None:
         """A rank has finished a step."""
+        commit = self._job.invariants.snapshot.commit
+        matched = all(one.matched for one in rank.world.ranks.values())
+        if commit is not None and commit.refused and commit.is_of(*rank.round) and matched:
+            self._break(
+                f"I2: {rank.pod.name} trains step {step} of round {rank.round[1]},"
+                f" which ends without a save: {commit.reason}"
+            )
         ended_at = self._ended_at.get(rank.round)
         if ended_at is not None and step > ended_at:
             self._break(

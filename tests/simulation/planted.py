@@ -570,6 +570,23 @@ def vote_not_one_more() -> list[Patch]:
     return [patch("rdzv.drain.gate._vote", vote)]
 
 
+@plant("slow-starts", 25)
+def refused_worlds_train_on() -> list[Patch]:
+    """The gate is open while a leave is granted without a save, as a rank has not begun."""
+    original = rdzv.drain.gate._wanted
+
+    def wanted(here: Any, commit: Any, *rest: Any) -> Any:
+        return original(here, commit and replace(commit, refused=False), *rest)
+
+    return [patch("rdzv.drain.gate._wanted", wanted)]
+
+
+@plant("slow-starts", 25)
+def late_ranks_begin() -> list[Patch]:
+    """A rank begins its first step though the others of its round are held."""
+    return [patch("muster.boundary.may_begin", lambda rank, gate: True)]
+
+
 @plant("drains", 50)
 def stale_gate() -> list[Patch]:
     """A rank looks at the gate that it read at the boundary before."""

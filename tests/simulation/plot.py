@@ -69,6 +69,7 @@ class Plot:
     end together. ``pods``: how many, one of these.
     ``length``: how many events, from and to. ``misfits``: what is wrong with the launchers of some
     pods, from the beginning to the end; as many as ``min`` and one at least are in order.
+    ``slow_starts``: a rank takes a while before it takes part, as while it imports.
     ``blocks``: over how many its pods are spread; 0: they know of no topology. ``shards``: its
     ranks train shards. ``prologue``: what happened before the first pod came. ``weight``: how
     often a seed that names no plot draws it, and how much of the long proof is of it.
@@ -83,6 +84,7 @@ class Plot:
     healthy: bool = False
     ends: bool = False
     stages: int = 1
+    slow_starts: bool = False
     uploads: bool = False
     misfits: tuple[Launchers, ...] = ()
     blocks: int = 0

@@ -154,6 +154,8 @@ PLOTS = (
     Plot("outages", BRIEF, TRIOS, healthy=True),
     Plot("rounds", ROUNDS, TRIOS, weight=3),
     Plot("drains", DRAINS, TRIOS, weight=3),
+    # Some pods are drained before all ranks of their world have begun.
+    Plot("slow-starts", {notice: 8, die: 2, end_torchrun: 2}, TRIOS, slow_starts=True, weight=2),
     Plot(
         "evicted-rounds",
         {**OUTAGES, end_torchrun: 2, evict_and_end_torchrun: 4},

@@ -260,7 +260,8 @@ class SimulatedJob:
 
     ``stages``: how many torchruns the command of each container runs, one after the other.
     ``blocks``: over how many blocks of machines its pods are spread, if they know of any.
-    ``sharded``: its ranks train shards.
+    ``sharded``: its ranks train shards. ``start_s``: how long at most a rank takes before it takes
+    part.
     ``sizes``: those in force, the last of ``former_sizes``.
     ``template``: what a pod is started with that comes now; ``shape``: by what the job is to go in
     the end; ``shapes``: all that it may have gone by.
@@ -285,6 +286,7 @@ class SimulatedJob:
         self.stages = 1
         self.blocks = 0
         self.sharded = False
+        self.start_s = 0.0
         self.shards = ShardHistory(self)
         self.pods: dict[str, Pod] = {}
         self.strays: list[Pod] = []

@@ -91,6 +91,8 @@ class Rank:
         self.round = round
         self.ended = False
         self.finished = False
+        self.matched = False
+        """Whether it has been shown that its round is complete."""
         self._job = job
         self._random = random
         nowhere = master.endswith(f":{NOWHERE_PORT.decode()}")
@@ -154,17 +156,21 @@ class Rank:
         await world.all_uploaded.wait()
 
     async def _start(self) -> int:
+        if self._job.start_s:
+            await asyncio.sleep(self._random.uniform(0.0, self._job.start_s))
         deadline_s = self._job.loop.time() + OWN_ROUND_WAIT_S
         while (gate := self._gate()) is None or gate.master != self.master:
             if self._job.loop.time() >= deadline_s:
                 break
             await self._pod_gate_changed(0.2)
-        matched = gate is not None and gate.master == self.master
+        matched = self.matched = gate is not None and gate.master == self.master
         if gate is not None and matched:
             last = gate.last_commit
             self._job.invariants.starts(self, last.step if last is not None else 0)
         self._told = self._told._replace(step=ENTERED_STEP, matched=matched)
         await self._publish()
+        while not boundary.may_begin(self._told, self._rank_gate()):
+            await self._pod_gate_changed(LOOK_S)
         # Whoever was told too late loads what the others of its world do.
         return self.world.start
 
@@ -201,11 +207,7 @@ class Rank:
     async def _follow(self) -> bool:
         """Do as the gate says until it says to go on, or to save (True)."""
         while True:
-            gate = self._gate()
-            read = None
-            if gate is not None:
-                read = boundary.RankGate(gate.epoch, gate.master, gate.phase, gate.step)
-            verdict, self._told = boundary.decide(self._told, read)
+            verdict, self._told = boundary.decide(self._told, self._rank_gate())
             if verdict == boundary.PUBLISH:
                 await self._publish()
             elif verdict == boundary.WAIT:
@@ -241,6 +243,12 @@ class Rank:
     def _gate(self) -> Gate | None:
         content = self.pod.run_dir.files.get(layout.GATE)
         return None if content is None else _gate(content)
+
+    def _rank_gate(self) -> boundary.RankGate | None:
+        gate = self._gate()
+        if gate is None:
+            return None
+        return boundary.RankGate(gate.epoch, gate.master, gate.phase, gate.step)
 
     def _say(self, what: str) -> None:
         self._job.timeline.add(self.pod.name, what)

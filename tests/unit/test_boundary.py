@@ -14,6 +14,7 @@ from muster.boundary import (
     arrive,
     decide,
     fail,
+    may_begin,
 )
 
 MINE = "10.0.0.1:29500"
@@ -51,6 +52,13 @@ def test_a_held_rank_publishes_before_it_moves_and_reads_the_gate_again() -> Non
         assert (verdict, free.held) == (PUBLISH, False)
         assert decide(free, shown)[0] == GO
     assert decide(free, gate("hold"))[0] == PUBLISH
+
+
+def test_a_rank_begins_no_step_while_those_of_its_round_are_held() -> None:
+    entered = Rank(MINE, -1, matched=True)
+    assert not may_begin(entered, gate("hold"))
+    for shown in (None, gate("idle"), gate("void"), gate("commit", 3), gate("hold", master="x")):
+        assert may_begin(entered, shown)
 
 
 def test_i3_a_rank_saves_once_an_epoch_and_then_parks_until_training_goes_on() -> None:

@@ -45,6 +45,7 @@ HOLD = replace(IDLE, epoch=4, phase="hold")
 COMMIT = replace(HOLD, phase="commit", step=7)
 DONE = replace(COMMIT, phase="done", last_commit=LastCommit(7, 3, 4))
 VOID = replace(COMMIT, phase="void", step=None)
+ENDING = replace(HOLD, ending=True)
 LATER = replace(IDLE, round=4, master="10.0.0.8:40999")
 ROOT = str(Path(muster.__file__).parents[1])
 Start = Callable[..., subprocess.Popen[str]]
@@ -91,17 +92,28 @@ def seen(drain: Drain) -> tuple[bool, str, float | None]:
 
 
 class Loop:
-    """A training loop from step 1 on: what it saved, and how far it came. Ends at ``last``."""
+    """A training loop from step 1 on: what it saved, and how far it came. Ends at ``last``.
 
-    def __init__(self, pod: PodGate, last: int, save_error: Exception | None = None) -> None:
+    ``entered`` is called before the first step.
+    """
+
+    def __init__(
+        self,
+        pod: PodGate,
+        last: int,
+        save_error: Exception | None = None,
+        entered: Callable[[], None] = lambda: None,
+    ) -> None:
         self._drain = make(pod)
         self._last = last
         self._save_error = save_error
+        self._entered = entered
         self.step = 0
         self.saved: list[int] = []
 
     def __call__(self) -> None:
         with self._drain as drain:
+            self._entered()
             for step in range(1, self._last + 1):
                 self.step = step
                 if drain.commit_due(step):
@@ -123,8 +135,7 @@ def test_a_rank_tells_each_boundary_and_goes_on(pod: PodGate) -> None:
 
 
 def test_held_then_saved_at_the_step_agreed_on_then_on_its_way_again(pod: PodGate) -> None:
-    pod.show(HOLD)
-    loop = Loop(pod, 12)
+    loop = Loop(pod, 12, entered=lambda: pod.show(HOLD))
     with beside(loop):
         pod.until(lambda told: told.held)
         assert pod.told().step == 1
@@ -348,8 +359,7 @@ def test_it_tells_before_it_looks(pod: PodGate, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_one_that_was_held_tells_that_it_is_not_and_looks_again(pod: PodGate) -> None:
-    pod.show(HOLD)
-    loop = Loop(pod, 2)
+    loop = Loop(pod, 2, entered=lambda: pod.show(HOLD))
     with beside(loop):
         pod.until(lambda told: told.held)
         pod.show(VOID)
@@ -598,6 +608,9 @@ import muster
 if "handler" in sys.argv:
     signal.signal(signal.SIGTERM, lambda number, frame: print("handled", flush=True))
 with muster.drain() as drain:
+    if "waits" in sys.argv:
+        print("entered", flush=True)
+        sys.stdin.readline()
     for step in range(1, 4):
         if drain.commit_due(step):
             drain.committed(step)
@@ -684,8 +697,9 @@ def test_a_rank_that_its_launcher_forks_speaks_for_itself(pod: PodGate, start: S
         ([replace(COMMIT, step=1)], []),
         ([replace(COMMIT, step=1)], ["handler"]),
         ([HOLD, LATER], ["handler"]),
+        ([ENDING], ["handler"]),
     ],
-    ids=["held", "parked", "parked-with-handler", "over-with-handler"],
+    ids=["held", "parked", "parked-with-handler", "over-with-handler", "ending-with-handler"],
 )
 def test_a_rank_that_waits_ends_by_a_signal(
     pod: PodGate,
@@ -694,18 +708,58 @@ def test_a_rank_that_waits_ends_by_a_signal(
     number: signal.Signals,
     handler: list[str],
 ) -> None:
+    process = start(SCRIPT, "waits", *handler)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "entered\n"
     pod.show(gates[0])
-    process = start(SCRIPT, *handler)
+    process.stdin.write("\n")
+    process.stdin.flush()
     pod.until(lambda told: told.held or told.acked)
     for gate in gates[1:]:
         pod.show(gate)
+    _end_by(process, number)
 
+
+def _end_by(process: subprocess.Popen[str], number: signal.Signals) -> None:
     def ended() -> bool:
         process.send_signal(number)  # again: it may not have looked at the gate before the first
         return process.poll() is not None
 
     wait(ended)
     assert process.returncode == -number
+
+
+def test_i2_a_rank_begins_no_step_while_the_others_of_its_round_are_held(pod: PodGate) -> None:
+    loop = Loop(pod, 3)
+    pod.show(HOLD)
+    with beside(loop):
+        pod.until(lambda told: told.drain)
+        for gate in (ENDING, HOLD):
+            pod.show(gate)
+            time.sleep(0.02)
+            assert (loop.step, pod.told().step) == (0, -1)
+        pod.show(VOID)
+    assert loop.step == 3
+
+
+def test_a_rank_does_not_wait_for_the_ranks_of_another_round(pod: PodGate) -> None:
+    loop = Loop(pod, 3)
+    pod.show(replace(HOLD, master="10.0.0.9:1"))
+    with beside(loop):
+        pass
+    assert loop.step == 3
+
+
+@pytest.mark.parametrize(("gate", "handler"), [(HOLD, []), (ENDING, []), (ENDING, ["handler"])])
+def test_a_rank_that_has_not_begun_ends_by_sigterm(
+    pod: PodGate, start: Start, gate: Gate, handler: list[str]
+) -> None:
+    pod.show(gate)
+    process = start(SCRIPT, *handler)
+    pod.until(lambda told: told.drain)
+    _end_by(process, signal.SIGTERM)
+    assert pod.told().step == -1
 
 
 @pytest.mark.parametrize("handler", [[], ["handler"]])

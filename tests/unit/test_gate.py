@@ -83,6 +83,24 @@ def test_a_vote_is_the_first_step_that_no_rank_has_passed(
     assert vote.vote == expected
 
 
+REFUSED = replace(HOLD, phase="void", refused=True)
+ENDING = replace(HELD, ending=True)
+
+
+def test_i2_ranks_are_held_while_their_world_is_about_to_end_without_a_save() -> None:
+    assert move(REFUSED, rank(8), shown=HELD).gate == ENDING
+    # Nobody votes in an attempt that is over.
+    assert move(REFUSED, rank(8), shown=ENDING) == Move(reason="the gate stays hold")
+    opened = move(REFUSED, rank(8), shown=ENDING, sent=4, cut_for_s=10.0).gate
+    assert opened is not None
+    assert (opened.phase, opened.ending) == ("void", False)
+
+
+def test_a_world_that_finishes_is_not_held_as_it_does_not_end_otherwise() -> None:
+    gate = move(REFUSED, rank(8), shown=ENDING, live=replace(ROUND, finishing=True)).gate
+    assert gate == replace(HELD, phase="void")
+
+
 def test_a_vote_tells_of_a_rank_that_is_away() -> None:
     for away in (False, True):
         vote = move(HOLD, rank(8, drain=not away, away=away), shown=HELD).vote
@@ -207,6 +225,7 @@ GATES = st.builds(
     ended=st.booleans(),
     last_commit=st.none() | st.builds(LastCommit, st.integers(), st.integers(0), st.integers(0)),
     of_former_life=st.booleans(),
+    ending=st.booleans(),
 )
 
 

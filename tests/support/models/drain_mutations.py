@@ -27,6 +27,7 @@ from rdzv.records.drain import Drain
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation
 from tests.support.models.drains import (
+    ALL_THREE_SAVE,
     GENERATION,
     OTHERS_STILL_SAVE,
     OUT_OF_TIME,
@@ -61,6 +62,22 @@ def never_no(here: Here, **store: Any) -> Move:
     """Who takes no part does not vote."""
     move = gate.local(here, **store)
     return Move() if move.vote is not None and move.vote.vote is None else move
+
+
+def refused_ranks_go_on(here: Here, **store: Any) -> Move:
+    """The gate is open while a leave is granted without a save."""
+    commit = store["commit"]
+    if commit is not None and commit.refused:
+        store = {**store, "commit": replace(commit, refused=False)}
+    return gate.local(here, **store)
+
+
+def held_while_finishing(here: Here, **store: Any) -> Move:
+    """A leave without a save holds the ranks of a world that is about to finish, too."""
+    commit, round = store["commit"], store["round"]
+    if commit is not None and commit.refused and round is not None:
+        store = {**store, "round": replace(round, finishing=False)}
+    return gate.local(here, **store)
 
 
 def away_takes_no_part(here: Here, **store: Any) -> Move:
@@ -363,6 +380,7 @@ def _writes(function: Any, rules: Rules, found: str, *labels: str, **also: Any) 
 
 HELD = Rules(hurry=2)
 LATE = Rules(boundaries=1, hurry=2)
+STARTING = Rules(begun=False, boundaries=2, notices=(0, 1), hurry=1)
 LOOPS = Rules(boundaries=4, block=2, hurry=1)
 CUT_SHORT = "cut short by who has saved"
 BELOW = "released below min"
@@ -444,7 +462,10 @@ PLANTED = {
         given_up_unheard, LATE, CUT_SHORT, *OTHERS_STILL_SAVE[:-1]
     ),
     "i7 a leaver that was given up is taken for one that has saved": Planted(
-        {"vote_transaction": saved_after_all}, replace(LATE, members=3), CUT_SHORT
+        {"vote_transaction": saved_after_all},
+        replace(LATE, members=3),
+        CUT_SHORT,
+        ALL_THREE_SAVE,
     ),
     "a save without a limit never returns": _decides(
         save_without_a_limit, _only("stuck", boundaries=1, hurry=2), "waits for ever", *OUT_OF_TIME
@@ -470,6 +491,15 @@ PLANTED = {
         {"joins_wait": refusal_opens_the_door},
         Rules(joiners=1, outsider=1, cancels=1),
         "newcomers are let in",
+    ),
+    "i2 a rank begins a step in a world that is about to end without a save": Planted(
+        {"gate_local": refused_ranks_go_on}, STARTING, "I2"
+    ),
+    "i2 a rank begins its first step while the others are held": Planted(
+        {"waits_to_begin": False}, STARTING, "I2"
+    ),
+    "a rank is held in a world that finishes": _local(
+        held_while_finishing, Rules(outsider=1, joiners=1, hurry=1), "waits for ever"
     ),
     "newcomers wait for ranks that never come back to a loop": _decides(
         away_for_ever, _only("stay", joiners=1, boundaries=4, block=1, notices=()), "no end"

@@ -138,7 +138,9 @@ class Side(NamedTuple):
     early: tuple[RankProgress, ...] | None = None
 
 
-At = Literal["none", "start", "publish", "read", "save", "stuck", "leave", "away", "train", "end"]
+At = Literal[
+    "none", "start", "enter", "publish", "read", "save", "stuck", "leave", "away", "train", "end"
+]
 
 
 PAST: tuple[At, ...] = ("leave", "away", "train", "end")
@@ -205,6 +207,49 @@ OUT_OF_TIME = (*OTHERS_STILL_SAVE, *("(early) the deadline of 0 comes nearer",) 
 """And its deadline has come since."""
 
 
+ALL_THREE_SAVE = (
+    "notice for 0",
+    "rank 2 at 0 goes",
+    "1 hears",
+    "2 hears",
+    "1 writes hold",
+    "1 hears",
+    "1 shows hold",
+    "1 notes",
+    "1 sends",
+    "the request of 1 lands",
+    "1 hears",
+    "2 hears",
+    "0 hears",
+    "2 shows hold",
+    "2 notes",
+    "2 sends",
+    "the request of 2 lands",
+    "1 hears",
+    "rank 0 at 0 goes",
+    "2 hears",
+    "0 hears",
+    "0 shows hold",
+    "0 notes",
+    "0 sends",
+    "the request of 0 lands",
+    "1 hears",
+    "1 writes commit",
+    "2 hears",
+    "2 shows commit",
+    "1 hears",
+    "1 shows commit",
+    "rank 1 at 0 goes",
+    "0 hears",
+    "0 shows commit",
+    "rank 2 arrives",
+    "rank 1 arrives",
+    "rank 2 at 1 reads: save",
+    "rank 1 at 1 reads: save",
+)
+"""All of three pods are told to save, and none has."""
+
+
 def uid(pod: int) -> str:
     return f"uid-{pod}"
 
@@ -252,6 +297,7 @@ class World:
     leavers_are_excused = True
     progress_before_gate = False
     gate_cleared_at_start = False
+    waits_to_begin = True
 
     def __init__(self, rules: Rules, **mutation: Any) -> None:
         for attribute, value in mutation.items():
@@ -300,7 +346,7 @@ class World:
         return state
 
     def at_work(self, state: State, pod: int) -> bool:
-        return all(self.names.part[state[where]].at == "read" for where in self.ranks_of[pod])
+        return all(self.names.part[state[where]].at == "enter" for where in self.ranks_of[pod])
 
     def cached(self, function: Callable[..., Any], *key: Any) -> Any:
         whole = (function.__name__, *key)
@@ -566,8 +612,12 @@ class World:
             if shown is None or shown.master != trainer.rank.master:
                 return None
             base = shown.last_commit.step if shown.last_commit else 0
-            rank = boundary.arrive(trainer.rank, base)
-            return "begins", self.names.of(trainer._replace(at="read", rank=rank, told=rank))
+            rank = boundary.arrive(trainer.rank, base)._replace(matched=True)
+            # It tells of no boundary yet: the first that it may save at is the one after this.
+            return "begins", self.names.of(trainer._replace(at="enter", rank=rank, told=rank))
+        if trainer.at == "enter":
+            waits = self.waits_to_begin and not boundary.may_begin(trainer.rank, read)
+            return None if waits and pod != self.rules.outsider else self.goes(trainer)
         if trainer.at == "publish":
             after = trainer._replace(at="read", told=trainer.rank)
             return "publishes", self.names.of(after)
@@ -724,6 +774,7 @@ class World:
                 continue
             if trainer.at == "train":
                 if not self.rules.lockstep or self.in_step(state, number):
+                    self.may_arrive(state, store, pod)
                     after = cached(self.arrived, pod, number, side)
                     yield f"rank {where - self.rank_at} arrives", _swap(state, (where, after))
                 continue
@@ -1057,6 +1108,19 @@ class World:
             raise Broken(f"a rank of {pod} trains on after done: step {step + 1} is trained twice")
         if commit.phase == "commit" and commit.step is not None and step >= commit.step:
             raise Broken(f"I3: a rank of {pod} runs past step {commit.step}")
+
+    def may_arrive(self, state: State, store: Store, pod: int) -> None:
+        """A rank has finished a step: not in a world that ends without a save, as some begin late.
+
+        Where some have trained, and then take no part, nobody knows of the steps of the others.
+        """
+        commit, rules = store.commit, self.rules
+        if commit is None or not commit.refused or not commit.is_of(RUN, store.number):
+            return
+        ranks = [trainer for _, trainer in self.inside(state, store)]
+        whole = len(ranks) == len(store.members) * rules.ranks and not store.finishing
+        if whole and rules.lockstep and rules.outsider is None and not rules.block:
+            raise Broken(f"I2: {pod} trains a step that nobody saves")
 
     def not_cut_short(self, at: int) -> None:
         """Somebody leaves a round: not for a leaver that has saved while others still do.

@@ -11,7 +11,8 @@ From the environment: ``CHECKPOINT_DIR``, shared by all nodes; ``DRAIN_LOOP_STEP
 save waits before that; ``DRAIN_LOOP_ACCUMULATE`` (1) batches to a step; ``DRAIN_LOOP_EVERY`` (0:
 never), rank 0's periodic checkpoint, which is not told of; ``DRAIN_LOOP_ALL_EVERY`` (0: never),
 that of all ranks, which is; ``DRAIN_LOOP_FAIL_SAVE`` (``STEP:RANK``): the first save of this rank
-from this step on raises; ``DRAIN_LOOP_CATCH`` (0): it is caught, and training goes on.
+from this step on raises; ``DRAIN_LOOP_CATCH`` (0): it is caught, and training goes on;
+``DRAIN_LOOP_LATE``, a directory: the last rank begins once ``begin`` is in it, and makes ``waits``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ ACCUMULATE = int(os.environ.get("DRAIN_LOOP_ACCUMULATE", "1"))
 CATCH = bool(int(os.environ.get("DRAIN_LOOP_CATCH", "0")))
 EVERY = int(os.environ.get("DRAIN_LOOP_EVERY", "0"))
 ALL_EVERY = int(os.environ.get("DRAIN_LOOP_ALL_EVERY", "0"))
+LATE = os.environ.get("DRAIN_LOOP_LATE", "")
 FAIL_STEP, _, FAIL_RANK = os.environ.get("DRAIN_LOOP_FAIL_SAVE", "-1:-1").partition(":")
 
 
@@ -102,6 +104,10 @@ def main() -> None:
     checkpoints = Checkpoints(Path(os.environ["CHECKPOINT_DIR"]), rank, size)
     step, model = checkpoints.resume()
     agreed(step)
+    if LATE and rank == size - 1:
+        (Path(LATE) / "waits").touch()
+        while not (Path(LATE) / "begin").exists():
+            time.sleep(0.02)
     name = f"{node}.{os.getpid()}"
     with (
         open(directory / name, "a", buffering=1) as steps,

@@ -96,6 +96,8 @@ class Rank:
         else:
             self._told = self._told._replace(step=ENTERED_STEP)
         self._publish()
+        while not boundary.may_begin(self._told, self._rank_gate()):
+            await self._wait(POLL_S)
         try:
             while last is None or step < last:
                 step += 1
@@ -141,17 +143,19 @@ class Rank:
     async def _follow(self) -> bool:
         """Do as the gate says until it says to go on, or to save (True)."""
         while True:
-            gate = self._gate()
-            read = None
-            if gate is not None:
-                read = boundary.RankGate(gate.epoch, gate.master, gate.phase, gate.step)
-            verdict, self._told = boundary.decide(self._told, read)
+            verdict, self._told = boundary.decide(self._told, self._rank_gate())
             if verdict == boundary.PUBLISH:
                 self._publish()
             elif verdict == boundary.WAIT:
                 await self._wait(POLL_S)
             else:
                 return verdict == boundary.SAVE
+
+    def _rank_gate(self) -> boundary.RankGate | None:
+        gate = self._gate()
+        if gate is None:
+            return None
+        return boundary.RankGate(gate.epoch, gate.master, gate.phase, gate.step)
 
     async def _wait(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

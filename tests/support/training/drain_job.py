@@ -71,6 +71,25 @@ def saves_held(job: Job) -> Iterator[None]:
         gate.unlink()
 
 
+@contextmanager
+def agents_frozen(job: Job) -> Iterator[None]:
+    """SIGSTOP every torchrun for as long as the block lasts; the workers go on."""
+    agents = set()
+    for node in job.nodes.values():
+        assert node.launcher is not None
+        children = Path(f"/proc/{node.launcher.pid}/task/{node.launcher.pid}/children")
+        agents |= set(map(int, children.read_text().split()))
+    job.tell(f"the torchruns {sorted(agents)} are frozen")
+    for pid in agents:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in agents:
+            os.kill(pid, signal.SIGCONT)
+        job.tell("the torchruns go on")
+
+
 def trains(job: Job, nodes: int) -> World:
     """Start nodes, and wait until all of them have made steps."""
     job.add(nodes)
