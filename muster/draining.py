@@ -71,7 +71,11 @@ class Drain:
             self._boundary = ENTERED_STEP
             self._write_progress(self._rank)
             atexit.register(self._leave, "the process ended before it was saved")
-            self._wait_to_begin()
+            try:
+                self._wait_to_begin()
+            except BaseException as error:  # of a signal's handler
+                self.__exit__(type(error), error, error.__traceback__)
+                raise
         return self
 
     def __exit__(
@@ -377,7 +381,8 @@ def own_gate() -> Optional[GateFile]:
 def drain() -> Drain:
     """Return the ``Drain`` of a training loop, for ``with muster.drain() as drain``.
 
-    On entering it, a rank of torchrun waits until its sidecar knows of its round, at most 5 s.
+    On entering it, a rank of torchrun waits until its sidecar knows of its round, at most 5 s, and
+    as long as the ranks of its round are held.
     """
     return Drain(own_file(), own_gate())
 

@@ -743,6 +743,24 @@ def test_i2_a_rank_begins_no_step_while_the_others_of_its_round_are_held(pod: Po
     assert loop.step == 3
 
 
+def test_a_rank_that_is_interrupted_before_it_begins_has_left_its_loop(
+    pod: PodGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    pod.show(HOLD)
+    drain = make(pod)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(muster.draining.time, "sleep", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            drain.__enter__()
+    assert pod.told().drain is False
+    pod.show(VOID)
+    with drain:
+        assert pod.told().drain is True
+
+
 def test_a_rank_does_not_wait_for_the_ranks_of_another_round(pod: PodGate) -> None:
     loop = Loop(pod, 3)
     pod.show(replace(HOLD, master="10.0.0.9:1"))

@@ -143,7 +143,7 @@ At = Literal[
 ]
 
 
-PAST: tuple[At, ...] = ("leave", "away", "train", "end")
+PAST: tuple[At, ...] = ("leave", "away", "enter", "train", "end")
 """Where a rank is that has left its boundary."""
 
 
@@ -617,7 +617,10 @@ class World:
             return "begins", self.names.of(trainer._replace(at="enter", rank=rank, told=rank))
         if trainer.at == "enter":
             waits = self.waits_to_begin and not boundary.may_begin(trainer.rank, read)
-            return None if waits and pod != self.rules.outsider else self.goes(trainer)
+            if waits and pod != self.rules.outsider:
+                return None
+            at: At = "end" if trainer.rank.step >= self.end_step else "train"
+            return "goes", self.names.of(trainer._replace(at=at))
         if trainer.at == "publish":
             after = trainer._replace(at="read", told=trainer.rank)
             return "publishes", self.names.of(after)
@@ -626,7 +629,7 @@ class World:
         if trainer.at == "away":
             rank = boundary.enter_again(trainer.rank)
             told = rank._replace(step=-1) if self.entering_forgets else rank
-            after = trainer._replace(at="train", rank=rank, told=told, away=False)
+            after = trainer._replace(at="enter", rank=rank, told=told, away=False)
             return "enters the next loop", self.names.of(after)
         if trainer.at == "save":
             epoch, step = trainer.rank.saving, trainer.rank.step
