@@ -97,11 +97,19 @@ class Sidecar:
     async def until_ready(self) -> None:
         """Wait until it says that it is ready."""
 
-        async def ready() -> bool:
-            assert self.process.returncode is None, self.lines
-            return (await self.get("/readyz"))[0] == 200
+        answer = (0, "")
 
-        await until(ready)
+        async def ready() -> bool:
+            nonlocal answer
+            assert self.process.returncode is None, self.lines
+            answer = await self.get("/readyz")
+            return answer[0] == 200
+
+        try:
+            await until(ready)
+        except TimeoutError as error:
+            error.add_note(f"/readyz: {answer}; its log: {self.lines}")
+            raise
 
     async def until_logged(self, event: str) -> dict[str, Any]:
         """Wait for a line with this event; return the first one."""
