@@ -752,7 +752,7 @@ def test_a_rank_that_is_interrupted_before_it_begins_has_left_its_loop(
     pod.show(HOLD)
     drain = make(pod)
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(muster.draining.time, "sleep", interrupt)
+        interrupted.setattr(time, "sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
             drain.__enter__()
     assert pod.told().drain is False
