@@ -777,7 +777,8 @@ class World:
                 continue
             if trainer.at == "train":
                 if not self.rules.lockstep or self.in_step(state, number):
-                    self.may_arrive(state, store, pod)
+                    if trainer.rank.master == token(store.number):
+                        self.may_arrive(state, store, pod)
                     after = cached(self.arrived, pod, number, side)
                     yield f"rank {where - self.rank_at} arrives", _swap(state, (where, after))
                 continue
@@ -1113,7 +1114,7 @@ class World:
             raise Broken(f"I3: a rank of {pod} runs past step {commit.step}")
 
     def may_arrive(self, state: State, store: Store, pod: int) -> None:
-        """A rank has finished a step: not in a world that ends without a save, as some begin late.
+        """A rank of this round has finished a step: not if that ends without a save of all.
 
         Where some have trained, and then take no part, nobody knows of the steps of the others.
         """
