@@ -189,8 +189,9 @@ class DrainInvariants:
     def trained(self, rank: Rank, step: int) -> None:
         """A rank has finished a step."""
         commit = self._job.invariants.snapshot.commit
-        matched = all(one.matched for one in rank.world.ranks.values())
-        if commit is not None and commit.refused and commit.is_of(*rank.round) and matched:
+        # Of a world that has lost a rank nobody saves the step that this one was in.
+        whole = all(one.matched and not one.ended for one in rank.world.ranks.values())
+        if commit is not None and commit.refused and commit.is_of(*rank.round) and whole:
             self._break(
                 f"I2: {rank.pod.name} trains step {step} of round {rank.round[1]},"
                 f" which ends without a save: {commit.reason}"

@@ -21,7 +21,9 @@ LATE_S = (620.0, 900.0)
 """When the launcher of a pod starts."""
 
 START_S = 4.0
-"""How long at most a rank imports, and loads, before it takes part, if starts are slow."""
+SHORT_STEP_S = 0.1
+"""How long at most a rank imports, and loads, before it takes part, if starts are slow; a step is
+short then, so that one fits into the time that a world takes to end."""
 UPLOADS = 0.5
 UPLOAD_S = (5.0, 60.0)
 """How often a rank has something left to do after the last step, and for how long."""
@@ -61,7 +63,8 @@ class Story:
         self.job.stages = plot.stages
         self.job.blocks = plot.blocks
         self.job.sharded = plot.shards
-        self.job.start_s = START_S if plot.slow_starts else 0.0
+        if plot.slow_starts:
+            self.job.start_s, self.job.step_s = START_S, SHORT_STEP_S
         if plot.shards:
             self.job.shards.follow()
         names = "abcdefgh"[:pods]
