@@ -279,15 +279,15 @@ async def test_a_port_that_somebody_else_serves_is_said(
 
 async def test_it_waits_for_a_sidecar_that_has_yet_to_deliver(run_dir: Path) -> None:
     env = run_dir / "env"
-    content = await asyncio.to_thread(env.read_text)
-    await asyncio.to_thread(env.unlink)
+    aside = run_dir / "env.nascent"
+    await asyncio.to_thread(env.rename, aside)
     async with started(
         run_dir, "muster-run", "--", "sh", "-c", "echo $DELIVERED", MUSTER_RUN_DIR=str(run_dir)
     ) as run:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
                 await run.process.wait()
-        await asyncio.to_thread(env.write_text, content)
+        await asyncio.to_thread(aside.rename, env)  # as the sidecar delivers it: in one piece
         assert await run.ended() == 0
         assert run.out == ["a=b"]
 
