@@ -19,7 +19,7 @@ class TcpProxy:
         """Of what comes back from the target; 0: as many as there are."""
         self._up, self._down = asyncio.Event(), asyncio.Event()
         self._refusing = False
-        self._pumps: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self.mend()
 
@@ -35,9 +35,13 @@ class TcpProxy:
         traceback: TracebackType | None,
     ) -> None:
         self._server.close()
-        for pump in self._pumps:
-            pump.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
+        while tasks := list(self._tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        # A task that is cancelled before its first step has closed nothing.
+        self.cut()
+        await asyncio.sleep(0)
 
     def cut(self) -> None:
         """Reset every connection, and every new one."""
@@ -64,23 +68,30 @@ class TcpProxy:
         self._up.set()
         self._down.set()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        self._keep(asyncio.create_task(self._connect(reader, writer)))
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refusing:
-            writer.transport.abort()
+            self._close(writer)
             return
         try:
             far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
         except OSError:
-            writer.transport.abort()
+            self._close(writer)
             return
-        self._writers |= {writer, far_writer}
-        for source, sink, flow in (
-            (reader, far_writer, self._up),
-            (far_reader, writer, self._down),
-        ):
-            pump = asyncio.create_task(self._pump(source, sink, flow))
-            self._pumps.add(pump)
-            pump.add_done_callback(self._pumps.discard)
+        self._writers.add(far_writer)
+        self._keep(asyncio.create_task(self._pump(reader, far_writer, self._up)))
+        self._keep(asyncio.create_task(self._pump(far_reader, writer, self._down)))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _close(self, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+        self._writers.discard(writer)
 
     async def _pump(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, flow: asyncio.Event
@@ -98,5 +109,4 @@ class TcpProxy:
         except OSError:
             pass
         finally:
-            sink.transport.abort()
-            self._writers.discard(sink)
+            self._close(sink)
