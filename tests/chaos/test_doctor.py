@@ -21,20 +21,16 @@ from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.engine import Watcher
 from rdzv.store.memory.faults import Faults
 from rdzv.store.memory.server import EmbeddedServer
-from tests.support.sidecars.processes import Ended, ended, muster
+from tests.support.sidecars.processes import Ended, ended, impatient_muster, muster
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.patient_store import PatientEtcdStore
 
 IN_ITS_TIME = """
-from console.doctor import diagnosis, examine
-for limit in ("READ_WARNING_S", "READ_FAULT_S", "WRITE_WARNING_S", "WRITE_FAULT_S"):
-    setattr(diagnosis, limit, 3600.0)
-examine.READ_FAULT_S = 3600.0
-examine.CALL_TIMEOUT_S = examine.READS_TIMEOUT_S = 20.0
-from console.main import main
+from tests.support.sidecars.patient import LIMITS, main
+LIMITS["doctor"]["console.doctor.examine.CALL_TIMEOUT_S"] = 20.0
 main()
 """
-"""Runs the command line; no store is too slow for it."""
+"""Runs the command line; no store is too slow for it, and a frozen member takes it 20 s."""
 
 
 class Report:
@@ -66,7 +62,7 @@ async def doctor(*endpoints: str, **environ: str) -> Report:
 async def doctor_of_nobody(endpoint: str) -> Report:
     """Let it examine a store of which nothing answers, however long it waits."""
     words = ("doctor", "--job", "digits", "--json", "--etcd-endpoints", endpoint)
-    return Report(await muster(*words))
+    return Report(await impatient_muster(*words))
 
 
 def examined(*endpoints: str, **environ: str) -> Report:

@@ -28,7 +28,9 @@ from controller.cluster.events import Events
 from rdzv.errors import ClusterError, ClusterRefused, StoreError, StoreRefused
 from rdzv.store import Compare, Delete, Put, Range, Store
 from rdzv.store.access import Access
+from rdzv.store.etcd import accounts as store_accounts
 from rdzv.store.etcd.accounts import Accounts
+from tests.support.cluster_api import CALL_S, make_patient
 from tests.support.pods_api import PodsApi
 from tests.support.store.certificates import write
 from tests.support.store.etcd_cluster import EtcdCluster
@@ -39,7 +41,7 @@ pytestmark = pytest.mark.etcd
 OWN = "/api/v1/namespaces/muster-system/secrets"
 A, B = JobName("team-a", "train"), JobName("team-b", "train")
 POLICY = AccessPolicy(keep=timedelta(hours=24), rotate=timedelta(days=30))
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 @dataclass
@@ -113,8 +115,12 @@ async def replica(
 
 
 @pytest.fixture
-async def fake(tmp_path: Path, cluster: Cluster) -> AsyncIterator[PodsApi]:
+async def fake(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[PodsApi]:
     """The Secrets of the chart as somebody else has filled them, as far as they are."""
+    make_patient(monkeypatch)
+    monkeypatch.setattr(store_accounts, "WRITE_TIMEOUT_S", CALL_S)
     fake = PodsApi(tmp_path)
     async with fake:
         authority, key = cluster.clients
@@ -173,7 +179,10 @@ async def test_each_job_reads_and_writes_its_own_records_and_no_others(
         secrets = {job: await fake.until(path_of(job), lambda s: s.get("data")) for job in (A, B)}
         assert secrets[B]["type"] == "Opaque"
         access = {j: await mounted(s, cluster, tmp_path / j.namespace) for j, s in secrets.items()}
-        async with opened(access[A]) as of_a, opened(access[B]) as of_b:
+        async with (
+            opened(access[A], patiently=True) as of_a,
+            opened(access[B], patiently=True) as of_b,
+        ):
             await usable(of_a, A)
             await usable(of_b, B)
             theirs = A.keys
@@ -209,7 +218,8 @@ async def test_a_certificate_is_replaced_and_nobody_is_refused_meanwhile(
     async with replica(fake, cluster, tmp_path / "one", time) as one:
         await fake.start(job.namespace, "pod-c", pod_of(job))
         first = await fake.until(path_of(job), lambda s: s.get("data"))
-        async with opened(await mounted(first, cluster, tmp_path / "first")) as former:
+        access = await mounted(first, cluster, tmp_path / "first")
+        async with opened(access, patiently=True) as former:
             await usable(former, job)
             notes = first["metadata"]["annotations"]
             asked = {**first["metadata"], "annotations": {**notes, ROTATE: "now"}}
@@ -217,7 +227,8 @@ async def test_a_certificate_is_replaced_and_nobody_is_refused_meanwhile(
             await one.executor.bring_in_line(job)
             second = await fake.until(path_of(job), lambda s: s["data"] != first["data"])
             assert ROTATE not in second["metadata"]["annotations"]
-            async with opened(await mounted(second, cluster, tmp_path / "second")) as new:
+            access = await mounted(second, cluster, tmp_path / "second")
+            async with opened(access, patiently=True) as new:
                 await new.range(job.keys.job)
                 await former.range(job.keys.job)
                 time.now += POLICY.overlap
@@ -284,7 +295,8 @@ async def test_a_store_restored_from_before_a_job_knows_it_again_and_asks_who_is
         # The Secret is as it was, and so are its rights: no sidecar has to be told.
         assert fake.objects[path_of(job)] == before
         await agree(one, fake, job)
-        async with opened(await mounted(before, cluster, tmp_path / "mounted")) as store:
+        access = await mounted(before, cluster, tmp_path / "mounted")
+        async with opened(access, patiently=True) as store:
             await usable(store, job)
             with pytest.raises(StoreRefused, match="permission denied"):
                 await store.range(A.keys.job)
@@ -354,7 +366,8 @@ async def test_a_secret_of_somebody_else_is_left_alone_and_a_forged_one_gets_nob
         await one.executor.bring_in_line(other)
         made = fake.objects[path_of(other)]
         assert other.owns(made["metadata"]["annotations"]["muster.dev/store-user"])
-        async with opened(await mounted(made, cluster, tmp_path / "forged")) as store:
+        access = await mounted(made, cluster, tmp_path / "forged")
+        async with opened(access, patiently=True) as store:
             await usable(store, other)
             with pytest.raises(StoreRefused, match="permission denied"):
                 await store.range(victim.keys.job)

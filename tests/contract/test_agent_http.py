@@ -56,7 +56,9 @@ class Pages:
 
 
 @pytest.fixture
-async def pages() -> AsyncIterator[Pages]:
+async def pages(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pages]:
+    # No client is given up as slow, however slow this machine is.
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 3600.0)
     found = Pages()
     async with serving(found.config, found.lag, lambda: found.reason, found.metrics):
         yield found

@@ -49,6 +49,19 @@ async def the_member(server: EmbeddedServer, name: str = "node-0") -> Member:
     return (await seen(server)).members[name]
 
 
+async def member_that_comes(server: EmbeddedServer) -> Member:
+    """The member as soon as it is registered, for one whose short lease may just have ended."""
+    found: list[Member] = []
+
+    async def there() -> bool:
+        members = (await seen(server)).members
+        found[:] = [members["node-0"]] if "node-0" in members else []
+        return bool(found)
+
+    await until(there)
+    return found[0]
+
+
 async def test_it_registers_is_ready_and_delivers_the_run_directory(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -63,6 +76,8 @@ async def test_it_registers_is_ready_and_delivers_the_run_directory(
         assert host.endswith(":2")
         assert last.startswith("rev-")
         await asyncio.to_thread(check_delivery, run_dir, one.c10d_port)
+        await one.end()
+    assert await asyncio.to_thread(lambda: list(run_dir.rglob("*.tmp"))) == []
 
 
 def check_delivery(run_dir: Path, c10d_port: int) -> None:
@@ -75,7 +90,6 @@ def check_delivery(run_dir: Path, c10d_port: int) -> None:
     for name in ("env", "hosts", "state.json", "python/muster/__init__.py"):
         assert stat.S_IMODE((run_dir / name).stat().st_mode) == 0o644
     assert stat.S_IMODE((run_dir / "discover_hosts.sh").stat().st_mode) == 0o755
-    assert list(run_dir.rglob("*.tmp")) == []
     loaded = subprocess.run(
         [sys.executable, "-S", "-c", "import muster; print(muster.__file__)"],
         env={"PYTHONPATH": str(run_dir / "python")},
@@ -97,7 +111,7 @@ async def test_metrics_tell_the_membership(server: EmbeddedServer, tmp_path: Pat
     )
     assert metrics['muster_members{state="listed"}'] == "1.0"
     assert metrics["muster_registered"] == "1.0"
-    assert 0 < float(metrics["muster_lease_remaining_seconds"]) <= 60
+    assert 0 < float(metrics["muster_lease_remaining_seconds"]) <= 600
     assert metrics["muster_c10d_connections"] == "0.0"
 
 
@@ -262,7 +276,7 @@ async def test_i5_a_store_that_is_away_for_three_lease_times_changes_nothing(
                 sidecar(server.endpoint, tmp_path, MUSTER_LEASE_TTL="3")
             )
             await one.until_ready()
-            hosts, before = await one.hosts(), await the_member(server)
+            hosts, before = await one.hosts(), await member_that_comes(server)
         for _ in range(18):
             assert (await one.get("/healthz"))[0] == 200
             assert (await one.get("/readyz"))[0] == 200
@@ -278,7 +292,7 @@ async def test_i5_a_store_that_is_away_for_three_lease_times_changes_nothing(
                 return "node-0" in members and members["node-0"].incarnation > before.incarnation
 
             await until(registered_again)
-            after = await the_member(server)
+            after = await member_that_comes(server)
             assert after.pod_uid == before.pod_uid
             assert await one.hosts() == hosts
             job = (await seen(server)).job
@@ -408,6 +422,7 @@ async def test_it_starts_again_while_the_disk_is_full(
         await again.until_logged("state_kept")
         kept = await asyncio.to_thread((tmp_path / "state.json").read_text)
         assert json.loads(kept)["incarnation"] == (await the_member(server)).incarnation
+        await again.end()
     assert await asyncio.to_thread(lambda: list(tmp_path.rglob("*.tmp"))) == []
 
 

@@ -29,7 +29,15 @@ from rdzv.store import Put
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from tests.support.sidecars.processes import PATIENCE_S, ROOT, muster, until
+from tests.support.sidecars.processes import (
+    CONSOLE,
+    PATIENCE_S,
+    PATIENT,
+    ROOT,
+    impatient_muster,
+    muster,
+    until,
+)
 
 KEYS = JobKeys("default", "digits")
 LIVE = KEYS.in_generation(3)
@@ -240,7 +248,7 @@ def entry(member: str) -> bytes:
 async def watching(server: EmbeddedServer, arguments: Sequence[str]) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "console.main", *arguments),
+        *(*PATIENT, *arguments),
         cwd=ROOT,
         env={**os.environ, **of(server)},
         stdout=asyncio.subprocess.PIPE,
@@ -255,7 +263,7 @@ async def test_a_terminal_gets_a_table_that_fits_it(
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "console.main", "status", "--wide"),
+        *(*PATIENT, "status", "--wide"),
         cwd=ROOT,
         env={**os.environ, **of(server), "TERM": "xterm", "COLUMNS": str(columns)},
         stdout=theirs,
@@ -288,7 +296,7 @@ def read_terminal(ours: int) -> str:
 
 async def test_a_store_that_does_not_answer_is_status_69() -> None:
     for command in ("status", "history"):
-        ended = await muster(command, "--job", "x", "--etcd-endpoints", "127.0.0.1:1")
+        ended = await impatient_muster(command, "--job", "x", "--etcd-endpoints", "127.0.0.1:1")
         assert ended.status == 69
         what, remedy = ended.err.splitlines()
         assert "127.0.0.1:1" in what
@@ -351,7 +359,7 @@ async def test_the_doctor_says_that_there_is_no_such_job(server: EmbeddedServer)
 async def test_the_store_serves_until_it_is_stopped_and_says_what_it_keeps() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "console.main", "store", "--listen", "127.0.0.1:0"),
+        *(*CONSOLE, "store", "--listen", "127.0.0.1:0"),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
     )

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from console.doctor.command import doctor
 from controller.certificates.pair import make
 from rdzv.errors import ClusterUnavailable, ConfigError
+from tests.support.cluster_api import make_patient
 from tests.support.store.certificates import Authority
 
 NOW = datetime.now(UTC)
@@ -135,7 +136,8 @@ def api_server(authority: Authority) -> Iterator[str]:
 
 
 @pytest.fixture
-def kubeconfig(tmp_path: Path) -> Iterator[Path]:
+def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    make_patient(monkeypatch)
     authority = Authority(tmp_path, "api")
     data = base64.b64encode(authority.pem).decode()
     with api_server(authority) as url:

@@ -18,23 +18,26 @@ from rdzv.store.memory.faults import Faults
 from tests.support.sidecars.drain_commands import terminal
 from tests.support.sidecars.drains import HERE
 from tests.support.sidecars.jobs import KEYS, NoRoom, client
-from tests.support.sidecars.processes import PATIENCE_S, Ended, muster
+from tests.support.sidecars.processes import PATIENCE_S, Ended, impatient_muster, muster
 from tests.support.sidecars.ranks import Loop
 
 PATIENT_RUNNER = (
     "-c",
-    "import console.job.drain; "
-    "console.job.drain.LOST_S = 60.0; from console.main import main; main()",
+    "import console.job.drain; console.job.drain.LOST_S = 60.0; "
+    "from tests.support.sidecars.patient import main; main()",
 )
 """Gives a member that is gone as long to come back as a busy machine takes."""
 
 
 HASTY_RUNNER = (
     "-c",
-    "import console.job.drain; "
-    "console.job.drain.RECORDED_S = 0.5; from console.main import main; main()",
+    "import console.job.drain; console.job.drain.RECORDED_S = 0.5; "
+    "from tests.support.sidecars.patient import main; main()",
 )
 """Waits for moments for a drain to be put back that the store has lost."""
+
+UNHURRIED = ("--deadline", "600s")
+"""The drain is over for another reason than that its time is."""
 
 
 class Unanswered(Faults):
@@ -146,7 +149,7 @@ async def test_cancelled_it_ends_with_4() -> None:
     async with terminal(least=2) as at:
         await at.one.form("ab")
         await at.one.training()
-        waiting = asyncio.create_task(at.drain("b", "--wait", "--json"))
+        waiting = asyncio.create_task(at.drain("b", "--wait", "--json", *UNHURRIED))
         await at.one.until(at.one.phase_is("done"))
         cancelled = await at.drain("b", "--cancel")
         assert (cancelled.status, phases(cancelled)) == (0, ["cancelled"])
@@ -163,23 +166,23 @@ async def test_of_a_pod_that_is_being_ended_it_is_refused() -> None:
     async with terminal(least=2) as at:
         await at.one.form("ab")
         await at.one.training()
-        assert (await at.drain("b")).status == 0
+        assert (await at.drain("b", *UNHURRIED)).status == 0
         await at.one.until(at.one.phase_is("done"))
         # The pod is deleted meanwhile: that cannot be taken back.
-        at.one.pods["b"].notice("sigterm", 120)
+        at.one.pods["b"].notice("sigterm", 1200)
         await at.one.until(lambda: at.one.snapshot.drains["uid-b"].ends)
         refused = await at.drain("b", "--cancel")
         assert (refused.status, refused.out) == (2, "")
         assert "cannot be cancelled: the pod of b is being ended" in refused.err
         drain = at.one.snapshot.drains["uid-b"]
-        assert (drain.source, drain.outcome, drain.seconds_left) == ("operator", "", 60)
+        assert (drain.source, drain.outcome, drain.seconds_left) == ("operator", "", 600)
 
 
 async def test_lost_it_ends_with_5() -> None:
     async with terminal() as at:
         await at.one.form("ab", loop=Loop(save_s=300))
         await at.one.training()
-        waiting = asyncio.create_task(at.drain("b", "--wait"))
+        waiting = asyncio.create_task(at.drain("b", "--wait", *UNHURRIED))
         await at.one.until(at.one.phase_is("commit"))
         await at.one.pods["b"].kill()
         await at.one.put(Delete(HERE.member("b")))
@@ -191,7 +194,7 @@ async def test_a_drain_that_the_store_has_lost_is_waited_for_and_not_taken_for_c
     async with terminal(least=2) as at:
         await at.one.form("ab")
         await at.one.training()
-        waiting = asyncio.create_task(at.drain("b", "--wait"))
+        waiting = asyncio.create_task(at.drain("b", "--wait", *UNHURRIED))
         await at.one.until(at.one.phase_is("done"))
         # As a store is that was restored to before the drain; the sidecar puts it back.
         lost = at.one.snapshot.drains["uid-b"].mod_revision
@@ -210,7 +213,7 @@ async def test_a_drain_that_the_store_has_lost_and_nobody_puts_back_ends_with_5(
     async with terminal(least=2) as at:
         await at.one.form("ab")
         await at.one.training()
-        async with at.begun_drain("b", "--wait", runner=HASTY_RUNNER) as process:
+        async with at.begun_drain("b", "--wait", *UNHURRIED, runner=HASTY_RUNNER) as process:
             await at.one.until(at.one.phase_is("done"))
             begun = await read_until(process, "saved")
             await at.one.pods["b"].kill()
@@ -224,7 +227,7 @@ async def test_a_member_that_comes_back_is_not_lost() -> None:
     async with terminal() as at:
         await at.one.form("ab", loop=Loop(save_s=1))
         await at.one.training()
-        async with at.begun_drain("b", "--wait", runner=PATIENT_RUNNER) as process:
+        async with at.begun_drain("b", "--wait", *UNHURRIED, runner=PATIENT_RUNNER) as process:
             await at.one.until(at.one.phase_is("commit"))
             await at.one.put(Delete(HERE.member("b")))
             ended = await read_to_the_end(process)
@@ -262,7 +265,8 @@ async def test_a_mistake_is_said_in_one_sentence(arguments: list[str], says: str
 
 
 async def test_with_the_store_away_it_ends_with_69() -> None:
-    ended = await muster("drain", "b", "--job", "digits", MUSTER_ETCD_ENDPOINTS="127.0.0.1:1")
+    words = ("drain", "b", "--job", "digits")
+    ended = await impatient_muster(*words, MUSTER_ETCD_ENDPOINTS="127.0.0.1:1")
     assert ended.status == 69
     assert ended.err.startswith("muster: cannot reach the store at 127.0.0.1:1")
 

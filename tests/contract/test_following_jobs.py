@@ -37,7 +37,7 @@ from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
 from rdzv.store import Delete, Put, Store, TxnResult
-from tests.support.cluster_api import FakeApi
+from tests.support.cluster_api import CALL_S, CLOSED_S, FakeApi, make_patient
 from tests.support.records import member
 from tests.support.waiting import DEADLINE_S
 
@@ -70,6 +70,7 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         (leadership, "RENEW_S", 0.05),
         # Nobody loses the Lease by a stall of the machine: another leader knows no Events of it.
         (leadership, "GIVE_UP_S", 600.0),
+        (leadership, "CALL_S", CALL_S),
         (decision, "LEASE_S", 600.0),
         (series, "REPEAT_S", 0.1),
         (cluster_events, "AGAIN_S", 0.05),
@@ -78,6 +79,7 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         (reconciler, "GATHER_S", 0.05),
     ):
         monkeypatch.setattr(of, name, value)
+    make_patient(monkeypatch)
     async with FakeApi(tmp_path) as fake:
         await fake.put(LEASE, {})
         await fake.put(OWNER, {"spec": {"replicas": 2}, "metadata": {"uid": "uid-trainer"}})
@@ -262,7 +264,7 @@ async def test_the_worlds_of_a_time_without_replicas_are_told_by_the_next_leader
     await form(store, 1, 2)
     newest = "a world of 2 nodes trains (round 2)"
     async with replica("two", fake, store):
-        async with asyncio.timeout(60), fake._changed:
+        async with asyncio.timeout(CLOSED_S), fake._changed:
             await fake._changed.wait_for(lambda: newest in messages(fake, "Reformed"))
         await lease_says(fake, lambda lease: told(lease) > told(before))
     assert messages(fake, "Reformed").count(newest) == 1
@@ -336,7 +338,7 @@ async def test_replicas_become_desired_and_the_owner_is_annotated(
             "muster.dev/members-there": "1",
         }
         watch = store.watch(KEYS.job, (await store.range(KEYS.job)).kvs[0].mod_revision)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(CLOSED_S):
             async for batch in watch:
                 wanted = [Job.from_kv(event.kv).desired for event in batch.events]
                 if wanted and wanted[-1] == 2:

@@ -12,7 +12,7 @@ from rdzv.records.commit import LastCommit
 from rdzv.store import Put
 from tests.support.sidecars.drain_commands import Terminal, terminal
 from tests.support.sidecars.jobs import KEYS
-from tests.support.sidecars.processes import muster
+from tests.support.sidecars.processes import impatient_muster, muster
 
 LAST = LastCommit(60, 0, 7, job_uid="uid-digits")
 
@@ -77,7 +77,8 @@ async def test_a_record_that_cannot_be_read_is_forgotten_too() -> None:
 async def test_a_mistake_is_said_in_one_sentence(
     environ: dict[str, str], status: int, says: str
 ) -> None:
+    run = impatient_muster if "MUSTER_ETCD_ENDPOINTS" in environ else muster
     async with terminal() as at:
-        ended = await muster("forget", **{**at.environ, **environ})
+        ended = await run("forget", **{**at.environ, **environ})
         assert ended.status == status
         assert says in ended.err

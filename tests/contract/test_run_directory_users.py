@@ -23,6 +23,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two 
 
 SIDECAR, TRAINER, FS_GROUP = 65532, 1000, 2000
 
+JOB_UID = "uid-of-the-job"
+"""Whose next pod joins at once, also after one that was ended before it could leave."""
+
 
 @dataclass(frozen=True)
 class Pod:
@@ -98,8 +101,10 @@ async def running(pod: Pod, server: EmbeddedServer, run_dir: Path) -> AsyncItera
     """A sidecar that has delivered, under its user."""
     os.chown(run_dir, pod.owner, pod.group)
     await asyncio.to_thread(run_dir.chmod, pod.mode)
-    as_sidecar = user(pod, SIDECAR, "console.main")
-    async with sidecar(server.endpoint, run_dir, "node-0", as_sidecar) as started:
+    as_sidecar = user(pod, SIDECAR, "tests.support.sidecars.patient")
+    async with sidecar(
+        server.endpoint, run_dir, "node-0", as_sidecar, MUSTER_JOB_UID=JOB_UID
+    ) as started:
         await started.until_ready()
 
         await until(lambda: asyncio.to_thread((run_dir / "gate.json").exists))
@@ -152,8 +157,9 @@ async def test_what_the_other_user_puts_in_the_place_of_a_file_stops_no_sidecar(
                 path.write_bytes(b"[" * 2_000_000)
 
     await asyncio.to_thread(put)
+    as_sidecar = user(EMPTY_DIR, SIDECAR, "tests.support.sidecars.patient")
     async with sidecar(
-        server.endpoint, run_dir, "node-0", user(EMPTY_DIR, SIDECAR, "console.main")
+        server.endpoint, run_dir, "node-0", as_sidecar, MUSTER_JOB_UID=JOB_UID
     ) as again:
         if there == "a directory":
             async with asyncio.timeout(PATIENCE_S):
@@ -174,8 +180,10 @@ async def test_a_directory_in_the_place_of_the_host_list_alone_stops_no_sidecar(
     hosts = run_dir / "hosts"
     await asyncio.to_thread(hosts.unlink)
     await asyncio.to_thread(hosts.mkdir)
-    as_sidecar = user(EMPTY_DIR, SIDECAR, "console.main")
-    async with sidecar(server.endpoint, run_dir, "node-0", as_sidecar) as again:
+    as_sidecar = user(EMPTY_DIR, SIDECAR, "tests.support.sidecars.patient")
+    async with sidecar(
+        server.endpoint, run_dir, "node-0", as_sidecar, MUSTER_JOB_UID=JOB_UID
+    ) as again:
         assert "hosts cannot be read" in (await again.until_logged("hosts_unreadable"))["message"]
         await again.until_logged("hosts_not_delivered")
         assert (await again.get("/healthz"))[0] == 200
@@ -193,7 +201,7 @@ async def test_a_directory_that_is_a_link_is_refused_in_one_sentence(
     async with sidecar(server.endpoint, run_dir) as started:
         async with asyncio.timeout(PATIENCE_S):
             assert await started.process.wait() == 2
-        (line,) = started.lines
-        assert "python is a link" in line["message"]
-        assert "MUSTER_RUN_DIR" in line["message"]
+    (line,) = started.lines
+    assert "python is a link" in line["message"]
+    assert "MUSTER_RUN_DIR" in line["message"]
     assert await asyncio.to_thread(os.listdir, elsewhere) == []

@@ -20,7 +20,7 @@ from rdzv.store import Put
 from rdzv.store.access import Access
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from tests.support.sidecars.processes import ended, muster
+from tests.support.sidecars.processes import muster
 from tests.support.store.tcp_proxy import TcpProxy
 
 KEYS = JobKeys("default", "digits")
@@ -63,21 +63,13 @@ async def test_the_sentence_stands_beside_the_member() -> None:
     )
 
 
-PATIENT = (
-    "-c",
-    "from console.job import status; status.AUTH_TIMEOUT_S = 60.0; "
-    "from console.main import main; main()",
-)
-"""Runs the command line; it asks whether authentication is on for as long as that takes."""
-
-
 async def test_a_dead_first_endpoint_hides_no_warning() -> None:
     async with EmbeddedServer() as server, TcpProxy(server.endpoint) as dead:
         await MemoryStore(server.engine).txn([], [Put(KEYS.job, Job(1, 4).to_json())])
         dead.hold()
         endpoints = f"{dead.endpoint},{server.endpoint}"
         environ = {"MUSTER_JOB": "digits", "MUSTER_ETCD_ENDPOINTS": endpoints}
-        state = await ended(("status", "--json"), environ, PATIENT)
+        state = await muster("status", "--json", **environ)
     assert json.loads(state.out)["store_authenticated"] is False
 
 

@@ -10,12 +10,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
 from aiohttp import web
 
+from controller.cluster.api import ClusterApi
 from controller.cluster.in_cluster import ClusterAccess
 from tests.support.store.certificates import Authority
 
-CLOSED_S = 60.0
+CLOSED_S = 150.0
+"""Ends the wait for what does not come."""
+
+CALL_S = 60.0
+"""What a call has after ``make_patient``."""
 
 
 class FakeApi:
@@ -196,6 +202,16 @@ class FakeApi:
                 seen = at
                 await response.write(json.dumps({"type": kind, "object": held}).encode() + b"\n")
         return response
+
+
+def make_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each call of a ``ClusterApi`` have ``CALL_S``, whatever its caller allows."""
+    call = ClusterApi._call
+
+    async def patient(self: ClusterApi, *request: Any, **options: Any) -> Any:
+        return await call(self, *request, **{**options, "timeout_s": CALL_S})
+
+    monkeypatch.setattr(ClusterApi, "_call", patient)
 
 
 def _listed(collection: str, held: dict[str, Any], api: FakeApi) -> bool:

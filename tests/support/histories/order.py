@@ -20,7 +20,7 @@ from rdzv.store import Range, Store, WatchBatch, WatchEvent
 from tests.support.histories.recorded import History, Record
 from tests.support.tasks import beside
 
-CATCH_UP_S = 60.0
+CATCH_UP_S = 150.0
 """Until the last of what was written has been followed, however busy the machine is."""
 
 

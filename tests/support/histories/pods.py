@@ -35,7 +35,7 @@ HASTE_CHANGES = 0.02
 """With so many calls of a client a stretch of haste begins, or ends."""
 TURNS_MAX = 8
 """Of the event loop, that a call or a batch of the watch takes in haste, each way."""
-START_S = 60.0
+START_S = 150.0
 """Until a sidecar is registered and listens, however busy the machine is."""
 OWN_SHARE = 0.5
 """Of what a client does, so much is with a key of its own."""

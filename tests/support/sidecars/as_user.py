@@ -12,7 +12,12 @@ import sys
 from importlib import import_module
 
 PRELOADED = {
-    "console.main": ("console.agent", "encodings.ascii", "encodings.idna", "importlib.readers")
+    "tests.support.sidecars.patient": (
+        "console.agent",
+        "encodings.ascii",
+        "encodings.idna",
+        "importlib.readers",
+    )
 }
 """What a module imports only when it runs."""
 

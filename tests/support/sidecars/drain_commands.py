@@ -12,9 +12,10 @@ from pathlib import Path
 
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.sidecars.drains import Job, job
-from tests.support.sidecars.processes import ROOT, Ended, muster
+from tests.support.sidecars.processes import PATIENT, ROOT, Ended, muster
 
-RUNNER = ("-m", "console.main")
+LEASE_TTL_S = 600.0
+"""No member is to lose its lease here, whatever time the commands take."""
 
 
 class Terminal:
@@ -33,7 +34,7 @@ class Terminal:
 
     @asynccontextmanager
     async def begun_drain(
-        self, *arguments: str, runner: tuple[str, ...] = RUNNER
+        self, *arguments: str, runner: tuple[str, ...] = PATIENT
     ) -> AsyncIterator[asyncio.subprocess.Process]:
         """Begin a drain whose lines are read as they come; end it with the block."""
         clean = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
@@ -67,7 +68,7 @@ async def terminal(
     names: str = "ab", least: int = 1, notice_path: Path | None = None
 ) -> AsyncIterator[Terminal]:
     async with (
-        job(names, least, notice_path=notice_path) as one,
+        job(names, least, notice_path=notice_path, lease_ttl_s=LEASE_TTL_S) as one,
         EmbeddedServer(engine=one.engine) as server,
     ):
         yield Terminal(one, server.endpoint)

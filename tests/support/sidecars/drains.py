@@ -44,7 +44,7 @@ HERE = KEYS.in_generation(1)
 FIRST_PORT = 20_000
 """``MASTER_PORT`` of round 0; it names the round, nobody listens there."""
 
-LEASE_TTL_S = 60
+LEASE_TTL_S = 60.0
 """No test of drains waits for a lease to end."""
 
 PLAIN = Loop()
@@ -150,7 +150,7 @@ class Pod:
         settings = MemberSettings(
             keys=KEYS,
             identity=replace(who, job_uid="uid-digits"),
-            lease_ttl_s=LEASE_TTL_S,
+            lease_ttl_s=self.job.lease_ttl_s,
             grace_s=self.job.grace_s,
             below_min=self.job.below_min,
         )
@@ -322,6 +322,7 @@ class Job:
     least: int
     grace_s: float
     below_min: Literal["hold", "commit"]
+    lease_ttl_s: float
     pods: dict[str, Pod] = field(default_factory=dict)
     number: int = -1
     done: list[tuple[int, int]] = field(default_factory=list)
@@ -490,6 +491,7 @@ async def job(
     trains: str = "",
     loop: Loop = PLAIN,
     notice_path: Path | None = None,
+    lease_ttl_s: float = LEASE_TTL_S,
     **own: Loop,
 ) -> AsyncIterator[Job]:
     """Start a sidecar for each name; those of ``trains`` form a world.
@@ -497,7 +499,7 @@ async def job(
     ``notice_path``: where the last one takes notices by a socket, too.
     """
     clock = asyncio.get_running_loop().time
-    one = Job(MemoryEngine(clock), clock, least, grace_s, below_min)
+    one = Job(MemoryEngine(clock), clock, least, grace_s, below_min, lease_ttl_s)
     one.follow()
     try:
         for name in names:

@@ -29,7 +29,7 @@ from rdzv.store.memory.faults import Faults
 from tests.support.sidecars.jobs import KEYS, client, identity, surroundings
 from tests.support.sidecars.raw_client import DEADLINE_S, RawClient
 
-LEASE_TTL_S = 60.0
+LEASE_TTL_S = 600.0
 """No lease is to end here."""
 
 

@@ -10,6 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+DEADLINE_S = 150.0
+"""Ends the wait for a notice that does not come."""
+
 
 class NoticeServer:
     """``notices`` are those that have come; ``clients`` those that wait."""
@@ -44,7 +47,7 @@ class NoticeServer:
 
     async def came(self, count: int = 1) -> None:
         """Wait for so many notices."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             while len(self.notices) < count:
                 self._came.clear()
                 await self._came.wait()

@@ -33,14 +33,22 @@ class Ended:
 CONSOLE = ("-m", "console.main")
 """Python's arguments that run the command line."""
 
+PATIENT = ("-m", "tests.support.sidecars.patient")
+"""Those that run it with limits that no stall of the machine exceeds."""
+
 
 async def muster(*arguments: str, **environ: str) -> Ended:
     """Run one command to its end."""
     return await ended(arguments, environ)
 
 
+async def impatient_muster(*arguments: str, **environ: str) -> Ended:
+    """Run one command to its end with the limits that users have, on a store that is away."""
+    return await ended(arguments, environ, CONSOLE)
+
+
 async def ended(
-    arguments: tuple[str, ...], environ: dict[str, str], runner: tuple[str, ...] = CONSOLE
+    arguments: tuple[str, ...], environ: dict[str, str], runner: tuple[str, ...] = PATIENT
 ) -> Ended:
     """Run one command to its end, as ``runner`` has it."""
     process = await started(arguments, environ, runner)
@@ -53,7 +61,7 @@ async def ended(
 async def started(
     arguments: tuple[str, ...],
     environ: dict[str, str],
-    runner: tuple[str, ...] = CONSOLE,
+    runner: tuple[str, ...] = PATIENT,
 ) -> asyncio.subprocess.Process:
     """Start a command, as ``runner`` has it; nothing but ``environ`` is set of our variables."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
@@ -150,7 +158,7 @@ async def sidecar(
     endpoint: str,
     run_dir: Path,
     name: str = "node-0",
-    runner: tuple[str, ...] = CONSOLE,
+    runner: tuple[str, ...] = PATIENT,
     /,
     **environ: str,
 ) -> AsyncIterator[Sidecar]:
@@ -169,7 +177,7 @@ async def sidecar(
         "MUSTER_RUN_DIR": str(run_dir),
         "MUSTER_HTTP_PORT": str(http_port),
         "MUSTER_C10D_PORT": str(c10d_port),
-        "MUSTER_LEASE_TTL": "60",
+        "MUSTER_LEASE_TTL": "600",
         **environ,
     }
     process = await started(("agent",), settings, runner)

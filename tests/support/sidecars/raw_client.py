@@ -15,7 +15,7 @@ UNANSWERED = (wire.Set, wire.Append, wire.MultiSet, wire.QueuePush)
 NUMBERS = (wire.Add, wire.NumKeys, wire.DeleteKey, wire.QueueLen)
 BYTES = (wire.Check, wire.Wait, wire.Barrier, wire.CancelWait)
 
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 """Ends the wait for an answer that does not come."""
 
 

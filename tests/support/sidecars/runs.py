@@ -168,7 +168,7 @@ async def world(
         yield pods, clients
 
 
-async def until(what: Callable[[], bool], timeout_s: float = 10) -> None:
+async def until(what: Callable[[], bool], timeout_s: float = 90) -> None:
     deadline = now() + timeout_s
     while not what():
         assert now() < deadline
