@@ -24,7 +24,7 @@ from tests.support.records import drain, member
 
 KEYS = JobKeys("team", "digits")
 LIVE = KEYS.in_generation(1)
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 async def told(stream: aiohttp.StreamReader) -> Any:

@@ -70,11 +70,11 @@ async def test_transactions(etcdctl: Etcdctl) -> None:
 
 
 async def test_leases(etcdctl: Etcdctl) -> None:
-    lease = (await etcdctl("lease", "grant", "60")).split()[1]
+    lease = (await etcdctl("lease", "grant", "600")).split()[1]
     await etcdctl("put", "a", "1", f"--lease={lease}")
     assert lease in await etcdctl("lease", "list")
     assert "attached keys([a])" in await etcdctl("lease", "timetolive", lease, "--keys")
-    assert "TTL(60)" in await etcdctl("lease", "keep-alive", "--once", lease)
+    assert "TTL(600)" in await etcdctl("lease", "keep-alive", "--once", lease)
     assert "revoked" in await etcdctl("lease", "revoke", lease)
     assert "already expired" in await etcdctl("lease", "timetolive", lease)
     assert await etcdctl("get", "a") == ""

@@ -24,7 +24,7 @@ from tests.support.sidecars.processes import until
 from tests.support.sidecars.raw_client import DEADLINE_S, RawClient, connected
 from tests.support.store.backend import Backend
 
-TTL_S = 60.0
+TTL_S = 600.0
 """No lease is to end by itself here."""
 
 _jobs = count()

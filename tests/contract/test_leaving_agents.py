@@ -35,7 +35,7 @@ from tests.support.sidecars.jobs import KEYS
 HERE = KEYS.in_generation(1)
 MAX_RESTARTS = 3
 NAMES = ("w-0", "w-1", "w-2")
-PATIENT_S = 30.0
+PATIENT_S = 300.0
 """A last call so long that all three are waited for."""
 
 DEADLINE_S = 90.0

@@ -13,11 +13,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.drain import notice_socket
 from agent.drain.notice import LINE_LENGTH, Notice, read_notice
 from agent.drain.notice_socket import CONNECTIONS_MAX, NoticeSocket, Phase
 from rdzv.errors import ConfigError, RecordError
@@ -93,12 +95,14 @@ class Desk:
 
 @asynccontextmanager
 async def desk() -> AsyncIterator[Desk]:
+    """One that waits for a line as long as the test does."""
     directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="notice"))
     one = Desk(directory / "notice.sock")
     try:
-        async with beside(one.socket.run()):
-            await one.socket.listening.wait()
-            yield one
+        with patch.object(notice_socket, "LINE_TIMEOUT_S", DEADLINE_S):
+            async with beside(one.socket.run()):
+                await one.socket.listening.wait()
+                yield one
     finally:
         await asyncio.to_thread(shutil.rmtree, directory)
 

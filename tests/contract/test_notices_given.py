@@ -38,7 +38,7 @@ from tests.support.records import drain, member
 pytestmark = pytest.mark.usefixtures("empty_store")
 
 NODE = "/api/v1/nodes/north"
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 SPOT = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
 
 

@@ -16,7 +16,7 @@ from agent.rundir.programs import program
 from launcher_shim.pod.pass_over import passes_over
 from launcher_shim.tcpstore import wire
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -19,6 +19,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 import launcher_shim.c10d.endpoint
 import launcher_shim.c10d.stage_starts
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
+from launcher_shim.c10d.stage_starts import StageStarts
 from launcher_shim.tcpstore import wire
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.sidecars.endpoints import Pod, pod
@@ -133,7 +134,16 @@ async def test_one_that_comes_before_the_other_is_back_at_a_restarted_sidecar_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hung_after(monkeypatch, 10 * PATIENCE_S)
-    monkeypatch.setattr(launcher_shim.c10d.stage_starts, "FAREWELLS_S", 6.0)
+    waits, is_back = asyncio.Event(), asyncio.Event()
+    farewells = StageStarts._farewells
+
+    async def until_back(starts: StageStarts) -> None:
+        """Wait as it does, and on until the other is back, however long that takes here."""
+        waits.set()
+        await farewells(starts)
+        await is_back.wait()
+
+    monkeypatch.setattr(StageStarts, "_farewells", until_back)
     path, way_back, engine = tmp_path / "c10d.sock", tmp_path / "way.sock", MemoryEngine()
     await asyncio.to_thread(way_back.symlink_to, path)
     async with container(way_back) as port, container(path) as newcomer_port:
@@ -143,10 +153,11 @@ async def test_one_that_comes_before_the_other_is_back_at_a_restarted_sidecar_is
             await asyncio.to_thread(way_back.unlink)
         async with pod(engine, "w-0", unix_path=str(path), held=held) as one, monitored(first):
             newcomer = asyncio.create_task(asyncio.to_thread(started, newcomer_port))
-
-            await until(lambda: one.endpoint.connections > 0)
-            await asyncio.wait([newcomer], timeout=1.0)
+            async with asyncio.timeout(PATIENCE_S):
+                await waits.wait()
             await asyncio.to_thread(way_back.symlink_to, path)
+            await until(lambda: any(agent.takes_part for _, agent in one.endpoint.launchers()))
+            is_back.set()
             async with asyncio.timeout(PATIENCE_S):
                 with pytest.raises(RendezvousConnectionError):
                     await newcomer

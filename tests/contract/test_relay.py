@@ -23,7 +23,7 @@ from tests.support.sidecars.processes import until
 from tests.support.sidecars.raw_client import RawClient, connected
 from tests.support.sidecars.relayed_pod import RelayedPod, relayed_pod
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tests.support.store.backend import Backend
 
 SIZE = 1000
 ORDER = ShardOrder(SIZE, 7, 3)
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 def world(

@@ -52,7 +52,7 @@ async def test_a_job_is_read_over_a_line_that_is_too_slow_for_one_answer(driver:
             store = DRIVERS[driver](Access((line.endpoint,)))
             mirror = Mirror(PREFIX, now)
             try:
-                async with following(Watching(store, mirror)), asyncio.timeout(60):
+                async with following(Watching(store, mirror)), asyncio.timeout(150):
                     await mirror.changed_after(0)
                     assert len(mirror.kvs) == KEYS
             finally:
@@ -92,7 +92,7 @@ async def test_what_has_been_read_is_not_read_again() -> None:
     await fill(engine)
     store, mirror = SmallAnswers(engine, most=300), Mirror(PREFIX, now)
     watching = Watching(store, mirror, random=Random(1), pause=Doubling(0.01, 0.02))
-    async with following(watching), asyncio.timeout(60):
+    async with following(watching), asyncio.timeout(150):
         await mirror.changed_after(0)
     assert len(mirror.kvs) == KEYS
     assert max(limit for limit, _ in store.asked) > 300
@@ -123,7 +123,7 @@ async def test_a_read_whose_revision_was_compacted_meanwhile_is_begun_anew() -> 
             )
 
     store, mirror = Compacting(engine, most=KEYS), Mirror(PREFIX, now)
-    async with following(Watching(store, mirror, pause=Doubling(0.01, 0.02))), asyncio.timeout(60):
+    async with following(Watching(store, mirror, pause=Doubling(0.01, 0.02))), asyncio.timeout(150):
         await mirror.changed_after(0)
     assert [after for _, after in store.asked].count("") == 2
     assert mirror.kvs[PREFIX + "00000"].value == b""

@@ -34,6 +34,9 @@ from rdzv.store import (
 from tests.support.store.backend import real_etcd
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.patient_store import PatientEtcdStore
+from tests.support.store.secure import secure_cluster
+
+__all__ = ["secure_cluster"]
 
 pytestmark = pytest.mark.etcd
 
@@ -240,6 +243,19 @@ async def play(store: Store, seed: int, prefix: str) -> tuple[list[object], list
         reached = max(reached, batch.revision)
     events = [event for batch in batches for event in batch.events]
     return answers, [WatchEvent(one.kind, rebased(one.kv, base)) for one in events]
+
+
+@pytest.fixture(scope="module")
+def etcd_cluster() -> Iterator[EtcdCluster]:
+    """A member for the driver under test, in the place of those that other tests have leases in."""
+    with EtcdCluster(1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def secure_etcd_cluster(secure_cluster: EtcdCluster) -> EtcdCluster:
+    """The same with users."""
+    return secure_cluster
 
 
 @pytest.fixture(scope="module")

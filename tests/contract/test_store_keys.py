@@ -7,6 +7,7 @@ Several clients at once, amounts, and what ends by time.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -21,8 +22,10 @@ from rdzv.store.etcd.client import EtcdStore
 from tests.support.store.backend import PATIENT_DRIVERS, Backend, following
 from tests.support.store.etcd_cluster import EtcdCluster
 
-LEASE_TTL_S = 12
-"""Six times as long as the test waits between two renewals."""
+RENEWED_TTL_S = 30
+"""Fifteen times as long as the test waits between two renewals."""
+
+LEFT_TTL_S = 12
 
 
 async def put(store: Store, key: str, value: bytes = b"") -> int:
@@ -144,26 +147,28 @@ async def test_keys_of_any_bytes_are_paged(store: Store, backend: Backend) -> No
 async def test_a_lease_lives_on_its_renewals_and_takes_its_keys_along(
     store: Store, backend: Backend
 ) -> None:
-    p, lease = backend.prefix, next(backend.lease_ids)
-    await store.lease_grant(lease, LEASE_TTL_S)
-    written = await store.txn(
-        [], [Put(p + "b", b"", lease), Put(p + "a", b"", lease), Put(p + "c", b"")]
-    )
+    p, renewed, left = backend.prefix, next(backend.lease_ids), next(backend.lease_ids)
+    await store.lease_grant(renewed, RENEWED_TTL_S)
+    await store.lease_grant(left, LEFT_TTL_S)
+    leases = {"a": left, "b": left, "c": 0, "d": renewed}
+    written = await store.txn([], [Put(p + name, b"", leases[name]) for name in "bacd"])
+    assert await store.lease_keep_alive(left) >= LEFT_TTL_S
     async with following(store, p, written.revision + 1) as follower:
-        # Beyond the time to live; the watch's signs of life are the clock.
-        for beat in range(1, 9):
-            await follower.until(lambda beat=beat: len(follower.batches) >= beat)  # type: ignore[misc]
-            assert await store.lease_keep_alive(lease) >= LEASE_TTL_S
-        assert follower.events == []
+        # Beyond the time to live; the watch's signs of life are when to renew.
+        beyond_s = time.monotonic() + RENEWED_TTL_S + 2
+        while time.monotonic() < beyond_s:
+            await follower.batch()
+            assert await store.lease_keep_alive(renewed) >= RENEWED_TTL_S
         await follower.count(2)
     assert follower.seen() == [("delete", p + "a", b""), ("delete", p + "b", b"")]
     # In one revision, whichever: leases of tests before this one may expire in between.
     assert len({event.kv.mod_revision for event in follower.events}) == 1
-    assert [kv.key for kv in (await store.range(p, prefix=True)).kvs] == [p + "c"]
+    assert [kv.key for kv in (await store.range(p, prefix=True)).kvs] == [p + "c", p + "d"]
     with pytest.raises(LeaseLost):
-        await store.lease_keep_alive(lease)
+        await store.lease_keep_alive(left)
     with pytest.raises(LeaseLost):
-        await store.txn([], [Put(p + "a", b"", lease)])
+        await store.txn([], [Put(p + "a", b"", left)])
+    await store.lease_revoke(renewed)
 
 
 @pytest.fixture

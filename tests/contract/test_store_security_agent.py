@@ -15,7 +15,15 @@ import pytest
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
 from rdzv.store.etcd.rights import JobRole
-from tests.support.sidecars.processes import PATIENCE_S, ROOT, Sidecar, muster, sidecar, until
+from tests.support.sidecars.processes import (
+    PATIENCE_S,
+    ROOT,
+    Sidecar,
+    impatient_muster,
+    muster,
+    sidecar,
+    until,
+)
 from tests.support.store.certificates import write
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.secure import (
@@ -75,7 +83,7 @@ async def test_the_printed_commands_let_a_sidecar_in_and_keep_another_job_out(
     async with sidecar("", tmp_path / "run", MUSTER_JOB="printed", **variables) as one:
         await one.until_ready()
         assert await one.end() == 0
-    variables["MUSTER_START_TIMEOUT"] = "8"
+    variables["MUSTER_START_TIMEOUT"] = "30"
     async with sidecar("", tmp_path / "other", MUSTER_JOB="printed-2", **variables) as other:
         assert await asyncio.wait_for(other.process.wait(), PATIENCE_S) == 69
     last = other.lines[-1]["message"]
@@ -237,7 +245,7 @@ async def test_secrets_are_told_to_nobody(secure_cluster: EtcdCluster, tmp_path:
         refused_command = await muster("status", **variables)
         assert refused_command.status == 69
         texts["refused"] = refused_command.out + refused_command.err
-        drained = await muster("drain", "node-0", **variables)
+        drained = await impatient_muster("drain", "node-0", **variables)
         assert (drained.status, "does not let user" in drained.err) == (69, True)
         texts["drain refused"] = drained.out + drained.err
         # The sidecar outlives its lease, and goes on as soon as its file has the new password.

@@ -20,12 +20,11 @@ from rdzv.store import Compare, Put, Store
 from rdzv.store.access import Access
 from rdzv.store.backoff import Doubling
 from rdzv.store.etcd.admin import auth_enabled
-from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd.rights import JobRole
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.store.certificates import write
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import CALL_S
+from tests.support.store.patient_store import CALL_S, PatientEtcdStore
 from tests.support.store.secure import (
     ROOT_PASSWORD,
     TOKEN_TTL_S,
@@ -63,10 +62,10 @@ async def test_a_token_that_ended_is_renewed_for_reads_writes_leases_and_watches
 ) -> None:
     """Each kind of call in turn is the first one with a token that is gone."""
     async with (
-        opened(access) as reader,
-        opened(access) as writer,
-        opened(access) as renewer,
-        opened(access) as watcher,
+        opened(access, patiently=True) as reader,
+        opened(access, patiently=True) as writer,
+        opened(access, patiently=True) as renewer,
+        opened(access, patiently=True) as watcher,
     ):
         done = await writer.txn([], [Put(keys.job, b"1")])
         await renewer.lease_grant(501, 60)
@@ -90,7 +89,7 @@ async def test_a_token_that_ended_is_renewed_for_reads_writes_leases_and_watches
             assert [event.kv.value for event in (await anext(batches)).events] == [b"2"]
 
 
-class _SlowToWatch(EtcdStore):
+class _SlowToWatch(PatientEtcdStore):
     """Takes so long between its two steps to a watch that the token ends meanwhile."""
 
     opened = 0
@@ -128,7 +127,7 @@ def jwt_cluster(tmp_path: Path) -> Iterator[EtcdCluster]:
 
 async def test_json_web_tokens_are_renewed_too(jwt_cluster: EtcdCluster, keys: JobKeys) -> None:
     """They hold the revision of all rights, so any change of rights ends them as well."""
-    async with opened(await job_access(jwt_cluster, keys)) as store:
+    async with opened(await job_access(jwt_cluster, keys), patiently=True) as store:
         done = await store.txn([], [Put(keys.job, b"1")])
         await asyncio.sleep(1.5)
         async with aclosing(store.watch(keys.prefix, done.revision)) as batches:
@@ -218,8 +217,9 @@ async def test_clients_of_a_member_that_started_again_all_get_in(
         # One after the other, for what is asked here is how they come back.
         for store in stores:
             await until_let_in(store)
-        for _ in range(2 * SNAPSHOT_COUNT):
-            await stores[0].txn([], [Put(keys.job, b"")])
+        async with opened(access, patiently=True) as writer:
+            for _ in range(2 * SNAPSHOT_COUNT):
+                await writer.txn([], [Put(keys.job, b"")])
         await asyncio.to_thread(usual_cluster.restart, 0)
         waiting = [asyncio.create_task(until_let_in(store)) for store in stores]
         _, left = await asyncio.wait(waiting, timeout=ALL_IN_S)
@@ -236,13 +236,13 @@ async def test_a_changed_password_is_read_from_its_file(
     # For longer than the test takes: what is let in before was not kept waiting.
     monkeypatch.setattr("rdzv.store.etcd.login.REFUSED_PAUSE", Doubling(600.0, 600.0))
     user = JobRole(keys).user_name
-    async with opened(access) as store:
+    async with opened(access, patiently=True) as store:
         await store.range(keys.job)
         await asyncio.to_thread(
             etcdctl, secure_cluster, "user", "passwd", user, "--interactive=false", stdin="fresh"
         )
         with pytest.raises(StoreRefused, match="--etcd-password-file"):
-            await store.range(keys.job, timeout_s=CALL_S)
+            await store.range(keys.job)
         before = await asyncio.to_thread(logins, secure_cluster)
         for _ in range(20):
             with pytest.raises(StoreRefused, match="--etcd-password-file"):
@@ -250,14 +250,14 @@ async def test_a_changed_password_is_read_from_its_file(
         # A refused password is not sent at every call, and a new one at once.
         assert await asyncio.to_thread(logins, secure_cluster) == before
         await asyncio.to_thread(user_access, secure_cluster, user, "fresh")
-        await store.range(keys.job, timeout_s=CALL_S)
+        await store.range(keys.job)
 
 
 async def test_rights_that_are_taken_back_end_calls_and_given_again_serve_them(
     access: Access, keys: JobKeys, secure_cluster: EtcdCluster
 ) -> None:
     role = JobRole(keys)
-    async with opened(access) as store:
+    async with opened(access, patiently=True) as store:
         done = await store.txn([], [Put(keys.job, b"1")])
         words = ("revoke-role", role.user_name, role.name)
         await asyncio.to_thread(etcdctl, secure_cluster, "user", *words)
@@ -276,7 +276,7 @@ async def test_a_wrong_user_and_a_missing_file_are_told_without_the_secret(
     path = tmp_path / "hunter2.password"
     await asyncio.to_thread(write, path, b"hunter2-is-secret\n")
     wrong = secure_cluster.access(user="nobody", password_file=str(path))
-    async with opened(wrong) as store:
+    async with opened(wrong, patiently=True) as store:
         with pytest.raises(StoreRefused, match="does not let user nobody in") as caught:
             await store.range(keys.job)
         assert "hunter2" not in f"{caught.value!r} {wrong!r}"
@@ -290,7 +290,7 @@ async def test_without_a_user_the_store_says_what_to_give(
 ) -> None:
     nobody = secure_cluster.access()
     assert await auth_enabled(nobody, timeout_s=CALL_S)
-    async with opened(nobody) as store:
+    async with opened(nobody, patiently=True) as store:
         for call in (store.range(keys.job), store.status(), store.lease_grant(9, 60)):
             with pytest.raises(StoreRefused, match="--etcd-user"):
                 await call
@@ -308,7 +308,7 @@ async def test_a_user_of_a_store_that_asks_nobody_who_he_is_is_let_in(
     try:
         access = with_auth_off.access(user="somebody", password_file=str(path))
         assert not await auth_enabled(access, timeout_s=CALL_S)
-        async with opened(access) as store:
+        async with opened(access), opened(access, patiently=True) as store:
             assert (await store.txn([], [Put("/a", b"1")])).succeeded
             await asyncio.to_thread(with_auth_off.enable_auth)
             with pytest.raises(StoreRefused, match="does not let user somebody in"):

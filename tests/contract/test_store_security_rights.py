@@ -40,14 +40,15 @@ LEASE = 77
 
 @pytest.fixture
 async def mine(secure_cluster: EtcdCluster) -> AsyncIterator[Store]:
-    async with opened(await job_access(secure_cluster, MINE)) as store:
+    async with opened(await job_access(secure_cluster, MINE), patiently=True) as store:
         yield store
 
 
 @pytest.fixture
 async def root(secure_cluster: EtcdCluster) -> AsyncIterator[Store]:
     """Everybody has written something, one of them on a lease."""
-    async with opened(await asyncio.to_thread(root_access, secure_cluster)) as store:
+    access = await asyncio.to_thread(root_access, secure_cluster)
+    async with opened(access, patiently=True) as store:
         await store.txn([], [Put(keys.job, b"theirs") for keys in OTHERS])
         await store.lease_grant(LEASE, 60)
         await store.txn([], [Put(OTHERS[0].last_commit, b"leased", LEASE)])
@@ -78,7 +79,7 @@ async def test_a_jobs_user_hands_out_shards_and_rolls_them_back(
 ) -> None:
     """What is below ``shards/`` is compared, written and deleted as a prefix, too."""
     access = await job_access(secure_cluster, JobKeys("shards", "train"))
-    async with opened(access) as one, opened(access) as other:
+    async with opened(access, patiently=True) as one, opened(access, patiently=True) as other:
         stores = iter((one, other))
         async with pods(lambda: next(stores), "train", "ab", time.monotonic) as made:
             order = ShardOrder(200, 5, 3)
@@ -175,7 +176,7 @@ async def test_who_may_have_a_password_is_not_taken_for_one_without(
         refused = "is there already, perhaps with a password: etcdctl user delete "
         with pytest.raises(StoreRefused, match=f"{role.user_name} {refused}{role.user_name}"):
             await rights.make(role, None)
-        async with opened(job) as store:
+        async with opened(job, patiently=True) as store:
             await store.range(MINE.job)
         await rights.make(certified, None)
         await rights.make(certified, None)

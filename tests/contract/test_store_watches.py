@@ -161,7 +161,7 @@ async def test_close_ends_a_waiting_watch_and_refuses_later_calls(backend: Backe
             started.set()
 
     task = asyncio.create_task(follow())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(150):
         await started.wait()
         await store.close()
         await task

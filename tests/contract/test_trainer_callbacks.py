@@ -47,7 +47,7 @@ def test_a_trainer_saves_parks_and_goes_on_from_there(
     loop = SCRIPTS / script
     with worker(loop, *files, ENDLESS, run_dir=pod.run_dir, master=MASTER) as process:
         # A first attempt comes to nothing: what was saved does not count, training goes on.
-        pod.until(lambda told: told.step >= 3)
+        pod.until(lambda told: told.step >= 3, timeout_s=START_S)
         pod.show(replace(idle, epoch=1, phase="hold"))
         pod.until(lambda told: told.held)
         first = pod.told().step + 2
@@ -97,7 +97,7 @@ def test_what_a_trainer_saves_by_itself_is_told_once_it_is_there(
     files = checkpoints, _ = tmp_path / "checkpoints", tmp_path / "log"
     loop = SCRIPTS / script
     with worker(loop, *files, ENDLESS, run_dir=pod.run_dir, master=MASTER, SAVE_STEPS="5"):
-        pod.until(lambda told: told.saved and told.saved[0] >= 10)
+        pod.until(lambda told: told.saved and told.saved[0] >= 10, timeout_s=START_S)
         told = pod.told()
         assert [step % 5 for step in told.saved] == [0] * len(told.saved)
         assert told.saved[0] <= told.step

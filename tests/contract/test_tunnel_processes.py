@@ -22,8 +22,8 @@ from tests.support.faults.cut_node import CutNode, cut_node
 from tests.support.ports import free_ports
 from tests.support.sidecars.processes import CONSOLE, PATIENCE_S, Sidecar, sidecar, until
 
-AS_LONG_AS_IT_TAKES = "60"
-SHORT = "2"
+AS_LONG_AS_IT_TAKES = "600"
+SHORT = "5"
 
 
 class Pods:

@@ -109,7 +109,7 @@ async def mirrored(store: Store) -> AsyncIterator[Mirror]:
     mirror = Mirror("/team/", now)
     following = asyncio.create_task(Watching(store, mirror).run())
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             await mirror.changed_after(0)
             yield mirror
     finally:
@@ -134,7 +134,7 @@ async def test_events_that_were_told_to_have_been_sent_are_not_dropped(
     direct = MemoryStore(server.engine)
     told: list[WatchEvent] = []
     start = (await direct.txn([], [Put("/team/a", b"")])).revision
-    async with asyncio.timeout(60), aclosing(store.watch("/team/", start + 1)) as batches:
+    async with asyncio.timeout(150), aclosing(store.watch("/team/", start + 1)) as batches:
         await anext(batches)
         await direct.txn([], [Put("/team/b", b"")])
         while not told:
@@ -177,7 +177,7 @@ async def test_a_store_that_does_not_tell_its_version_is_followed_all_the_same(
         await context.abort(code, "planted")
 
     monkeypatch.setattr(ServedCalls, "status", refused)
-    async with asyncio.timeout(60), EmbeddedServer() as server:
+    async with asyncio.timeout(150), EmbeddedServer() as server:
         store, direct = EtcdStore((server.endpoint,)), MemoryStore(server.engine)
         try:
             start = (await direct.txn([], [Put("/team/a", b"")])).revision

@@ -36,7 +36,7 @@ SECRET = "/api/v1/namespaces/muster-system/secrets/muster-controller"
 WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/muster"
 JOB = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/elastic-example-imagenet"
 HOST = "muster-controller.muster-system.svc"
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 class Controller:
@@ -194,7 +194,11 @@ async def test_a_pod_is_admitted_whatever_the_api_server_does_with_its_owner(fak
         assert "defect" in answer["warnings"][0]
 
 
-async def test_a_jobs_owner_is_read_once_for_all_its_pods(fake: FakeApi) -> None:
+async def test_a_jobs_owner_is_read_once_for_all_its_pods(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "READ_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(admission, "OWNER_FRESH_S", 3600.0)
     pod, read = labelled()
     await fake.put(JOB, read)
     async with controller(fake, Time()) as one:
@@ -223,6 +227,7 @@ async def test_who_has_not_made_the_pod_by_hand_is_told_at_its_owner_once(fake: 
 async def test_what_was_read_of_an_owner_has_to_do_while_the_api_server_is_away(
     fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(admission, "READ_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(admission, "OWNER_FRESH_S", 0.0)
     pod, read = labelled()
     await fake.put(JOB, read)

@@ -19,7 +19,7 @@ from rdzv.store.etcd3.driver import Etcd3Store
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import PatientEtcd3Store, PatientEtcdStore
+from tests.support.store.patient_store import CALL_S, PatientEtcd3Store, PatientEtcdStore
 from tests.support.store.secure import ELECTION, root_access
 
 _numbers = itertools.count(1)
@@ -73,12 +73,17 @@ class Following:
     def seen(self) -> list[tuple[str, str, bytes]]:
         return [(event.kind, event.kv.key, event.kv.value) for event in self.events]
 
-    async def until(self, condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
+    async def until(self, condition: Callable[[], bool], deadline_s: float = CALL_S) -> None:
         async with asyncio.timeout(deadline_s):
             while not condition():
                 self.batches.append(await anext(self._batches))
 
-    async def count(self, events: int, deadline_s: float = 60.0) -> None:
+    async def batch(self) -> None:
+        """Wait for one more batch, which may be but a sign of life."""
+        before = len(self.batches)
+        await self.until(lambda: len(self.batches) > before)
+
+    async def count(self, events: int, deadline_s: float = CALL_S) -> None:
         await self.until(lambda: len(self.events) >= events, deadline_s)
 
 
