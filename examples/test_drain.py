@@ -20,7 +20,7 @@ DRILL = "local --strict --nodes 2 --event drain:rank0@world2+1s --report"
 def test_a_drain_loses_no_step(tmp_path: Path) -> None:
     script = ["--", "torchrun", "examples/torch_ddp.py"]
     muster = [sys.executable, "-m", "muster", *DRILL.split(), str(tmp_path), *script]
-    environ = {**os.environ, "CHECKPOINT_DIR": str(tmp_path / "checkpoints"), "STEPS": "100"}
+    environ = {**os.environ, "CHECKPOINT_DIR": str(tmp_path / "checkpoints"), "STEPS": "250"}
     subprocess.run(muster, env=environ, timeout=600, check=True)
     timeline = json.loads((tmp_path / "timeline.json").read_text())
     told = [moment["detail"] for moment in timeline["moments"]]

@@ -59,8 +59,14 @@ def test_one_that_was_pointed_elsewhere_is_named_until_it_is_started_right(
         (node,) = job.add(launch=False)
         # Its rendezvous is a port where nobody listens: it waits there, as it would for another.
         job.start_launcher(node, shell="{}", options=["--rdzv-endpoint=localhost:1"])
-        job.until(lambda: told(job, node)[0] == "elsewhere", FORM_TIMEOUT_S, "it is named")
-        _, why = told(job, node)
+        why = ""
+
+        def named() -> bool:
+            nonlocal why
+            kind, why = told(job, node)
+            return kind == "elsewhere"
+
+        job.until(named, FORM_TIMEOUT_S, "it is named")
         assert "given the rendezvous endpoint localhost:1, not localhost:" in why
         assert node.sidecar_log().count(why) == 1
         others = ("unseen", "absent", "run_id", "nnodes")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from tests.support.training.drain_job import (
     trains,
 )
 from tests.support.training.job import Job
-from tests.support.training.pods import Node
+from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(500)]
 
@@ -44,6 +45,15 @@ SLOW = {"DRAIN_LOOP_STEP_S": "0.7", "DRAIN_LOOP_SAVE_S": "2.5"}
 STEP_S = 0.05
 AWAY_S = 20.0
 FAILS_ONCE = {"DRAIN_LOOP_FAIL_SAVE": "0:1", "DRAIN_LOOP_ACCUMULATE": "2"}
+
+_NEVER_HUNG = """
+import dataclasses
+from launcher_shim.c10d.rounds import hanging
+_decide = hanging.decide
+def _patient(now, signs, policy):
+    return _decide(now, signs, dataclasses.replace(policy, hung_s=3600.0))
+hanging.decide = _patient
+"""
 
 long = pytest.mark.long
 
@@ -83,10 +93,13 @@ def test_two_drains_at_once_share_one_commit_and_one_round(
 
 
 def test_i2_a_drain_before_all_ranks_have_begun_loses_no_step(
-    run_job: RunJob, embedded: list[str]
+    run_job: RunJob, embedded: list[str], tmp_path: Path
 ) -> None:
     """It is granted without a save. Until the world has ended, nobody may begin a step of it."""
-    with draining_job(run_job, embedded, least=1, most=3) as job:
+    # However long they are frozen, no torchrun is given up.
+    (tmp_path / "sitecustomize.py").write_text(_NEVER_HUNG)
+    environ = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    with draining_job(run_job, embedded, least=1, most=3, sidecar_environ=environ) as job:
         late = job.directory / "late"
         late.mkdir()
         job.script_environ["DRAIN_LOOP_LATE"] = str(late)
@@ -94,7 +107,7 @@ def test_i2_a_drain_before_all_ranks_have_begun_loses_no_step(
         job.until((late / "waits").exists, 120, "all ranks but the last have begun")
         leaver = job.nodes[min(job.nodes)]
         with agents_frozen(job):
-            terminate(job, leaver)
+            sigterm(job, leaver)
             assert released(job, leaver).outcome == "uncommitted"
             (late / "begin").touch()
             job.until(lambda: all(map(takes_part, job.nodes.values())), 60, "all have begun")
@@ -240,9 +253,9 @@ def test_a_drain_that_is_cancelled_while_all_save_disturbs_nobody(
             waiting = by_hand(job, node, "--wait")
             until_phase(job, node, "commit")
             cancelling = by_hand(job, node, "--cancel")
-            told, _ = cancelling.communicate(timeout=60)
+            told, _ = cancelling.communicate(timeout=END_TIMEOUT_S)
         assert cancelling.returncode == 0, told
-        said, _ = waiting.communicate(timeout=60)
+        said, _ = waiting.communicate(timeout=END_TIMEOUT_S)
         assert waiting.returncode == 4, said
         job.undisturbed(world)
         nothing_lost(job)

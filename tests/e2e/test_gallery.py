@@ -20,7 +20,7 @@ from tests.support.horovod.cluster import horovod_folder
 from tests.support.training.local import PACED, LocalJob, Start, moments, sizes
 from tests.support.training.pods import ROOT
 
-STEPS = 200
+STEPS = 600
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 

@@ -46,7 +46,7 @@ def start(tmp_path: Path, embedded: list[str], background: Background) -> Start:
 
 
 def test_i2_a_join_a_drain_of_rank_0_a_loss_and_the_end_of_the_launcher(start: Start) -> None:
-    with start(nodes=2, least=1, most=2, grace_s=90.0) as drains:
+    with start(nodes=2, least=1, most=2, grace_s=90.0, lease_s=8.0) as drains:
         job = drains.job
         roster = Roster(job, "node-0", "node-1")
         first = roster.rank_0()

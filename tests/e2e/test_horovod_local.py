@@ -12,6 +12,7 @@ import pytest
 from tests.support.horovod.cluster import horovod_folder
 from tests.support.training.local import PACED, LocalJob, Start, moments, sizes
 from tests.support.training.pods import ROOT
+from tests.support.waiting import wait_until
 
 DIGITS = str(ROOT / "examples" / "horovod_digits.py")
 
@@ -44,16 +45,19 @@ def command_lines() -> bytes:
 
 
 def test_a_drain_of_rank_0_loses_no_step_and_shows_no_secret(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRACKING_TOKEN", "not-for-command-lines")
+    (tmp_path / "hold").touch()  # both workers are seen before one is drained
     job = start(
         *("--nodes", "2", "--event", "drain:rank0@world2+1s"),
-        script=(PACED, DIGITS, "--epochs", "8", "--step-ms", "150"),
+        script=(PACED, DIGITS, "--epochs", "40", "--step-ms", "150"),
     )
+    marks = ("HOROVOD_LOCAL_RANK=0", "TRACKING_TOKEN=not-for-command-lines")
+    wait_until(lambda: len(job.processes(*marks)) >= 2, 300, "two workers", lambda: job.said)
+    assert b"not-for-command-lines" not in command_lines()
+    job.hold.unlink()
     job.told("in a world of 2")
-    workers = job.processes("HOROVOD_LOCAL_RANK=0", "TRACKING_TOKEN=not-for-command-lines")
-    assert len(workers) >= 2
     assert b"not-for-command-lines" not in command_lines()
     job.hurry_after([2, 1])
     assert job.status() == 0, job.said

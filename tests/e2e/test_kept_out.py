@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from rdzv.records.quarantine import TERMS, Quarantine
+from tests.support.sidecars.processes import PATIENT
 from tests.support.training.drain_job import draining_job
 from tests.support.training.job import FORM_TIMEOUT_S, Job
 from tests.support.training.pods import ROOT
@@ -25,7 +26,7 @@ LONGEST_TERM_S = TERMS.hold_s(TERMS.worlds)
 def status(job: Job) -> str:
     """What ``muster status`` says of it."""
     line = [
-        *(sys.executable, "-m", "console.main", "status", job.name),
+        *(sys.executable, *PATIENT, "status", job.name),
         *("--namespace", job.keys.namespace, "--etcd-endpoints", ",".join(job.endpoints)),
     ]
     return subprocess.run(
@@ -44,6 +45,7 @@ def test_a_node_that_ends_every_world_is_kept_out_for_good_and_named_and_the_oth
         (healthy,) = job.add()
         calm = job.world_of([healthy])
         (bad,) = job.add(launch=False)
+        job.until_members(healthy, bad)
         if before:
             pod_uid = job.witness.sight.membership.members[bad.name].pod_uid
             known = Quarantine(bad.name, pod_uid, 1, "before", fruitless=before)
@@ -53,8 +55,12 @@ def test_a_node_that_ends_every_world_is_kept_out_for_good_and_named_and_the_oth
             both = job.world_of([healthy, bad], FORM_TIMEOUT_S + LONGEST_TERM_S, not_=calm)
             job.kill_agent_with_workers(bad)
             calm = job.world_of([healthy], not_=both)
-        records = job.witness.sight.membership.quarantines
-        assert records[bad.name].stays(TERMS)
+
+        def stays() -> bool:
+            record = job.witness.sight.membership.quarantines.get(bad.name)
+            return record is not None and record.stays(TERMS)
+
+        job.until(stays, FORM_TIMEOUT_S, "it stays out for good")
         job.start_launcher(bad)
         job.until(lambda: job.state(bad) == "asking", FORM_TIMEOUT_S, "it asks again")
         job.undisturbed(calm, 100)

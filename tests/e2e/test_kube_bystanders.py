@@ -24,7 +24,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 def test_a_pod_whose_image_cannot_be_pulled_keeps_no_healthy_pod_from_training(
     kubelab: Kubelab, sidecar_in_lab: str, tmp_path: Path
 ) -> None:
-    whole = Workload(replicas=0, least=3, most=3)
+    whole = Workload(replicas=0, least=3, most=3, lease_ttl="30s")
     with KubeJob(kubelab, tmp_path, whole, muster=True) as job:
         template = whole.manifest(job.directory)["spec"]["template"]["spec"]
         (container,) = template["containers"]

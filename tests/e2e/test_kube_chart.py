@@ -27,8 +27,10 @@ from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1800)]
 
-DEPLOYMENT = Workload(kind="Deployment")
-PYTORCH_JOB = ElasticPyTorchJob(replicas=2, least=1, most=3)
+GRACE_S = 180
+"""Longer than any drain takes, however busy the machine is."""
+DEPLOYMENT = Workload(kind="Deployment", grace_s=GRACE_S)
+PYTORCH_JOB = ElasticPyTorchJob(replicas=2, least=1, most=3, grace_s=GRACE_S)
 WITHOUT_S = 180.0
 ENFORCE = "pod-security.kubernetes.io/enforce"
 DRY_RUN = ("create", "--dry-run=server", "-o", "json", "-f", "-")
@@ -129,7 +131,9 @@ def test_a_restricted_namespace_takes_the_launcher_that_an_operator_makes(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "workload", [Workload(kind="Job"), Workload(kind="StatefulSet")], ids=lambda one: one.kind
+    "workload",
+    [Workload(kind="Job", grace_s=GRACE_S), Workload(kind="StatefulSet", grace_s=GRACE_S)],
+    ids=lambda one: one.kind,
 )
 def test_a_labelled_job_of_each_kind_loses_no_step(
     chart: ChartRelease, tmp_path: Path, workload: Workload

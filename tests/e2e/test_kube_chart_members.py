@@ -19,7 +19,7 @@ from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.long, pytest.mark.timeout(1800)]
 
-DEPLOYMENT = Workload(kind="Deployment")
+DEPLOYMENT = Workload(kind="Deployment", grace_s=180)
 THREE = 3
 SNAPSHOTS = "snapshots"
 SNAPSHOT_TIMEOUT_S = 320.0

@@ -17,6 +17,9 @@ from tests.support.cluster.lab import TRAINER_IMAGE, Kubelab, Object
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1800)]
 
+GRACE_S = 180
+"""Longer than any drain takes, however busy the machine is."""
+
 
 @pytest.fixture
 def mpi_operator(operator: Kubelab, sidecar_in_lab: str) -> Kubelab:
@@ -47,7 +50,7 @@ def inference(node: str) -> Object:
 def test_a_preempted_worker_is_drained_and_taken_in_again(
     mpi_operator: Kubelab, tmp_path: Path
 ) -> None:
-    workload = ElasticMPIJob(cpu="1100m", grace_s=45)
+    workload = ElasticMPIJob(cpu="1100m", grace_s=GRACE_S)
     with HorovodJob(mpi_operator, tmp_path, workload) as job:
         both = job.trains_with(2)
         job.tell("an inference pod is applied")
@@ -64,7 +67,7 @@ def test_a_preempted_worker_is_drained_and_taken_in_again(
 def test_workers_come_and_go_as_the_object_is_edited_and_rank_0_leaves(
     mpi_operator: Kubelab, tmp_path: Path
 ) -> None:
-    with HorovodJob(mpi_operator, tmp_path, ElasticMPIJob(cpu="400m", grace_s=45)) as job:
+    with HorovodJob(mpi_operator, tmp_path, ElasticMPIJob(cpu="400m", grace_s=GRACE_S)) as job:
         world = job.trains_with(2)
         job.tell(f"kubectl delete pod {world[0].pod}, which has rank 0")
         job.kubectl("delete", "pod", world[0].pod, "--wait=false")

@@ -14,7 +14,7 @@ from sidecar_image.image import sidecar_archive
 from tests.support.cluster.account import account
 from tests.support.cluster.drills import STEPS_BETWEEN, saved_step
 from tests.support.cluster.job import KubeJob
-from tests.support.cluster.lab import Kubelab
+from tests.support.cluster.lab import KubectlFailed, Kubelab
 from tests.support.cluster.operator_job import WORKER_0, ElasticPyTorchJob, OperatorJob
 from tests.support.cluster.workload import NAME, Workload
 from tests.support.training.step_log import World
@@ -55,7 +55,14 @@ def test_a_rolling_update_of_a_deployment_raises_its_max_and_one_back_lowers_it(
         until_rolled_out(job)
         # Where its last old pod is ready before the last newer one goes, three lease times later.
         lowered = f"max is {few} (before: {many})"
-        job.until(lambda: bounds_of_history(job)[-1] == lowered, job.patience_s, lowered)
+
+        def is_lowered() -> bool:
+            try:
+                return bounds_of_history(job)[-1] == lowered
+            except KubectlFailed:
+                return False  # the store, or that pod, is away
+
+        job.until(is_lowered, job.patience_s, lowered)
         world = job.world_of(few, not_=world, without=world.nodes)
         assert len(job.names() - world.nodes) == many - few
         nothing_is_lost(job, world, began_s)
@@ -66,7 +73,7 @@ def test_a_pytorchjob_has_the_max_of_its_newest_pod_and_the_youngest_leave_a_sma
     operator: Kubelab, tmp_path: Path
 ) -> None:
     operator.command("load", str(sidecar_archive()), timeout_s=300)
-    workload = ElasticPyTorchJob(replicas=2, least=1, most=2)
+    workload = ElasticPyTorchJob(replicas=2, least=1, most=2, grace_s=180)
     with OperatorJob(operator, tmp_path, workload, muster=True) as job:
         world = job.world_of(2)
         began_s = time.monotonic()

@@ -20,8 +20,10 @@ from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1800)]
 
-DEPLOYMENT = Workload(kind="Deployment")
-AT_MIN = Workload(kind="Deployment", replicas=2)
+GRACE_S = 180
+"""Longer than any drain takes, however busy the machine is."""
+DEPLOYMENT = Workload(kind="Deployment", grace_s=GRACE_S)
+AT_MIN = Workload(kind="Deployment", replicas=2, grace_s=GRACE_S)
 """Who drains is held until another comes: there is time to take a sign back."""
 TOLD_S = 120.0
 SPOT = "aws-node-termination-handler/spot-itn"
@@ -75,7 +77,7 @@ def cordon_and_drain(job: KubeJob, world: World) -> World:
         job.lab.kubectl(
             *("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force"),
             f"--pod-selector={LABEL}",
-            timeout_s=120,
+            timeout_s=GRACE_S + 60,
         )
         return job.world_of(len(world.nodes), job.patience_s, not_=world)
     finally:

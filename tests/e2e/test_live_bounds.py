@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from tests.support.sidecars.processes import PATIENT
 from tests.support.training.drain_job import draining_job, nothing_lost
 from tests.support.training.job import FORM_TIMEOUT_S, Job
 from tests.support.training.pods import ROOT
@@ -23,7 +24,7 @@ RunJob = Callable[..., AbstractContextManager[Job]]
 def muster(job: Job, *arguments: str) -> str:
     """Run a command on the job, to its end; return what it prints."""
     ended = subprocess.run(
-        [sys.executable, "-m", "console.main", *arguments, job.name],
+        [sys.executable, *PATIENT, *arguments, job.name],
         cwd=ROOT,
         env={
             **os.environ,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.training.local import PACED, LocalJob, Start, moments, sizes
+from tests.support.training.local import LOSES, PACED, LocalJob, Start, moments, sizes
 from tests.support.training.pods import ROOT
 from tests.support.waiting import wait_until
 
@@ -24,11 +24,18 @@ muster.report_step(1, rank=int(os.environ["RANK"]), world_size=int(os.environ["W
 time.sleep(3600)
 """
 FAILING = """
-import os, time
+import os, pathlib, signal, time
 if os.environ["GROUP_RANK"] == "1":
     raise SystemExit("this script cannot train")
+def hold(number, frame):
+    while not pathlib.Path(__file__).with_name("seen").exists():
+        time.sleep(0.02)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+signal.signal(signal.SIGTERM, hold)
 time.sleep(3600)
 """
+"""The rank beside the one that fails does not let the next round begin before the test does."""
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
@@ -42,7 +49,7 @@ def last_step(job: LocalJob) -> int:
 @pytest.mark.parametrize("slots", [1, pytest.param(2, marks=long)])
 def test_loses_rank_0_and_gets_it_back(start: Start, slots: int) -> None:
     job = start(
-        *("--nodes", "2", "--min", "1", "--max", "2"),
+        *(*LOSES, "--nodes", "2", "--min", "1", "--max", "2"),
         *("--event", f"kill:rank0@world{2 * slots}+1s", "--event", f"add@world{slots}+1s", "--"),
         *("torchrun", f"--nproc-per-node={slots}", PACED, STEPS, "--steps", "1000"),
     )
@@ -96,9 +103,10 @@ def test_a_script_that_fails_on_one_node_ends_the_job_with_its_error(
     script = tmp_path / "fails.py"
     script.write_text(FAILING)
     job = start("--nodes", "2", "--min", "2", *arguments, "--", "torchrun", str(script))
+    job.told("this script cannot train (round 0, restart 1 of 10)")
+    (tmp_path / "seen").touch()
     assert job.status() == 1
     assert "error      node-" in job.said
-    assert "this script cannot train (round 0, restart 1 of 10)" in job.said
     assert ended in moments(job.timeline(), "end")[-1]["detail"]
     assert moments(job.timeline(), "training") == []
 

@@ -294,7 +294,11 @@ STORIES = {
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-async def test_what_becomes_of_a_run(drill: Drill, story: Story) -> None:
+async def test_what_becomes_of_a_run(
+    drill: Drill, monkeypatch: pytest.MonkeyPatch, story: Story
+) -> None:
+    for limit in ("LEAVE_TIMEOUT_S", "NOTICE_TIMEOUT_S"):
+        monkeypatch.setattr(console.local.nodes.node, limit, PATIENCE_S)
     running = await drill.begin(*story.arguments, **story.settings)
     for step in story.steps:
         do, *words = step.split()

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.timeout(2400),
 ]
 
-WORKLOAD = ElasticPyTorchJob(replicas=2, least=1, most=3)
+WORKLOAD = ElasticPyTorchJob(replicas=2, least=1, most=3, grace_s=180)
 ACTS: dict[str, Act] = {
     "replicas 2 to 3": scale_up,
     "replicas 3 to 2": scale_down,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ports import free_ports
-from tests.support.training.local import PACED, LocalJob, Start
+from tests.support.training.local import LOSES, PACED, LocalJob, Start
 from tests.support.training.pods import ROOT
 from tests.support.training.sample_log import Account, account
 from tests.support.training.shard_history import repeated_and_lost
@@ -91,7 +91,7 @@ def disturbed(
         monkeypatch.setenv("SAVE_EVERY", "1000")  # else it may be saved just before the kill
     asked = [word for event in events for word in ("--event", event)]
     job = start(
-        *("--nodes", "2", "--min", "1", "--max", "4", *asked),
+        *(*LOSES, "--nodes", "2", "--min", "1", "--max", "4", *asked),
         *("--", "torchrun", PACED, str(script), *arguments),
     )
     job.hurry_after_changes(len(events), 2400)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.horovod.cluster import horovod_folder
-from tests.support.training.local import Start, sizes, start
+from tests.support.training.local import LOSES, Start, sizes, start
 from tests.support.training.pods import ROOT
 from tests.support.training.shard_history import records_by_node, repeated_and_lost, worlds
 
@@ -56,7 +56,7 @@ def test_each_record_is_once_an_epoch_in_the_final_weights(
     directory.mkdir()
     bounds = ("--nodes", str(nodes), "--min", "1", "--max", str(nodes))
     asked = [word for event in events for word in ("--event", event)]
-    job = start(*bounds, *asked, "--", "torchrun", SCRIPT)
+    job = start(*LOSES, *bounds, *asked, "--", "torchrun", SCRIPT)
     assert job.status(600) == 0, job.said
     assert sizes(job.timeline()) == seen
     assert len(worlds(directory)[0]) == nodes
@@ -75,7 +75,7 @@ def test_horovod_goes_on_from_the_state_that_it_restores(
     directory.mkdir()
     folder = horovod_folder()
     job = start(
-        *("--nodes", "3", "--min", "1", "--max", "3"),
+        *(*LOSES, "--nodes", "3", "--min", "1", "--max", "3"),
         *("--event", "kill:node-1@world3+4s", "--event", "add@world2+4s"),
         *("--", f"{folder}/horovodrun", "--gloo-timeout-seconds", "120"),
         *(f"{folder}/python", str(ROOT / "tests" / "support" / "scripts" / "horovod_shards.py")),

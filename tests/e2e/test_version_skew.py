@@ -26,7 +26,7 @@ from tests.support.training.drain_job import (
     terminate,
 )
 from tests.support.training.job import Job
-from tests.support.training.pods import ROOT, Node
+from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(500)]
 
@@ -109,7 +109,9 @@ def test_two_versions_share_a_job_in_either_order(
 
         # One save for both: each command is of the other version than the sidecar it is about.
         with saves_held(job):
-            by_hand(job, downgraded).communicate(timeout=60)
+            command = by_hand(job, downgraded)
+            told, _ = command.communicate(timeout=END_TIMEOUT_S)
+            assert command.returncode == 0, told
             terminate(job, new)
             leavers = (downgraded, new)
             job.until(lambda: all(drain_of(job, node) for node in leavers), 120, "both drain")

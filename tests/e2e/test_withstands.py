@@ -101,19 +101,6 @@ def test_the_others_go_on_and_it_comes_back(job: Job, rank: int, befalls: Act, m
     job.never_two_worlds()
 
 
-def test_a_second_torchrun_in_a_pod_is_refused_and_the_first_trains_on(job: Job) -> None:
-    world = job.world_of(job.nodes.values())
-    node = job.nodes[world.workers[0].node]
-    first = node.launcher
-    # As by ``kubectl exec``.
-    job.start_launcher(node)
-    second, node.launcher = node.launcher, first
-    assert second is not None
-    assert second.wait(FORM_TIMEOUT_S) == 1
-    assert "a pod has one place in its job: end that one first" in node.sidecar_log()
-    job.undisturbed(world)
-
-
 # -- too few, and too many
 
 JOIN_S = 5
@@ -166,13 +153,35 @@ def test_below_min_nobody_trains_and_beyond_max_a_spare_stands_by_and_takes_over
 # -- pods that cannot train
 
 
-def test_a_spare_trains_in_the_place_of_a_pod_whose_launcher_never_comes(
-    run_job: RunJob, embedded: list[str]
-) -> None:
-    with run_job(embedded, least=2, most=2) as job:
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=long)])
+def calm(request: pytest.FixtureRequest, run_job: RunJob, embedded: list[str]) -> Iterator[Job]:
+    """A job that loses nobody; the launcher of its first pod never comes."""
+    with run_job(embedded, slots=request.param, least=2, most=2, lease_s=30.0) as job:
         job.add(launch=False)
-        job.goes_on(job.world_of(job.add(2)))
-        job.never_two_worlds()
+        job.add(2)
+        yield job
+
+
+def launched(job: Job) -> list[Node]:
+    return [node for node in job.nodes.values() if node.launcher is not None]
+
+
+def test_a_spare_trains_in_the_place_of_a_pod_whose_launcher_never_comes(calm: Job) -> None:
+    calm.goes_on(calm.world_of(launched(calm)))
+    calm.never_two_worlds()
+
+
+def test_a_second_torchrun_in_a_pod_is_refused_and_the_first_trains_on(calm: Job) -> None:
+    world = calm.world_of(launched(calm))
+    node = calm.nodes[world.workers[0].node]
+    first = node.launcher
+    # As by ``kubectl exec``.
+    calm.start_launcher(node)
+    second, node.launcher = node.launcher, first
+    assert second is not None
+    assert second.wait(FORM_TIMEOUT_S) == 1
+    assert "a pod has one place in its job: end that one first" in node.sidecar_log()
+    calm.undisturbed(world)
 
 
 @long
@@ -181,6 +190,7 @@ def test_a_crash_loop_stops_the_healthy_no_more(run_job: RunJob, embedded: list[
         (healthy,) = job.add()
         job.world_of([healthy])
         (bad,) = job.add(launch=False)
+        job.until_members(healthy, bad)
         pod_uid = job.witness.sight.membership.members[bad.name].pod_uid
         # All but one of the deaths that it takes.
         before = Quarantine(bad.name, pod_uid, TERMS.deaths - 1, "before")

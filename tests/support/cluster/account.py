@@ -40,7 +40,8 @@ def account(steps: Path, since_s: float, until_s: float, saved: int, *, watched:
     worlds: dict[str, _World] = {}
     moments = [since_s, until_s]
     for path in steps.iterdir():
-        for line in path.read_text().splitlines():
+        whole, _, _ = path.read_text().rpartition("\n")  # half a line may be the last
+        for line in whole.splitlines():
             at, step, _, _, _, _, number = line.split()
             at_s = float(at)
             if at_s <= until_s:

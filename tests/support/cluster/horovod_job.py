@@ -202,7 +202,9 @@ class HorovodJob(KubeJob):
         """Every step that a worker has told of, in the order of time."""
         found = []
         for path in (self.directory / "applied").iterdir():
-            for line in path.read_text().splitlines(keepends=True):
+            # Half a line may be the last.
+            whole, _, _ = path.read_text().rpartition("\n")
+            for line in whole.splitlines():
                 at_s, rank, size, step, weight = line.split()
                 host = path.name.rpartition(".")[0]
                 told = (int(rank), int(size), int(step), float(weight))

@@ -160,6 +160,8 @@ def _environ(folder: Path, store: int) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(folder),
         "MUSTER_ETCD_ENDPOINTS": f"127.0.0.1:{store}",
+        # Nobody who stalls is lost, or comes too late to save.
+        **{"MUSTER_LEASE_TTL": "60", "MUSTER_GRACE_S": "90"},
     }
 
 
@@ -169,10 +171,18 @@ def _command(
 ) -> Iterator[tuple[str, int | None]]:
     """Run one command; gives what it printed, and its status unless it runs on until the end."""
     local = words[0] == "local"
+    environ = {**environ, **({"MUSTER_ETCD_ENDPOINTS": ""} if local else {})}
+    if step.until:
+        environ["STEPS"] = "1000000"  # a training is not to end by itself
+    program = "muster"
+    if words[0] == "doctor":
+        # What it thinks of the store's latency is about the machine.
+        program = "tests.support.sidecars.patient"
+        environ["PYTHONPATH"] = environ["PYTHONPATH"].removeprefix(f"{folder}{os.pathsep}")
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "muster", *words],
+        [sys.executable, "-P", "-m", program, *words],
         cwd=folder,
-        env={**environ, **({"MUSTER_ETCD_ENDPOINTS": ""} if local else {})},
+        env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -13,6 +13,8 @@ import sys
 import tarfile
 from pathlib import Path
 
+from tests.support.sidecars.processes import PATIENT, ROOT
+
 VERSION = "0.1.0"
 ARCHIVE = Path(__file__).with_name(f"muster-{VERSION}.tar.xz")
 
@@ -24,12 +26,18 @@ def unpack(directory: Path) -> Path:
     return directory / f"muster-{VERSION}"
 
 
+def environ_of(program: Path) -> dict[str, str]:
+    """For Python to find the Muster in this folder first, and then what the tests have."""
+    path = os.pathsep.join([str(program), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)}
+
+
 def said(program: Path, *arguments: str) -> str:
     """What a command of ``muster`` prints, of the Muster in this folder; it has to end well."""
     done = subprocess.run(
-        [sys.executable, "-m", "console.main", *arguments],
+        [sys.executable, *PATIENT, *arguments],
         cwd=program,
-        env={**os.environ, "PYTHONPATH": str(program)},
+        env=environ_of(program),
         capture_output=True,
         text=True,
         timeout=120,

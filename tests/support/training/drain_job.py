@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rdzv.records.drain import Drain
+from tests.support.releases.frozen import environ_of
+from tests.support.sidecars.processes import PATIENT
 from tests.support.training.job import Job
 from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node
 from tests.support.training.step_log import World
@@ -102,7 +104,8 @@ def account_of(steps: Path) -> Account:
     """Account for the step lines in a directory."""
     made: dict[int, set[int]] = defaultdict(set)
     for path in steps.iterdir():
-        for line in path.read_text().splitlines():
+        whole, _, _ = path.read_text().rpartition("\n")  # half a line may be the last
+        for line in whole.splitlines():
             _, step, _, _, _, _, world = line.split()
             made[int(step)].add(int(world))
     last = max(made, default=0)
@@ -125,9 +128,14 @@ def drain_of(job: Job, node: Node) -> Drain | None:
 
 def notify(node: Node) -> None:
     """The sidecar's preStop hook."""
-    hook = [sys.executable, "-m", "console.main", "notice", "--run-dir", str(node.run_dir)]
-    out = subprocess.DEVNULL
-    subprocess.run(hook, cwd=node.program, stdout=out, timeout=END_TIMEOUT_S, check=True)
+    subprocess.run(
+        [sys.executable, *PATIENT, "notice", "--run-dir", str(node.run_dir)],
+        cwd=node.program,
+        env=environ_of(node.program),
+        stdout=subprocess.DEVNULL,
+        timeout=END_TIMEOUT_S,
+        check=True,
+    )
 
 
 def terminate(job: Job, node: Node) -> None:
@@ -149,11 +157,12 @@ def by_hand(job: Job, node: Node, *arguments: str, program: Path = ROOT) -> subp
     job.tell(f"{node.name}: muster drain {' '.join(arguments)}")
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "console.main", "drain", node.name),
+            *(sys.executable, *PATIENT, "drain", node.name),
             *("--namespace", job.keys.namespace, "--job", job.name),
             *("--etcd-endpoints", ",".join(job.endpoints), *arguments),
         ],
         cwd=program,
+        env=environ_of(program),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -163,7 +172,7 @@ def by_hand(job: Job, node: Node, *arguments: str, program: Path = ROOT) -> subp
 def operator(job: Job, node: Node, program: Path = ROOT) -> None:
     """``muster drain --wait``, of this Muster, to its end."""
     process = by_hand(job, node, "--wait", program=program)
-    said, _ = process.communicate(timeout=END_TIMEOUT_S)
+    said, _ = process.communicate(timeout=2 * END_TIMEOUT_S)
     assert process.returncode == 0, said
     assert said.splitlines()[-1].startswith("released"), said
 

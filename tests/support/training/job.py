@@ -35,6 +35,8 @@ _PORT_TAKEN = re.compile(
 class Job(Training, Pods):
     """A job in one store. ``slots`` processes a node; ``lease_s`` is the lease of its members.
 
+    The longer it is, the longer a sidecar may stall unnoticed, and the later a loss is seen.
+
     ``wrapped``: each torchrun is started by ``muster-run``, which then serves its rendezvous port.
     """
 
@@ -47,7 +49,7 @@ class Job(Training, Pods):
         slots: int = 1,
         least: int = 2,
         most: int = 4,
-        lease_s: float = 4.0,
+        lease_s: float = 8.0,
         name: str | None = None,
         python: str = sys.executable,
         max_restarts: int = 30,

@@ -20,6 +20,8 @@ from console.local.processes.marked import holding
 from tests.support.training.pods import ROOT
 from tests.support.waiting import DEADLINE_S, wait_until
 
+LOSES = ("--lease-ttl", "8")
+"""For a job that loses nodes: it waits for their leases."""
 PACED = str(ROOT / "tests" / "support" / "scripts" / "paced_script.py")
 
 
@@ -32,18 +34,22 @@ class LocalJob:
         self.logs = directory / "logs"
         self.checkpoint = directory / "checkpoints" / "torch_steps.json"
         self._hurry = directory / "hurry"
+        self.hold = directory / "hold"
+        """While it exists, as the test may have made it before, ``paced_script.py`` waits."""
         self.lines: list[str] = []
         environ = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "CHECKPOINT_DIR": str(self.checkpoint.parent),
             "PACED_SCRIPT_HURRY": str(self._hurry),
+            "PACED_SCRIPT_HOLD": str(self.hold),
         }
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "console.main", "local"),
-                *("--job", self.name, "--report", str(self.report), "--lease-ttl", "5"),
-                *("--log-dir", str(self.logs), *arguments),
+                *("--job", self.name, "--report", str(self.report), "--log-dir", str(self.logs)),
+                # No node that stalls counts as lost. The test's arguments go before these.
+                *("--lease-ttl", "30", "--grace", "90", *arguments),
             ],
             cwd=ROOT,
             env=environ,

@@ -70,7 +70,7 @@ class Node:
         address = self.sidecar_settings.get("MUSTER_ADDRESS", "127.0.0.1")
         url = f"http://{address}:{self.pod.http_port}/{path}"
         try:
-            with urllib.request.urlopen(url, timeout=20) as answer:
+            with urllib.request.urlopen(url, timeout=120) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training of a newcomer, who has not read anything: torch alone."""
 
+import os
 import time
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS = 20
+STEPS = int(os.environ.get("STEPS", "20"))
 
 dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(4, 1))
