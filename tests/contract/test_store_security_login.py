@@ -119,7 +119,8 @@ async def test_a_stream_that_is_refused_for_its_token_is_opened_with_a_new_one(
 @pytest.fixture
 def jwt_cluster(tmp_path: Path) -> Iterator[EtcdCluster]:
     """One member whose tokens are JSON web tokens."""
-    token = f"--auth-token=jwt,priv-key={signing_key(tmp_path)},sign-method=RS256,ttl=1s"
+    key = signing_key(tmp_path)
+    token = f"--auth-token=jwt,priv-key={key},sign-method=RS256,ttl={TOKEN_TTL_S}s"
     with EtcdCluster(1, tls=True, arguments=[token, "--bcrypt-cost=4"]) as cluster:
         cluster.enable_auth(ROOT_PASSWORD)
         yield cluster
@@ -129,7 +130,7 @@ async def test_json_web_tokens_are_renewed_too(jwt_cluster: EtcdCluster, keys: J
     """They hold the revision of all rights, so any change of rights ends them as well."""
     async with opened(await job_access(jwt_cluster, keys), patiently=True) as store:
         done = await store.txn([], [Put(keys.job, b"1")])
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(OUTLIVED_S)
         async with aclosing(store.watch(keys.prefix, done.revision)) as batches:
             assert (await anext(batches)).events
         await job_access(jwt_cluster, JobKeys("login", "another"))

@@ -22,7 +22,7 @@ from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.patient_store import PatientEtcdStore
 
 ROOT_PASSWORD = "root-password"
-TOKEN_TTL_S = 1
+TOKEN_TTL_S = 5
 SHELL_S = 90.0
 """For a handful of commands, each a process that a busy machine takes seconds to start."""
 
