@@ -34,7 +34,7 @@ DAMAGE = b"\xff no record"
 async def test_i8_in_whatever_order_records_are_damaged_the_world_trains_on(
     order: tuple[str, ...],
 ) -> None:
-    """A node whose record is damaged first cannot write another until it is a member again."""
+    """Only a registered member writes its node record, so b may have to register again first."""
     async with job(replace(QUICK, confirm_s=4.0, return_s=15.0), ttl_s=10.0, world="abc") as one:
         store = MemoryStore(one.engine)
         for name in order:
