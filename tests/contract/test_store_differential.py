@@ -45,6 +45,8 @@ LEASES = 3
 NAMES = ["", "a", "a/", "a/1", "a/2", "a/é", "a/\U0001f600", "a.", "a0", "b", "a\0", "a\udcff"]
 ODD_NAMES = ["%", "50%25", "a//b", "späße", "日本", "sp ace", "q?#&=", "\x01", "\x7f", "\udcff"]
 SIZES = [0, 1, 2, 2, 2, 4096, 65536]
+LAST = b"the last"
+"""The value that ends a watch; no random one has its length."""
 
 
 class Script:
@@ -192,14 +194,14 @@ async def play(store: Store, seed: int, prefix: str) -> tuple[list[object], list
     for lease in script.leases():
         await store.lease_grant(lease, 600)
     batches: list[WatchBatch] = []
-    moved, done = asyncio.Event(), asyncio.Event()
+    moved = asyncio.Event()
 
     async def follow() -> None:
         async with aclosing(store.watch(prefix, base + 1)) as watch:
             async for batch in watch:
                 batches.append(batch)
                 moved.set()
-                if done.is_set() and batch.revision >= script.revision:
+                if batch.events and batch.events[-1].kv.value == LAST:
                     return
 
     async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
@@ -224,8 +226,7 @@ async def play(store: Store, seed: int, prefix: str) -> tuple[list[object], list
         for lease in (*script.leases(), script.leases().stop):
             await store.lease_revoke(lease)
         answers.append(plain(await store.range(prefix, prefix=True), base))
-        done.set()
-        script.revision = (await store.txn([], [Put(prefix, b"")])).revision
+        script.revision = (await store.txn([], [Put(prefix, LAST)])).revision
     await store.compact(script.revision)
     for late in (
         store.page(prefix, limit=1, revision=base + 1),
