@@ -97,6 +97,11 @@ class JobKeys:
         """Return the key of one entry; sorts by revision. Equal reports share one key."""
         return f"{self.history}{revision:020d}.{_name(member)}.{_name(what)}"
 
+    @staticmethod
+    def records_departure(history_entry: str) -> bool:
+        """Return whether the key of a history entry says that a member left on purpose."""
+        return history_entry.endswith(".leave")
+
     def probe(self, nonce: str) -> str:
         """Return the key on which ``muster doctor`` tries its rights for a moment."""
         return f"{self.prefix}doctor/{_name(nonce)}"

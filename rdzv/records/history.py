@@ -85,6 +85,8 @@ def departures(entries: Iterable[KeyValue]) -> dict[str, int]:
     """Return the members that left on purpose, with the revision at which each did so last."""
     left: dict[str, int] = {}
     for kv in entries:
+        if not JobKeys.records_departure(kv.key):
+            continue  # not decoded: each sidecar reads the whole history at each departure
         try:
             entry = HistoryEntry.from_kv(kv)
         except RecordError:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from rdzv.keys import JobKeys
-from rdzv.records.history import Happening, HistoryEntry, entry_operations
-from rdzv.store import Operation
+from rdzv.records.history import Happening, HistoryEntry, departures, entry_operations
+from rdzv.store import KeyValue, Operation
 from rdzv.store.intervals import Interval
 from rdzv.store.memory.client import MemoryEngine, transact
 
@@ -17,18 +17,22 @@ def happened(what: Happening, why: str = "") -> tuple[Operation, ...]:
     return entry_operations(KEYS, HistoryEntry(what, "w-0", why, 1.0), 7, ())
 
 
-def kept(*written: tuple[Operation, ...]) -> list[str]:
+def found(*written: tuple[Operation, ...]) -> list[KeyValue]:
     """What is in the store once all of it was written, in the order of its keys."""
     engine = MemoryEngine()
     for operations in written:
         assert transact(engine, [], operations).succeeded
-    found = engine.read(Interval.of(KEYS.history, prefix=True))
-    return [HistoryEntry.from_kv(kv).what for kv in found]
+    return list(engine.read(Interval.of(KEYS.history, prefix=True)))
+
+
+def kept(*written: tuple[Operation, ...]) -> list[str]:
+    """What it says has happened, in that order."""
+    return [HistoryEntry.from_kv(kv).what for kv in found(*written)]
 
 
 def test_two_things_that_happen_to_a_member_at_one_revision_are_both_kept() -> None:
-    found = kept(happened("join"), happened("drain"), happened("leave"))
-    assert sorted(found) == ["drain", "join", "leave"]
+    what = kept(happened("join"), happened("drain"), happened("leave"))
+    assert sorted(what) == ["drain", "join", "leave"]
 
 
 def test_what_two_members_report_is_one_entry() -> None:
@@ -38,3 +42,22 @@ def test_what_two_members_report_is_one_entry() -> None:
 def test_entries_sort_by_revision_whatever_happened() -> None:
     later = KEYS.history_entry(10, "a", "drain")
     assert KEYS.history_entry(9, "w-9", "round") < later < KEYS.history_entry(10, "b", "closed")
+
+
+def test_departures_are_the_last_leave_of_each_member_and_nothing_else() -> None:
+    def written(what: Happening, member: str, revision: int) -> tuple[Operation, ...]:
+        return entry_operations(KEYS, HistoryEntry(what, member, "", 1.0), revision, ())
+
+    entries = found(
+        written("join", "a", 3),
+        written("leave", "a", 5),
+        written("leave", "leave", 6),
+        written("join", "b.leave", 7),
+        written("lost", "c", 8),
+        written("leave", "a", 9),
+    )
+    last = {kv.key: kv.mod_revision for kv in entries}
+    assert departures(entries) == {
+        "a": last[KEYS.history_entry(9, "a", "leave")],
+        "leave": last[KEYS.history_entry(6, "leave", "leave")],
+    }
