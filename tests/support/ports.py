@@ -7,17 +7,25 @@ import errno
 import os
 import random
 import socket
+from collections import deque
 from collections.abc import Iterator
 from itertools import cycle, islice
 
 _RANGE = range(12000, 18000)
 """Below the ports that Linux gives to connections (32768 on) and those that ``muster local`` draws
-(18000 on), so that nobody takes one between the choice and its use."""
+(18000 on)."""
+
+_RESERVED_MAX = 200
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on at any address; none comes again before all others have."""
-    ports = list(islice(filter(_is_free, islice(_candidates, len(_RANGE))), count))
+    """Ports that nothing listens on at any address; none comes again before all others have.
+
+    The newest stay bound here, and nobody takes one between the choice and its use: horovodrun's
+    services draw from all ports above 1023. Who is to listen on one must set ``SO_REUSEADDR``, as
+    servers do.
+    """
+    ports = list(islice(filter(_reserve, islice(_candidates, len(_RANGE))), count))
     assert len(ports) == count, f"no {count} free ports in {_RANGE}"
     return ports
 
@@ -32,20 +40,36 @@ def _own() -> Iterator[int]:
     return cycle((*own[start:], *own[:start]))
 
 
-def _is_free(port: int) -> bool:
-    return _binds(socket.AF_INET, port) and _binds(socket.AF_INET6, port)
-
-
-def _binds(family: socket.AddressFamily, port: int) -> bool:
-    try:
-        with socket.socket(family) as listener:
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listener.bind(("", port))
-    except OSError as error:
-        # A machine without IPv6 has nobody there who could hold the port.
-        return error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+def _reserve(port: int) -> bool:
+    reservation = socket.socket()
+    if not (_binds(reservation, port) and _is_free_in_ipv6(port)):
+        reservation.close()
+        return False
+    # Only now: with it, the port of somebody else's reservation would have passed as free.
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _reserved.append(reservation)
+    if len(_reserved) > _RESERVED_MAX:
+        _reserved.popleft().close()
     return True
 
 
+def _is_free_in_ipv6(port: int) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as listener:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            return _binds(listener, port)
+    except OSError as error:
+        # A machine without IPv6 has nobody there who could hold the port.
+        return error.errno == errno.EAFNOSUPPORT
+
+
+def _binds(listener: socket.socket, port: int) -> bool:
+    try:
+        listener.bind(("", port))
+    except OSError as error:
+        return error.errno == errno.EADDRNOTAVAIL
+    return True
+
+
+_reserved: deque[socket.socket] = deque()
 _candidates = _own()
