@@ -15,9 +15,10 @@ from muster.shard_order import ShardOrder
 from rdzv.errors import LeaseLost, StoreRefused
 from rdzv.keys import ROOT, JobKeys
 from rdzv.store import Compare, Delete, Put, Range, Store
-from rdzv.store.etcd.rights import JobRole, Rights
+from rdzv.store.etcd.rights import JobRole
 from tests.support.sidecars.shards import Rank, World, pods, repeated_or_lost
 from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.patient_store import PatientRights
 from tests.support.store.secure import job_access, opened, root_access, secure_cluster
 from tests.support.waiting import DEADLINE_S
 
@@ -170,8 +171,8 @@ async def test_who_may_have_a_password_is_not_taken_for_one_without(
     """Where nobody needs a password the store does not tell who has one."""
     role, certified = JobRole(MINE), JobRole(MINE, "certified")
     job = await job_access(secure_cluster, MINE)
-    rights = Rights(await asyncio.to_thread(root_access, secure_cluster))
-    asks_nobody = Rights(etcd_cluster.access())
+    rights = PatientRights(await asyncio.to_thread(root_access, secure_cluster))
+    asks_nobody = PatientRights(etcd_cluster.access())
     try:
         refused = "is there already, perhaps with a password: etcdctl user delete "
         with pytest.raises(StoreRefused, match=f"{role.user_name} {refused}{role.user_name}"):

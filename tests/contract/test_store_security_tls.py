@@ -16,10 +16,10 @@ from rdzv.keys import JobKeys
 from rdzv.store import Put, Store, WatchEvent
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import auth_enabled
-from rdzv.store.etcd.rights import JobRole, Rights
+from rdzv.store.etcd.rights import JobRole
 from tests.support.store.certificates import Authority
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import CALL_S
+from tests.support.store.patient_store import CALL_S, PatientRights
 from tests.support.store.secure import named_cluster, opened
 
 __all__ = ["named_cluster"]
@@ -57,7 +57,7 @@ def certified(
 async def job_by_certificate(cluster: EtcdCluster, keys: JobKeys) -> str:
     """Make the job's user without a password; return its name."""
     role = JobRole(keys)
-    rights = Rights(await asyncio.to_thread(certified, cluster, "root", "root"))
+    rights = PatientRights(await asyncio.to_thread(certified, cluster, "root", "root"))
     await rights.make(role, None)
     await rights.close()
     return role.user_name

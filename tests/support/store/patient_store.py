@@ -8,13 +8,15 @@ is what tests of failures ask for.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rdzv.store import Compare, Operation, Page, RangeResult, StoreStatus, TxnResult
 from rdzv.store.access import Access
 from rdzv.store.etcd.certificates import CertificateFiles
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd.deadlines import Patience
-from rdzv.store.etcd.endpoint import EtcdEndpoint
+from rdzv.store.etcd.endpoint import EtcdEndpoint, Method
+from rdzv.store.etcd.rights import Rights
 from rdzv.store.etcd3.driver import Etcd3Store
 
 CALL_S = 150.0
@@ -86,6 +88,18 @@ class PatientEtcdStore(EtcdStore):
 
 class PatientEtcd3Store(PatientEtcdStore, Etcd3Store):
     """The same of the other driver."""
+
+
+class PatientRights(Rights):
+    """Makes users and roles, with ``CALL_S`` for each call: passwords cost etcd much work."""
+
+    def __init__(self, access: Access) -> None:
+        super().__init__(access)
+        for endpoint in self._calls.rotation:
+            endpoint.patience = LongPatience()
+
+    async def call(self, method: Method, request: Any, timeout_s: float = CALL_S) -> Any:
+        return await super().call(method, request, timeout_s)
 
 
 def make_patient(store: EtcdStore) -> EtcdStore:

@@ -15,11 +15,11 @@ import pytest
 from rdzv.keys import JobKeys
 from rdzv.store import Store
 from rdzv.store.access import Access
-from rdzv.store.etcd.rights import JobRole, Rights
+from rdzv.store.etcd.rights import JobRole
 from rdzv.store.open import open_store
 from tests.support.store.certificates import write
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import PatientEtcdStore
+from tests.support.store.patient_store import PatientEtcdStore, PatientRights
 
 ROOT_PASSWORD = "root-password"
 TOKEN_TTL_S = 5
@@ -70,7 +70,7 @@ def root_access(cluster: EtcdCluster) -> Access:
 async def job_access(cluster: EtcdCluster, keys: JobKeys) -> Access:
     """Make the job's user and role, as ``muster store-role --apply`` does."""
     role = JobRole(keys)
-    rights = Rights(await asyncio.to_thread(root_access, cluster))
+    rights = PatientRights(await asyncio.to_thread(root_access, cluster))
     password = secrets.token_hex(16)
     await rights.make(role, password)
     await rights.close()
