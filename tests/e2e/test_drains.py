@@ -36,7 +36,7 @@ from tests.support.training.drain_job import (
 from tests.support.training.job import Job
 from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 RunJob = Callable[..., AbstractContextManager[Job]]
 

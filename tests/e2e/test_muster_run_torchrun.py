@@ -14,7 +14,7 @@ import pytest
 from agent.rundir.programs import program
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 WORKER = """
 import os, signal, sys, time

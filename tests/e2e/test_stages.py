@@ -14,7 +14,7 @@ from rdzv.store.memory.server import EmbeddedServer
 from tests.support.sidecars.processes import ROOT
 from tests.support.sidecars.relayed_pod import RelayedPod, relayed_pod
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 PATIENCE_S = 200.0
 """For torch to be imported twice, on cores that are shared."""

@@ -24,8 +24,9 @@ from tests.support.training.step_log import StepLog, Training, World
 from tests.support.training.witness import Witness
 
 STEP_LOOP = ROOT / "tests" / "support" / "scripts" / "step_loop.py"
-FORM_TIMEOUT_S = 150.0
-"""For a world to form: each of its processes imports torch, on cores that are shared."""
+FORM_TIMEOUT_S = 300.0
+"""For a world to form: each of its processes imports torch, on cores that are shared, and a world
+that vanished as a whole is kept for a minute, or longer where the store stalls."""
 
 _PORT_TAKEN = re.compile(
     r"failed to listen on any local network address\. port: (\d+),[^\n]*\bEADDRINUSE\b"
