@@ -167,6 +167,7 @@ def begin_at_the_gate(job: HorovodCluster, name: str) -> None:
 
 
 @long
+@pytest.mark.timeout(2400)
 def test_i4_while_the_store_is_away_for_60_s_and_the_launchers_sidecar_restarts(
     start_job: StartJob, embedded: list[str], background: Background
 ) -> None:
@@ -189,7 +190,7 @@ def test_i4_while_the_store_is_away_for_60_s_and_the_launchers_sidecar_restarts(
             background.call(proxy.cut)
             for steps in (400, 800):
                 goal = job.newest + steps
-                job.until(watched(lambda: job.newest >= goal), 200, "it trains")  # noqa: B023
+                job.until(watched(lambda: job.newest >= goal), 600, "it trains")  # noqa: B023
                 job.stop_sidecar(job.launcher, signal.SIGKILL)
                 job.start_sidecar(job.launcher)
             background.call(proxy.mend)
