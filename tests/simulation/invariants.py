@@ -239,12 +239,18 @@ class Invariants:
         if commit is not None:
             self.drains.shown(commit)
 
-    def _filled_in(self, host: str, kept: set[str], since_s: Mapping[str, float]) -> bool:
+    def _filled_in(
+        self, host: str, former: set[str], kept: set[str], since_s: Mapping[str, float]
+    ) -> bool:
         """Whether ``host`` goes because one is back that it had filled in for.
 
         Of more hosts than there is room for, those stay that were listed for longest.
         """
-        full = len(kept) >= self._job.shape.most
+        most = self._job.shape.most
+        if (rules := self.snapshot.rules) is not None:
+            # In sizes 1, 2 and 4, only four of five are listed.
+            most = min(most, rules.sizes.largest(len(former | kept)) or most)
+        full = len(kept) >= most
         return full and all(since_s.get(one, math.inf) <= since_s[host] for one in kept)
 
     def _check_hosts(self, pod: Pod, content: bytes) -> None:
@@ -259,7 +265,9 @@ class Invariants:
         self._hosts_since_s[pod.pod_uid] = {host: since_s.get(host, now) for host in hosts}
         steady = {self._token(uid) for uid in self._ever_listed - self._unlisted}
         dropped = (former - hosts) & steady
-        if missing := {host for host in dropped if not self._filled_in(host, hosts, since_s)}:
+        if missing := {
+            host for host in dropped if not self._filled_in(host, former, hosts, since_s)
+        }:
             self.break_(f"I4: {pod.name} drops {sorted(missing)}, listed without a break")
         on_purpose = {self._token(uid) for uid in self._went}
         if former and not hosts and (lost := former - on_purpose):

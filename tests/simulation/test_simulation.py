@@ -101,6 +101,10 @@ def test_i4_a_sidecar_that_starts_again_knows_who_has_a_line_and_who_fills_in() 
     _run("spare-evictions", 664, 1)
 
 
+def test_i4_in_sizes_those_stay_on_a_list_that_have_been_on_it_for_longest() -> None:
+    _run("sizes", 107, 1)
+
+
 @pytest.mark.parametrize("seed", [26801, 27646, 28920])
 def test_i3_a_world_that_has_let_somebody_in_trains_no_further_beside_another_run(
     seed: int,
