@@ -285,7 +285,7 @@ def test_i2_ten_drains_of_one_job(start: Start, slots: int) -> None:
 
 @long
 def test_one_drained_below_min_waits_for_another_and_goes_at_its_deadline(start: Start) -> None:
-    with start(nodes=2, least=2, most=2, grace_s=24.0) as drains:
+    with start(nodes=2, least=2, most=2, grace_s=90.0) as drains:
         job = drains.job
         job.until_world("node-0", "node-1")
 
@@ -334,7 +334,7 @@ def test_a_newcomer_that_is_drained_at_once_stops_nobody(start: Start) -> None:
 @pytest.mark.parametrize("how", ["drained", "left"])
 def test_all_hosts_replaced_at_once_hand_the_state_over(start: Start, nodes: int, how: str) -> None:
     former, next_ = ([f"node-{n}" for n in range(a, a + nodes)] for a in (0, nodes))
-    with start(nodes=nodes, least=1, most=2 * nodes, grace_s=60.0) as drains:
+    with start(nodes=nodes, least=1, most=2 * nodes, grace_s=240.0) as drains:
         job = drains.job
         job.until_world(*former)
         job.until(lambda: job.newest > 300, 240, "the hosts have settled")

@@ -28,7 +28,7 @@ from tests.support.waiting import Timeline
 ROOT = Path(console.__file__).parent.parent
 READY_TIMEOUT_S = 120.0
 """For a sidecar to start, and to wait for what is left of old leases."""
-END_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 240.0
 """For a process to end that was told to."""
 
 _SWEEPER = """
