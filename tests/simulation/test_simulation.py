@@ -101,8 +101,11 @@ def test_i4_a_sidecar_that_starts_again_knows_who_has_a_line_and_who_fills_in() 
     _run("spare-evictions", 664, 1)
 
 
-def test_i4_in_sizes_those_stay_on_a_list_that_have_been_on_it_for_longest() -> None:
-    _run("sizes", 107, 1)
+@pytest.mark.parametrize(("plot", "seed"), [("sizes", 107), ("bounds", 295)])
+def test_i4_where_fewer_fit_than_are_listed_those_stay_that_were_for_longest(
+    plot: str, seed: int
+) -> None:
+    _run(plot, seed, 1)
 
 
 @pytest.mark.parametrize("seed", [26801, 27646, 28920])
