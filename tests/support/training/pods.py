@@ -121,6 +121,7 @@ class Pods(Timeline):
         self.directory, self.settings = directory, settings
         self.nodes: dict[str, Node] = {}
         self.endpoints, self._marks = list(endpoints), marks
+        self._spawned: list[subprocess.Popen[bytes]] = []
         self._sweeper = subprocess.Popen(
             [sys.executable, "-c", _SWEEPER, f"{marks[0]}={settings.run}"],
             cwd=ROOT,
@@ -132,8 +133,9 @@ class Pods(Timeline):
         """End everything; the timeline stays in the job's directory."""
         (self.directory / "timeline.txt").write_text(self.timeline())
         self._end_processes(None, set())
-        for node in self.nodes.values():
-            self._reap(node)
+        # Those of pods that have gone, too: a test that fails midway has not waited for them.
+        for process in self._spawned:
+            process.wait(END_TIMEOUT_S)
         self._sweeper.communicate(timeout=END_TIMEOUT_S)
 
     @staticmethod
@@ -180,7 +182,7 @@ class Pods(Timeline):
         """Start a process of a node."""
         of_job, of_node = self._marks
         with (node.run_dir / f"{log}.log").open("ab") as output:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 cwd=node.run_dir,
                 env={**environ, of_job: self.settings.run, of_node: node.name},
@@ -189,6 +191,8 @@ class Pods(Timeline):
                 stderr=output,
                 start_new_session=True,
             )
+        self._spawned.append(process)
+        return process
 
     def until_ready(self, *nodes: Node) -> None:
         """Wait until the sidecars of nodes say that they are ready."""
