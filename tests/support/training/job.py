@@ -338,7 +338,11 @@ class Job(Training, Pods):
         before = (
             {worker.node: worker.restarts for worker in since.workers.values()} if since else {}
         )
-        workers = [worker for world in self.steps.worlds() for worker in world.workers.values()]
+        worlds = self.steps.worlds()
+        if since is not None:
+            # Those before have nodes that are gone, with restarts of their own.
+            worlds = worlds[next(n for n, world in enumerate(worlds) if world is since) :]
+        workers = [worker for world in worlds for worker in world.workers.values()]
         burnt = max(worker.restarts - before.get(worker.node, 0) for worker in workers)
         logs = "".join(
             log.read_text(errors="replace") for log in self.directory.glob("*/launcher.log")
