@@ -291,7 +291,9 @@ def test_one_drained_below_min_waits_for_another_and_goes_at_its_deadline(start:
 
         first = job.host_of_rank_0()
         going = drains.delete(first)
-        drains.stay(*going)
+        job.until(lambda: first not in job.hosts(), 120, "it is off the list")
+        job.until(lambda: job.no_step_for(5.0), 120, "nobody trains")
+        drains.stay(*going, trains=False)
         job.add("node-2")
         drains.gone(*going)
         (other,) = {"node-0", "node-1"} - {first}
