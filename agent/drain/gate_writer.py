@@ -89,7 +89,7 @@ class GateWriter:
             snapshot = await self._sight.snapshot()
             move = local(
                 await asyncio.to_thread(self._here),
-                commit=snapshot.membership.commit,
+                commit=snapshot.commit_in_force,
                 # Ranks of another run train on during the commit of the run that counts.
                 round=snapshot.own_round or snapshot.round,
                 drain=snapshot.membership.drains.get(self._identity.pod_uid),

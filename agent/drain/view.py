@@ -10,6 +10,7 @@ from typing import Protocol
 from agent.drain.voted_epoch import VotedEpoch
 from agent.rundir.files import RunDir
 from rdzv import listing
+from rdzv.drain.ending import Ending, ending_in
 from rdzv.drain.inputs import DrainingSnapshot, LiveRounds, places_of
 from rdzv.job import JobClient
 from rdzv.listing import Listing, Places
@@ -35,7 +36,8 @@ class DrainView:
 
     An epoch that was seen counts as used, like the one that was ``voted`` in: ranks of other pods
     may have acknowledged in it even if a restored store has lost it, and those acknowledgements
-    must not count for another attempt. ``ledgers`` returns those of all data sets in shards; their
+    must not count for another attempt. The commit that ends a round is remembered, too, for a store
+    that was restored to before it. ``ledgers`` returns those of all data sets in shards; their
     changes end no wait.
     """
 
@@ -50,6 +52,7 @@ class DrainView:
     ) -> None:
         self._client = client
         self._seen = 0
+        self._ending: Ending | None = None
         self._rounds = rounds
         self._pod_uid = pod_uid
         self._run_dir = run_dir
@@ -65,6 +68,9 @@ class DrainView:
         membership, rounds = self._client.membership.snapshot(), self._rounds.live_rounds()
         if membership.commit is not None:
             self._seen = max(self._seen, membership.commit.epoch)
+        live = [one for one in rounds if one is not None]
+        self._ending = ending_in(membership, live) or self._ending
+        lost = self._ending.put_back_into(membership, live) if self._ending is not None else None
         return DrainingSnapshot(
             membership=membership,
             listing=self._listing_of(membership, places_of(rounds.counts)),
@@ -76,6 +82,8 @@ class DrainView:
             used_epoch=max(self._voted.epoch, self._seen),
             own_round=rounds.own,
             ledgers=self._ledgers(),
+            lost_commit=lost[0] if lost is not None else None,
+            lost_last_commit=lost[1] if lost is not None else None,
         )
 
     def _listing_of(self, membership: Snapshot, places: Places) -> Listing:

@@ -60,6 +60,8 @@ def decide(
     """Decide the next change of the commit record, and which drains end."""
     if snapshot.membership.job is None:
         return DrainDecision(reason="there is no job yet")
+    if snapshot.lost_commit is not None:
+        return _put_back(snapshot, snapshot.lost_commit)
     scene = _Scene(now, snapshot, observations, policy)
     moved = _commit(scene) if scene.round is not None else DrainDecision(reason="no round is live")
     ended = dict(moved.drains)
@@ -83,6 +85,16 @@ def decide(
     # A moment that has passed needs no wake-up: what is due waits for something else than time.
     wake_at_s = min((moment for moment in moments if moment > now), default=math.inf)
     return replace(moved, drains=ended, reason="; ".join(reasons), wake_at_s=wake_at_s)
+
+
+def _put_back(snapshot: DrainingSnapshot, lost: Commit) -> DrainDecision:
+    """Put a commit that ends its round back into a restored store, which had lost it."""
+    last, rounds = snapshot.lost_last_commit, (snapshot.round, snapshot.own_round)
+    ended = [one for one in rounds if one is not None and lost.is_of(one.run, one.number)]
+    if last and not all(is_known(last.step, one, snapshot.ledgers) for one in ended):
+        last = None  # No world could begin from it.
+    why = f"the round ends after step {lost.step}: put back, as the store had lost it"
+    return DrainDecision(replace(lost, reason=why), last, reason=why)
 
 
 class _Scene:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from rdzv.listing import NO_ROUND, Listing, Places
-from rdzv.records.commit import Commit, Phase, Vote
+from rdzv.records.commit import Commit, LastCommit, Phase, Vote
 from rdzv.records.drain import Drain
 from rdzv.shards.ledger import ShardLedger
 from rdzv.snapshot import Snapshot
@@ -98,6 +98,15 @@ class DrainingSnapshot:
     """The round that this pod's ranks are in; None if they are in none."""
     ledgers: Sequence[ShardLedger] = ()
     """The ledgers of the data sets that are handed out in shards."""
+    lost_commit: Commit | None = None
+    """The commit that ends a live round, which the store has lost (``rdzv.drain.ending``)."""
+    lost_last_commit: LastCommit | None = None
+    """The last commit that the store has lost with it."""
+
+    @property
+    def commit_in_force(self) -> Commit | None:
+        """The commit that gates go by: the record, or what the store has lost of it."""
+        return self.lost_commit or self.membership.commit
 
     @property
     def commit(self) -> Commit:

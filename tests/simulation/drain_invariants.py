@@ -30,6 +30,7 @@ class DrainInvariants:
         self._rounds = rounds
         self._break = break_
         self._done: set[int] = set()
+        self._recorded: set[tuple[str, int, int, int]] = set()
         self._ended_at: dict[RoundId, int] = {}
         self._ends_shown: set[RoundId] = set()
         self._due_s: dict[str, float] = {}
@@ -74,6 +75,9 @@ class DrainInvariants:
         if last.periodic and not last.forgotten:
             self._check_saved(before, last)
             return
+        if self._is_put_back(last, after.commit):
+            return
+        self._recorded.add((last.run, last.round, last.epoch, last.step))
         self._done.add(last.step)
         if commit is None or (commit.phase, commit.epoch) != ("commit", last.epoch):
             self._break(f"I3: step {last.step} is done, but the commit is {commit}")
@@ -86,6 +90,13 @@ class DrainInvariants:
                 self._break(f"I3: step {last.step} is done, {seat.member} saved {sorted(saved)}")
             if trained > last.step:
                 self._break(f"I3: step {last.step} is done, {seat.member} is at {trained}")
+
+    def _is_put_back(self, last: LastCommit, commit: Commit | None) -> bool:
+        """Whether a restored store had lost it: it comes with the commit that ends its round."""
+        if commit is None or not (commit.granted or commit.admitted):
+            return False
+        of_last = (commit.run, commit.round, commit.step) == (last.run, last.round, last.step)
+        return of_last and (last.run, last.round, last.epoch, last.step) in self._recorded
 
     def _check_saved(self, before: Snapshot, last: LastCommit) -> None:
         """I3: a periodic checkpoint is put on record once all of a world have saved it."""

@@ -64,10 +64,10 @@ Patch = AbstractContextManager[Any]
 
 @dataclass(frozen=True)
 class Plant:
-    """A bug; it is found in ``plot``, within ``seeds`` of its seeds."""
+    """A bug; it is found in ``plot``, in one of ``seeds``."""
 
     plot: str
-    seeds: int
+    seeds: range
     patches: Callable[[], list[Patch]]
 
 
@@ -75,11 +75,15 @@ PLANTS: dict[str, Plant] = {}
 """All of them, by name."""
 
 
-def plant(plot: str, seeds: int) -> Callable[[Callable[[], list[Patch]]], None]:
-    """Enter a bug among the plants, under the name of the function that makes its patches."""
+def plant(plot: str, seeds: int, *, first: int = 0) -> Callable[[Callable[[], list[Patch]]], None]:
+    """Enter a bug among the plants, under the name of the function that makes its patches.
+
+    It is found within so many ``seeds``, from ``first`` on.
+    """
 
     def enter(patches: Callable[[], list[Patch]]) -> None:
-        PLANTS[patches.__name__.replace("_", "-")] = Plant(plot, seeds, patches)
+        name = patches.__name__.replace("_", "-")
+        PLANTS[name] = Plant(plot, range(first, first + seeds), patches)
 
     return enter
 
@@ -184,6 +188,12 @@ def masters_forgotten() -> list[Patch]:
         return
 
     return [patch.object(KeptMasters, "read", read)]
+
+
+@plant("former-pods-restored", 1, first=124)
+def endings_forgotten() -> list[Patch]:
+    """Ranks train on in a world that is to end, if the store is restored to before that grant."""
+    return [patch("agent.drain.view.ending_in", lambda *_: None)]
 
 
 @plant("restores", 15)

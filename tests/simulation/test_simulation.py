@@ -75,7 +75,7 @@ def test_invariants_hold_for_many_more(plot: Plot, part: int) -> None:
 @pytest.mark.parametrize("name", sorted(PLANTS))
 def test_planted_bugs_are_found(name: str) -> None:
     plot = PLANTS[name].plot
-    outcomes = (simulate(seed, name, plot) for seed in range(PLANTS[name].seeds))
+    outcomes = (simulate(seed, name, plot) for seed in PLANTS[name].seeds)
     found = next((outcome for outcome in outcomes if outcome.failure is not None), None)
     assert found is not None
     # Anything else would be a bug that was badly planted.
@@ -144,7 +144,7 @@ def test_i11_a_foreign_key_among_the_drains_keeps_nobody_out() -> None:
     _run("aliens", 18843, 1)
 
 
-@pytest.mark.parametrize("seed", [39, 368, 505, 549, 552])
+@pytest.mark.parametrize("seed", [39, 124, 368, 505, 549, 552])
 def test_a_store_from_before_all_present_pods_costs_them_nothing(seed: int) -> None:
     outcome = simulate(seed, plot="former-pods-restored")
     assert outcome.failure is None, outcome.report()

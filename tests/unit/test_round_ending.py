@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A commit that ends its round, and a store that was restored to before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rdzv import listing
+from rdzv.drain.decision import DrainDecision, decide
+from rdzv.drain.ending import Ending, ending_in
+from rdzv.drain.gate import Gate, Here, local
+from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
+from rdzv.records.commit import Commit, LastCommit
+from rdzv.records.job import Job
+from rdzv.records.shards import Plan, PodShards, ShardWorld, Share, TrainedShards
+from rdzv.shards.ledger import ShardLedger
+from rdzv.snapshot import Snapshot
+
+ROUND = LiveRound("digits", 3, True, ("a", "b"), master="10.0.0.1:4711")
+ENDS = Commit(5, "digits", 3, "done", 9, joins=True, admitted=True, mod_revision=40)
+LAST = LastCommit(9, 3, 5, run="digits", mod_revision=40)
+EARLIER = LastCommit(4, 2, 3, run="digits", mod_revision=20)
+HELD = replace(ENDS, epoch=7, phase="hold", step=None, admitted=False)
+
+
+def membership(
+    commit: Commit | None, last: LastCommit | None = None, generation: int = 1
+) -> Snapshot:
+    return Snapshot(90, Job(1, 4, generation=generation), commit=commit, last_commit=last)
+
+
+def ending() -> Ending:
+    seen = ending_in(membership(ENDS, LAST), [ROUND])
+    assert seen is not None
+    return seen
+
+
+@pytest.mark.parametrize(
+    "commit", [None, HELD, replace(HELD, round=2), replace(ENDS, admitted=False)]
+)
+def test_i3_a_store_that_has_lost_an_ending_is_given_it_again(commit: Commit | None) -> None:
+    put_back = ending().put_back_into(membership(commit, EARLIER), [ROUND])
+    epoch = 7 if commit is not None and commit.epoch == 7 else 5
+    assert put_back == (replace(ENDS, epoch=epoch), LAST)
+
+
+@pytest.mark.parametrize(
+    "round",
+    [
+        replace(ROUND, number=4),
+        replace(ROUND, run="other"),
+        replace(ROUND, members=("a", "c")),
+        replace(ROUND, master="10.0.0.2:4711"),
+        replace(ROUND, closed=True),
+        replace(ROUND, complete=False),
+    ],
+)
+def test_an_ending_is_of_one_world_alone(round: LiveRound) -> None:
+    assert ending().put_back_into(membership(None), [round]) is None
+
+
+def test_a_world_is_known_before_its_ranks_have_an_address() -> None:
+    unnamed = replace(ROUND, master="")
+    assert ending().put_back_into(membership(None), [unnamed]) is not None
+
+
+def test_an_ending_is_put_back_once_and_in_its_own_life() -> None:
+    assert ending().put_back_into(membership(ENDS), [ROUND]) is None
+    assert ending().put_back_into(membership(None, generation=2), [ROUND]) is None
+
+
+def test_i7_a_leave_that_was_granted_is_granted_anew() -> None:
+    left = replace(ENDS, joins=False, admitted=False, granted=("uid-b",))
+    seen = ending_in(membership(left, LAST), [ROUND])
+    assert seen is not None
+    assert seen.put_back_into(membership(None), [ROUND]) == (
+        replace(left, granted=(), admitted=True),
+        LAST,
+    )
+
+
+def test_i3_a_last_commit_never_goes_back() -> None:
+    later = replace(LAST, step=12, epoch=6)
+    assert ending().put_back_into(membership(None, later), [ROUND]) == (ENDS, None)
+    # The save was forgotten, or another run's was put on record, before the ending was seen.
+    unseen = ending_in(membership(ENDS, later), [ROUND])
+    assert unseen is not None
+    assert unseen.last_commit is None
+
+
+@pytest.mark.parametrize(
+    "commit", [None, HELD, replace(ENDS, admitted=False), replace(ENDS, round=2)]
+)
+def test_only_a_grant_in_a_live_round_is_an_ending(commit: Commit | None) -> None:
+    assert ending_in(membership(commit), [ROUND]) is None
+    assert ending_in(membership(ENDS), [replace(ROUND, closed=True)]) is None
+
+
+def lost(*ledgers: ShardLedger) -> DrainingSnapshot:
+    stored = membership(None, EARLIER)
+    return DrainingSnapshot(
+        stored,
+        listing.decide(stored),
+        ROUND,
+        {},
+        "uid-a",
+        revision=90,
+        ledgers=ledgers,
+        lost_commit=ENDS,
+        lost_last_commit=LAST,
+    )
+
+
+def put_back(snapshot: DrainingSnapshot) -> DrainDecision:
+    return decide(0.0, snapshot, DrainObservations(), DrainPolicy())
+
+
+def test_i3_the_gate_stays_shut_until_the_ending_is_put_back() -> None:
+    move = local(
+        Here("a", "uid-a", Gate(), (), 0),
+        commit=lost().commit_in_force,
+        round=ROUND,
+        drain=None,
+        vote=None,
+        last_commit=None,
+        hold_s=10.0,
+    )
+    assert move.gate is not None
+    assert (move.gate.phase, move.gate.step) == ("done", 9)
+
+    decision = put_back(lost())
+    assert decision.commit is not None
+    assert replace(decision.commit, reason="") == ENDS
+    assert decision.last_commit == LAST
+    assert decision.drains == {}
+
+
+def test_a_save_is_not_put_back_if_the_store_has_lost_the_shards_in_it() -> None:
+    world = ShardWorld("digits 3", Plan(100, 10, None), 2, 5, "digits", 3)
+    pods = {name: PodShards(name, "", {0: Share(held=((0, 1),))}) for name in "ab"}
+    decision = put_back(lost(ShardLedger(world, trained=TrainedShards(base=5), pods=pods)))
+    assert decision.commit is not None
+    assert decision.last_commit is None
