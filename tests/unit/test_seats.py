@@ -74,6 +74,23 @@ def test_a_standby_leaves_the_place_to_who_is_about_to_ask_again(state: NodeStat
     assert decide(decision.wake_at_s, snapshot, WATCHED, POLICY).round is not None
 
 
+@pytest.mark.parametrize("state", ["left", "in"])
+def test_a_world_that_becomes_smaller_keeps_the_oldest_whoever_asks_first(state: NodeState) -> None:
+    policy = replace(POLICY, min_nodes=1, max_nodes=2)
+    snapshot = run([*map(node, "ac"), node("b", state), node("d", state)], after("abcd"))
+    decision = decide(NOW, snapshot, WATCHED, policy)
+    assert (decision.round, decision.wake_at_s) == (None, NOW + policy.last_call_s)
+    assert decision.reason.endswith("waiting for b")
+    late = decide(decision.wake_at_s, snapshot, WATCHED, policy).round
+    assert late is not None
+    assert [seat.member for seat in late.frozen] == ["a", "c"]
+    # The youngest are on their way, too, and have no place.
+    youngest = [node("c", state), node("d", state)]
+    assert seated(run([*map(node, "ab"), *youngest], after("abcd")), policy=policy) == "ab"
+    ended = node("b", "left", left="closed")
+    assert seated(run([*map(node, "ac"), ended], after("abcd")), policy=policy) == "ac"
+
+
 @pytest.mark.parametrize("reason", ["closed", "hung", "done"])
 def test_nobody_keeps_a_place_for_a_torchrun_that_has_ended(reason: LeftReason) -> None:
     assert seated(run([*map(node, "abd"), node("c", "left", left=reason)], after("abc"))) == "abd"

@@ -165,21 +165,25 @@ def _worlds_return_until_s(
 def _holders(
     awaited: Mapping[str, float], snapshot: RunSnapshot, chosen: Sequence[Node]
 ) -> dict[str, float]:
-    """Return those of ``awaited`` whose place one of ``chosen`` would take.
+    """Return those of ``awaited`` that would have the place of one of ``chosen``.
 
     There is a node for every place. Only a torchrun that trained in the world before, and is on its
-    way into this one, has a better claim; one that has ended, or never connected, has none.
+    way into this one, has a better claim; one that has ended, or never connected, has none. Of a
+    world that becomes smaller, all have trained: those that may stay go by ``choose``.
     """
     former = frozenset(snapshot.round.former)
-    if all(node.member in former for node in chosen):
-        return {}
-    return {
-        member: until
-        for member, until in awaited.items()
+    coming = [
+        node
+        for member in awaited
         if member in former
         and (node := snapshot.nodes.get(member)) is not None
         and (node.state == "in" or node.left_reason == "exit")
-    }
+    ]
+    if not coming:
+        return {}
+    claims = snapshot.in_order_of_claims([*snapshot.asking(), *coming])
+    seated = {node.member for node in _chosen(snapshot, claims, len(chosen))}
+    return {node.member: awaited[node.member] for node in coming if node.member in seated}
 
 
 def _awaited(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
@@ -119,16 +119,22 @@ class RunSnapshot:
     that asks in one limits how long a vanished world is kept."""
 
     def asking(self) -> list[Node]:
-        """Return the nodes that ask and may join, in the order in which places are given.
+        """Return the nodes that ask and may join, in the order of their claims."""
+        may_join = self.membership.may_join
+        return self.in_order_of_claims(
+            node for node in self.nodes.values() if node.state == "asking" and may_join(node.member)
+        )
+
+    def in_order_of_claims(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return ``nodes`` in the order in which places are given.
 
         Nodes of the world before come first, so that one that comes back does not take the place
         of one that trains; then members by age. The quarantined are last.
         """
-        may_join, ages = self.membership.may_join, self.membership.ages
-        quarantined = self.membership.quarantined
+        ages, quarantined = self.membership.ages, self.membership.quarantined
         former = frozenset(self.round.former)
         return sorted(
-            (n for n in self.nodes.values() if n.state == "asking" and may_join(n.member)),
+            nodes,
             key=lambda node: (
                 node.member in quarantined,
                 node.member not in former,
