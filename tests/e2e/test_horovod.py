@@ -293,7 +293,7 @@ def test_one_drained_below_min_waits_for_another_and_goes_at_its_deadline(start:
         going = drains.delete(first)
         job.until(lambda: first not in job.hosts(), 120, "it is off the list")
         job.until(lambda: job.no_step_for(5.0), 120, "nobody trains")
-        drains.stay(*going, trains=False)
+        assert drains.held(*going) == [*going]
         job.add("node-2")
         drains.gone(*going)
         (other,) = {"node-0", "node-1"} - {first}
@@ -348,7 +348,9 @@ def test_all_hosts_replaced_at_once_hand_the_state_over(start: Start, nodes: int
             job.finish(*next_)
         else:
             going = drains.delete(*former, replaced=False)
-            drains.stay(*going)
+            # The oldest host stays on the list: the others wait without workers.
+            job.goes_on(60)
+            assert len(drains.held(*going)) == 1
             job.finish(*next_)
             drains.gone(*going)
         job.until_world(*next_)

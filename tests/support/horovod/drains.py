@@ -101,17 +101,12 @@ class Drains:
         self.job.add(*names)
         self.job.until_world(*stay, *names)
 
-    def stay(self, *nodes: Node, trains: bool = True) -> None:
-        """Assert that these containers are held, with their workers, while the job trains.
-
-        Below min it does not: horovodrun has called all ranks together, and waits for a host.
-        """
-        if trains:
-            self.job.goes_on(60)
+    def held(self, *nodes: Node) -> list[Node]:
+        """Assert that these containers are held; return those in which workers run."""
         for node in nodes:
             assert node.launcher is not None
             assert node.launcher.poll() is None
-            assert self._notes(node)
+        return [node for node in nodes if self._notes(node)]
 
     def all_committed(self, drains: int) -> None:
         """Assert that so many pods were drained, and that no step was lost or made twice."""
