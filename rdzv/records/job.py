@@ -189,6 +189,11 @@ class Member:
         return (self.since or self.incarnation, self.name)
 
     @property
+    def block(self) -> str:
+        """The first part of its topology; empty if that is not known. A machine is no block."""
+        return self.topology.partition("/")[0]
+
+    @property
     def location(self) -> tuple[str, ...]:
         """The parts of its topology, the most general first, then its machine.
 

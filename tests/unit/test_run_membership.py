@@ -53,6 +53,20 @@ def test_nobody_leaves_a_quiet_job() -> None:
     assert (quiet.leaving, quiet.granted, quiet.ends_round) == (frozenset(), frozenset(), False)
 
 
+def test_a_machine_is_no_block() -> None:
+    # Of four pods on two machines the oldest stay, unless a topology is given.
+    pods = {"a": "", "b": "block-1", "c": "block-1/rack-2", "d": "/rack-2"}
+    members = {
+        name: member(name, age, topology=topology, node="machine-1")
+        for age, (name, topology) in enumerate(pods.items(), 1)
+    }
+    snapshot = Snapshot(90, Job(1, 4), members)
+    assert run_membership(snapshot, decide(snapshot), RUN, Round()).blocks == {
+        "b": "block-1",
+        "c": "block-1",
+    }
+
+
 def test_who_drains_leaves_and_is_not_listed() -> None:
     one = seen(drain("b"))
     assert (one.listed, one.leaving, one.granted) == (frozenset("ac"), frozenset("b"), frozenset())

@@ -139,8 +139,7 @@ def _complete(
 
 def _chosen(snapshot: RunSnapshot, asking: Sequence[Node], size: int) -> list[Node]:
     members = snapshot.membership
-    blocks = {member: parts[0] for member, parts in members.locations.items() if parts}
-    return choose(asking, size, snapshot.round.former, members.quarantined, blocks)
+    return choose(asking, size, snapshot.round.former, members.quarantined, members.blocks)
 
 
 def _freeze(snapshot: RunSnapshot, chosen: Sequence[Node]) -> Round:

@@ -98,6 +98,8 @@ class RoundMembers:
     """Of those listed, the ones whose torchrun keeps dying."""
     locations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The topology of each of those listed, as in ``rdzv.records.job.Member``."""
+    blocks: Mapping[str, str] = field(default_factory=dict)
+    """The block of each of those listed whose topology is known."""
 
     def may_join(self, member: str) -> bool:
         """Return whether a node of ``member`` may be frozen into a round."""

@@ -48,6 +48,7 @@ def run_membership(
         ages={member.name: age for age, member in enumerate(fit)},
         quarantined=listing.quarantined,
         locations={member.name: member.location for member in fit},
+        blocks={member.name: member.block for member in fit if member.block},
     )
 
 
