@@ -10,8 +10,8 @@ from typing import Protocol
 from agent.drain.voted_epoch import VotedEpoch
 from agent.rundir.files import RunDir
 from rdzv import listing
-from rdzv.drain.ending import Ending, ending_in
 from rdzv.drain.inputs import DrainingSnapshot, LiveRounds, places_of
+from rdzv.drain.round_ending import RoundEnding, ending_in
 from rdzv.job import JobClient
 from rdzv.listing import Listing, Places
 from rdzv.shards.ledger import ShardLedger
@@ -52,7 +52,7 @@ class DrainView:
     ) -> None:
         self._client = client
         self._seen = 0
-        self._ending: Ending | None = None
+        self._ending: RoundEnding | None = None
         self._rounds = rounds
         self._pod_uid = pod_uid
         self._run_dir = run_dir

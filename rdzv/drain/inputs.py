@@ -99,7 +99,7 @@ class DrainingSnapshot:
     ledgers: Sequence[ShardLedger] = ()
     """The ledgers of the data sets that are handed out in shards."""
     lost_commit: Commit | None = None
-    """The commit that ends a live round, which the store has lost (``rdzv.drain.ending``)."""
+    """The commit that ends a live round, which the store has lost (``rdzv.drain.round_ending``)."""
     lost_last_commit: LastCommit | None = None
     """The last commit that the store has lost with it."""
 

@@ -9,9 +9,9 @@ import pytest
 
 from rdzv import listing
 from rdzv.drain.decision import DrainDecision, decide
-from rdzv.drain.ending import Ending, ending_in
 from rdzv.drain.gate import Gate, Here, local
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
+from rdzv.drain.round_ending import RoundEnding, ending_in
 from rdzv.records.commit import Commit, LastCommit
 from rdzv.records.job import Job
 from rdzv.records.shards import Plan, PodShards, ShardWorld, Share, TrainedShards
@@ -31,7 +31,7 @@ def membership(
     return Snapshot(90, Job(1, 4, generation=generation), commit=commit, last_commit=last)
 
 
-def ending() -> Ending:
+def ending() -> RoundEnding:
     seen = ending_in(membership(ENDS, LAST), [ROUND])
     assert seen is not None
     return seen

@@ -17,7 +17,7 @@ from rdzv.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RoundEnding:
     """The commit after which ``round`` ends, as this sidecar has seen it in ``generation``.
 
     ``last_commit`` is the save that it rests on; None if another one was on record by then.
@@ -52,7 +52,7 @@ class Ending:
         return replace(self.commit, epoch=epoch, granted=(), admitted=True), saved
 
 
-def ending_in(membership: Snapshot, rounds: Iterable[LiveRound]) -> Ending | None:
+def ending_in(membership: Snapshot, rounds: Iterable[LiveRound]) -> RoundEnding | None:
     """Return the ending of one of ``rounds`` that is on record; None if there is none."""
     commit, last = membership.commit, membership.last_commit
     if membership.job is None or commit is None:
@@ -60,7 +60,7 @@ def ending_in(membership: Snapshot, rounds: Iterable[LiveRound]) -> Ending | Non
     for round in rounds:
         if round.live and _ends(commit, round):
             saved = last if last is not None and last.epoch == commit.epoch else None
-            return Ending(membership.job.generation, round, commit, saved)
+            return RoundEnding(membership.job.generation, round, commit, saved)
     return None
 
 
