@@ -21,7 +21,7 @@ from agent.tunnel.peers import NoPeer, calling, is_present
 from agent.tunnel.refusals import Refusals
 from agent.tunnel.relay import READ_SIZE, Ends, relay
 from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching
-from launcher_shim.horovod.exec.frames import ABANDON, GONE, encode
+from launcher_shim.horovod.exec.frames import ABANDON, GONE, HOLD, encode
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 from rdzv.job import JobClient
@@ -40,6 +40,9 @@ DETACHED_MAX_S = 50.0
 then its agent has ended it."""
 ANSWER_TIMEOUT_S = 5.0
 """Time limit for an agent to end a command, in seconds; one that is stopped ends it later."""
+HOLD_INTERVAL_S = 2.0
+"""Interval at which the agent is told to hold its commands while the store is away, and poll
+interval for that, in seconds: no event tells that the store has become unreachable."""
 FIRST_INTERVAL_S = 0.3
 """Poll interval for an agent that has never listened, in seconds: its image may still be pulled."""
 ACCEPT_PAUSE_S = 0.5
@@ -93,6 +96,7 @@ class WorkerEnd:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow_absences(), name="tunnel-absences")
+                tasks.create_task(self._hold_while_unsure(), name="tunnel-hold")
                 while True:
                     connection = await self._accept(listener)
                     address = _address_of(connection)
@@ -202,10 +206,10 @@ class WorkerEnd:
             healthy_for_s = self._client.mirror.healthy_for_s(now)
             for session, (member, absence, since_s) in tuple(self._detached.items()):
                 there = snapshot.members.get(member.name)
-                # While this sidecar itself is not registered, the launcher may be unable to
-                # register, too.
-                unsure = self._generation() is None
-                if unsure or (there is not None and there.pod_uid == member.pod_uid):
+                if self._unsure:
+                    absence.over()
+                    self._detached[session] = member, absence, now  # the agent holds it
+                elif there is not None and there.pod_uid == member.pod_uid:
                     absence.over()
                     if now - since_s > self._detached_max_s:
                         del self._detached[session]
@@ -221,12 +225,30 @@ class WorkerEnd:
                 async with asyncio.timeout(LOOK_S):
                     await self._client.membership.changed_from(snapshot)
 
+    async def _hold_while_unsure(self) -> None:
+        """Have the agent keep its commands while it cannot be known whether launchers are there.
+
+        A launcher's sidecar that starts while the store is away can reach no host until it is back.
+        """
+        while True:
+            if self._unsure:
+                await self._tell_agent(encode(HOLD))
+            await asyncio.sleep(HOLD_INTERVAL_S)
+
+    @property
+    def _unsure(self) -> bool:
+        """Whether what keeps this sidecar from the store may keep the launcher's from it, too."""
+        return self._generation() is None or not self._client.mirror.healthy(self._clock())
+
     async def _abandon(self, attaching: Attaching) -> None:
+        await self._tell_agent(encode_attaching(attaching, ABANDON))
+
+    async def _tell_agent(self, opening: bytes) -> None:
         # An agent that is not there has no command.
         with suppress(OSError, TimeoutError):
             agent = await self._reach_agent()
             try:
-                agent.writer.write(encode_attaching(attaching, ABANDON))
+                agent.writer.write(opening)
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
                     await agent.reader.read(1)
             finally:

@@ -17,10 +17,12 @@ from shlex import quote
 import pytest
 
 from console.local.processes.marked import NODE_MARK, RUN_MARK, end_all, marked
+from launcher_shim.horovod.exec.lease import detached_max_s
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.faults.cut_node import CutNode, cut_node
 from tests.support.ports import free_ports
 from tests.support.sidecars.processes import CONSOLE, PATIENCE_S, Sidecar, sidecar, until
+from tests.support.store.tcp_proxy import TcpProxy
 
 AS_LONG_AS_IT_TAKES = "600"
 SHORT = "5"
@@ -40,7 +42,9 @@ class Pods:
         self._lease_ttl = lease_ttl
         self._stack = stack
 
-    async def start_sidecar(self, name: str, node: CutNode | None = None) -> None:
+    async def start_sidecar(
+        self, name: str, node: CutNode | None = None, *, ready: bool = True
+    ) -> None:
         """Start it, or start another one in its pod; ``node``: not on this one."""
         port = self._endpoint.rpartition(":")[2]
         one: AbstractAsyncContextManager[Sidecar] = sidecar(
@@ -55,7 +59,8 @@ class Pods:
             MUSTER_LEASE_TTL=self._lease_ttl,
         )
         self.sidecars[name] = await self._stack.enter_async_context(one)
-        await self.sidecars[name].until_ready()
+        if ready:
+            await self.sidecars[name].until_ready()
 
     async def start_agent(self, name: str = "node-0") -> None:
         """Start what a worker's training container runs."""
@@ -134,10 +139,16 @@ def start_pods() -> Iterator[StartPods]:
     with tempfile.TemporaryDirectory(prefix="pods-") as directory:
 
         @asynccontextmanager
-        async def start(lease_ttl: str, node: CutNode | None = None) -> AsyncIterator[Pods]:
+        async def start(
+            lease_ttl: str, node: CutNode | None = None, *, through: list[TcpProxy] | None = None
+        ) -> AsyncIterator[Pods]:
             listen = "127.0.0.1:0" if node is None else "0.0.0.0:0"
             async with EmbeddedServer(listen) as server, AsyncExitStack() as stack:
                 endpoint = server.endpoint.replace("0.0.0.0", "127.0.0.1")
+                if through is not None:
+                    proxy = await stack.enter_async_context(TcpProxy(endpoint))
+                    through.append(proxy)
+                    endpoint = proxy.endpoint
                 pods = Pods(Path(directory), endpoint, lease_ttl, stack)
                 stack.push_async_callback(pods.end)
                 await pods.start_sidecar("launcher")
@@ -185,6 +196,31 @@ async def test_a_sidecar_that_is_told_to_stop_leaves_its_command_to_the_next(
             assert await pods.sidecars[name].end() == 0
             await pods.sidecars[name].until_logged("outlived")
             await pods.start_sidecar(name)
+        await pods.touch(pods.directory / "go")
+        assert await finished(worker) == (5, b"", b"")
+
+
+@pytest.mark.parametrize("killed", [("launcher",), ("launcher", "node-0")], ids=" and ".join)
+async def test_i5_a_sidecar_that_is_killed_while_the_store_is_away_costs_no_command(
+    start_pods: StartPods, killed: tuple[str, ...]
+) -> None:
+    through: list[TcpProxy] = []
+    async with start_pods(SHORT, through=through) as pods:
+        worker = await pods.command(
+            f"while ! [ -e {pods.directory}/go ]; do sleep 0.05; done; exit 5"
+        )
+        (proxy,) = through
+        proxy.cut()
+        for name in killed:
+            await pods.kill(name)
+            await pods.start_sidecar(name, ready=False)
+        # Twice the time after which an agent gives a launcher up of which it hears nothing.
+        await asyncio.sleep(2 * detached_max_s(int(SHORT)))
+        assert worker.returncode is None
+        assert not await pods.no_command()
+        proxy.mend()
+        for name in killed:
+            await pods.sidecars[name].until_ready()
         await pods.touch(pods.directory / "go")
         assert await finished(worker) == (5, b"", b"")
 

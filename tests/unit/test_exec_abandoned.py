@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from agent.tunnel.absence import ABSENT_S, LOOK_S, Absence
+from agent.tunnel.worker_end import HOLD_INTERVAL_S
 from launcher_shim.horovod.exec.attaching import Attaching
 from launcher_shim.horovod.exec.lease import patience_s
 from launcher_shim.horovod.exec.session import CommandSession
@@ -88,6 +89,20 @@ async def test_it_is_killed_in_time_where_the_lease_was_granted_just_before(
     assert worker.told == [signal.SIGTERM, signal.SIGKILL]
     assert not given_up.done()
     given_up.cancel()
+
+
+@pytest.mark.parametrize("lease_ttl_s", LEASES_S)
+async def test_i5_it_goes_on_while_its_sidecar_cannot_know_of_the_launcher(
+    lease_ttl_s: int,
+) -> None:
+    session, worker, connection = running(lease_ttl_s)
+    session.detach(connection)
+    for _ in range(100):
+        await asyncio.sleep(HOLD_INTERVAL_S)
+        session.hold()
+    assert worker.told == []
+    await asyncio.sleep(patience_s(lease_ttl_s))
+    assert worker.told == [signal.SIGTERM, signal.SIGKILL]
 
 
 async def test_it_goes_on_where_another_sidecar_is_found_in_time() -> None:

@@ -33,6 +33,9 @@ ACK = 10
 """Both ways, empty. Its number is that of the newest frame that the sender has received."""
 ABANDON = 11
 """Instead of an ATTACH, from a sidecar: the launcher's side of a command is gone. JSON likewise."""
+HOLD = 12
+"""Instead of an ATTACH, from the sidecar beside the agent, empty: it cannot tell whether launchers
+are there, so that no command is given up for silence."""
 
 NUMBERED = frozenset((START, STDOUT, STDERR, EXIT, REFUSED))
 OPENINGS = frozenset((ATTACH, ABANDON))
@@ -42,7 +45,7 @@ BODY_MAX = 512 * 1024
 
 _HEAD = Struct(">IBQ")
 HEAD_SIZE = _HEAD.size
-_KINDS = NUMBERED | OPENINGS | {GONE, ATTACHED, ACK}
+_KINDS = NUMBERED | OPENINGS | {GONE, ATTACHED, ACK, HOLD}
 
 
 class ExecFrameError(ValueError):

@@ -35,6 +35,7 @@ from launcher_shim.horovod.exec.frames import (
     ABANDON,
     ACK,
     GONE,
+    HOLD,
     START,
     Decoder,
     ExecFrameError,
@@ -102,6 +103,12 @@ class ExecServer:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         decoder = Decoder()
         opening, *frames = await first_frames(reader, decoder)
+        if opening.kind == HOLD:
+            for held in self._sessions.values():
+                held.hold()
+            writer.write(encode(ACK))
+            await writer.drain()
+            return
         attaching = read_attaching(opening)
         session = self._sessions.get(attaching.session)
         if opening.kind == ABANDON:

@@ -43,6 +43,7 @@ class CommandSession:
         self._outputs: List[Output] = []
         self._last_word = False
         self._patience: Optional[asyncio.Task[None]] = None
+        self._silent_s = 0
         self._ending: Set[asyncio.Task[None]] = set()
 
     # -- its connections
@@ -68,6 +69,10 @@ class CommandSession:
             self._writer = None
             self._patience = asyncio.get_event_loop().create_task(self._outlast())
 
+    def hold(self) -> None:
+        """Count the launcher's silence anew: nobody can tell whether it is there."""
+        self._silent_s = 0
+
     def hear(self, frame: Frame) -> Optional[Frame]:
         """Take a frame; return it if it counts. Raises ``ExecFrameError``."""
         counting = self._stream.receive(frame)
@@ -77,8 +82,10 @@ class CommandSession:
         return counting
 
     async def _outlast(self) -> None:
-        for _ in range(self._detached_max_s):
+        self._silent_s = 0
+        while self._silent_s < self._detached_max_s:
             await asyncio.sleep(1.0)  # by seconds, so a stop of this process does not count
+            self._silent_s += 1
         self.abandon("nothing was heard of the launcher's side for %d s" % self._detached_max_s)
 
     def abandon(self, why: str) -> None:
