@@ -229,6 +229,7 @@ def tunnel_of(
             sockets.exec_path,
             client,
             lambda: registrar.generation,
+            lambda: registrar.fenced,
             around.clock,
             lease_ttl_s,
         )

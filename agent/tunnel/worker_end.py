@@ -54,8 +54,9 @@ class WorkerEnd:
     """The worker's end, at ``address``, an IP and a port; ``host`` is this pod's name to Horovod.
 
     ``agent_path`` is the socket of the agent beside this sidecar. ``generation`` returns the one
-    that this sidecar is registered in, or None; ``clock`` is monotonic, in seconds, ``lease_ttl_s``
-    that of all sidecars of the job.
+    that this sidecar is registered in, or None; ``fenced`` whether that is so because another pod
+    has its name. ``clock`` is monotonic, in seconds, ``lease_ttl_s`` that of all sidecars of the
+    job.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class WorkerEnd:
         agent_path: Path,
         client: JobClient,
         generation: Callable[[], int | None],
+        fenced: Callable[[], bool],
         clock: Callable[[], float],
         lease_ttl_s: float,
     ) -> None:
@@ -77,6 +79,7 @@ class WorkerEnd:
         self._agent_path = agent_path
         self._client = client
         self._generation = generation
+        self._fenced = fenced
         self._clock = clock
         self._detached_max_s = lease_ttl_s + DETACHED_MAX_S
         self._unknown: dict[asyncio.Task[None], str] = {}
@@ -206,10 +209,12 @@ class WorkerEnd:
             healthy_for_s = self._client.mirror.healthy_for_s(now)
             for session, (member, absence, since_s) in tuple(self._detached.items()):
                 there = snapshot.members.get(member.name)
+                if session not in self._detached:
+                    continue  # it goes on, since the loop began
                 if self._unsure:
                     absence.over()
                     self._detached[session] = member, absence, now  # the agent holds it
-                elif there is not None and there.pod_uid == member.pod_uid:
+                elif self._fenced() or (there is not None and there.pod_uid == member.pod_uid):
                     absence.over()
                     if now - since_s > self._detached_max_s:
                         del self._detached[session]
@@ -238,7 +243,9 @@ class WorkerEnd:
     @property
     def _unsure(self) -> bool:
         """Whether what keeps this sidecar from the store may keep the launcher's from it, too."""
-        return self._generation() is None or not self._client.mirror.healthy(self._clock())
+        if not self._client.mirror.healthy(self._clock()):
+            return True
+        return self._generation() is None and not self._fenced()
 
     async def _abandon(self, attaching: Attaching) -> None:
         await self._tell_agent(encode_attaching(attaching, ABANDON))
