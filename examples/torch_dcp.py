@@ -36,9 +36,16 @@ FEATURES = 32
 class Checkpoints:
     """The directories of one job; all nodes read and write the same ones."""
 
-    def __init__(self, directory: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        net: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+    ) -> None:
         self._directory = directory
         self._net, self._optimizer = net, optimizer
+        self._device = device
 
     def save(self, step: int) -> None:
         """Every rank writes its part; returns when all have."""
@@ -59,7 +66,7 @@ class Checkpoints:
         if committed is not None and self._part_written_last(committed).exists():
             found.add(committed)  # by its name: a listing may be out of date
         # Rank 0's choice is everybody's: another rank may have looked a moment later.
-        chosen = torch.tensor([max(found, default=0)])
+        chosen = torch.tensor([max(found, default=0)], device=self._device)
         dist.broadcast(chosen, 0)
         step = muster.check_start(int(chosen), self._directory)
         if step:
@@ -93,20 +100,24 @@ def main() -> None:
     parser.add_argument("--checkpoint-dir", default=os.environ.get("CHECKPOINT_DIR", "checkpoints"))
     arguments = parser.parse_args()
 
-    dist.init_process_group("gloo")
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, FEATURES))
+    net = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, FEATURES)).to(device)
     fully_shard(net)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    checkpoints = Checkpoints(Path(arguments.checkpoint_dir) / "torch_dcp", net, optimizer)
+    checkpoints = Checkpoints(Path(arguments.checkpoint_dir) / "torch_dcp", net, optimizer, device)
     start = checkpoints.load()
     print(f"rank {rank} of {world_size} starts at step {start}", flush=True)
 
     next_step_s = time.monotonic()
     with muster.drain() as drain:
         for step in range(start + 1, arguments.steps + 1):
-            inputs, wanted = batch(step)
+            inputs, wanted = (part.to(device) for part in batch(step))
             # The ranks' gradients are averaged: this weight makes that the mean over the batch.
             loss = (net(inputs) - wanted).square().sum() * world_size / (GLOBAL_BATCH * FEATURES)
             optimizer.zero_grad()
