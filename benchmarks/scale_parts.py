@@ -25,6 +25,7 @@ from benchmarks.worker import LINE_MAX
 from rdzv import listing
 from rdzv.errors import StoreAmbiguous
 from rdzv.keys import JobKeys
+from rdzv.snapshot import Snapshot
 from rdzv.store import RangeResult, TxnResult, WatchBatch
 from rdzv.store.access import Access
 from rdzv.store.etcd.certificates import CertificateFiles
@@ -100,7 +101,8 @@ class Member:
         self._registrar = member_parts(around, settings, self._client).registrar
         self.listed = 0
         self.listed_s = 0.0
-        self.on_listed = asyncio.Event()
+        self._last_listed: Snapshot | None = None
+        self._on_list = asyncio.Event()
         self._running = asyncio.create_task(self._run(), name=name)
 
     async def _run(self) -> None:
@@ -116,7 +118,8 @@ class Member:
             self._counts["lists made"] += 1
             if listed != self.listed:
                 self.listed, self.listed_s = listed, monotonic()
-                self.on_listed.set()
+            self._last_listed = snapshot
+            self._on_list.set()
             await self._membership.changed_from(snapshot)
 
     async def registered(self) -> None:
@@ -124,12 +127,15 @@ class Member:
         await self._registrar.registered.wait()
 
     async def until(self, listed: int) -> float:
-        """Wait until ``listed`` members are listed; return since when."""
-        while self.listed != listed:
+        """Wait until ``listed`` members are listed, and no list is still due; return since when.
+
+        Wake-ups are debounced: the list for the last events of a storm is made up to seconds later.
+        """
+        while self.listed != listed or self._membership.snapshot() is not self._last_listed:
             if self._running.done():
                 self._running.result()
-            self.on_listed.clear()
-            await self.on_listed.wait()
+            self._on_list.clear()
+            await self._on_list.wait()
         return self.listed_s
 
     async def leave(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from agent.tunnel.hello import HEAD_SIZE, HelloError, encode_hello, read_head
 from agent.tunnel.identity import TunnelIdentity, pin_of
+from agent.tunnel.lost_path import LOST_S, notice_lost_path
 from agent.tunnel.relay import READ_SIZE, Ends
 from rdzv.errors import LauncherError
 from rdzv.records.job import Member
@@ -23,18 +24,23 @@ from rdzv.records.job import Member
 HANDSHAKE_TIMEOUT_S = 10.0
 """Time limit until both ends are known, in seconds; a starved node may need some of it."""
 
-PATH_IDLE_S, PATH_INTERVAL_S, PATH_TRIES = 15, 5, 6
-"""Keep-alive of the kernels, in seconds: a path that has gone dead is noticed after 45 s, even if
-both ends are members. The kernels probe each other, so that a starved sidecar does not count as
-gone."""
-
 
 class HandshakeError(LauncherError):
     """A peer that was not there, or did not prove who it is: one sentence why."""
 
 
+class UnknownSidecar(HandshakeError):
+    """A sidecar that is there, but does not know this one, or is not the one that was called.
+
+    Until the store is back, it is so for a sidecar that has started since.
+    """
+
+
 async def call(member: Member, own: TunnelIdentity) -> Ends:
-    """Connect to the sidecar of ``member``; raise ``HandshakeError`` if that fails."""
+    """Connect to the sidecar of ``member``; raise ``HandshakeError`` if that fails.
+
+    Raises ``UnknownSidecar`` if one is there.
+    """
     connection = _tcp_socket(member.address)
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
@@ -43,9 +49,12 @@ async def call(member: Member, own: TunnelIdentity) -> Ends:
             await loop.sock_sendall(connection, encode_hello(own.certificate))
             theirs = await _receive_hello(connection)
             if pin_of(theirs) != member.pin:
-                raise HandshakeError(f"at its address is not the sidecar of {member.name}")
+                raise UnknownSidecar(f"at its address is not the sidecar of {member.name}")
             return await _start_tls(connection, own, theirs, server=False)
-    except (OSError, HelloError) as error:
+    except HelloError as error:
+        connection.close()
+        raise UnknownSidecar(str(error)) from error
+    except OSError as error:
         connection.close()
         raise HandshakeError(_reason(error)) from error
     except BaseException:
@@ -120,18 +129,8 @@ def _tcp_socket(address: str) -> socket.socket:
     notice_lost_path(connection)
     # What a launcher's side sends is taken soon, so that this does not hit a peer that is only
     # slow.
-    lost_ms = 1000 * (PATH_IDLE_S + PATH_INTERVAL_S * PATH_TRIES)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, lost_ms)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * LOST_S)
     return connection
-
-
-def notice_lost_path(connection: socket.socket) -> None:
-    """Have the kernel end the connection when its path is gone, and send small frames at once."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PATH_IDLE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PATH_INTERVAL_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PATH_TRIES)
 
 
 def _reason(error: Exception) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from agent.rundir.pod_socket import listening_at
 from agent.tunnel.absence import ABSENT_S, Absence
 from agent.tunnel.connections import Connections
-from agent.tunnel.handshake import HandshakeError, call
+from agent.tunnel.handshake import HandshakeError, UnknownSidecar, call
 from agent.tunnel.identity import TunnelIdentity
 from agent.tunnel.opening import OpeningError, read_opening
 from agent.tunnel.peers import NoPeer, called, is_present
@@ -39,7 +39,9 @@ RETRY_MAX_S = 2.0
 present, in seconds."""
 UNREACHED_S = 50.0
 """Time beyond the lease TTL for which such a sidecar is called, in seconds: by then its side has
-noticed that the path is gone, and its agent has ended the command."""
+noticed that the path is gone, and its agent has ended the command. A sidecar that answers without
+knowing this one while the store is away is called until the store is back: it has its agent hold
+the command."""
 
 
 class LauncherEnd:
@@ -124,16 +126,21 @@ class LauncherEnd:
 
     async def _abandon(self, attaching: Attaching) -> None:
         """Have the host end the command: no process here waits for its result any more."""
-        # Repeat it until the host answers, is gone, or has ended the command by itself.
-        with suppress(NoPeer, OSError, TimeoutError):
-            async with asyncio.timeout(self._abandon_timeout_s):
-                while True:
-                    member, remote = await self._reach(attaching.host)
-                    with self.connections.to(member, remote.writer):
-                        remote.writer.write(encode_attaching(attaching, ABANDON))
-                        if await remote.reader.read(1):
-                            return
-                    await asyncio.sleep(RETRY_S)
+        # Repeat it until the host answers, is gone, or has ended the command by itself, which it
+        # does not while the store is away.
+        since_s = self._clock()
+        with suppress(NoPeer):
+            while (left_s := since_s + self._abandon_timeout_s - self._clock()) > 0:
+                with suppress(OSError):  # of which TimeoutError is one
+                    async with asyncio.timeout(left_s):
+                        member, remote = await self._reach(attaching.host)
+                        with self.connections.to(member, remote.writer):
+                            remote.writer.write(encode_attaching(attaching, ABANDON))
+                            if await remote.reader.read(1):
+                                return
+                if not self._client.mirror.healthy(self._clock()):
+                    since_s = self._clock()
+                await asyncio.sleep(RETRY_S)
 
     async def _reach(self, host: str) -> tuple[Member, Ends]:
         """Connect to the host for as long as it is a member; raise ``NoPeer`` if it is none.
@@ -166,7 +173,8 @@ class LauncherEnd:
                         *(host, said := str(error)),
                         extra={"event": "tunnel_unreachable"},
                     )
-                if generation is None:
+                there = isinstance(error, UnknownSidecar)
+                if generation is None or (there and not self._client.mirror.healthy(self._clock())):
                     called_s = self._clock()
                 elif self._clock() - called_s >= self._unreached_s:
                     raise NoPeer(

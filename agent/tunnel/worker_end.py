@@ -14,8 +14,9 @@ from pathlib import Path
 
 from agent.tunnel.absence import ABSENT_S, LOOK_S, Absence
 from agent.tunnel.connections import Connections
-from agent.tunnel.handshake import HandshakeError, answer, notice_lost_path
+from agent.tunnel.handshake import HandshakeError, answer
 from agent.tunnel.identity import TunnelIdentity
+from agent.tunnel.lost_path import notice_lost_path, unacknowledged_for_long
 from agent.tunnel.opening import OpeningError, read_opening
 from agent.tunnel.peers import NoPeer, calling, is_present
 from agent.tunnel.refusals import Refusals
@@ -84,6 +85,7 @@ class WorkerEnd:
         self._detached_max_s = lease_ttl_s + DETACHED_MAX_S
         self._unknown: dict[asyncio.Task[None], str] = {}
         self._refusals = Refusals(log, clock)
+        self._path_lost = False
         self._detached: dict[str, tuple[Member, Absence, float]] = {}
         self._detaching = asyncio.Event()
 
@@ -169,7 +171,21 @@ class WorkerEnd:
                 if not is_present(self._client.membership.snapshot(), self._generation(), member):
                     self._refusals.tell(address, f"{member.name} is no longer a member")
                     return
-                await self._carry(ends, member)
+                self._path_lost = False
+                watch = asyncio.create_task(self._close_when_lost(connection, ends.writer))
+                try:
+                    await self._carry(ends, member)
+                finally:
+                    watch.cancel()
+                    await asyncio.gather(watch, return_exceptions=True)
+
+    async def _close_when_lost(
+        self, connection: socket.socket, writer: asyncio.StreamWriter
+    ) -> None:
+        with suppress(OSError):  # it has ended
+            await unacknowledged_for_long(connection)
+            self._path_lost = True
+            writer.transport.abort()
 
     def _known(self, pin: str) -> Member:
         return calling(self._client.membership.snapshot(), self._generation(), pin)
@@ -192,7 +208,10 @@ class WorkerEnd:
         session = opening.attaching.session
         self._detached.pop(session, None)
         local.writer.write(opening.frame)
-        if not await relay(remote, local) and not opening.abandons:
+        agent_has_ended = await relay(remote, local)
+        # The kernel's keep-alive ends a connection with this error.
+        self._path_lost |= isinstance(remote.reader.exception(), TimeoutError)
+        if not agent_has_ended and not opening.abandons:
             self._detached[session] = member, Absence(ABSENT_S), self._clock()
             self._detaching.set()
 
@@ -233,7 +252,8 @@ class WorkerEnd:
     async def _hold_while_unsure(self) -> None:
         """Have the agent keep its commands while it cannot be known whether launchers are there.
 
-        A launcher's sidecar that starts while the store is away can reach no host until it is back.
+        A sidecar that starts while the store is away, at either end, connects the two no more until
+        it is back.
         """
         while True:
             if self._unsure:
@@ -242,7 +262,13 @@ class WorkerEnd:
 
     @property
     def _unsure(self) -> bool:
-        """Whether what keeps this sidecar from the store may keep the launcher's from it, too."""
+        """Whether what keeps this sidecar from the store may keep the launcher's from it, too.
+
+        If the path to the launcher was lost as well, this node is more likely cut off from both,
+        and others may have taken its place.
+        """
+        if self._path_lost:
+            return False
         if not self._client.mirror.healthy(self._clock()):
             return True
         return self._generation() is None and not self._fenced()
