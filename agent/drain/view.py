@@ -36,9 +36,9 @@ class DrainView:
 
     An epoch that was seen counts as used, like the one that was ``voted`` in: ranks of other pods
     may have acknowledged in it even if a restored store has lost it, and those acknowledgements
-    must not count for another attempt. The commit that ends a round is remembered, too, for a store
-    that was restored to before it. ``ledgers`` returns those of all data sets in shards; their
-    changes end no wait.
+    must not count for another attempt. The commit that ends the round of this pod's ranks is
+    remembered, too, for a store that was restored to before it. ``ledgers`` returns those of all
+    data sets in shards; their changes end no wait.
     """
 
     def __init__(
@@ -68,9 +68,10 @@ class DrainView:
         membership, rounds = self._client.membership.snapshot(), self._rounds.live_rounds()
         if membership.commit is not None:
             self._seen = max(self._seen, membership.commit.epoch)
-        live = [one for one in rounds if one is not None]
-        self._ending = ending_in(membership, live) or self._ending
-        lost = self._ending.put_back_into(membership, live) if self._ending is not None else None
+        # No torchrun has acted by what another pod's sidecar has seen.
+        own = [] if rounds.own is None else [rounds.own]
+        self._ending = ending_in(membership, own) or self._ending
+        lost = self._ending.put_back_into(membership, own) if self._ending is not None else None
         return DrainingSnapshot(
             membership=membership,
             listing=self._listing_of(membership, places_of(rounds.counts)),

@@ -44,5 +44,5 @@ async def unacknowledged_for_long(connection: socket.socket) -> None:
 
 def _is_unacknowledged(connection: socket.socket) -> bool:
     told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    info = _TCP_INFO.unpack(told)
+    info: tuple[int, ...] = _TCP_INFO.unpack(told)
     return info[_UNACKNOWLEDGED] > 0 and info[_MS_SINCE_ACKNOWLEDGEMENT] >= 1000 * LOST_S

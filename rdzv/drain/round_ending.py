@@ -36,7 +36,7 @@ class RoundEnding:
         The epoch is never below that of an attempt which the restored store has begun since. No
         leave counts as granted, as the store has lost its drain, or how that ended: whoever has
         not gone is granted it anew. The last commit is left out if the store has that one, or a
-        later one.
+        later one. A world that has saved a later step has trained on: its ending is over.
         """
         if membership.job is None or membership.job.generation != self.generation:
             return None
@@ -45,11 +45,18 @@ class RoundEnding:
         stored, last = membership.commit, membership.last_commit
         if stored is not None and _ends(stored, self.round):
             return None
+        if last is not None and self._is_before(last):
+            return None
         epoch = max(self.commit.epoch, stored.epoch if stored is not None else 0)
         saved = self.last_commit
         if saved is not None and last is not None and last.epoch >= saved.epoch:
             saved = None
         return replace(self.commit, epoch=epoch, granted=(), admitted=True), saved
+
+    def _is_before(self, last: LastCommit) -> bool:
+        """Return whether ``last`` is a save of this round and of a later step."""
+        ended = -1 if self.commit.step is None else self.commit.step
+        return last.is_of(self.round.run) and last.round == self.round.number and last.step > ended
 
 
 def ending_in(membership: Snapshot, rounds: Iterable[LiveRound]) -> RoundEnding | None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from rdzv.drain.transactions import cancel, take_over
 from rdzv.records.drain import Drain
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryStore
-from tests.support.sidecars.drains import HERE, RUN, Job, job
+from tests.support.sidecars.drains import HERE, RUN, Job, Pod, job
 from tests.support.sidecars.jobs import KEYS, begin_next_life
 from tests.support.sidecars.ranks import Loop
 
@@ -334,6 +335,31 @@ async def test_what_was_saved_before_the_store_was_emptied_does_not_count_after(
         await one.lose_store()
         assert await client.release() == "committed"
         assert (one.commit.epoch, one.commit.failures) == (2, 0)
+
+
+def phase_shown(pod: Pod, phase: str) -> bool:
+    return pod.shown() == phase
+
+
+async def test_i3_a_world_that_has_let_somebody_in_stands_still_in_a_store_that_has_lost_that() -> (
+    None
+):
+    async with job("abc", trains="ab") as one:
+        await one.ask("c")
+        await one.until(lambda: one.commit.admitted)
+        a, b = one.pods["a"], one.pods["b"]
+        for pod in (a, b):
+            await pod.soon(partial(phase_shown, pod, "done"))
+            pod.cable.jam(HERE.commit)  # it is put back late
+        # As if it were restored to before the join.
+        await one.put(Delete(HERE.commit), Delete(KEYS.last_commit))
+        await asyncio.sleep(30)
+        assert not one.commit.admitted
+        assert (a.shown(), b.shown()) == ("done", "done")
+        for pod in (a, b):
+            pod.cable.mend()
+        await one.until(lambda: one.commit.admitted)
+        # Beyond the step that was saved nobody has trained: that is looked at in each test.
 
 
 async def test_a_sidecar_says_what_an_operator_wants_to_know(

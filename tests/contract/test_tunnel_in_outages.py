@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,10 @@ class Pods:
 
     async def _write(self, at: str, record: Job | Member) -> None:
         assert (await self._store.txn([], [Put(at, record.to_json())])).succeeded
+
+    def has_held_since(self, before: int) -> bool:
+        """Whether the agent was told to hold its commands more than once since then."""
+        return self.held > before + 1
 
     def launcher_end(self) -> LauncherEnd:
         path = self._directory / "tunnel.sock"
@@ -245,7 +250,7 @@ async def test_a_node_that_has_lost_its_launcher_and_the_store_holds_no_command(
             ends.writer.write(encode_attaching(Attaching(HOST, SESSION, attempt)))
             assert await kind_of_answer(ends) == (ATTACHED, b"")
             before = pods.held
-            await until(lambda before=before: pods.held > before + 1)
+            await until(partial(pods.has_held_since, before))
             lost.set()
             async with asyncio.timeout(DEADLINE_S):
                 assert await ends.reader.read() == b""

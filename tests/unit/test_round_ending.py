@@ -82,12 +82,36 @@ def test_i7_a_leave_that_was_granted_is_granted_anew() -> None:
 
 
 def test_i3_a_last_commit_never_goes_back() -> None:
-    later = replace(LAST, step=12, epoch=6)
-    assert ending().put_back_into(membership(None, later), [ROUND]) == (ENDS, None)
+    anothers = replace(LAST, step=4, epoch=6, run="other")
+    assert ending().put_back_into(membership(None, anothers), [ROUND]) == (ENDS, None)
     # The save was forgotten, or another run's was put on record, before the ending was seen.
-    unseen = ending_in(membership(ENDS, later), [ROUND])
+    unseen = ending_in(membership(ENDS, anothers), [ROUND])
     assert unseen is not None
     assert unseen.last_commit is None
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        replace(LAST, step=12, epoch=6),
+        # As a periodic save has it, which begins no epoch.
+        replace(LAST, step=12, epoch=3, periodic=True),
+    ],
+)
+def test_i3_a_world_that_has_saved_a_later_step_is_not_ended_after_the_earlier_one(
+    later: LastCommit,
+) -> None:
+    assert ending().put_back_into(membership(None, later), [ROUND]) is None
+    assert ending().put_back_into(membership(HELD, later), [ROUND]) is None
+    earlier = replace(later, round=2)
+    assert ending().put_back_into(membership(None, earlier), [ROUND]) is not None
+
+
+def test_a_world_that_ends_without_a_save_is_not_ended_after_one() -> None:
+    unsaved = ending_in(membership(replace(ENDS, step=None), EARLIER), [ROUND])
+    assert unsaved is not None
+    assert unsaved.put_back_into(membership(None, EARLIER), [ROUND]) is not None
+    assert unsaved.put_back_into(membership(None, replace(LAST, step=1)), [ROUND]) is None
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from agent.drain.notice import Notice, Source
 from agent.drain.notice_socket import Phase
 from agent.parts import drains_of, job_client, member_parts
 from agent.surroundings import MemberSettings
+from launcher_shim.c10d.rounds.drain_view import own
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.rundir import layout
 from rdzv.drain.inputs import LiveRound, LiveRounds
@@ -56,15 +57,17 @@ DEADLINE_S = 90.0
 class Rounds:
     """What drains ask of an endpoint, made of the round and the nodes as the mirror shows them."""
 
-    def __init__(self, client: JobClient) -> None:
+    def __init__(self, client: JobClient, member: str) -> None:
         self._client = client
+        self._member = member
 
     async def caught_up(self) -> None:
         """The mirror is never behind itself."""
 
     def live_rounds(self) -> LiveRounds:
         """There is one run."""
-        return LiveRounds(self._live_round())
+        round = self._live_round()
+        return LiveRounds(round, None if round is None else own([round], self._member))
 
     def _live_round(self) -> LiveRound | None:
         snapshot, mirror = self._client.membership.snapshot(), self._client.mirror
@@ -161,7 +164,7 @@ class Pod:
         self.registrar = member.registrar
         self.drains = drains_of(
             *(around, settings, member),
-            rounds=Rounds(client),
+            rounds=Rounds(client, self.name),
             run_dir=self._run_dir,
             notice_path=self._notice_path,
         )
