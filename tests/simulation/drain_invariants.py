@@ -76,6 +76,10 @@ class DrainInvariants:
             self._check_saved(before, last)
             return
         if self._is_put_back(last, after.commit):
+            former = before.last_commit
+            same = former is not None and (former.run, former.round) == (last.run, last.round)
+            if former is not None and same and former.step > last.step:
+                self._break(f"I3: the last commit goes back, from {former} to {last}")
             return
         self._recorded.add((last.run, last.round, last.epoch, last.step))
         self._done.add(last.step)
