@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 EXAMPLES = {"torch_steps.py": 1, "torch_digits.py": 11, "torch_dcp.py": 1}
 """And how many steps one has of what it is told to do."""
+MODELS = ("torch_digits.py", "torch_dcp.py")
+"""Those of them that train one."""
 
 
 def training(
@@ -65,7 +67,10 @@ def test_an_example_goes_on_from_the_step_that_all_have_saved(tmp_path: Path, ex
 
 
 @pytest.mark.parametrize("former", [True, False])
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize(
+    "example",
+    ["torch_steps.py", *(pytest.param(one, marks=pytest.mark.long) for one in MODELS)],
+)
 def test_an_example_that_finds_an_empty_directory_trains_in_a_new_life_alone(
     tmp_path: Path, example: str, former: bool
 ) -> None:

@@ -105,7 +105,7 @@ def test_what_a_trainer_saves_by_itself_is_told_once_it_is_there(
             assert list(checkpoints.glob(checkpoint.format(step))), f"step {step} is not there"
 
 
-@pytest.mark.parametrize("how", ["with", "without"])
+@pytest.mark.parametrize("how", ["with", pytest.param("without", marks=pytest.mark.long)])
 def test_a_second_trainer_trains_after_one_that_raised(tmp_path: Path, how: str) -> None:
     pod = PodGate(tmp_path / "run")
     pod.show(pod.gate)

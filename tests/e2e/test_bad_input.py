@@ -195,6 +195,7 @@ def test_i8_corrupt_records_in_the_store(job: Job, world: World) -> None:
     assert [key for key in stay + put_right if key not in logs] == []
 
 
+@pytest.mark.long
 def test_a_node_joins_after_all_that(job: Job) -> None:
     job.add()
     job.world_of(job.nodes.values())

@@ -80,6 +80,7 @@ def ends_drained(job: Job, leaver: Node) -> None:
 # -- one after another, and at once
 
 
+@long
 def test_two_drains_at_once_share_one_commit_and_one_round(
     run_job: RunJob, embedded: list[str]
 ) -> None:

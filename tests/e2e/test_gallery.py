@@ -34,13 +34,14 @@ def starts(job: LocalJob) -> list[str]:
 @pytest.mark.parametrize(
     ("example", "ends"),
     [
+        # The callbacks are in tests/contract/test_trainer_callbacks.py every day.
         ("lightning_sine.py", f"after {STEPS} steps"),
-        # Its callback is in tests/contract/test_trainer_callbacks.py every day.
-        pytest.param("transformers_gpt2.py", f"after {STEPS} steps", marks=pytest.mark.long),
-        pytest.param("torch_dcp.py", "rank 0 of 1 done at step 1000", marks=pytest.mark.long),
-        pytest.param("torch_shards.py", "records since step", marks=pytest.mark.long),
+        ("transformers_gpt2.py", f"after {STEPS} steps"),
+        ("torch_dcp.py", "rank 0 of 1 done at step 1000"),
+        ("torch_shards.py", "records since step"),
     ],
 )
+@pytest.mark.long
 def test_two_nodes_save_the_same_step_and_the_next_world_starts_from_it(
     start: Start, monkeypatch: pytest.MonkeyPatch, example: str, ends: str
 ) -> None:

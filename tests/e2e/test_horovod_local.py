@@ -70,6 +70,7 @@ def test_a_drain_of_rank_0_loses_no_step_and_shows_no_secret(
     assert (job.report / "world.svg").read_text().startswith("<svg")
 
 
+@pytest.mark.long
 def test_killed_from_outside_it_leaves_no_process_behind(start: Start) -> None:
     job = start("--nodes", "2", script=(DIGITS,))
     job.told("first step")

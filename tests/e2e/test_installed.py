@@ -19,7 +19,7 @@ SOURCES = (
     *("pyproject.toml", "setup.py", "README.md", "LICENSE"),
 )
 NAMES = ("agent", "console", "controller", "injection", "launcher_shim", "rdzv")
-FORMS = ("wheel", "editable", "checkout")
+FORMS = ("wheel", pytest.param("editable", marks=pytest.mark.long), "checkout")
 
 
 def run(*command: str | Path, **settings: object) -> subprocess.CompletedProcess[str]:

@@ -39,6 +39,7 @@ def test_a_pod_whose_image_cannot_be_pulled_keeps_no_healthy_pod_from_training(
         assert _waiting_for(job, "bad-0") in ("ErrImagePull", "ImagePullBackOff")
 
 
+@pytest.mark.long
 def test_a_late_pod_of_a_deleted_job_does_not_disturb_the_one_that_was_created_again(
     kubelab: Kubelab, sidecar_in_lab: str, tmp_path: Path
 ) -> None:

@@ -19,16 +19,14 @@ from tests.support.cluster.operator_job import WORKER_0, ElasticPyTorchJob, Oper
 from tests.support.cluster.workload import NAME, Workload
 from tests.support.training.step_log import World
 
-pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.kubelab, pytest.mark.long, pytest.mark.timeout(1800)]
 
 DEPLOYMENT = f"deployment/{NAME}"
 ROLL_OUT_TIMEOUT_S = 600
 WORKER_1 = f"{NAME}-worker-1"
 
 
-@pytest.mark.parametrize(
-    ("few", "many"), [(2, 4), pytest.param(4, 8, marks=pytest.mark.long)], ids=str
-)
+@pytest.mark.parametrize(("few", "many"), [(2, 4), (4, 8)], ids=str)
 def test_a_rolling_update_of_a_deployment_raises_its_max_and_one_back_lowers_it(
     kubelab: Kubelab, sidecar_in_lab: str, tmp_path: Path, few: int, many: int
 ) -> None:
@@ -68,7 +66,6 @@ def test_a_rolling_update_of_a_deployment_raises_its_max_and_one_back_lowers_it(
         nothing_is_lost(job, world, began_s)
 
 
-@pytest.mark.long
 def test_a_pytorchjob_has_the_max_of_its_newest_pod_and_the_youngest_leave_a_smaller_one(
     operator: Kubelab, tmp_path: Path
 ) -> None:

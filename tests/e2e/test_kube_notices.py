@@ -151,14 +151,9 @@ def asked_and_taken_back(sign: Sign, job: LabelledJob) -> Act:
     return act
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "sign",
-    [
-        taint(SPOT),
-        pytest.param(taint(OUT_OF_SERVICE), marks=pytest.mark.long),
-        pytest.param(disruption(), marks=pytest.mark.long),
-    ],
-    ids=lambda sign: sign.words,
+    "sign", [taint(SPOT), taint(OUT_OF_SERVICE), disruption()], ids=lambda sign: sign.words
 )
 def test_a_sign_that_goes_before_the_pods_have_gone_takes_nobody(
     chart: ChartRelease, tmp_path: Path, sign: Sign

@@ -47,23 +47,23 @@ def test_bounds_change_by_a_roll_out_and_by_hand_and_no_step_is_lost(
     with draining_job(run_job, embedded, least=2, most=2) as job:
         two = job.add(2)
         job.goes_on(job.world_of(two), 5)
-        wider = job.add(2, environ={"MUSTER_MAX": "4"})
-        four = job.world_of([*two, *wider])
-        job.goes_on(four, 5)
-        assert ": its template is the newest: max is 4 (before: 2)" in muster(job, "history")
-
-        assert "1 of 4 members will stand by" in muster(job, "set", "--max", "3")
-        three = job.until_world(
-            lambda world: len(world.nodes) == 3, FORM_TIMEOUT_S, "three step in one world", four
-        )
+        wider = job.add(environ={"MUSTER_MAX": "3"})
+        three = job.world_of([*two, *wider])
         job.goes_on(three, 5)
+        assert ": its template is the newest: max is 3 (before: 2)" in muster(job, "history")
+
+        assert "1 of 3 members will stand by" in muster(job, "set", "--max", "2")
+        fewer = job.until_world(
+            lambda world: len(world.nodes) == 2, FORM_TIMEOUT_S, "two step in one world", three
+        )
+        job.goes_on(fewer, 5)
 
         said = muster(job, "pause", "--wait", "--reason", "night")
         assert said.splitlines()[-1].startswith("paused     no world trains")
         assert "paused since" in muster(job, "status")
         muster(job, "resume")
         again = job.until_world(
-            lambda world: len(world.nodes) == 3, FORM_TIMEOUT_S, "three go on", three
+            lambda world: len(world.nodes) == 2, FORM_TIMEOUT_S, "two go on", fewer
         )
         job.goes_on(again, 5)
         nothing_lost(job)

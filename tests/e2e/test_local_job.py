@@ -46,7 +46,8 @@ def last_step(job: LocalJob) -> int:
     return int(json.loads(job.checkpoint.read_text())["step"])
 
 
-@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=long)])
+@long
+@pytest.mark.parametrize("slots", [1, 2])
 def test_loses_rank_0_and_gets_it_back(start: Start, slots: int) -> None:
     job = start(
         *(*LOSES, "--nodes", "2", "--min", "1", "--max", "2"),

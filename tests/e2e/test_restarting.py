@@ -61,6 +61,7 @@ def test_workers_that_are_killed_in_a_row_end_no_job_that_makes_progress(
         assert all(log.count("it is started again") >= max(1, kills // 4) for log in logs)
 
 
+@long
 def test_without_progress_the_budget_is_the_last_word(run_job: RunJob, embedded: list[str]) -> None:
     with draining_job(
         run_job,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ports import free_ports
-from tests.support.training.local import LOSES, PACED, LocalJob, Start
+from tests.support.training.local import LOSES, PACED, LocalJob, Start, moments
 from tests.support.training.pods import ROOT
 from tests.support.training.sample_log import Account, account
 from tests.support.training.shard_history import repeated_and_lost
@@ -138,6 +138,13 @@ def test_i12_each_sample_is_in_the_final_weights_once_an_epoch(
     assert_each_once(calm, samples, steps)
     assert len(trained.worlds) >= len(events), job.said
     assert trained.again > 0, "nothing was rolled back"
+    if events == FEW:
+        timeline = job.timeline()
+        (killed,) = moments(timeline, "kill")
+        assert killed["detail"].startswith("it hosts rank 0")
+        assert moments(timeline, "lost")[0]["who"] == killed["who"]
+        assert moments(timeline, "restart") == []
+        assert (job.report / "world.svg").read_text().startswith("<svg")
     assert_each_once(trained, samples, steps)
     assert_same_losses(trained, calm)
     if script == "data_loop.py" and events == FEW:

@@ -121,6 +121,7 @@ def gives_up_alone(directory: Path) -> bool:
     return ended.returncode == 1 and "RendezvousTimeoutError" in ended.stderr
 
 
+@long
 def test_below_min_nobody_trains_and_beyond_max_a_spare_stands_by_and_takes_over(
     run_job: RunJob, embedded: list[str]
 ) -> None:
@@ -182,6 +183,17 @@ def test_a_second_torchrun_in_a_pod_is_refused_and_the_first_trains_on(calm: Job
     assert second.wait(FORM_TIMEOUT_S) == 1
     assert "a pod has one place in its job: end that one first" in node.sidecar_log()
     calm.undisturbed(world)
+
+
+def test_a_spare_stands_by_and_takes_the_place_of_a_node_that_is_killed(calm: Job) -> None:
+    world = calm.world_of(launched(calm))
+    (spare,) = (node for node in calm.nodes.values() if node.launcher is None)
+    calm.start_launcher(spare)
+    calm.until(lambda: calm.state(spare), FORM_TIMEOUT_S, "the spare's torchrun asks")
+    calm.undisturbed(world)
+    calm.kill_node(calm.nodes[world.workers[0].node])
+    assert spare.name in calm.world_of(calm.nodes.values(), not_=world).nodes
+    calm.never_two_worlds()
 
 
 @long

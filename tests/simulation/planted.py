@@ -78,7 +78,7 @@ PLANTS: dict[str, Plant] = {}
 def plant(plot: str, seeds: int, *, first: int = 0) -> Callable[[Callable[[], list[Patch]]], None]:
     """Enter a bug among the plants, under the name of the function that makes its patches.
 
-    It is found within so many ``seeds``, from ``first`` on.
+    It is found within so many ``seeds``, from ``first`` on, the one that finds it now.
     """
 
     def enter(patches: Callable[[], list[Patch]]) -> None:
@@ -180,7 +180,7 @@ def former_uids_forgotten() -> list[Patch]:
     ]
 
 
-@plant("restores-and-drains", 40)
+@plant("restores-and-drains", 40, first=10)
 def masters_forgotten() -> list[Patch]:
     """A sidecar that starts does not know its ranks' world where the store has lost its address."""
 
@@ -196,7 +196,7 @@ def endings_forgotten() -> list[Patch]:
     return [patch("agent.drain.view.ending_in", lambda *_: None)]
 
 
-@plant("restores", 15)
+@plant("restores", 15, first=4)
 def restored_name_fences() -> list[Patch]:
     """Whoever held a name when the store was backed up has it for ever."""
     original = rdzv.members.registration.plan
@@ -216,7 +216,7 @@ def late_events_dropped() -> list[Patch]:
     return [patch.object(Link, "_find_out", lambda self, revision: None)]
 
 
-@plant("early-progress", 15)
+@plant("early-progress", 15, first=11)
 def false_progress_resumed() -> list[Patch]:
     """A watch whose connection breaks goes on after what it was told, and not what was shown."""
     return [patch.object(Link, "_resumed_after", staticmethod(lambda certain, told: told))]
@@ -279,7 +279,7 @@ def lost_leaver_listed() -> list[Patch]:
     return [patch.object(HostDelivery, "_left", left)]
 
 
-@plant("unregistered", 10)
+@plant("unregistered", 10, first=8)
 def departures_unseen() -> list[Patch]:
     """A sidecar that is started again follows nobody's departure until it has registered."""
 
@@ -330,7 +330,7 @@ def ranks_by_address() -> list[Patch]:
     return [patch("launcher_shim.c10d.rounds.decision.in_rank_order", in_rank_order)]
 
 
-@plant("blocks", 60)
+@plant("blocks", 60, first=23)
 def ranks_forgotten() -> list[Patch]:
     """Blocks stand together, in whatever order: nobody knows the world before."""
 
@@ -340,7 +340,7 @@ def ranks_forgotten() -> list[Patch]:
     return [patch("launcher_shim.c10d.rounds.decision.in_rank_order", in_rank_order)]
 
 
-@plant("rounds", 100)
+@plant("rounds", 100, first=54)
 def round_completed_twice() -> list[Patch]:
     """A decision about the round does not compare what it rests on."""
 
@@ -356,7 +356,7 @@ def round_completed_twice() -> list[Patch]:
     return [patch.object(RoundKey, "decide", decide)]
 
 
-@plant("evicted-rounds", 30)
+@plant("evicted-rounds", 30, first=5)
 def launchers_not_fenced() -> list[Patch]:
     """What a launcher stores does not compare the registration of its sidecar."""
 
@@ -366,7 +366,7 @@ def launchers_not_fenced() -> list[Patch]:
     return [patch.object(Registered, "holds", holds)]
 
 
-@plant("outages", 60)
+@plant("outages", 60, first=5)
 def cut_taken_for_death() -> list[Patch]:
     """Nobody is given time to return from a cut."""
     return [
@@ -382,7 +382,7 @@ def _hasty_policy(*args: Any, **changes: Any) -> RoundPolicy:
     return replace(RoundPolicy(*args, **changes), confirm_s=0.0, orphan_hold_s=0.0)
 
 
-@plant("returns", 40)
+@plant("returns", 40, first=3)
 def fillers_forgotten() -> list[Patch]:
     """Who was given a filler stays where it says, once all of its world are back."""
     original = launcher_shim.c10d.rounds.views.view
@@ -406,7 +406,7 @@ def lost_rounds_entered() -> list[Patch]:
     ]
 
 
-@plant("earlier-lives-restored", 10)
+@plant("earlier-lives-restored", 10, first=9)
 def lost_worlds_not_awaited() -> list[Patch]:
     """The first world of a later life forms at once, whoever has trained in that life before."""
     return [
@@ -470,7 +470,7 @@ def nobody_parked_below_min() -> list[Patch]:
     return [patch("launcher_shim.c10d.endpoint.RoundPolicy", partial(RoundPolicy, park_s=math.inf))]
 
 
-@plant("other-runs", 10)
+@plant("other-runs", 10, first=6)
 def failed_run_ends_others() -> list[Patch]:
     """A run that begins anew after its failure begins the next life of the job, for all runs."""
     original = RoundKey.decide
@@ -531,7 +531,7 @@ def no_stage_passed_over() -> list[Patch]:
     return [patch.object(StageStarts, "_ended_well", lambda self, name: False)]
 
 
-@plant("uneven-ends", 12)
+@plant("uneven-ends", 12, first=5)
 def losses_untold_once_one_has_finished() -> list[Patch]:
     """Once one stands in the exit barrier, nobody is told that another one is lost."""
     original = launcher_shim.c10d.rounds.views._is_lost
@@ -542,7 +542,7 @@ def losses_untold_once_one_has_finished() -> list[Patch]:
     return [patch("launcher_shim.c10d.rounds.views._is_lost", is_lost)]
 
 
-@plant("stuck-workers", 12)
+@plant("stuck-workers", 12, first=4)
 def stuck_workers_awaited() -> list[Patch]:
     """A torchrun that asks for anything is waited for, however long its workers take to end."""
     return [patch("launcher_shim.c10d.rounds.hang_watch.trains_no_more", lambda *known: False)]
@@ -565,7 +565,7 @@ def done_before_all_have_saved() -> list[Patch]:
     return [patch("rdzv.drain.decision._save", save)]
 
 
-@plant("drains", 40)
+@plant("drains", 40, first=3)
 def vote_not_one_more() -> list[Patch]:
     """A vote is the highest boundary, where it has to be the one after it."""
     original = rdzv.drain.gate._vote
@@ -627,7 +627,7 @@ def released_before_done() -> list[Patch]:
     return [patch.object(OwnDrain, "_phase_now", phase)]
 
 
-@plant("drains", 20)
+@plant("drains", 20, first=5)
 def saved_by_some() -> list[Patch]:
     """A step counts once the first pods have told of it: the others have it soon, too."""
 
@@ -645,7 +645,7 @@ def drains_not_fenced() -> list[Patch]:
     return [patch.object(DrainWriter, "_registered", lambda self, generation: [])]
 
 
-@plant("other-runs-and-drains", 10)
+@plant("other-runs-and-drains", 10, first=8)
 def leavers_of_other_runs_forgotten() -> list[Patch]:
     """Drains look at the newest round alone, and who is not in it is in none."""
     return [
@@ -657,7 +657,7 @@ def leavers_of_other_runs_forgotten() -> list[Patch]:
     ]
 
 
-@plant("drains", 40)
+@plant("drains", 40, first=3)
 def min_not_compared() -> list[Patch]:
     """Whoever drains is let go below min."""
     return [
@@ -691,13 +691,13 @@ def saved_before_it_is_told() -> list[Patch]:
     return [patch.object(RankShards, "save", save)]
 
 
-@plant("shards-restored", 60)
+@plant("shards-restored", 60, first=51)
 def lost_saves_of_shards_unseen() -> list[Patch]:
     """What a restored store has lost of a rank's saves is handed to it again."""
     return [patch("rdzv.shards.decision._forgotten", lambda ask, known: False)]
 
 
-@plant("shards-restored", 25)
+@plant("shards-restored", 25, first=9)
 def lost_saves_of_shards_on_record() -> list[Patch]:
     """What all ranks have saved counts, though a restored store has lost what is in it."""
     return [
@@ -717,7 +717,7 @@ def _never(cause: str) -> list[Patch]:
     return [patch("launcher_shim.c10d.rounds.evaluation.reform", but_for)]
 
 
-@plant("bounds", 40)
+@plant("bounds", 40, first=18)
 def pause_ignored() -> list[Patch]:
     """A world trains on though its job is paused."""
     return _never("pause")
