@@ -62,6 +62,7 @@ class RemoteCommand:
         limit_s: float = CONNECT_INTERVAL_S
         while sought_s < limit_s:
             self._attached = False
+            began_s = time.monotonic()
             try:
                 with connect(self._host) as connection:
                     return self._converse(connection)
@@ -69,8 +70,9 @@ class RemoteCommand:
                 why = error.strerror or str(error)
                 # By then, an agent that has heard nothing has ended the command.
                 limit_s = patience_s(delivered_lease_ttl_s(run_directory()))
-            if self._attached:
-                sought_s = 0.0
+            # A sidecar that is there answers for the way on, as soon as it knows of one.
+            stood_s = time.monotonic() - began_s
+            sought_s = 0.0 if self._attached else max(0.0, sought_s - stood_s)
             time.sleep(CONNECT_INTERVAL_S)
             # Counted by intervals, so that a time in which this machine stood still does not count.
             sought_s += CONNECT_INTERVAL_S
