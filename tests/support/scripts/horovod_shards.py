@@ -19,6 +19,9 @@ import muster
 RECORDS = int(os.environ["SHARDS_RECORDS"])
 RECORD_S = float(os.environ.get("SHARDS_RECORD_S", "0.005"))
 BATCH = 10
+LATE = os.environ.get("SHARDS_LATE", "nobody")
+LATE_STEPS, LATE_S = 15, 1.0
+"""The node that tells late what its first steps contain, so that a kill comes before that."""
 DIRECTORY = Path(os.environ["CHECKPOINT_DIR"])
 
 
@@ -40,8 +43,11 @@ def train(state: hvd.elastic.TorchState) -> None:
             if batch:
                 log.write(f"{state.step} {time.time():.3f} 0 {' '.join(map(str, batch))}\n")
             muster.report_step(state.step, hvd.rank(), hvd.size())
+            if member.startswith(LATE) and state.step < LATE_STEPS:
+                time.sleep(LATE_S)
             shards.committed(state.step)
             if not ended:
+                hvd.barrier()
                 state.commit()
 
 
