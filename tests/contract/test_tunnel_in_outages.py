@@ -59,10 +59,9 @@ class Pods:
         self._directory = directory
         self._store = MemoryStore(self._engine)
         self.launcher_key, self.worker_key = key(), key()
-        self.worker = member("node-0", 2, address="127.0.0.1", tunnel_port=port)
+        self._port = port
         self.launcher_client, self.worker_client = self._client(), self._client()
         self.generation: int | None = None
-        self.opened = 0
         self.held = 0
         self.abandoned: list[str] = []
 
@@ -79,9 +78,8 @@ class Pods:
         await self._write(IN_GENERATION.member("node-0"), self.member(pin))
 
     def member(self, pin: str) -> Member:
-        return member(
-            "node-0", 2, address="127.0.0.1", tunnel_port=self.worker.tunnel_port, pin=pin
-        )
+        """The worker's record with this key."""
+        return member("node-0", 2, address="127.0.0.1", tunnel_port=self._port, pin=pin)
 
     async def _write(self, at: str, record: Job | Member) -> None:
         assert (await self._store.txn([], [Put(at, record.to_json())])).succeeded
@@ -98,7 +96,7 @@ class Pods:
 
     def worker_end(self) -> WorkerEnd:
         return WorkerEnd(
-            ("127.0.0.1", self.worker.tunnel_port),
+            ("127.0.0.1", self._port),
             self.worker_key,
             HOST,
             self._directory / "exec.sock",
@@ -128,7 +126,6 @@ class Pods:
                 self.abandoned.append(read_attaching(opening).session)
                 writer.write(encode(ACK))
             else:
-                self.opened += 1
                 writer.write(encode(ATTACHED))
                 await reader.read()
             writer.close()
