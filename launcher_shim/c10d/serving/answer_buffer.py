@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 
-_FLUSH = 64 * 1024
-"""Size in bytes at which answers are written at once, without waiting for the end of the pass."""
+FLUSH_BYTES = 64 * 1024
+"""Size at which answers are written at once, without waiting for the end of the pass."""
 
 
 class AnswerBuffer:
@@ -15,15 +15,9 @@ class AnswerBuffer:
     def __init__(self, transport: asyncio.Transport) -> None:
         self.write = transport.write
         self._answers: list[bytes] = []
-        self._size = 0
+        self.add = self._answers.append
+        """Append an answer, to be written with the next flush: once a request, so no method."""
         self._lost = False
-
-    def add(self, answer: bytes) -> None:
-        """Append ``answer``, to be written with the next flush."""
-        self._answers.append(answer)
-        self._size += len(answer)
-        if self._size > _FLUSH:
-            self.flush()
 
     def send(self, answer: bytes) -> None:
         """Write ``answer`` now, after those before it; do nothing if it is empty."""
@@ -39,7 +33,6 @@ class AnswerBuffer:
         if answers and not self._lost:
             self.write(answers[0] if len(answers) == 1 else b"".join(answers))
         answers.clear()
-        self._size = 0
 
     def lose(self) -> None:
         """Drop answers from now on: the client is gone."""

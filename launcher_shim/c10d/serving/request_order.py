@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from launcher_shim.c10d.serving.answer_buffer import AnswerBuffer
+from launcher_shim.c10d.serving.answer_buffer import FLUSH_BYTES, AnswerBuffer
 from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.tcpstore import wire
 from rdzv.errors import WireError
@@ -149,12 +149,16 @@ class RequestOrder:
         if self._next_burst is not None:
             self._next_burst.cancel()
             self._next_burst = None
-        pending = self._pending
+        pending, add, size = self._pending, self.answers.add, 0
         for _ in range(_BURST):
             if not pending or self._under_way is not None or self._answers_unread:
                 break
             if answer := self._answer(pending.popleft()):
-                self.answers.add(answer)
+                add(answer)
+                size += len(answer)
+                if size > FLUSH_BYTES:
+                    self.answers.flush()
+                    size = 0
         else:
             if pending:
                 self._next_burst = self._loop.call_soon(self._advance)

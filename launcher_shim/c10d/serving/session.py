@@ -52,6 +52,7 @@ class LauncherSession:
         """Set once a rendezvous is joined; before, and without one, the shared keys count."""
         self._asked_of: Kv | None = None
         """The keys of the stage for which it asked whether a torchrun has to start."""
+        self._ready = False
         self._state_key: bytes | None = None
         note = Note.read(relay.note) if relay is not None else None
         self._resuming = asyncio.ensure_future(self._resume(note)) if note is not None else None
@@ -87,12 +88,17 @@ class LauncherSession:
             keys.reads.keep_answer(data, requests)
 
     def _serve(self, request: wire.Request, held_back: Stamp | None) -> Answer:
-        if self._kv is None and (self._resuming is not None or self._launchers.shared is None):
-            return self._when_ready(request, held_back or self._newest_stamp())
+        attachment = self._attachment
+        if attachment is None and not self._ready:
+            if (
+                self._resuming is not None or self._launchers.shared is None
+            ) and self._asked_of is None:
+                return self._when_ready(request, held_back or self._newest_stamp())
+            self._ready = True  # for good: not asked again with each request
         self._held_back = held_back  # for the call that follows, and it alone
-        agent = self._agent
-        if agent is None:
+        if attachment is None:
             return self._answers[type(request)](request)
+        agent = attachment.agent
         agent.request_began()
         answer = self._answers[type(request)](request)
         if isinstance(answer, bytes):
@@ -169,7 +175,9 @@ class LauncherSession:
 
     @property
     def _keys(self) -> Kv:
-        keys = self._kv or self._launchers.shared
+        # Spelled out, as each read comes through here: the same as ``_kv``, or the shared keys.
+        attachment = self._attachment
+        keys = attachment.kv if attachment is not None else self._asked_of or self._launchers.shared
         assert keys is not None
         return keys
 
