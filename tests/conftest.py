@@ -3,8 +3,9 @@
 
 Tests run in a few processes at once, for most of them wait more than they work. Those that start
 real jobs, share a cluster, or bring faults to real etcd members go one after another in four
-sequences: more at once would be too slow. These begin first, as they are the longest; what only
-computes comes last and gives way to them, so that it fills what they leave of the machine.
+sequences: more at once would be too slow. These begin first, as they are the longest. What only
+computes gives way to all others: the simulation is a fifth sequence from the start, and fills what
+the others leave of the machine; the rest comes last.
 
 Properties are tried on the same examples every day, however slowly this machine gets through them;
 ``MUSTER_TEST_RANDOM`` has new ones drawn.
@@ -63,10 +64,11 @@ TOGETHER = (
     re.compile(r"tests/e2e/test_([a-i]|li)"),
     re.compile(r"tests/e2e/(?!test_local_nodes)"),
     re.compile(r"tests/chaos/test_(fault_matrix|scale|doctor|idle)"),
+    re.compile(r"tests/simulation/"),
 )
-"""Four sequences; all tests that use the cluster of Kubernetes are in the first, real jobs in the
-next two, which take about as long, and those whose etcd members would suffer from each other's in
-the last."""
+"""Sequences; all tests that use the cluster of Kubernetes are in the first, real jobs in the next
+two, which take about as long, and those whose etcd members would suffer from each other's in the
+fourth."""
 
 COMPUTES = re.compile(r"tests/(chaos/test_drain_|simulation/|unit/)")
 """Tests that wait for nothing, and whose time is virtual where they have any."""
@@ -184,6 +186,15 @@ def _log_levels_put_back() -> Iterator[None]:
     for name, one in logging.root.manager.loggerDict.items():
         if isinstance(one, logging.Logger) and one.level != levels.get(name, logging.NOTSET):
             one.setLevel(levels.get(name, logging.NOTSET))
+
+
+@pytest.fixture(autouse=True)
+def _one_worker_store_a_round(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's handlers of one process would share a worker store from round to round."""
+    if request.path.parent.name in ("chaos", "contract"):
+        monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -15,7 +15,8 @@ import yaml
 
 from agent.config.table import settings_of
 from controller.config import ControllerConfig, defaults
-from tests.support.chart import CHART, ROOT, HelmFailed, helm, rendered
+from tests.support.chart import CHART, HelmFailed, helm, rendered
+from tests.support.sources import ROOT
 
 pytestmark = pytest.mark.timeout(1800)  # the first one may have to build helm
 

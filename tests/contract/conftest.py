@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
 import uvloop
 
+from rdzv.store.memory.server import EmbeddedServer
 from tests.support.clocks.virtual import VirtualLoop
 from tests.support.store.backend import _backing, backend, empty_store, etcd_cluster, store
 from tests.support.store.secure import secure_etcd_cluster
@@ -24,10 +25,11 @@ __all__ = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's handlers of one process would share a worker store from round to round."""
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+@pytest.fixture
+async def server() -> AsyncIterator[EmbeddedServer]:
+    """The store in memory as the sidecars of a test reach it."""
+    async with EmbeddedServer() as running:
+        yield running
 
 
 LoopFactories = Mapping[str, Callable[[], asyncio.AbstractEventLoop]]

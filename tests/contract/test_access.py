@@ -30,8 +30,9 @@ from rdzv.store import Compare, Delete, Put, Range, Store
 from rdzv.store.access import Access
 from rdzv.store.etcd import accounts as store_accounts
 from rdzv.store.etcd.accounts import Accounts
-from tests.support.cluster_api import CALL_S, make_patient
-from tests.support.pods_api import PodsApi
+from tests.support.clocks.hand import HandHour
+from tests.support.cluster_api import CALL_S, FakeApi, make_patient
+from tests.support.sidecars.processes import until
 from tests.support.store.certificates import write
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.secure import opened
@@ -62,16 +63,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield Cluster(etcd, clients)
 
 
-class Time:
-    """The hour, which a test sets."""
-
-    def __init__(self) -> None:
-        self.now = datetime.now(UTC)
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
 class Replica:
     """The controller's part that gives access."""
 
@@ -92,7 +83,7 @@ class Replica:
 
 @asynccontextmanager
 async def replica(
-    fake: PodsApi, cluster: Cluster, folder: Path, time: Time, *, at_work: bool = True
+    fake: FakeApi, cluster: Cluster, folder: Path, time: HandHour, *, at_work: bool = True
 ) -> AsyncIterator[Replica]:
     names = StoreSecrets("muster-system", "muster-etcd-access", "muster-etcd")
     async with ClusterApi(fake.access) as api, asyncio.TaskGroup() as tasks:
@@ -117,11 +108,11 @@ async def replica(
 @pytest.fixture
 async def fake(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[PodsApi]:
+) -> AsyncIterator[FakeApi]:
     """The Secrets of the chart as somebody else has filled them, as far as they are."""
     make_patient(monkeypatch)
     monkeypatch.setattr(store_accounts, "WRITE_TIMEOUT_S", CALL_S)
-    fake = PodsApi(tmp_path)
+    fake = FakeApi(tmp_path)
     async with fake:
         authority, key = cluster.clients
         data = {"client-ca.crt": authority, "client-ca.key": key}
@@ -130,6 +121,8 @@ async def fake(
         )
         await fake.put(f"{OWN}/muster-etcd-access", {"data": encoded(data)})
         yield fake
+    of_pods = [how for path, how in fake.accepted if path == "/api/v1/pods"]
+    assert {"PartialObjectMetadata" in how for how in of_pods} == {True}
 
 
 def encoded(data: dict[str, bytes]) -> dict[str, str]:
@@ -142,7 +135,12 @@ def path_of(job: JobName) -> str:
 
 def pod_of(job: JobName) -> dict[str, Any]:
     notes = {"muster.dev/etcd-secret": job.secret, "muster.dev/job": job.job}
-    return {"labels": {"muster.dev/job": job.job}, "annotations": notes}
+    labels = {"muster.dev/job": job.job}
+    return {"metadata": {"namespace": job.namespace, "labels": labels, "annotations": notes}}
+
+
+def pod_path(job: JobName) -> str:
+    return f"/api/v1/namespaces/{job.namespace}/pods/{job.job}"
 
 
 async def mounted(secret: dict[str, Any], cluster: Cluster, folder: Path) -> Access:
@@ -170,12 +168,12 @@ async def usable(store: Store, job: JobName) -> None:
 
 
 async def test_each_job_reads_and_writes_its_own_records_and_no_others(
-    fake: PodsApi, cluster: Cluster, tmp_path: Path
+    fake: FakeApi, cluster: Cluster, tmp_path: Path
 ) -> None:
-    time = Time()
+    time = HandHour()
     async with replica(fake, cluster, tmp_path / "one", time):
         for job in (A, B):
-            await fake.start(job.namespace, f"pod-{job.namespace}", pod_of(job))
+            await fake.put(pod_path(job), pod_of(job))
         secrets = {job: await fake.until(path_of(job), lambda s: s.get("data")) for job in (A, B)}
         assert secrets[B]["type"] == "Opaque"
         access = {j: await mounted(s, cluster, tmp_path / j.namespace) for j, s in secrets.items()}
@@ -211,12 +209,12 @@ async def test_each_job_reads_and_writes_its_own_records_and_no_others(
 
 
 async def test_a_certificate_is_replaced_and_nobody_is_refused_meanwhile(
-    fake: PodsApi, cluster: Cluster, tmp_path: Path
+    fake: FakeApi, cluster: Cluster, tmp_path: Path
 ) -> None:
-    time = Time()
+    time = HandHour()
     job = JobName("team-c", "train")
     async with replica(fake, cluster, tmp_path / "one", time) as one:
-        await fake.start(job.namespace, "pod-c", pod_of(job))
+        await fake.put(pod_path(job), pod_of(job))
         first = await fake.until(path_of(job), lambda s: s.get("data"))
         access = await mounted(first, cluster, tmp_path / "first")
         async with opened(access, patiently=True) as former:
@@ -240,10 +238,10 @@ async def test_a_certificate_is_replaced_and_nobody_is_refused_meanwhile(
 
 
 async def test_two_replicas_make_one_access_whatever_is_cut_off(
-    fake: PodsApi, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is cut off after each call that it makes, in turn; the other goes on."""
-    time = Time()
+    time = HandHour()
     calls = ("make_role", "make_user", "delete_user", "delete_role", "create", "replace", "delete")
     async with (
         replica(fake, cluster, tmp_path / "one", time, at_work=False) as one,
@@ -252,8 +250,8 @@ async def test_two_replicas_make_one_access_whatever_is_cut_off(
         for number, name in enumerate(calls):
             for after in (False, True):
                 job = JobName("team-d", f"train-{number}-{after}".lower())
-                await fake.start(job.namespace, job.job, pod_of(job))
-                await until(lambda job=job: job in one.jobs and job in other.jobs)
+                await fake.put(pod_path(job), pod_of(job))
+                await until_known(job, one, other)
                 with monkeypatch.context() as patched:
                     cut_off(patched, name, after=after)
                     await attempted(one, job)
@@ -261,8 +259,8 @@ async def test_two_replicas_make_one_access_whatever_is_cut_off(
                     one.executor.bring_in_line(job), other.executor.bring_in_line(job)
                 )
                 await agree(one, fake, job)
-                await fake.end(job.job)
-                await until(lambda job=job: job not in one.jobs and job not in other.jobs)
+                await fake.remove(pod_path(job))
+                await until_known(job, one, other, known=False)
                 await one.executor.bring_in_line(job)
                 time.now += POLICY.keep
                 with monkeypatch.context() as patched:
@@ -277,14 +275,11 @@ async def test_two_replicas_make_one_access_whatever_is_cut_off(
 
 
 async def test_a_store_restored_from_before_a_job_knows_it_again_and_asks_who_is_there(
-    fake: PodsApi, cluster: Cluster, tmp_path: Path
+    fake: FakeApi, cluster: Cluster, tmp_path: Path
 ) -> None:
     job = JobName("team-g", "train")
-    async with replica(fake, cluster, tmp_path / "one", Time(), at_work=False) as one:
-        await fake.start(job.namespace, "pod-g", pod_of(job))
-        await until(lambda: job in one.jobs)
-        await one.executor.bring_in_line(job)
-        before = fake.objects[path_of(job)]
+    async with replica(fake, cluster, tmp_path / "one", HandHour(), at_work=False) as one:
+        before = await given(one, fake, job)
         (user,) = [u for u in await one.accounts.users() if job.owns(u)]
         await one.accounts.delete_user(user)
         await one.accounts.delete_role(job.role)
@@ -328,13 +323,20 @@ async def attempted(one: Replica, job: JobName) -> None:
         return
 
 
-async def until(holds: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():  # noqa: ASYNC110 (the API server's watch is what is waited for)
-            await asyncio.sleep(0.01)
+async def until_known(job: JobName, *replicas: Replica, known: bool = True) -> None:
+    """Wait until each of these knows of a pod of the job, or of none any more."""
+    await until(lambda: all((job in one.jobs) is known for one in replicas))
 
 
-async def agree(one: Replica, fake: PodsApi, job: JobName) -> None:
+async def given(one: Replica, fake: FakeApi, job: JobName) -> dict[str, Any]:
+    """Let a pod of the job come, and be given access; return the Secret."""
+    await fake.put(pod_path(job), pod_of(job))
+    await until_known(job, one)
+    await one.executor.bring_in_line(job)
+    return fake.objects[path_of(job)]
+
+
+async def agree(one: Replica, fake: FakeApi, job: JobName) -> None:
     user = fake.objects[path_of(job)]["metadata"]["annotations"]["muster.dev/store-user"]
     assert [u for u in await one.accounts.users() if job.owns(u)] == [user]
     assert await one.accounts.roles_of(user) == {job.role}
@@ -342,20 +344,18 @@ async def agree(one: Replica, fake: PodsApi, job: JobName) -> None:
 
 
 async def test_a_secret_of_somebody_else_is_left_alone_and_a_forged_one_gets_nobodys_certificate(
-    fake: PodsApi, cluster: Cluster, tmp_path: Path
+    fake: FakeApi, cluster: Cluster, tmp_path: Path
 ) -> None:
-    time = Time()
+    time = HandHour()
     async with replica(fake, cluster, tmp_path / "one", time, at_work=False) as one:
         victim, other = JobName("team-e", "train"), JobName("team-f", "train")
-        for job in (victim, other):
-            await fake.start(job.namespace, f"pod-{job.namespace}", pod_of(job))
-        await until(lambda: victim in one.jobs and other in one.jobs)
+        held = (await given(one, fake, victim))["metadata"]
+        await fake.put(pod_path(other), pod_of(other))
+        await until_known(other, one)
         await fake.put(path_of(other), {"data": {"mine": ""}})
         with pytest.raises(ClusterRefused, match="rename it"):
             await one.executor.bring_in_line(other)
         assert fake.objects[path_of(other)]["data"] == {"mine": ""}
-        await one.executor.bring_in_line(victim)
-        held = fake.objects[path_of(victim)]["metadata"]
         # Who writes Secrets of the other namespace has the victim's user in each place.
         notes = dict.fromkeys(
             (f"muster.dev/store-user{word}" for word in ("", "-next", "-former")),
@@ -374,14 +374,11 @@ async def test_a_secret_of_somebody_else_is_left_alone_and_a_forged_one_gets_nob
 
 
 async def test_a_secret_that_has_lost_its_label_is_ours_while_its_certificate_is_and_then_nobodys(
-    fake: PodsApi, cluster: Cluster, tmp_path: Path
+    fake: FakeApi, cluster: Cluster, tmp_path: Path
 ) -> None:
     job = JobName("team-h", "train")
-    async with replica(fake, cluster, tmp_path / "one", Time(), at_work=False) as one:
-        await fake.start(job.namespace, "pod-h", pod_of(job))
-        await until(lambda: job in one.jobs)
-        await one.executor.bring_in_line(job)
-        made = fake.objects[path_of(job)]
+    async with replica(fake, cluster, tmp_path / "one", HandHour(), at_work=False) as one:
+        made = await given(one, fake, job)
         without = {**made["metadata"], "labels": {}}
         await fake.put(path_of(job), {**made, "metadata": without})
         await one.executor.bring_in_line(job)
@@ -396,14 +393,11 @@ async def test_a_secret_that_has_lost_its_label_is_ours_while_its_certificate_is
 
 
 async def test_an_immutable_secret_is_told_of_at_itself_and_replaced_once_it_is_deleted(
-    fake: PodsApi, cluster: Cluster, tmp_path: Path
+    fake: FakeApi, cluster: Cluster, tmp_path: Path
 ) -> None:
     job = JobName("team-i", "train")
-    async with replica(fake, cluster, tmp_path / "one", Time(), at_work=False) as one:
-        await fake.start(job.namespace, "pod-i", pod_of(job))
-        await until(lambda: job in one.jobs)
-        await one.executor.bring_in_line(job)
-        made = fake.objects[path_of(job)]
+    async with replica(fake, cluster, tmp_path / "one", HandHour(), at_work=False) as one:
+        made = await given(one, fake, job)
         notes = {**made["metadata"]["annotations"], ROTATE: "now"}
         asked = {**made["metadata"], "annotations": notes}
         await fake.put(path_of(job), {**made, "metadata": asked, "immutable": True})

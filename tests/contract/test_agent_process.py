@@ -11,9 +11,15 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,15 +35,25 @@ from rdzv.store.memory.server import EmbeddedServer
 from tests.support.ports import free_ports
 from tests.support.records import member
 from tests.support.sidecars.listeners import listening
-from tests.support.sidecars.processes import PATIENCE_S, ROOT, muster, sidecar, until
+from tests.support.sidecars.processes import PATIENCE_S, ROOT, Sidecar, muster, sidecar, until
 
 KEYS = JobKeys("default", "digits")
 
 
+Start = Callable[..., AbstractAsyncContextManager[Sidecar]]
+
+
 @pytest.fixture
-async def server() -> AsyncIterator[EmbeddedServer]:
-    async with EmbeddedServer() as running:
-        yield running
+def start(server: EmbeddedServer, tmp_path: Path) -> Start:
+    """Runs a sidecar in a folder of the test's own, as ``sidecar`` does, until it is ready."""
+
+    @asynccontextmanager
+    async def ready(folder: str = "", *how: Any, **environ: str) -> AsyncIterator[Sidecar]:
+        async with sidecar(server.endpoint, tmp_path / folder, *how, **environ) as one:
+            await one.until_ready()
+            yield one
+
+    return ready
 
 
 async def seen(server: EmbeddedServer) -> Snapshot:
@@ -63,11 +79,9 @@ async def member_that_comes(server: EmbeddedServer) -> Member:
 
 
 async def test_it_registers_is_ready_and_delivers_the_run_directory(
-    server: EmbeddedServer, tmp_path: Path
+    server: EmbeddedServer, start: Start
 ) -> None:
-    run_dir = tmp_path / "run"
-    async with sidecar(server.endpoint, run_dir, MUSTER_SLOTS="2") as one:
-        await one.until_ready()
+    async with start("run", MUSTER_SLOTS="2") as one:
         member = await the_member(server)
         assert (member.slots, member.address, member.role) == (2, "127.0.0.1", "worker")
         assert member.version == __version__
@@ -75,9 +89,9 @@ async def test_it_registers_is_ready_and_delivers_the_run_directory(
         assert host.startswith("node-0.")
         assert host.endswith(":2")
         assert last.startswith("rev-")
-        await asyncio.to_thread(check_delivery, run_dir, one.c10d_port)
+        await asyncio.to_thread(check_delivery, one.run_dir, one.c10d_port)
         await one.end()
-    assert await asyncio.to_thread(lambda: list(run_dir.rglob("*.tmp"))) == []
+    assert await asyncio.to_thread(lambda: list(one.run_dir.rglob("*.tmp"))) == []
 
 
 def check_delivery(run_dir: Path, c10d_port: int) -> None:
@@ -101,9 +115,8 @@ def check_delivery(run_dir: Path, c10d_port: int) -> None:
     assert loaded.stdout.startswith(str(run_dir))
 
 
-async def test_metrics_tell_the_membership(server: EmbeddedServer, tmp_path: Path) -> None:
-    async with sidecar(server.endpoint, tmp_path) as one:
-        await one.until_ready()
+async def test_metrics_tell_the_membership(start: Start) -> None:
+    async with start() as one:
         status, text = await one.get("/metrics")
     assert status == 200
     metrics = dict(
@@ -116,15 +129,13 @@ async def test_metrics_tell_the_membership(server: EmbeddedServer, tmp_path: Pat
 
 
 async def test_a_second_start_is_the_same_pod_and_not_a_fresh_one(
-    server: EmbeddedServer, tmp_path: Path
+    server: EmbeddedServer, start: Start
 ) -> None:
-    async with sidecar(server.endpoint, tmp_path) as one:
-        await one.until_ready()
+    async with start() as one:
         assert (await one.until_logged("start"))["fresh"] is True
         before, hosts = await the_member(server), await one.hosts()
         await one.end(signal.SIGKILL)
-    async with sidecar(server.endpoint, tmp_path) as again:
-        await again.until_ready()
+    async with start() as again:
         assert (await again.until_logged("start"))["fresh"] is False
         after = await the_member(server)
         assert after.pod_uid == before.pod_uid
@@ -135,22 +146,18 @@ async def test_a_second_start_is_the_same_pod_and_not_a_fresh_one(
         assert await again.hosts() == hosts
 
 
-async def test_a_state_that_cannot_be_read_is_a_fresh_start(
-    server: EmbeddedServer, tmp_path: Path
-) -> None:
+async def test_a_state_that_cannot_be_read_is_a_fresh_start(start: Start, tmp_path: Path) -> None:
     await asyncio.to_thread((tmp_path / "state.json").write_text, "{")
-    async with sidecar(server.endpoint, tmp_path) as one:
-        await one.until_ready()
+    async with start() as one:
         assert (await one.until_logged("start"))["fresh"] is True
         assert await one.until_logged("state_unreadable")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_lets_it_leave(
-    server: EmbeddedServer, tmp_path: Path, number: signal.Signals
+    server: EmbeddedServer, start: Start, number: signal.Signals
 ) -> None:
-    async with sidecar(server.endpoint, tmp_path) as one:
-        await one.until_ready()
+    async with start() as one:
         assert await one.end(number) == 0
         snapshot = await seen(server)
         assert snapshot.members == {}
@@ -159,33 +166,14 @@ async def test_a_signal_lets_it_leave(
         assert "Traceback" not in str(one.lines)
 
 
-async def test_a_leave_is_seen_by_the_others_at_once(
-    server: EmbeddedServer, tmp_path: Path
-) -> None:
-    async with (
-        sidecar(server.endpoint, tmp_path / "a", "node-0") as one,
-        sidecar(server.endpoint, tmp_path / "b", "node-1") as two,
-    ):
-        await one.until_ready()
-        await two.until_ready()
-
-        await one.until_hosts(2)
-        assert await two.end() == 0
-
-        await one.until_hosts(1)
-
-
 async def test_a_launcher_is_told_the_hosts_and_is_none_itself(
-    server: EmbeddedServer, tmp_path: Path
+    server: EmbeddedServer, start: Start
 ) -> None:
-    async with sidecar(server.endpoint, tmp_path / "l", "launcher", MUSTER_ROLE="launcher") as one:
-        await one.until_ready()
+    async with start("l", "launcher", MUSTER_ROLE="launcher") as one:
         assert (await the_member(server, "launcher")).slots == 0
         (alone,) = (await one.hosts()).splitlines()
         assert alone.startswith("rev-")
-        async with sidecar(server.endpoint, tmp_path / "w", "worker", MUSTER_SLOTS="3") as two:
-            await two.until_ready()
-
+        async with start("w", "worker", MUSTER_SLOTS="3") as two:
             await one.until_hosts(1)
             host, last = (await one.hosts()).splitlines()
             assert host.startswith("worker.")
@@ -202,16 +190,13 @@ async def test_a_launcher_is_told_the_hosts_and_is_none_itself(
 
 
 async def test_a_member_that_comes_with_other_bounds_changes_those_of_the_job(
-    server: EmbeddedServer, tmp_path: Path
+    server: EmbeddedServer, start: Start
 ) -> None:
-    async with sidecar(server.endpoint, tmp_path / "a") as one:
-        await one.until_ready()
-        async with sidecar(server.endpoint, tmp_path / "b", "node-1", MUSTER_MAX="5") as other:
-            await other.until_ready()
-            job = (await seen(server)).job
-            assert job is not None
-            assert (job.min_workers, job.max_workers, job.gather_s) == (1, 5, 60)
-            assert one.process.returncode is None
+    async with start("a") as one, start("b", "node-1", MUSTER_MAX="5"):
+        job = (await seen(server)).job
+        assert job is not None
+        assert (job.min_workers, job.max_workers, job.gather_s) == (1, 5, 60)
+        assert one.process.returncode is None
 
 
 async def test_a_bad_configuration_is_told_whole_and_without_a_traceback(tmp_path: Path) -> None:
@@ -250,14 +235,14 @@ async def test_a_store_that_is_not_there_at_a_first_start_ends_it_in_time(tmp_pa
 
 
 async def test_a_worker_of_horovod_registers_once_its_agent_listens(
-    server: EmbeddedServer, tmp_path: Path
+    server: EmbeddedServer, start: Start
 ) -> None:
     """Its image may still be on its way: a horovodrun's worker would fail there until then."""
     tunnel = str(free_ports(1)[0])
-    async with sidecar(server.endpoint, tmp_path, MUSTER_TUNNEL_PORT=tunnel) as one:
-        await one.until_ready()  # else its container would never be started
+    async with start(MUSTER_TUNNEL_PORT=tunnel) as one:
+        # It is ready all the same: else its container would never be started.
         assert not (await seen(server)).members
-        (tmp_path / "exec.sock").touch()
+        (one.run_dir / "exec.sock").touch()
 
         async def registered() -> bool:
             return "node-0" in (await seen(server)).members
@@ -302,18 +287,15 @@ async def test_i5_a_store_that_is_away_for_three_lease_times_changes_nothing(
 
 
 async def test_a_fenced_sidecar_parks_and_leaves_the_newcomer_alone(
-    server: EmbeddedServer, tmp_path: Path
+    server: EmbeddedServer, start: Start
 ) -> None:
-    async with sidecar(server.endpoint, tmp_path / "old", MUSTER_POD_UID="old") as old:
-        await old.until_ready()
-        async with sidecar(server.endpoint, tmp_path / "new", MUSTER_POD_UID="new") as new:
-            await new.until_ready()
-            line = await old.until_logged("fenced")
-            assert "pod new" in line["message"]
-            assert (await old.get("/readyz"))[0] == 503
-            assert (await old.get("/healthz"))[0] == 200
-            assert await old.end() == 0
-            assert (await the_member(server)).pod_uid == "new"
+    async with start("old", MUSTER_POD_UID="old") as old, start("new", MUSTER_POD_UID="new"):
+        line = await old.until_logged("fenced")
+        assert "pod new" in line["message"]
+        assert (await old.get("/readyz"))[0] == 503
+        assert (await old.get("/healthz"))[0] == 200
+        assert await old.end() == 0
+        assert (await the_member(server)).pod_uid == "new"
 
 
 async def answer_to(port: int, request: bytes) -> bytes:
@@ -330,7 +312,7 @@ async def answer_to(port: int, request: bytes) -> bytes:
 
 
 async def test_i8_hostile_records_and_requests_do_not_end_it(
-    server: EmbeddedServer, tmp_path: Path
+    server: EmbeddedServer, start: Start
 ) -> None:
     store = MemoryStore(server.engine)
     here = KEYS.in_generation(1)
@@ -345,30 +327,22 @@ async def test_i8_hostile_records_and_requests_do_not_end_it(
         Put(here.member("node-6"), member("node-0").to_json()),
         Put(here.drain("y"), Drain("y", "", "", "operator", 0.0).to_json()),
     ]
-    async with sidecar(server.endpoint, tmp_path) as one:
-        await one.until_ready()
+    async with start("a") as one:
         await store.txn([], junk)
         for request in (b"\x00" * 4096, b"GET /" + b"a" * 100_000 + b"\r\n", b"GET"):
             assert b"200 OK" not in await answer_to(one.http_port, request)
-        async with sidecar(server.endpoint, tmp_path / "b", "node-1") as two:
-            await two.until_ready()
+        async with start("b", "node-1") as two:
+            await one.until_hosts(2)
             assert await two.end() == 0
-
         await one.until_hosts(1)
         assert (await one.get("/healthz"))[0] == 200
         assert (await one.get("/nothing"))[0] == 404
 
 
 async def test_a_disk_that_takes_no_list_leaves_the_former_one_and_the_job_alone(
-    server: EmbeddedServer, tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
-    async with (
-        sidecar(server.endpoint, tmp_path / "a", "node-0") as one,
-        sidecar(server.endpoint, tmp_path / "b", "node-1") as two,
-    ):
-        await one.until_ready()
-        await two.until_ready()
-
+    async with start("a") as one, start("b", "node-1") as two:
         await one.until_hosts(2)
         for name in ("hosts", "state.json"):
             await asyncio.to_thread(block, tmp_path / "a" / name)
@@ -377,7 +351,6 @@ async def test_a_disk_that_takes_no_list_leaves_the_former_one_and_the_job_alone
         assert told.startswith("cannot write ")
         assert (await one.get("/healthz"))[0] == 200
         await asyncio.to_thread((tmp_path / "a" / "hosts").rmdir)
-
         await until(lambda: asyncio.to_thread((tmp_path / "a" / "hosts").exists))
         await one.until_hosts(1)
 
@@ -398,10 +371,9 @@ def make_room(process: asyncio.subprocess.Process) -> None:
 
 
 async def test_it_starts_again_while_the_disk_is_full(
-    server: EmbeddedServer, tmp_path: Path
+    server: EmbeddedServer, start: Start, tmp_path: Path
 ) -> None:
-    async with sidecar(server.endpoint, tmp_path) as before:
-        await before.until_ready()
+    async with start() as before:
         port = str(before.c10d_port)
         await before.end(signal.SIGKILL)
     await asyncio.to_thread((tmp_path / "discover_hosts.sh").chmod, 0o700)
@@ -412,10 +384,7 @@ async def test_it_starts_again_while_the_disk_is_full(
             assert await refused.process.wait() == 2, "what differs has to be written"
         assert "cannot be used (File too large)" in refused.lines[-1]["message"]
     await asyncio.to_thread((tmp_path / "discover_hosts.sh").chmod, 0o755)
-    async with sidecar(
-        server.endpoint, tmp_path, "node-0", FULL_DISK, MUSTER_C10D_PORT=port
-    ) as again:
-        await again.until_ready()
+    async with start("", "node-0", FULL_DISK, MUSTER_C10D_PORT=port) as again:
         await again.until_logged("state_not_kept")
         await again.until_hosts(1)
         make_room(again.process)
@@ -434,12 +403,9 @@ def block(path: Path) -> None:
             path.mkdir()
 
 
-async def test_i9_nothing_listens_beyond_loopback_but_health_and_metrics(
-    server: EmbeddedServer, tmp_path: Path
-) -> None:
+async def test_i9_nothing_listens_beyond_loopback_but_health_and_metrics(start: Start) -> None:
     # 127.0.0.2 stands for the pod's address: another one than that of the loopback listeners.
-    async with sidecar(server.endpoint, tmp_path, MUSTER_ADDRESS="127.0.0.2") as one:
-        await one.until_ready()
+    async with start(MUSTER_ADDRESS="127.0.0.2") as one:
         found = await asyncio.to_thread(listening, one.process.pid)
         assert found - {("::1", one.c10d_port)} == {
             ("127.0.0.1", one.c10d_port),
@@ -449,21 +415,17 @@ async def test_i9_nothing_listens_beyond_loopback_but_health_and_metrics(
             assert (await one.get(path))[0] == 404
 
 
-async def test_without_a_port_it_serves_the_socket_alone(
-    server: EmbeddedServer, tmp_path: Path
-) -> None:
-    async with sidecar(server.endpoint, tmp_path, MUSTER_C10D_PORT="0") as one:
-        await one.until_ready()
+async def test_without_a_port_it_serves_the_socket_alone(start: Start) -> None:
+    async with start(MUSTER_C10D_PORT="0") as one:
         found = await asyncio.to_thread(listening, one.process.pid)
         assert found == {("127.0.0.1", one.http_port)}
-        assert await asyncio.to_thread((tmp_path / "c10d.sock").is_socket)
+        assert await asyncio.to_thread((one.run_dir / "c10d.sock").is_socket)
 
 
-async def test_unknown_variables_are_told(server: EmbeddedServer, tmp_path: Path) -> None:
-    async with sidecar(server.endpoint, tmp_path, MUSTER_LEASE_TLL="1") as one:
+async def test_unknown_variables_are_told(start: Start) -> None:
+    async with start(MUSTER_LEASE_TLL="1") as one:
         line = await one.until_logged("unknown_variable")
         assert "MUSTER_LEASE_TTL" in line["message"]
-        await one.until_ready()
 
 
 def test_the_sidecar_loads_no_table_or_chart() -> None:

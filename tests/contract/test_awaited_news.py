@@ -14,8 +14,6 @@ from tests.support.sidecars.runs import Client, pod
 
 pytestmark = pytest.mark.virtual
 
-PATIENCE_S = 20.0
-
 
 async def test_news_that_comes_before_the_task_that_waits_for_it_has_begun() -> None:
     async with pod(MemoryEngine(now), "a") as one:

@@ -13,12 +13,10 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from launcher_shim.c10d.serving.connection import Connection
 from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.c10d.serving.request_order import PARKED_MAX
 from launcher_shim.c10d.serving.server import HELD_MAX, C10dServer
@@ -667,14 +665,6 @@ async def test_a_relay_is_told_to_close_its_client_but_not_when_the_sidecar_ends
         assert session.results[0].cancelled()
 
 
-async def holding(connection: Connection) -> bool:
-    return connection.held > 0
-
-
-async def waiting(connection: Connection) -> bool:
-    return bool(connection._requests._pending)
-
-
 async def test_known_bytes_are_answered_as_a_whole_and_only_where_a_request_begins() -> None:
     session = StepSession("")
     get = wire.encode(wire.Get(b"/k"))
@@ -687,13 +677,13 @@ async def test_known_bytes_are_answered_as_a_whole_and_only_where_a_request_begi
         # The same bytes as the value of a SET, in a segment of their own.
         put = wire.encode(wire.Set(b"/v", get))
         client.writer.write(put.removesuffix(get))
-        await until(partial(holding, connection))
+        await until(lambda: connection.held > 0)
         client.writer.write(get)
         await session.reached(1)
         assert session.handled == [wire.Set(b"/v", get)]
         # While that one is under way, a request is not answered before it.
         client.writer.write(get)
-        await until(partial(waiting, connection))
+        await until(lambda: bool(connection._requests._pending))
         session.results[0].set_result(b"")
         await session.reached(2)
         assert session.handled[1:] == [wire.Get(b"/k")]

@@ -12,9 +12,8 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
-from tests.support.sidecars.all_handlers import QUICK
 from tests.support.sidecars.jobs import KEYS
-from tests.support.sidecars.rendezvous import RUN_ID, job
+from tests.support.sidecars.rendezvous import QUICK, RUN_ID, job
 
 pytestmark = pytest.mark.virtual
 

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from console.job.drain import write
-from rdzv.errors import StoreAmbiguous, StoreFull
+from rdzv.errors import StoreFull
 from rdzv.store import Compare, Delete, Operation, Put
 from rdzv.store.memory.client import MemoryEngine
-from rdzv.store.memory.faults import Faults
 from tests.support.sidecars.drain_commands import terminal
 from tests.support.sidecars.drains import HERE
-from tests.support.sidecars.jobs import KEYS, NoRoom, client
+from tests.support.sidecars.jobs import KEYS, LosesOne, NoRoom, client
 from tests.support.sidecars.processes import PATIENCE_S, Ended, impatient_muster, muster
 from tests.support.sidecars.ranks import Loop
 
@@ -38,24 +37,6 @@ HASTY_RUNNER = (
 
 UNHURRIED = ("--deadline", "600s")
 """The drain is over for another reason than that its time is."""
-
-
-class Unanswered(Faults):
-    """Answers the first transaction with nothing, which may have been ``applied`` all the same."""
-
-    def __init__(self, *, applied: bool) -> None:
-        self._left = [applied]
-
-    async def before(self, call: str) -> None:
-        self._lose(call, now=False)
-
-    async def after(self, call: str) -> None:
-        self._lose(call, now=True)
-
-    def _lose(self, call: str, *, now: bool) -> None:
-        if call == "txn" and self._left == [now]:
-            self._left.clear()
-            raise StoreAmbiguous("no answer")
 
 
 def phases(ended: Ended) -> list[str]:
@@ -82,9 +63,7 @@ async def read_until(process: asyncio.subprocess.Process, phase: str) -> str:
 
 
 async def test_a_drain_prints_each_phase_and_ends_with_0_after_the_save() -> None:
-    async with terminal() as at:
-        await at.one.form("ab")
-        await at.one.training()
+    async with terminal(trains="ab") as at:
         pods = at.one.pods.values()
         for pod in pods:
             # The save begins later than the drain by what every sidecar's clock can tell.
@@ -123,9 +102,7 @@ async def test_a_drain_prints_each_phase_and_ends_with_0_after_the_save() -> Non
 
 
 async def test_without_wait_it_returns_at_once() -> None:
-    async with terminal(least=2) as at:
-        await at.one.form("ab")
-        await at.one.training()
+    async with terminal(least=2, trains="ab") as at:
         ended = await at.drain("b", "--json")
         assert ended.status == 0
         (line,) = map(json.loads, ended.out.splitlines())
@@ -137,18 +114,14 @@ async def test_without_wait_it_returns_at_once() -> None:
 
 
 async def test_out_of_time_it_ends_with_3() -> None:
-    async with terminal() as at:
-        await at.one.form("ab", b=Loop(save_s=300))
-        await at.one.training()
+    async with terminal(trains="ab", b=Loop(save_s=300)) as at:
         ended = await at.drain("b", "--wait", "--deadline", "2s")
         assert (ended.status, phases(ended)[-1]) == (3, "released")
         assert "has expired" in ended.out
 
 
 async def test_cancelled_it_ends_with_4() -> None:
-    async with terminal(least=2) as at:
-        await at.one.form("ab")
-        await at.one.training()
+    async with terminal(least=2, trains="ab") as at:
         waiting = asyncio.create_task(at.drain("b", "--wait", "--json", *UNHURRIED))
         await at.one.until(at.one.phase_is("done"))
         cancelled = await at.drain("b", "--cancel")
@@ -163,9 +136,7 @@ async def test_cancelled_it_ends_with_4() -> None:
 
 
 async def test_of_a_pod_that_is_being_ended_it_is_refused() -> None:
-    async with terminal(least=2) as at:
-        await at.one.form("ab")
-        await at.one.training()
+    async with terminal(least=2, trains="ab") as at:
         assert (await at.drain("b", *UNHURRIED)).status == 0
         await at.one.until(at.one.phase_is("done"))
         # The pod is deleted meanwhile: that cannot be taken back.
@@ -179,9 +150,7 @@ async def test_of_a_pod_that_is_being_ended_it_is_refused() -> None:
 
 
 async def test_lost_it_ends_with_5() -> None:
-    async with terminal() as at:
-        await at.one.form("ab", loop=Loop(save_s=300))
-        await at.one.training()
+    async with terminal(trains="ab", loop=Loop(save_s=300)) as at:
         waiting = asyncio.create_task(at.drain("b", "--wait", *UNHURRIED))
         await at.one.until(at.one.phase_is("commit"))
         await at.one.pods["b"].kill()
@@ -191,9 +160,7 @@ async def test_lost_it_ends_with_5() -> None:
 
 
 async def test_a_drain_that_the_store_has_lost_is_waited_for_and_not_taken_for_cancelled() -> None:
-    async with terminal(least=2) as at:
-        await at.one.form("ab")
-        await at.one.training()
+    async with terminal(least=2, trains="ab") as at:
         waiting = asyncio.create_task(at.drain("b", "--wait", *UNHURRIED))
         await at.one.until(at.one.phase_is("done"))
         # As a store is that was restored to before the drain; the sidecar puts it back.
@@ -210,9 +177,7 @@ async def test_a_drain_that_the_store_has_lost_is_waited_for_and_not_taken_for_c
 
 
 async def test_a_drain_that_the_store_has_lost_and_nobody_puts_back_ends_with_5() -> None:
-    async with terminal(least=2) as at:
-        await at.one.form("ab")
-        await at.one.training()
+    async with terminal(least=2, trains="ab") as at:
         async with at.begun_drain("b", "--wait", *UNHURRIED, runner=HASTY_RUNNER) as process:
             await at.one.until(at.one.phase_is("done"))
             begun = await read_until(process, "saved")
@@ -224,9 +189,7 @@ async def test_a_drain_that_the_store_has_lost_and_nobody_puts_back_ends_with_5(
 
 
 async def test_a_member_that_comes_back_is_not_lost() -> None:
-    async with terminal() as at:
-        await at.one.form("ab", loop=Loop(save_s=1))
-        await at.one.training()
+    async with terminal(trains="ab", loop=Loop(save_s=1)) as at:
         async with at.begun_drain("b", "--wait", *UNHURRIED, runner=PATIENT_RUNNER) as process:
             await at.one.until(at.one.phase_is("commit"))
             await at.one.put(Delete(HERE.member("b")))
@@ -291,9 +254,7 @@ async def test_a_notice_without_a_sidecar_says_where_it_looked(tmp_path: Path) -
 
 
 async def test_status_says_how_far_a_drain_is() -> None:
-    async with terminal(least=2) as at:
-        await at.one.form("ab")
-        await at.one.training()
+    async with terminal(least=2, trains="ab") as at:
         await at.one.put(Put(HERE.drain("uid-gone"), b"not json"))
         at.one.pods["b"].notice("sigterm", 120, "the node goes")
         await at.one.until(at.one.phase_is("done"))
@@ -306,9 +267,8 @@ async def test_status_says_how_far_a_drain_is() -> None:
 
 @pytest.mark.parametrize("applied", [True, False])
 async def test_a_write_that_is_refused_for_want_of_room_is_looked_for(applied: bool) -> None:
-    engine = MemoryEngine()
-    key = KEYS.in_generation(1).drain("uid-b")
-    async with client(engine, NoRoom(applied=applied, times=1)) as one:
+    key = HERE.drain("uid-b")
+    async with client(MemoryEngine(), NoRoom(applied=applied, times=1)) as one:
 
         def plan(_: object) -> tuple[list[Compare], list[Operation]]:
             return [Compare(key, "create", "=", 0)], [Put(key, b"{}")]
@@ -318,12 +278,11 @@ async def test_a_write_that_is_refused_for_want_of_room_is_looked_for(applied: b
         assert len((await one.store.range(key)).kvs) == applied
 
 
-@pytest.mark.parametrize("applied", [True, False])
-async def test_a_write_without_an_answer_is_made_once(applied: bool) -> None:
-    engine = MemoryEngine()
-    key = KEYS.in_generation(1).drain("uid-b")
+@pytest.mark.parametrize(("loses", "times"), [("answer", 1), ("request", 2)])
+async def test_a_write_without_an_answer_is_made_once(loses: str, times: int) -> None:
+    key = HERE.drain("uid-b")
     planned: list[int] = []
-    async with client(engine, Unanswered(applied=applied)) as one:
+    async with client(MemoryEngine(), LosesOne(loses)) as one:
 
         def plan(_: object) -> tuple[list[Compare], list[Operation]] | None:
             if key in one.mirror.kvs:
@@ -333,4 +292,4 @@ async def test_a_write_without_an_answer_is_made_once(applied: bool) -> None:
 
         await write(one, plan)
         assert len((await one.store.range(key)).kvs) == 1
-        assert len(planned) == (1 if applied else 2)
+        assert len(planned) == times

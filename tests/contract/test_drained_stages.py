@@ -48,11 +48,7 @@ class Job:
 
     async def knows_closed(self, run_id: str) -> None:
         """Wait until the drained pod's sidecar knows that a run has ended well."""
-
-        async def knows() -> bool:
-            return closed(self.drained).get(run_id) == "success"
-
-        await until(knows)
+        await until(lambda: closed(self.drained).get(run_id) == "success")
 
 
 @asynccontextmanager

@@ -76,6 +76,7 @@ async def test_when_every_member_is_drained_all_save_and_go_at_their_deadline() 
         clients = [one.pods[name].notice("sigterm", 6) for name in "ab"]
         assert {await client.release() for client in clients} == {"committed"}
         assert len(one.done) == 1
+        assert {commit.epoch for commit in one.commits} == {1}
 
 
 async def test_a_save_longer_than_the_grace_is_out_of_time() -> None:

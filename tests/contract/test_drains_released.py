@@ -142,15 +142,6 @@ def _by_hand(name: str) -> Drain:
     return Drain(f"uid-{name}", name, "by hand", "operator", reserve_s=5, requested_by="me@here")
 
 
-async def test_two_drains_at_once_share_one_save() -> None:
-    async with job("abcd", trains="abcd") as one:
-        clients = [one.pods[name].notice("sigterm", 120) for name in "ac"]
-        for client in clients:
-            assert await client.release() == "committed"
-        committed_step(one)
-        assert {commit.epoch for commit in one.commits} == {1}
-
-
 async def test_a_drain_that_comes_during_a_save_is_served_by_it() -> None:
     async with job("abcd", trains="abcd", loop=SLOW_SAVE) as one:
         first = one.pods["a"].notice("sigterm", 120)
@@ -194,11 +185,6 @@ async def test_a_client_that_goes_away_leaves_its_notice_behind() -> None:
         await one.until(lambda: one.pods["b"].drain is not None)
         client.leave()
         await one.until(lambda: one.snapshot.drains["uid-b"].outcome == "uncommitted")
-
-
-async def test_without_any_launcher_a_pod_is_let_go_at_once() -> None:
-    async with job("ab") as one:
-        assert (await one.pods["b"].notice("prestop").last()).outcome == "uncommitted"
 
 
 async def test_a_save_that_comes_to_nothing_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,12 +267,6 @@ async def _cancel(one: Job, name: str) -> None:
         if result.succeeded:
             return
         await one.mirror.reached(result.revision)
-
-
-async def test_cancelled_too_late_it_stays() -> None:
-    async with job("ab", trains="ab") as one:
-        await one.pods["b"].notice("sigterm", 120).release()
-        assert "is released already (committed)" in str(cancel(KEYS, one.snapshot, "uid-b"))
 
 
 async def test_a_drain_goes_on_in_the_jobs_next_life() -> None:

@@ -31,6 +31,7 @@ from tests.support.sidecars.listeners import listening, loopbacks
 from tests.support.sidecars.raw_client import DEADLINE_S, RawClient, connected
 from tests.support.sidecars.runs import until
 from tests.support.store.cut import Cut
+from tests.support.tasks import beside
 
 STATE_KEY = b"/torch.rendezvous.digits"
 
@@ -93,11 +94,8 @@ async def test_a_client_that_comes_before_the_member_is_registered_is_served_onc
         answer = asyncio.create_task(raw.vec())
         done, _ = await asyncio.wait([answer], timeout=0.3)
         assert not done
-        registering = asyncio.create_task(one.registrar.run())
-        async with asyncio.timeout(DEADLINE_S):
+        async with beside(one.registrar.run()), asyncio.timeout(DEADLINE_S):
             assert await answer == SENTINEL
-        registering.cancel()
-        await asyncio.gather(registering, return_exceptions=True)
 
 
 async def test_a_relayed_client_that_ends_before_the_member_is_registered_leaves_no_record() -> (
@@ -113,12 +111,9 @@ async def test_a_relayed_client_that_ends_before_the_member_is_registered_leaves
         async with asyncio.timeout(DEADLINE_S):
             await reader.read()
         writer.close()
-        registering = asyncio.create_task(one.registrar.run())
-        async with asyncio.timeout(DEADLINE_S):
+        async with beside(one.registrar.run()), asyncio.timeout(DEADLINE_S):
             while (await one.client.store.range(record)).kvs:
                 await one.client.mirror.changed_after(one.client.mirror.sequence)
-        registering.cancel()
-        await asyncio.gather(registering, return_exceptions=True)
 
 
 async def test_i5_a_write_waits_for_the_store_and_its_connection_lives() -> None:

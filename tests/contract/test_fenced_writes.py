@@ -18,7 +18,8 @@ from rdzv.keys import JobKeys
 from rdzv.records.job import Job
 from rdzv.store import Compare, KeyValue, Operation, Put, Store, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.support.histories.pods import Pod, pod
+from tests.support.histories.pods import pod
+from tests.support.sidecars.endpoints import Pod
 from tests.support.sidecars.jobs import begin_next_life
 from tests.support.sidecars.processes import until
 from tests.support.sidecars.raw_client import DEADLINE_S, RawClient, connected
@@ -68,11 +69,7 @@ class HeldBack:
 
     async def under_way(self, writes: int) -> None:
         """Wait until so many are."""
-
-        async def are() -> bool:
-            return self._under_way == writes
-
-        await until(are)
+        await until(lambda: self._under_way == writes)
 
 
 def job() -> JobKeys:
@@ -82,7 +79,7 @@ def job() -> JobKeys:
 
 async def stored(one: Pod, keys: JobKeys) -> tuple[KeyValue, ...]:
     runs = keys.in_generation(1).runs
-    return (await one.store.range(runs, prefix=True, timeout_s=DEADLINE_S)).kvs
+    return (await one.client.store.range(runs, prefix=True, timeout_s=DEADLINE_S)).kvs
 
 
 async def before(client: RawClient) -> None:
@@ -128,11 +125,7 @@ async def test_i6_nothing_is_stored_for_a_launcher_whose_sidecar_is_superseded(
                 found = await stored(new, keys)
                 assert len(found) == 3
                 held_back.passing.set()
-
-                async def fenced() -> bool:
-                    return not old.registrar.registered.is_set()
-
-                await until(fenced)
+                await until(lambda: not old.registrar.registered.is_set())
                 answered, _ = await asyncio.wait(answers, timeout=0.5)
                 assert await stored(new, keys) == found
                 assert not answered
@@ -148,18 +141,12 @@ async def test_the_log_says_why_the_records_of_a_fenced_sidecars_clients_stay(
         pod(MemoryStore(engine), keys, "w-0", TTL_S) as old,
         pod(MemoryStore(engine), keys, "w-0", TTL_S, uid="of-the-next-pod"),
     ):
-
-        async def fenced() -> bool:
-            return not old.registrar.registered.is_set()
-
-        async def said() -> bool:
-            return "of a closed connection: the member is not registered" in caplog.text
-
-        await until(fenced)
+        await until(lambda: not old.registrar.registered.is_set())
         async with connected(old.port) as client:
             client.send(wire.Add(b"/n", 1))
             client.send(wire.Ping(7))
-        await until(said)
+        said = "of a closed connection: the member is not registered"
+        await until(lambda: said in caplog.text)
         assert not old.endpoint.connections
 
 
@@ -214,10 +201,9 @@ async def test_i5_what_is_under_way_when_the_job_begins_its_next_life_is_stored_
 
 async def next_life(one: Pod, keys: JobKeys) -> None:
     """Have the job begin its next life, and wait until this sidecar serves it."""
-    now = Job.from_kv((await one.store.range(keys.job, timeout_s=DEADLINE_S)).kvs[0])
+    now = Job.from_kv((await one.client.store.range(keys.job, timeout_s=DEADLINE_S)).kvs[0])
     former = one.endpoint.sessions.shared
-    await begin_next_life(one.store, keys, now)
-
+    await begin_next_life(one.client.store, keys, now)
     await until(lambda: one.endpoint.sessions.shared is not former)
 
 
@@ -275,8 +261,5 @@ async def test_nothing_is_dropped_from_a_life_of_the_job_that_is_over() -> None:
         former = await one.endpoint.sessions.ready()
         await next_life(one, keys)
         one.endpoint.sessions.forget(former, "w-0.gone")
-
-        async def given_up() -> bool:
-            return all(task.get_name() != "forget w-0.gone" for task in asyncio.all_tasks())
-
-        await until(given_up)
+        # It has given up.
+        await until(lambda: "forget w-0.gone" not in {t.get_name() for t in asyncio.all_tasks()})

@@ -39,6 +39,7 @@ from rdzv.records.job import Job
 from rdzv.store import Delete, Put, Store, TxnResult
 from tests.support.cluster_api import CALL_S, CLOSED_S, FakeApi, make_patient
 from tests.support.records import member
+from tests.support.tasks import beside
 from tests.support.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.usefixtures("empty_store")
@@ -108,12 +109,8 @@ async def replica(name: str, fake: FakeApi, store: Store) -> AsyncIterator[None]
                 )
                 tasks.create_task(owned.run())
 
-        running = asyncio.create_task(leading.run(lead))
-        try:
+        async with beside(leading.run(lead)):
             yield
-        finally:
-            running.cancel()
-            await asyncio.wait((running,))
 
 
 def seen(fake: FakeApi) -> dict[tuple[str, str], tuple[int, str]]:

@@ -31,8 +31,7 @@ async def shown(at: Terminal, name: str, expected: LastCommit | None, *, former:
 
 
 async def test_a_commit_of_a_former_life_is_told_as_one() -> None:
-    async with terminal() as at:
-        await at.one.form("ab")
+    async with terminal(trains="ab") as at:
         for uid, former in (("uid-before", True), ("uid-digits", False)):
             await at.one.put(Put(KEYS.last_commit, replace(LAST, job_uid=uid).to_json()))
             for name in "ab":
@@ -41,8 +40,7 @@ async def test_a_commit_of_a_former_life_is_told_as_one() -> None:
 
 
 async def test_what_is_forgotten_is_not_told_any_more_and_later_epochs_are_above_it() -> None:
-    async with terminal() as at:
-        await at.one.form("ab")
+    async with terminal(trains="ab") as at:
         await at.one.put(Put(KEYS.last_commit, LAST.to_json()))
         await shown(at, "a", replace(LAST, job_uid=""), former=False)
         ended = await at.command("forget")
@@ -54,7 +52,6 @@ async def test_what_is_forgotten_is_not_told_any_more_and_later_epochs_are_above
         assert again.out == "job digits has no last commit: there is nothing to forget\n"
         assert "the last commit, step 60, is forgotten" in (await at.history()).out
         at.one.done.clear()  # none of these ranks has saved it
-        await at.one.training()
         assert (await at.drain("b")).status == 0
         await at.one.until(lambda: at.one.commit.epoch > LAST.epoch)
 

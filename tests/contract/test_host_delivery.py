@@ -29,11 +29,6 @@ KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
 
 
-@pytest.fixture
-def run_dir() -> MemoryRunDir:
-    return MemoryRunDir()
-
-
 class Questioned(MemoryStore):
     """A store whose answers to linearizable reads are given by hand."""
 
@@ -60,8 +55,8 @@ class Scene:
         self.store = Questioned()
         client = JobClient.of(self.store, KEYS, clock=lambda: self.now)
         self.mirror = client.mirror
-        self._run_dir = run_dir
-        self.delivery = HostDelivery(self._run_dir, client, 1, lambda: self.now)
+        self.run_dir = run_dir
+        self.delivery = HostDelivery(run_dir, client, 1, lambda: self.now)
 
     def put(self, *members: Member) -> None:
         events = [WatchEvent("put", self._kv(HERE.member(m.name), m.to_json())) for m in members]
@@ -111,11 +106,11 @@ class Scene:
 
     def tokens(self) -> list[str]:
         """Hosts on the list."""
-        return sorted(line.partition(":")[0] for line in self._run_dir.hosts().splitlines()[:-1])
+        return sorted(line.partition(":")[0] for line in self.run_dir.hosts().splitlines()[:-1])
 
     def hosts(self) -> list[str]:
         """Members on the list, by name."""
-        return sorted(line.partition(".")[0] for line in self._run_dir.hosts().splitlines()[:-1])
+        return sorted(line.partition(".")[0] for line in self.run_dir.hosts().splitlines()[:-1])
 
     def listed(self) -> set[str]:
         """Members that the delivery has seen there."""
@@ -142,8 +137,9 @@ class Scene:
 
 
 @asynccontextmanager
-async def delivering(run_dir: MemoryRunDir, *members: Member) -> AsyncIterator[Scene]:
-    scene = Scene(run_dir)
+async def delivering(*members: Member, run_dir: MemoryRunDir | None = None) -> AsyncIterator[Scene]:
+    """A sidecar that has delivered these; ``run_dir`` is that of one before it."""
+    scene = Scene(run_dir or MemoryRunDir())
     scene.begin(*members)
     async with beside(scene.delivery.run()):
         lines = min(len(members), members[0].max_workers)
@@ -174,10 +170,8 @@ async def miss_one_for_long_enough(scene: Scene) -> None:
     await scene.until(lambda: scene.hosts() == ["a", "b", "c"])
 
 
-async def test_i4_a_host_whose_return_is_still_unread_stays_on_the_list(
-    run_dir: MemoryRunDir,
-) -> None:
-    async with delivering(run_dir, A, B) as scene:
+async def test_i4_a_host_whose_return_is_still_unread_stays_on_the_list() -> None:
+    async with delivering(A, B) as scene:
         await miss_one_for_long_enough(scene)
         scene.put(B)
         scene.confirm()
@@ -185,17 +179,15 @@ async def test_i4_a_host_whose_return_is_still_unread_stays_on_the_list(
         await scene.until(lambda: scene.hosts() == ["a", "b", "c", "d"])
 
 
-async def test_a_host_that_the_store_has_no_word_of_goes(run_dir: MemoryRunDir) -> None:
-    async with delivering(run_dir, A, B) as scene:
+async def test_a_host_that_the_store_has_no_word_of_goes() -> None:
+    async with delivering(A, B) as scene:
         await miss_one_for_long_enough(scene)
         scene.confirm()
         await scene.until(lambda: scene.hosts() == ["a", "c"])
 
 
-async def test_i2_one_that_drained_and_was_lost_behind_a_cut_goes_at_once(
-    run_dir: MemoryRunDir,
-) -> None:
-    async with delivering(run_dir, A, B) as scene:
+async def test_i2_one_that_drained_and_was_lost_behind_a_cut_goes_at_once() -> None:
+    async with delivering(A, B) as scene:
         scene.drain_and_lose(B)
         await scene.until(lambda: "b" not in scene.listed())
         # Time stands still here, so that nobody has been missed for long enough.
@@ -204,9 +196,9 @@ async def test_i2_one_that_drained_and_was_lost_behind_a_cut_goes_at_once(
 
 
 async def test_the_history_is_read_once_however_many_have_left(
-    run_dir: MemoryRunDir, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with delivering(run_dir, A, B, C, D) as scene:
+    async with delivering(A, B, C, D) as scene:
         reads = []
         under = scene.mirror.under
 
@@ -237,10 +229,8 @@ async def a_spare_takes_over(scene: Scene) -> None:
     await scene.until(lambda: scene.hosts() == ["b", "c"])
 
 
-async def test_an_older_member_that_comes_back_takes_no_line_from_one_that_has_it(
-    run_dir: MemoryRunDir,
-) -> None:
-    async with delivering(run_dir, OLDEST, YOUNGER) as scene:
+async def test_an_older_member_that_comes_back_takes_no_line_from_one_that_has_it() -> None:
+    async with delivering(OLDEST, YOUNGER) as scene:
         await a_spare_takes_over(scene)
         # What horovodrun has begun with stays, and it waits for nobody to be started.
         back = replace(OLDEST, incarnation=9, since=1)
@@ -251,10 +241,10 @@ async def test_an_older_member_that_comes_back_takes_no_line_from_one_that_has_i
         await scene.until(lambda: scene.hosts() == ["a", "c"])
 
 
-async def test_i4_a_host_that_is_back_at_once_keeps_its_line_from_an_older_one_that_filled_in(
-    run_dir: MemoryRunDir,
-) -> None:
-    async with delivering(run_dir, OLDEST, YOUNGER) as scene:
+async def test_i4_a_host_that_is_back_at_once_keeps_its_line_from_an_older_one_that_filled_in() -> (
+    None
+):
+    async with delivering(OLDEST, YOUNGER) as scene:
         await a_spare_takes_over(scene)
         scene.put(replace(OLDEST, incarnation=9, since=1))
         await scene.until(lambda: [m.name for m in scene.delivery.listing.standby] == ["a"])
@@ -265,26 +255,22 @@ async def test_i4_a_host_that_is_back_at_once_keeps_its_line_from_an_older_one_t
         assert scene.hosts() == ["b", "c"]
 
 
-async def test_a_sidecar_that_starts_again_leaves_the_lines_to_those_that_have_them(
-    run_dir: MemoryRunDir,
-) -> None:
-    async with delivering(run_dir, OLDEST, YOUNGER) as scene:
+async def test_a_sidecar_that_starts_again_leaves_the_lines_to_those_that_have_them() -> None:
+    async with delivering(OLDEST, YOUNGER) as scene:
         await a_spare_takes_over(scene)
     back = replace(OLDEST, incarnation=9, since=1)
-    async with delivering(run_dir, back, YOUNGER, SPARE) as scene:
+    async with delivering(back, YOUNGER, SPARE, run_dir=scene.run_dir) as scene:
         await scene.until(lambda: [m.name for m in scene.delivery.listing.standby] == ["a"])
         assert scene.hosts() == ["b", "c"]
 
 
-async def test_i4_a_sidecar_that_starts_again_takes_no_line_for_one_that_filled_in(
-    run_dir: MemoryRunDir,
-) -> None:
-    async with delivering(run_dir, OLDEST, YOUNGER) as scene:
+async def test_i4_a_sidecar_that_starts_again_takes_no_line_for_one_that_filled_in() -> None:
+    async with delivering(OLDEST, YOUNGER) as scene:
         scene.put(SPARE)
         await scene.until(lambda: scene.listed() == {"a", "b"})
         scene.lose(YOUNGER)
         await scene.until(lambda: scene.hosts() == ["a", "b", "c"])
-    scene = Scene(run_dir)
+    scene = Scene(scene.run_dir)
     # The one that has filled in is away itself when the next sidecar reads three lines for two.
     scene.begin(OLDEST, YOUNGER)
     async with beside(scene.delivery.run()):
@@ -295,20 +281,18 @@ async def test_i4_a_sidecar_that_starts_again_takes_no_line_for_one_that_filled_
         assert scene.hosts() == ["a", "b"]
 
 
-async def test_a_new_pod_has_no_claim_to_the_line_of_the_one_before_it(
-    run_dir: MemoryRunDir,
-) -> None:
-    async with delivering(run_dir, OLDEST, YOUNGER) as scene:
+async def test_a_new_pod_has_no_claim_to_the_line_of_the_one_before_it() -> None:
+    async with delivering(OLDEST, YOUNGER) as scene:
         scene.put(SPARE, replace(OLDEST, pod_uid="uid-a-2", incarnation=9))
         await scene.until(lambda: scene.hosts() == ["b", "c"])
 
 
 @pytest.mark.parametrize("over", [False, True], ids=["once it had gone", "over its record"])
 async def test_i4_a_pod_that_drained_before_a_backup_takes_no_host_of_its_name_off_the_list(
-    run_dir: MemoryRunDir, *, over: bool
+    *, over: bool
 ) -> None:
     """The present pod came once the record of the one before had lapsed, or before it had."""
-    async with delivering(run_dir, A) as scene:
+    async with delivering(A) as scene:
         before = scene.mirror.kvs[HERE.member("a")]
         next_pod = replace(A, pod_uid="uid-a2")
         if over:
@@ -327,11 +311,11 @@ async def test_i4_a_pod_that_drained_before_a_backup_takes_no_host_of_its_name_o
 
 
 @asynccontextmanager
-async def unregistered(run_dir: MemoryRunDir) -> AsyncIterator[tuple[Scene, asyncio.Event]]:
+async def unregistered() -> AsyncIterator[tuple[Scene, asyncio.Event]]:
     """A sidecar that is started again beside a, b and c, and cannot register yet."""
-    async with delivering(run_dir, A, B, C):
+    async with delivering(A, B, C) as before:
         pass
-    scene, registered = Scene(run_dir), asyncio.Event()
+    scene, registered = Scene(before.run_dir), asyncio.Event()
 
     async def deliver() -> None:
         await scene.delivery.follow_departures(registered)
@@ -342,10 +326,8 @@ async def unregistered(run_dir: MemoryRunDir) -> AsyncIterator[tuple[Scene, asyn
         yield scene, registered
 
 
-async def test_i2_who_drains_is_off_the_list_of_a_sidecar_that_cannot_register(
-    run_dir: MemoryRunDir,
-) -> None:
-    async with unregistered(run_dir) as (scene, registered):
+async def test_i2_who_drains_is_off_the_list_of_a_sidecar_that_cannot_register() -> None:
+    async with unregistered() as (scene, registered):
         scene.lose(A)
         scene.put(D)
         scene.drain_and_lose(B)
@@ -358,24 +340,20 @@ async def test_i2_who_drains_is_off_the_list_of_a_sidecar_that_cannot_register(
         assert scene.hosts() == ["a", "d"]
 
 
-async def test_i4_a_sidecar_that_cannot_register_leaves_one_host_whoever_leaves(
-    run_dir: MemoryRunDir,
-) -> None:
-    async with unregistered(run_dir) as (scene, _):
+async def test_i4_a_sidecar_that_cannot_register_leaves_one_host_whoever_leaves() -> None:
+    async with unregistered() as (scene, _):
         scene.leave(A, B, C)
         await scene.until(lambda: scene.hosts() == ["a"])
 
 
-async def test_a_leave_from_before_a_pod_registered_is_none_of_that_registration(
-    run_dir: MemoryRunDir,
-) -> None:
-    async with delivering(run_dir, A, B, C) as scene:
+async def test_a_leave_from_before_a_pod_registered_is_none_of_that_registration() -> None:
+    async with delivering(A, B, C) as scene:
         scene.leave(B)
         await scene.until(lambda: scene.hosts() == ["a", "c"])
         scene.register(B)
         await scene.until(lambda: scene.hosts() == ["a", "b", "c"])
         kvs, revision = list(scene.mirror.kvs.values()), scene.mirror.revision
-    again = Scene(run_dir)
+    again = Scene(scene.run_dir)
     async with beside(again.delivery.follow_departures(asyncio.Event())):
         again.mirror.replace(kvs, revision)
         again.lose(B)

@@ -87,10 +87,7 @@ class Counted(Faults):
 
 
 async def until_asked(counted: Counted, times: int) -> None:
-    async def asked() -> bool:
-        return counted.txns >= times
-
-    await until(asked)
+    await until(lambda: counted.txns >= times)
 
 
 async def test_a_whole_answer_is_kept_until_anything_changes_or_may_not_be_told() -> None:

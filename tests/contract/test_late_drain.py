@@ -34,7 +34,7 @@ HERE = KEYS.in_generation(1)
 async def test_a_write_that_lands_after_the_cancellation_drains_nobody(
     tmp_path: Path, commits: int
 ) -> None:
-    async with client(MemoryEngine(now)) as one, member_of(one, LONG_TTL_S) as member:
+    async with client(MemoryEngine(now)) as one, member_of(one, lease_ttl_s=LONG_TTL_S) as member:
         writing = DrainWriter(one, member, Random(1))
         run_dir = RunDir(str(tmp_path))
         own = OwnDrain(run_dir, one, member.identity, writing, grace_s=30.0, boot_s=now)
@@ -54,7 +54,7 @@ async def test_a_write_that_lands_after_the_cancellation_drains_nobody(
 async def test_a_write_that_lands_after_the_pod_has_outlived_its_drain_drains_nobody(
     tmp_path: Path,
 ) -> None:
-    async with client(MemoryEngine(now)) as one, member_of(one, LONG_TTL_S) as member:
+    async with client(MemoryEngine(now)) as one, member_of(one, lease_ttl_s=LONG_TTL_S) as member:
         writing, now_s = DrainWriter(one, member, Random(1)), 0.0
         run_dir = RunDir(str(tmp_path))
         own = OwnDrain(run_dir, one, member.identity, writing, grace_s=30.0, boot_s=lambda: now_s)
@@ -74,7 +74,7 @@ async def test_a_write_that_lands_after_the_pod_has_outlived_its_drain_drains_no
 
 
 async def test_drains_at_once_do_not_make_each_other_s_first_writes_fail(tmp_path: Path) -> None:
-    async with client(MemoryEngine(now)) as one, member_of(one, LONG_TTL_S) as member:
+    async with client(MemoryEngine(now)) as one, member_of(one, lease_ttl_s=LONG_TTL_S) as member:
         snapshot = one.membership.snapshot()
         drain = Drain(member.identity.pod_uid, "w-0", "test", "control", 20.0)
         sent = first_write(KEYS, snapshot, drain)

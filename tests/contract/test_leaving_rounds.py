@@ -11,7 +11,7 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from tests.support.clocks.virtual import now
-from tests.support.sidecars.rendezvous import RUN_ID, Job, Torchrun, job
+from tests.support.sidecars.rendezvous import Job, job
 
 pytestmark = pytest.mark.virtual
 
@@ -22,19 +22,6 @@ PATIENT = replace(QUICK, last_call_s=30.0)
 GRACEFUL_S = 15.0
 """torch looks for waiters and asks for the new round once a second; who
 waited for somebody would wait for twice as long."""
-
-
-async def world_of(one: Job, names: str) -> None:
-    """Start these nodes and wait until they are the first world."""
-    for name in names:
-        await one.sidecar(name)
-    for name in names:
-        one.torchrun(name)
-    assert await one.world(names) == 0
-
-
-async def exit_barrier(torchrun: Torchrun) -> None:
-    await torchrun.wire.barrier()
 
 
 def times_formed_again(one: Job) -> dict[str, int]:
@@ -165,7 +152,7 @@ async def test_a_leave_and_a_replacement_are_one_new_round() -> None:
 async def test_who_is_finishing_is_left_in_peace() -> None:
     async with job(QUICK, world="abc") as one:
         await one.tell(leaving="b")
-        await exit_barrier(one.torchruns["a"])
+        await one.torchruns["a"].wire.barrier()
         await one.tell(granted="b")
         await one.passed(1.5)
         assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0}
@@ -183,7 +170,7 @@ async def test_who_is_finishing_is_left_in_peace() -> None:
 
 async def test_a_round_that_finishes_is_not_over_because_all_may_leave() -> None:
     async with job(QUICK, world="ab") as one:
-        await exit_barrier(one.torchruns["a"])
+        await one.torchruns["a"].wire.barrier()
         await one.tell(granted="ab")
         await one.passed(1)
         assert one.sidecars["a"].rendezvous.round.number == 0
@@ -196,9 +183,8 @@ async def test_a_round_that_finishes_is_not_over_because_all_may_leave() -> None
 async def finishes_before_the_others(one: Job, name: str) -> None:
     """Let its workers be done, and its time in the exit barrier be over; it leaves."""
     one.torchruns[name].order("wait")
-    barrier = f"/torch.rendezvous.{RUN_ID}.0/torchelastic/agent/terminal_state/"
     await one.until(lambda: one.sidecars[name].rendezvous.round.finishing)
-    one.kv[f"{barrier}last_member"] = b"over"
+    one.end_time_in_exit_barrier()
     await one.until(lambda: one.torchruns[name].ended)
 
 

@@ -26,6 +26,7 @@ from rdzv.records.bypass import Bypass
 from rdzv.records.job import Member
 from rdzv.store import KeyValue, Put
 from rdzv.store.memory.client import MemoryEngine
+from tests.support.clocks.hand import HandClock
 from tests.support.sidecars.endpoints import Pod, pod
 from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.processes import until
@@ -33,13 +34,6 @@ from tests.support.sidecars.raw_client import connected
 from tests.support.tasks import beside
 
 HERE = KEYS.in_generation(1)
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -87,14 +81,13 @@ def says(one: Pod, kind: str) -> bool:
 
 async def said(one: Pod, kind: str) -> KeyValue | None:
     """Wait until the store says so."""
-
     await until(lambda: says(one, kind))
     return one.client.mirror.kvs.get(HERE.bypass("w-0"))
 
 
 async def test_it_is_said_while_it_is_so_and_on_the_members_lease(run_dir: Path) -> None:
     await tell(run_dir, ELSEWHERE)
-    async with pod(MemoryEngine(), "w-0") as one, looking(one, run_dir, Clock()) as lookout:
+    async with pod(MemoryEngine(), "w-0") as one, looking(one, run_dir, HandClock()) as lookout:
         kv = await said(one, "elsewhere")
         assert kv is not None
         assert kv.lease == one.registrar.lease_id
@@ -107,7 +100,7 @@ async def test_it_is_said_while_it_is_so_and_on_the_members_lease(run_dir: Path)
 
 async def test_nothing_is_written_while_nothing_changes(run_dir: Path) -> None:
     engine = MemoryEngine()
-    async with pod(engine, "w-0") as one, looking(one, run_dir, Clock()):
+    async with pod(engine, "w-0") as one, looking(one, run_dir, HandClock()):
         before = engine.revision
         await asyncio.sleep(0.2)
         assert engine.revision == before
@@ -120,7 +113,7 @@ async def test_nothing_is_written_while_nothing_changes(run_dir: Path) -> None:
 async def test_a_member_that_lost_its_lease_says_it_again(run_dir: Path) -> None:
     await tell(run_dir, ELSEWHERE)
     engine = MemoryEngine()
-    async with pod(engine, "w-0") as one, looking(one, run_dir, Clock()):
+    async with pod(engine, "w-0") as one, looking(one, run_dir, HandClock()):
         first = await said(one, "elsewhere")
         assert first is not None
         engine.revoke(first.lease)
@@ -134,12 +127,12 @@ async def test_a_member_that_lost_its_lease_says_it_again(run_dir: Path) -> None
 
 async def test_a_torchrun_that_connects_ends_its_minute(run_dir: Path) -> None:
     await tell(run_dir, RIGHT)
-    clock = Clock()
+    clock = HandClock()
     async with pod(MemoryEngine(), "w-0") as one, looking(one, run_dir, clock):
 
         async def is_absent() -> bool:
             # Again and again: its minute begins with the first look, whenever that is over.
-            clock.now += 60
+            clock.now_s += 60
             return says(one, "absent")
 
         await until(is_absent)
@@ -151,20 +144,16 @@ async def test_a_torchrun_that_connects_ends_its_minute(run_dir: Path) -> None:
 
 
 async def test_the_workers_of_a_horovod_job_are_left_alone(run_dir: Path) -> None:
-    clock = Clock()
+    clock = HandClock()
     launcher = Member("l", "uid-l", 1, "10.0.0.9", "", "launcher", 0, 1, 4)
     async with pod(MemoryEngine(), "w-0") as one:
         await one.client.store.txn([], [Put(HERE.member("l"), launcher.to_json())])
-        await until(lambda: _has(one, "l"))
+        await until(lambda: "l" in one.client.membership.snapshot().members)
         async with looking(one, run_dir, clock) as lookout:
             await asyncio.sleep(0.1)
-            clock.now += 600
+            clock.now_s += 600
             await asyncio.sleep(0.1)
             assert lookout.finding.kind == ""
-
-
-async def _has(one: Pod, name: str) -> bool:
-    return name in one.client.membership.snapshot().members
 
 
 @pytest.fixture
@@ -213,9 +202,5 @@ async def test_a_connection_that_stored_nothing_is_forgotten_when_it_ends() -> N
         async with connected(one.port) as client:
             await client.open_rendezvous("digits")
             assert [run_id for run_id, _ in one.endpoint.launchers()] == ["digits"]
-
-        async def gone() -> bool:
-            return one.endpoint.launchers() == []
-
         # Else the next life of the job would take it for a torchrun that goes on.
-        await until(gone)
+        await until(lambda: one.endpoint.launchers() == [])

@@ -227,35 +227,27 @@ async def test_it_imports_nothing_that_is_heavy(bare: Path, tmp_path: Path) -> N
 # --- beside a sidecar ---
 
 
-async def test_what_is_delivered_is_the_last_word(run_dir: Path) -> None:
-    delivered = "PET_RDZV_ENDPOINT=elsewhere:1\nDELIVERED=a=b\n"
-    await asyncio.to_thread((run_dir / "env").write_text, delivered)
-    show = "echo $PET_RDZV_ENDPOINT $DELIVERED $PYTHONPATH $MUSTER_RUN_DIR $KEPT"
+async def test_what_is_delivered_is_the_last_word_but_for_a_larger_budget_and_foreign_options(
+    run_dir: Path,
+) -> None:
+    delivered = "PET_RDZV_ENDPOINT=elsewhere:1\nPET_MAX_RESTARTS=10\nPET_RDZV_CONF=is_host=0\n"
+    await asyncio.to_thread((run_dir / "env").write_text, f"{delivered}DELIVERED=a=b\n")
+    of_torchrun = "echo $PET_RDZV_ENDPOINT $PET_MAX_RESTARTS $PET_RDZV_CONF"
+    others = "echo $DELIVERED $PYTHONPATH $MUSTER_RUN_DIR $KEPT"
     async with started(
         run_dir,
-        *("muster-run", "--", "sh", "-c", show),
-        PET_RDZV_ENDPOINT="localhost:1",
+        *("muster-run", "--", "sh", "-c", f"{of_torchrun}; {others}"),
+        PET_RDZV_ENDPOINT="worker-0:23456",
+        PET_MAX_RESTARTS="100",
+        PET_RDZV_CONF="join_timeout=900,is_host=1",
         PYTHONPATH="/mine",
         KEPT="kept",
     ) as run:
         assert await run.ended() == 0
-        assert run.out == [f"elsewhere:1 a=b {run_dir}/python:/mine {run_dir} kept"]
-
-
-async def test_a_larger_budget_and_foreign_options_are_kept_and_the_rest_is_said(
-    run_dir: Path,
-) -> None:
-    delivered = "PET_RDZV_ENDPOINT=elsewhere:1\nPET_MAX_RESTARTS=10\nPET_RDZV_CONF=is_host=0\n"
-    await asyncio.to_thread((run_dir / "env").write_text, delivered)
-    async with started(
-        run_dir,
-        *("muster-run", "--", "sh", "-c", "echo $PET_MAX_RESTARTS $PET_RDZV_CONF"),
-        PET_MAX_RESTARTS="100",
-        PET_RDZV_CONF="join_timeout=900,is_host=1",
-        PET_RDZV_ENDPOINT="worker-0:23456",
-    ) as run:
-        assert await run.ended() == 0
-        assert run.out == ["100 is_host=0,join_timeout=900"]
+        assert run.out == [
+            "elsewhere:1 100 is_host=0,join_timeout=900",
+            f"a=b {run_dir}/python:/mine {run_dir} kept",
+        ]
         said = [line for line in run.err.splitlines() if "overruled" in line]
         assert said == [
             "muster-run: PET_RDZV_ENDPOINT: worker-0:23456 is overruled by elsewhere:1",
@@ -497,7 +489,7 @@ async def test_a_cancelled_drain_lets_the_command_go_on_and_a_later_one_begins_a
 ) -> None:
     async with held(run_dir) as (run, server):
         server.say("cancelled", "the operator took it back")
-        await until(lambda: still_open(server))
+        await until(lambda: all(client.is_closing() for client in server.clients))
         assert await unheard(run)
         run.process.send_signal(signal.SIGTERM)
         await server.came(2)
@@ -505,10 +497,6 @@ async def test_a_cancelled_drain_lets_the_command_go_on_and_a_later_one_begins_a
         server.say("released", outcome="committed")
         assert await run.ended() == 143
         assert "the operator took it back" in run.err
-
-
-async def still_open(server: NoticeServer) -> bool:
-    return all(client.is_closing() for client in server.clients)
 
 
 async def test_a_command_that_ends_by_itself_while_it_is_held_keeps_its_status(

@@ -34,6 +34,7 @@ from rdzv.snapshot import Snapshot
 from rdzv.store import Put, Store
 from tests.support.cluster_api import FakeApi
 from tests.support.records import drain, member
+from tests.support.tasks import beside
 
 pytestmark = pytest.mark.usefixtures("empty_store")
 
@@ -103,14 +104,9 @@ async def asking(fake: FakeApi, store: Store) -> AsyncIterator[None]:
         Collection(api, paths.NODES, node_seen).following() as nodes,
     ):
         policy = NoticePolicy(again_s=0.0)
-        running = asyncio.create_task(
-            NoticeExecutor(jobs, nodes, pods, policy, "controller-0", time.monotonic).run()
-        )
-        try:
+        executor = NoticeExecutor(jobs, nodes, pods, policy, "controller-0", time.monotonic)
+        async with beside(executor.run()):
             yield
-        finally:
-            running.cancel()
-            await asyncio.wait((running,))
 
 
 async def show(fake: FakeApi, **spec: Any) -> None:

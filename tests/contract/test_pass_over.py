@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import launcher_shim.pod.pass_over
-from agent.rundir.programs import program
 from launcher_shim.pod.pass_over import passes_over
 from launcher_shim.tcpstore import wire
+from tests.support.sidecars.delivered_torchrun import DeliveredTorchrun
 
 PATIENCE_S = 150.0
 
@@ -72,31 +71,7 @@ async def test_what_starts_no_job_asks_nobody(tmp_path: Path) -> None:
         asked.append(await reader.readexactly(1))
         await silent(reader, writer)
 
-    ours, own = tmp_path / "run" / "torchrun", tmp_path / "image" / "torchrun"
-
-    def deliver() -> None:
-        for path, content in ((ours, program("torchrun")), (own, b'#!/bin/sh\necho "$@"\n')):
-            path.parent.mkdir()
-            path.write_bytes(content)
-            path.chmod(0o755)
-
-    await asyncio.to_thread(deliver)
-    async with served(serve) as port, asyncio.timeout(PATIENCE_S):
-        process = await asyncio.create_subprocess_exec(
-            ours,
-            "--help",
-            env={
-                "PATH": os.pathsep.join([str(ours.parent), str(own.parent), os.environ["PATH"]]),
-                "PET_RDZV_BACKEND": "c10d",
-                "PET_RDZV_ENDPOINT": f"localhost:{port}",
-                "PET_RDZV_ID": "digits",
-            },
-            stdout=asyncio.subprocess.PIPE,
-        )
-        try:
-            out, _ = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-    assert (process.returncode, out, asked) == (0, b"--help\n", [])
+    torchrun = await asyncio.to_thread(DeliveredTorchrun, tmp_path)
+    async with served(serve) as port:
+        assert await torchrun.run(port, "--help") == (7, "--help\n")
+    assert asked == []

@@ -97,11 +97,7 @@ async def test_one_beside_another_that_waits_for_a_key_is_refused(
         first, _ = await asyncio.to_thread(started, one.port)
         waiting = asyncio.create_task(asyncio.to_thread(first.store.wait, ["never"]))
         _, agent = one.endpoint.launchers()[0]
-
-        async def waits() -> bool:
-            return agent.waits > 0
-
-        await until(waits)
+        await until(lambda: agent.waits > 0)
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(RendezvousConnectionError):
                 await asyncio.to_thread(started, one.port)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -72,17 +74,24 @@ async def dies_parked(one: Job, member: str, deaths: int) -> None:
     await one.until(lambda: counted(one, member) == deaths)
 
 
+@asynccontextmanager
+async def undisturbed(one: Job) -> AsyncIterator[None]:
+    """Let the world of a and b go on meanwhile, and for as long as it takes to form another."""
+    worlds = [len(one.torchruns[name].worlds) for name in "ab"]
+    yield
+    await one.passed(TO_FORM_S)
+    assert [len(one.torchruns[name].worlds) for name in "ab"] == worlds
+
+
 async def test_a_crash_loop_is_damped_until_somebody_lets_it_in() -> None:
     async with job(QUICK, terms=FOR_LONG, world="abc") as one:
         await dies(one, "c", 1)
         one.torchrun("c")
         await dies(one, "c", 2)
-        calm = [len(one.torchruns[name].worlds) for name in "ab"]
-        for deaths in (3, 4, 5):
-            await dies_parked(one, "c", deaths)
-        await parked(one, one.torchrun("c"))
-        await one.passed(TO_FORM_S)
-        assert [len(one.torchruns[name].worlds) for name in "ab"] == calm
+        async with undisturbed(one):
+            for deaths in (3, 4, 5):
+                await dies_parked(one, "c", deaths)
+            await parked(one, one.torchrun("c"))
         known = record(one, "c")
         assert known is not None
         assert known.out
@@ -98,10 +107,8 @@ async def test_who_ends_one_world_after_the_other_stays_out_until_somebody_lets_
             await dies(one, "c", deaths)
             one.torchrun("c")
         await dies(one, "c", 3)
-        calm = [len(one.torchruns[name].worlds) for name in "ab"]
-        await parked(one, one.torchrun("c"))
-        await one.passed(TO_FORM_S)
-        assert [len(one.torchruns[name].worlds) for name in "ab"] == calm
+        async with undisturbed(one):
+            await parked(one, one.torchrun("c"))
         known = record(one, "c")
         assert known is not None
         assert known.stays(terms)
@@ -140,11 +147,9 @@ async def test_a_sidecar_started_again_keeps_its_torchrun_out() -> None:
         held = one.sidecars["c"].registrar.held
         await one.stop_sidecar("c")
         await one.sidecar("c", held)
-        calm = [len(one.torchruns[name].worlds) for name in "ab"]
-        kept_out = one.torchrun("c")
-        await parked(one, kept_out)
-        await one.passed(TO_FORM_S)
-        assert [len(one.torchruns[name].worlds) for name in "ab"] == calm
+        async with undisturbed(one):
+            kept_out = one.torchrun("c")
+            await parked(one, kept_out)
         assert kept_out.worlds == []
 
 

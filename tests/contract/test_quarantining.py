@@ -20,6 +20,7 @@ from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import DISK_S, now
 from tests.support.sidecars.jobs import identity
+from tests.support.tasks import beside
 
 pytestmark = pytest.mark.virtual
 
@@ -78,13 +79,8 @@ async def pod() -> AsyncIterator[Pod]:
     await one.seed()
     read = await one.store.range(KEYS.prefix, prefix=True)
     one.mirror.replace(read.kvs, read.revision)
-    tasks = [asyncio.ensure_future(one.keeping.run()), asyncio.ensure_future(one.watch())]
-    try:
+    async with beside(one.keeping.run(), one.watch()):
         yield one
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_a_death_is_counted_once_the_member_is_registered_although_nothing_else_moves(

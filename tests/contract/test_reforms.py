@@ -24,23 +24,21 @@ def worlds(one: Job) -> list[int]:
     return [world.size for world in one.torchruns["a"].worlds]
 
 
-async def test_eight_that_come_within_two_minutes_make_two_worlds() -> None:
-    async with job(GATHERING, world="ab") as one:
+@pytest.mark.parametrize(
+    ("gather_s", "sizes"),
+    [(60.0, [2, 6, 10]), (0.0, [*range(2, 11)])],
+    ids=["gathered", "each at once"],
+)
+async def test_eight_that_come_within_two_minutes_make_two_worlds_or_one_each(
+    gather_s: float, sizes: list[int]
+) -> None:
+    async with job(replace(GATHERING, gather_s=gather_s), world="ab") as one:
         for name in "cdefghij":
             await one.node(name)
             await asyncio.sleep(120 / 7)
         await one.world("abcdefghij")
-        assert worlds(one) == [2, 6, 10]
+        assert worlds(one) == sizes
         assert [t.failure for t in one.everyone] == [None] * 10
-
-
-async def test_without_gathering_each_of_them_makes_a_world() -> None:
-    async with job(replace(GATHERING, gather_s=0.0), world="ab") as one:
-        for name in "cdefghij":
-            await one.node(name)
-            await asyncio.sleep(120 / 7)
-        await one.world("abcdefghij")
-        assert worlds(one) == [2, 3, 4, 5, 6, 7, 8, 9, 10]
 
 
 async def test_a_loss_forms_the_world_again_at_once_and_takes_in_who_waits() -> None:

@@ -9,16 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv.errors import Fenced, StoreAmbiguous
+from rdzv.errors import Fenced
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Held, Identity
 from rdzv.records.history import HISTORY_LENGTH, HistoryEntry
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
-from rdzv.store.memory.faults import Faults
 from tests.support.clocks.virtual import now
-from tests.support.sidecars.jobs import KEYS, NoRoom, Unreliable, client, identity
+from tests.support.sidecars.jobs import KEYS, LosesOne, NoRoom, Unreliable, client, identity
 from tests.support.sidecars.processes import until as until_holds
 from tests.support.sidecars.registrars import (
     LONG_TTL_S,
@@ -35,8 +34,7 @@ pytestmark = pytest.mark.virtual
 
 
 async def test_ten_register_at_once_under_one_job() -> None:
-    engine = MemoryEngine(now)
-    async with client(engine) as one:
+    async with client(MemoryEngine(now)) as one:
         members = [registrar(one, identity(f"w-{n}")) for n in range(10)]
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(member.run()) for member in members]
@@ -45,24 +43,6 @@ async def test_ten_register_at_once_under_one_job() -> None:
             assert {member.generation for member in members} == {1}
             for task in running:
                 task.cancel()
-
-
-async def test_a_lease_that_is_lost_is_registered_again_with_the_next_incarnation() -> None:
-    engine = MemoryEngine(now)
-    async with client(engine) as one, member_of(one) as member:
-        first = member.held
-        assert first is not None
-        assert member.lease_id is not None
-        await one.store.lease_revoke(member.lease_id)
-        await until(
-            one,
-            lambda s: "w-0" not in s.members or s.members["w-0"].incarnation > first.incarnation,
-        )
-        await until(
-            one,
-            lambda s: "w-0" in s.members and s.members["w-0"].incarnation > first.incarnation,
-        )
-        assert member.held == Held(1, one.membership.snapshot().members["w-0"].incarnation)
 
 
 async def test_who_stays_registered_renews_and_who_dies_lapses() -> None:
@@ -98,11 +78,9 @@ def of_job(name: str, job_uid: str) -> Identity:
 
 
 async def test_a_late_pod_of_a_deleted_job_does_not_take_the_new_one_over() -> None:
-    engine = MemoryEngine(now)
-    async with client(engine) as one:
-        first = registrar(one, of_job("old-0", "deleted"), lease_ttl_s=LONG_TTL_S)
-        async with running(first):
-            await registered(first)
+    async with client(MemoryEngine(now)) as one:
+        async with member_of(one, of_job("old-0", "deleted"), lease_ttl_s=LONG_TTL_S) as first:
+            pass
         await first.leave(timeout_s=5)
         new = [
             registrar(one, of_job(f"new-{n}", "created again"), lease_ttl_s=LONG_TTL_S)
@@ -119,15 +97,13 @@ async def test_a_late_pod_of_a_deleted_job_does_not_take_the_new_one_over() -> N
 
 
 async def test_a_job_that_a_late_pod_took_over_comes_back_to_its_pods() -> None:
-    engine = MemoryEngine(now)
-
     async def live(member: Registrar) -> None:
         while True:
             with suppress(Fenced):
                 await member.run()
             await member.let_in_again()
 
-    async with client(engine) as one, asyncio.TaskGroup() as tasks:
+    async with client(MemoryEngine(now)) as one, asyncio.TaskGroup() as tasks:
         mine = [registrar(one, of_job(f"w-{n}", "mine"), lease_ttl_s=1.0) for n in range(2)]
         lives = [tasks.create_task(live(member)) for member in mine]
         await registered(*mine)
@@ -147,8 +123,7 @@ async def test_a_job_that_a_late_pod_took_over_comes_back_to_its_pods() -> None:
 
 
 async def test_who_was_fenced_comes_back_when_the_job_is_its_own_again() -> None:
-    engine = MemoryEngine(now)
-    async with client(engine) as one:
+    async with client(MemoryEngine(now)) as one:
         member = registrar(one, of_job("w-0", "mine"), lease_ttl_s=LONG_TTL_S)
         async with running(member) as task:
             await registered(member)
@@ -177,8 +152,7 @@ def set_by(one: JobClient) -> list[tuple[str, str]]:
 
 
 async def test_a_roll_out_changes_the_bounds_of_the_job_and_refuses_nobody() -> None:
-    engine = MemoryEngine(now)
-    async with client(engine) as one, member_of(one):
+    async with client(MemoryEngine(now)) as one, member_of(one):
         new = registrar(one, replace(identity("w-1"), max_workers=9))
         late = registrar(one, identity("w-2"))
         async with running(new), running(late):
@@ -190,13 +164,12 @@ async def test_a_roll_out_changes_the_bounds_of_the_job_and_refuses_nobody() -> 
             assert len(one.membership.listing().listed) == 3
             assert set_by(one) == [("w-1", "its template is the newest: max is 9 (before: 4)")]
             await new.leave(timeout_s=5)
-        async with member_of(one, who=identity("w-3")):
+        async with member_of(one, identity("w-3")):
             assert [who for who, _ in set_by(one)] == ["w-1", "w-3"]  # the roll-out was taken back
 
 
 async def test_the_last_one_to_leave_notes_it_and_the_next_life_begins_at_once() -> None:
-    engine = MemoryEngine(now)
-    async with client(engine) as one:
+    async with client(MemoryEngine(now)) as one:
         # Who has stopped renewing leaves; its lease does not leave first.
         members = [registrar(one, identity(f"w-{n}"), lease_ttl_s=LONG_TTL_S) for n in range(3)]
         tasks = [asyncio.create_task(member.run()) for member in members]
@@ -209,29 +182,21 @@ async def test_the_last_one_to_leave_notes_it_and_the_next_life_begins_at_once()
         job = one.membership.snapshot().job
         assert job is not None
         assert job.vacated
-        again = registrar(one, identity("w-0", "a new pod"))
-        async with running(again):
-            await registered(again)
+        async with member_of(one, identity("w-0", "a new pod")) as again:
             assert again.generation == 2
 
 
 async def test_a_store_that_was_emptied_is_seeded_again_with_the_held_generation() -> None:
-    engine = MemoryEngine(now)
-    async with client(engine) as one:
-        member = registrar(one, identity("w-0"), held=Held(4, 70))
-        async with running(member):
-            await registered(member)
-            assert member.generation == 4
-            assert member.held is not None
-            assert member.held.incarnation > 70
+    async with client(MemoryEngine(now)) as one, member_of(one, held=Held(4, 70)) as member:
+        assert member.generation == 4
+        assert member.held is not None
+        assert member.held.incarnation > 70
 
 
 async def test_a_registration_that_took_the_last_room_counts() -> None:
-    engine = MemoryEngine(now)
-    async with client(engine, NoRoom(applied=True, times=1)) as one:
-        member = registrar(one, identity("w-0"))
-        async with running(member):
-            await registered(member)
+    async with client(MemoryEngine(now), NoRoom(applied=True, times=1)) as one:
+        async with member_of(one) as member:
+            pass
         assert member.held == Held(1, 1)
         assert len(one.mirror.under(KEYS.history)) == 1
 
@@ -240,9 +205,8 @@ async def test_who_leaves_a_store_without_room_is_gone_at_once() -> None:
     engine = MemoryEngine(now)
     no_room = NoRoom(applied=False, times=0)
     async with client(engine, no_room) as one:
-        member = registrar(one, identity("w-0"))
-        async with running(member):
-            await registered(member)
+        async with member_of(one) as member:
+            pass
         no_room.times = 99
         await member.leave(timeout_s=1)
         key = KEYS.in_generation(1).member("w-0")
@@ -250,36 +214,17 @@ async def test_who_leaves_a_store_without_room_is_gone_at_once() -> None:
         assert list(engine.leases) == []
 
 
-class LostAnswer(Faults):
-    """Loses the answer of one transaction, or the request of another."""
-
-    def __init__(self) -> None:
-        self.lose = ""
-
-    async def before(self, call: str) -> None:
-        await self._lose(call, "request")
-
-    async def after(self, call: str) -> None:
-        await self._lose(call, "answer")
-
-    async def _lose(self, call: str, what: str) -> None:
-        if call == "txn" and self.lose == what:
-            self.lose = ""
-            raise StoreAmbiguous(f"the {what} was lost")
-
-
 @pytest.mark.parametrize("what", ["request", "answer"])
 async def test_a_goodbye_that_may_be_lost_is_said_again(what: str) -> None:
     engine = MemoryEngine(now)
-    lost = LostAnswer()
-    async with client(engine, lost) as one:
-        member = registrar(one, identity("w-0"), lease_ttl_s=LONG_TTL_S)
-        async with running(member):
-            await registered(member)
-        lost.lose = what
+    faults = LosesOne()
+    async with client(engine, faults) as one:
+        async with member_of(one, lease_ttl_s=LONG_TTL_S) as member:
+            pass
+        faults.loses = what
         await member.leave(timeout_s=5)
         await one.mirror.reached(engine.revision)
-        assert lost.lose == ""
+        assert faults.loses == ""
         assert one.membership.snapshot().members == {}
         job = one.membership.snapshot().job
         assert job is not None
@@ -289,24 +234,21 @@ async def test_a_goodbye_that_may_be_lost_is_said_again(what: str) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_registering_survives_lost_requests_and_lost_answers(seed: int) -> None:
-    engine = MemoryEngine(now)
-    async with client(engine, Unreliable(seed, 0.4)) as one:
-        member = registrar(one, identity("w-0"), seed=seed)
-        async with running(member):
-            await registered(member)
-            snapshot = one.membership.snapshot()
-            assert member.held is not None
-            assert snapshot.members["w-0"].incarnation == member.held.incarnation
-            assert snapshot.incarnations["w-0"].number == member.held.incarnation
+    async with (
+        client(MemoryEngine(now), Unreliable(seed, 0.4)) as one,
+        member_of(one, seed=seed) as member,
+    ):
+        snapshot = one.membership.snapshot()
+        assert member.held is not None
+        assert snapshot.members["w-0"].incarnation == member.held.incarnation
+        assert snapshot.incarnations["w-0"].number == member.held.incarnation
 
 
 async def test_history_is_bounded() -> None:
-    engine = MemoryEngine(now)
-    async with client(engine) as one:
+    async with client(MemoryEngine(now)) as one:
         for n in range(HISTORY_LENGTH + 20):
-            member = registrar(one, identity("w-0", f"uid-{n}"))
-            async with running(member):
-                await registered(member)
+            async with member_of(one, identity("w-0", f"uid-{n}")):
+                pass
         assert len(one.mirror.under(KEYS.history)) <= HISTORY_LENGTH
 
 
@@ -314,11 +256,8 @@ async def test_a_cut_of_two_thirds_of_a_lease_costs_no_lease() -> None:
     cut = Cut()
     async with client(MemoryEngine(now), cut) as one, member_of(one) as member:
         held, renewed_until_s = member.held, member.lease_valid_until_s
-
-        async def renewed() -> bool:
-            return member.lease_valid_until_s != renewed_until_s
-
-        await until_holds(renewed)  # the cut begins just after a renewal
+        # The cut begins just after a renewal.
+        await until_holds(lambda: member.lease_valid_until_s != renewed_until_s)
         cut.cut()
         await asyncio.sleep(0.7 * TTL_S)
         cut.mend()

@@ -21,6 +21,7 @@ from tests.support.sidecars.processes import until as until_holds
 from tests.support.sidecars.registrars import (
     LONG_TTL_S,
     TTL_S,
+    member_of,
     registered,
     registrar,
     running,
@@ -41,9 +42,6 @@ class Refusing(Faults):
         self.calls: Counter[str] = Counter()
         self.at_s: list[float] = []
 
-    async def tried_twice(self) -> bool:
-        return self.calls["txn"] >= 2
-
     async def before(self, call: str) -> None:
         self.calls[call] += 1
         if call == "lease_keep_alive":
@@ -54,6 +52,11 @@ class Refusing(Faults):
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+async def until_asked(caplog: pytest.LogCaptureFixture) -> None:
+    """Wait until the log asks why registrations do not last."""
+    await until_holds(lambda: any(AGAIN in sentence for sentence in warnings(caplog)))
 
 
 async def lasting(tasks: list[asyncio.Task[None]], seconds: float) -> None:
@@ -105,7 +108,7 @@ async def test_a_lease_has_its_whole_time_when_what_was_refused_is_written() -> 
     async with client(engine, faults) as one:
         member = registrar(one, identity("w-0"), lease_ttl_s=LONG_TTL_S)
         async with running(member):
-            await until_holds(faults.tried_twice)
+            await until_holds(lambda: faults.calls["txn"] >= 2)
             assert faults.calls["txn"] == 2
             del faults.errors["txn"]
             await registered(member)
@@ -123,11 +126,7 @@ async def test_a_lease_that_ended_between_two_attempts_is_granted_again() -> Non
     async with client(engine, faults) as one:
         member = registrar(one, identity("w-0"))
         async with running(member):
-
-            async def tried() -> bool:
-                return faults.calls["txn"] == 1
-
-            await until_holds(tried)
+            await until_holds(lambda: faults.calls["txn"] == 1)
             (lease_id,) = engine.leases
             engine.revoke(lease_id)
             del faults.errors["txn"]
@@ -145,25 +144,16 @@ async def test_two_sidecars_of_one_pod_uid_come_to_rest_and_say_so(
             await lasting([first, second], TTL_S)
             # Each registration is a revision, and so is the end of the lease that it replaces.
             assert engine.revision < 30
-
-            async def said() -> bool:
-                return any(AGAIN in sentence for sentence in warnings(caplog))
-
-            await until_holds(said)
+            await until_asked(caplog)
             asked = next(sentence for sentence in warnings(caplog) if AGAIN in sentence)
             assert asked.startswith("registered 2 times within ")
             assert f"for leases of {TTL_S:g} s?" in asked
 
 
 async def test_leases_that_run_out_unrenewed_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    engine = MemoryEngine(now)
     faults = Refusing(lease_keep_alive=StoreUnavailable("etcdserver: request timed out"))
-    async with client(engine, faults) as one, running(registrar(one, identity("w-0"))):
-
-        async def said() -> bool:
-            return any(AGAIN in sentence for sentence in warnings(caplog))
-
-        await until_holds(said)
+    async with client(MemoryEngine(now), faults) as one, running(registrar(one, identity("w-0"))):
+        await until_asked(caplog)
         assert "the member record is gone: registering again" in warnings(caplog)
 
 
@@ -171,9 +161,7 @@ async def test_a_lease_that_is_lost_once_is_back_at_once_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with client(MemoryEngine(now)) as one:
-        member = registrar(one, identity("w-0"), lease_ttl_s=LONG_TTL_S)
-        async with running(member):
-            await registered(member)
+        async with member_of(one, lease_ttl_s=LONG_TTL_S) as member:
             assert member.held is not None
             assert member.lease_id is not None
             first = member.held.incarnation
@@ -183,21 +171,18 @@ async def test_a_lease_that_is_lost_once_is_back_at_once_with_a_warning(
                 lambda s: "w-0" in s.members and s.members["w-0"].incarnation > first,
                 timeout_s=2,
             )
+            assert member.held == Held(1, one.membership.snapshot().members["w-0"].incarnation)
         assert [s for s in warnings(caplog) if s.endswith(": registering again")]
         assert not [s for s in warnings(caplog) if AGAIN in s]
 
 
 async def test_who_registered_together_does_not_renew_in_step() -> None:
     faults = Refusing()
-
-    async def renewed_often() -> bool:
-        return len(faults.at_s) >= 6
-
     async with (
         client(MemoryEngine(now), faults) as one,
         running(registrar(one, identity("w-0"))) as task,
     ):
-        await until_holds(renewed_often)
+        await until_holds(lambda: len(faults.at_s) >= 6)
         assert not task.done()
     pauses_s = [later - former for former, later in pairwise(faults.at_s)]
     assert len(pauses_s) >= 4
@@ -215,18 +200,15 @@ async def test_a_disk_that_hangs_costs_neither_lease_nor_registration(
         kept.append(held)
         await asyncio.Event().wait()
 
-    async with client(MemoryEngine(now), faults) as one:
-        member = registrar(one, identity("w-0"), on_held=hang)
-        async with running(member):
-            await registered(member)
-
-            async def outlived_its_lease() -> bool:
-                return faults.calls["lease_keep_alive"] >= 5
-
-            await until_holds(outlived_its_lease)
-            assert member.registered.is_set()
-            assert kept == [member.held]
-            record = await one.store.range(KEYS.in_generation(1).member("w-0"))
-            assert [kv.lease for kv in record.kvs] == [member.lease_id]
+    async with (
+        client(MemoryEngine(now), faults) as one,
+        member_of(one, on_held=hang) as member,
+    ):
+        # It has outlived its lease.
+        await until_holds(lambda: faults.calls["lease_keep_alive"] >= 5)
+        assert member.registered.is_set()
+        assert kept == [member.held]
+        record = await one.store.range(KEYS.in_generation(1).member("w-0"))
+        assert [kv.lease for kv in record.kvs] == [member.lease_id]
     (sentence,) = warnings(caplog)
     assert "was not kept within" in sentence

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -24,12 +25,6 @@ from tests.support.sidecars.raw_client import RawClient, connected
 from tests.support.sidecars.relayed_pod import RelayedPod, relayed_pod
 
 PATIENCE_S = 150.0
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[EmbeddedServer]:
-    async with EmbeddedServer() as running:
-        yield running
 
 
 @pytest.fixture
@@ -188,7 +183,7 @@ async def killed_again_and_again(pod: RelayedPod, kills: int, seed: int) -> None
                 tasks.create_task(worker.work(stop))
             for _ in range(kills):
                 goal = sum(worker.done for worker in workers) + random.randint(1, 12)
-                await until(lambda goal=goal: moved(workers, goal))  # type: ignore[misc]
+                await until(partial(moved, workers, goal))
                 await asyncio.sleep(random.uniform(0, 0.02))
                 await pod.kill_sidecar()
                 await pod.start_sidecar()
@@ -205,7 +200,7 @@ async def killed_again_and_again(pod: RelayedPod, kills: int, seed: int) -> None
         assert sorted(mark for worker in workers for mark in worker.popped) == marks
 
 
-async def moved(workers: Sequence[Worker], goal: int) -> bool:
+def moved(workers: Sequence[Worker], goal: int) -> bool:
     return sum(worker.done for worker in workers) >= goal
 
 

@@ -19,8 +19,7 @@ from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.torch.agent import connect
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
-from tests.support.sidecars.all_handlers import QUICK, all_of
-from tests.support.sidecars.rendezvous import RUN_ID, Job, job
+from tests.support.sidecars.rendezvous import QUICK, Job, job
 
 pytestmark = pytest.mark.virtual
 
@@ -34,7 +33,7 @@ PATIENT = replace(QUICK, last_call_s=20.0)
 async def test_everyone_at_once_is_one_round_with_one_compare_and_set_each() -> None:
     names = "abcdefgh"
     async with job(replace(PATIENT, max_nodes=8, first_call_s=20)) as one:
-        await all_of(one, names)
+        await one.all_of(names)
         assert await one.world(names) == 0
         # One more makes torch's sentinel when the client is made.
         assert {t.compare_sets() for t in one.everyone} == {2}
@@ -42,7 +41,7 @@ async def test_everyone_at_once_is_one_round_with_one_compare_and_set_each() -> 
 
 async def test_nobody_sits_out_the_last_call_when_everyone_is_there() -> None:
     async with job(replace(QUICK, last_call_s=30, first_call_s=30)) as one:
-        await all_of(one, "abc")
+        await one.all_of("abc")
         began = now()
         await one.world("abc")
         assert now() - began < 15
@@ -319,8 +318,7 @@ async def test_one_that_is_done_does_not_close_what_another_one_is_told_to_go_on
         fails.kill()
         await one.until(lambda: trains.restarts == 1)
         # Its time in the exit barrier is over before the other one has stopped its workers.
-        barrier = f"/torch.rendezvous.{RUN_ID}.0/torchelastic/agent/terminal_state/"
-        one.kv[f"{barrier}last_member"] = b"over"
+        one.end_time_in_exit_barrier()
         await one.until(lambda: done.ended)
         trains.can_stop.set()
         one.torchrun("c")
@@ -333,9 +331,7 @@ async def test_one_that_is_done_does_not_close_what_others_still_train_in() -> N
     async with job(replace(QUICK, max_nodes=3), world="abc") as one:
         done, trains, fails = one.everyone
         await stands_in_the_exit_barrier(one, "a")
-        # Its time in the exit barrier is over.
-        barrier = f"/torch.rendezvous.{RUN_ID}.0/torchelastic/agent/terminal_state/"
-        one.kv[f"{barrier}last_member"] = b"over"
+        one.end_time_in_exit_barrier()
         await one.until(lambda: done.ended)
         assert one.sidecars["b"].rendezvous.closed == ""
         fails.order("fail")

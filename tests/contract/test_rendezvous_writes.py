@@ -20,14 +20,14 @@ from launcher_shim.c10d.torch.agent import connect
 from launcher_shim.c10d.torch.state_codec import (
     SENTINEL,
 )
-from rdzv.errors import StoreAmbiguous, StoreUnavailable
+from rdzv.errors import StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.members.guard import Registered
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults
 from tests.support.clocks.virtual import now
-from tests.support.sidecars.jobs import Unreliable
+from tests.support.sidecars.jobs import LosesOne, SlowAnswers, Unreliable
 from tests.support.sidecars.runs import (
     GENERATION,
     POLICY,
@@ -72,15 +72,8 @@ async def test_worlds_form_over_a_store_that_loses_requests_and_answers(seed: in
 
 
 async def test_a_world_is_shown_at_once_where_the_watch_is_ahead_of_the_answer() -> None:
-    class SlowAnswers(Faults):
-        async def after(self, call: str) -> None:
-            await asyncio.sleep(0.2)
-
-    engine = MemoryEngine(now)
-    async with (
-        pod(engine, "a", SlowAnswers()) as a,
-        pod(engine, "b", SlowAnswers()) as b,
-    ):
+    engine, slow = MemoryEngine(now), SlowAnswers(0.2)
+    async with pod(engine, "a", slow) as a, pod(engine, "b", slow) as b:
         for one in (a, b):
             one.policy = replace(POLICY, max_nodes=2, hold_s=60.0)
         clients = [Client(connect(one.rendezvous)) for one in (a, b)]
@@ -177,9 +170,8 @@ async def test_reads_are_answered_while_the_store_is_away_and_writes_wait() -> N
 
 
 async def test_keys_of_a_round_are_filled_only_once_it_cannot_be() -> None:
-    engine = MemoryEngine(now)
     key = b"/torch.rendezvous.digits.0/MASTER_ADDR"
-    async with world(engine, None, None) as (_, clients):
+    async with world(MemoryEngine(now), None, None) as (_, clients):
         agent = clients[0].agent
         assert agent.filler(key) is None
         clients[1].agent.closed()
@@ -202,21 +194,13 @@ async def test_no_key_is_filled_once_an_agent_stands_in_the_exit_barrier() -> No
 
 
 async def test_the_exit_barrier_survives_an_answer_that_is_lost() -> None:
-    class LosesOne(Faults):
-        armed = False
-
-        async def after(self, call: str) -> None:
-            if call == "txn" and self.armed:
-                self.armed = False
-                raise StoreAmbiguous("lost on the way back")
-
-    engine, faults = MemoryEngine(now), LosesOne()
-    async with pod(engine, "a", faults) as a:
+    faults = LosesOne()
+    async with pod(MemoryEngine(now), "a", faults) as a:
         a.policy = replace(POLICY, min_nodes=1)
         client = Client(connect(a.rendezvous))
         await client.join()
         await until(lambda: complete(client))
-        faults.armed = True
+        faults.loses = "answer"
         await client.agent.exit_barrier()
         await until(lambda: a.rendezvous.round.finishing)
 

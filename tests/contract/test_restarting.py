@@ -81,6 +81,8 @@ async def test_it_is_started_again_for_as_long_as_it_makes_steps(
     assert run.out == [f"life {n}" for n in range(1, lived + 1)]
     again = [line for line in run.err.splitlines() if "it is started again" in line]
     assert len(again) == lived - 1
+    if status == 1:
+        assert "it is not started again, for that takes 20" in run.err
     if lives[0] == "1,21,1":
         assert again[0].startswith("muster-run: torchrun ended with 1 after 20 steps: ")
 

@@ -7,6 +7,8 @@ The store was restored from a backup while no sidecar was there that knew better
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -25,16 +27,16 @@ BEFORE = Node("a", "in", "before", 2, "10.0.0.1", 6, 0, round=1)
 OUTLIVES = Node("a", "in", "outlives", 3, "10.0.0.1", 7, 0, round=2)
 
 
-async def restored(engine: MemoryEngine, node: Node) -> MemoryStore:
-    """Put ``node`` in the store as its backup had it, under the lease of a former sidecar."""
+@asynccontextmanager
+async def beside_backup(node: Node) -> AsyncIterator[tuple[Pod, MemoryStore]]:
+    """A sidecar that knows ``node`` from a backup, under the lease of a former sidecar."""
+    engine = MemoryEngine(now)
     store = MemoryStore(engine)
     await store.lease_grant(FORMER_LEASE, TTL_S)
     await store.txn([], [Put(RUN.node("a"), node.to_json(), FORMER_LEASE)])
-    return store
-
-
-async def known(one: Pod, nonce: str) -> None:
-    await until(lambda: one.node is not None and one.node.nonce == nonce)
+    async with pod(engine, "a") as one:
+        await until(lambda: one.node is not None and one.node.nonce == node.nonce)
+        yield one, store
 
 
 def is_stored(one: Pod, node: Node) -> bool:
@@ -42,10 +44,7 @@ def is_stored(one: Pod, node: Node) -> bool:
 
 
 async def test_a_place_that_a_torchrun_before_it_had_is_taken_once_nobody_claims_it() -> None:
-    engine = MemoryEngine(now)
-    store = await restored(engine, BEFORE)
-    async with pod(engine, "a") as a:
-        await known(a, "before")
+    async with beside_backup(BEFORE) as (a, store):
         agent = connect(a.rendezvous, "outlives", OUTLIVES)
         assert agent.node is None
         await store.lease_revoke(FORMER_LEASE)
@@ -54,13 +53,10 @@ async def test_a_place_that_a_torchrun_before_it_had_is_taken_once_nobody_claims
 
 
 async def test_a_place_whose_torchrun_comes_back_for_it_stays_its_own() -> None:
-    engine = MemoryEngine(now)
-    store = await restored(engine, BEFORE)
-    async with pod(engine, "a") as a:
-        await known(a, "before")
+    async with beside_backup(BEFORE) as (a, store):
         replaced = connect(a.rendezvous, "outlives", OUTLIVES)
         counts = connect(a.rendezvous, "before", BEFORE)
-        restored_at = engine.revision
+        restored_at = store.engine.revision
         await store.lease_revoke(FORMER_LEASE)
         await until(lambda: a.node is not None and a.node.mod_revision > restored_at)
         assert is_stored(a, BEFORE)
@@ -69,10 +65,7 @@ async def test_a_place_whose_torchrun_comes_back_for_it_stays_its_own() -> None:
 
 
 async def test_a_place_is_not_taken_for_a_client_that_is_gone() -> None:
-    engine = MemoryEngine(now)
-    store = await restored(engine, BEFORE)
-    async with pod(engine, "a") as a:
-        await known(a, "before")
+    async with beside_backup(BEFORE) as (a, store):
         agent = connect(a.rendezvous, "outlives", OUTLIVES)
         agent.closed()
         await store.lease_revoke(FORMER_LEASE)
@@ -81,21 +74,14 @@ async def test_a_place_is_not_taken_for_a_client_that_is_gone() -> None:
 
 
 async def test_an_older_record_of_the_same_torchrun_is_written_anew() -> None:
-    engine = MemoryEngine(now)
-    asked = replace(OUTLIVES, state="asking", round=0)
-    await restored(engine, asked)
-    async with pod(engine, "a") as a:
-        await known(a, "outlives")
+    async with beside_backup(replace(OUTLIVES, state="asking", round=0)) as (a, _):
         agent = connect(a.rendezvous, "outlives", OUTLIVES)
         await until(lambda: is_stored(a, OUTLIVES))
         assert agent.node == OUTLIVES
 
 
 async def test_a_record_that_is_newer_than_the_note_counts() -> None:
-    engine = MemoryEngine(now)
-    await restored(engine, OUTLIVES)
-    async with pod(engine, "a") as a:
-        await known(a, "outlives")
+    async with beside_backup(OUTLIVES) as (a, _):
         agent = connect(a.rendezvous, "outlives", replace(OUTLIVES, state="asking", round=0))
         assert agent.node is not None
         assert agent.node.state == "in"

@@ -10,7 +10,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,12 +81,6 @@ async def visit(pod: Pod, uid: int, role: str, run_dir: Path) -> dict[str, objec
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[EmbeddedServer]:
-    async with EmbeddedServer() as running:
-        yield running
-
-
-@pytest.fixture
 def run_dir() -> Iterator[Path]:
     """A mounted directory that every user can reach; those of pytest are closed to others."""
     with tempfile.TemporaryDirectory(prefix="muster-users-") as folder:
@@ -96,17 +90,21 @@ def run_dir() -> Iterator[Path]:
         yield path
 
 
+def as_sidecar(
+    server: EmbeddedServer, run_dir: Path, pod: Pod = EMPTY_DIR
+) -> AbstractAsyncContextManager[Sidecar]:
+    """A sidecar under its user."""
+    runner = user(pod, SIDECAR, "tests.support.sidecars.patient")
+    return sidecar(server.endpoint, run_dir, "node-0", runner, MUSTER_JOB_UID=JOB_UID)
+
+
 @asynccontextmanager
 async def running(pod: Pod, server: EmbeddedServer, run_dir: Path) -> AsyncIterator[Sidecar]:
-    """A sidecar that has delivered, under its user."""
+    """One that has delivered."""
     os.chown(run_dir, pod.owner, pod.group)
     await asyncio.to_thread(run_dir.chmod, pod.mode)
-    as_sidecar = user(pod, SIDECAR, "tests.support.sidecars.patient")
-    async with sidecar(
-        server.endpoint, run_dir, "node-0", as_sidecar, MUSTER_JOB_UID=JOB_UID
-    ) as started:
+    async with as_sidecar(server, run_dir, pod) as started:
         await started.until_ready()
-
         await until(lambda: asyncio.to_thread((run_dir / "gate.json").exists))
         yield started
 
@@ -157,10 +155,7 @@ async def test_what_the_other_user_puts_in_the_place_of_a_file_stops_no_sidecar(
                 path.write_bytes(b"[" * 2_000_000)
 
     await asyncio.to_thread(put)
-    as_sidecar = user(EMPTY_DIR, SIDECAR, "tests.support.sidecars.patient")
-    async with sidecar(
-        server.endpoint, run_dir, "node-0", as_sidecar, MUSTER_JOB_UID=JOB_UID
-    ) as again:
+    async with as_sidecar(server, run_dir) as again:
         if there == "a directory":
             async with asyncio.timeout(PATIENCE_S):
                 assert await again.process.wait() == 2
@@ -180,10 +175,7 @@ async def test_a_directory_in_the_place_of_the_host_list_alone_stops_no_sidecar(
     hosts = run_dir / "hosts"
     await asyncio.to_thread(hosts.unlink)
     await asyncio.to_thread(hosts.mkdir)
-    as_sidecar = user(EMPTY_DIR, SIDECAR, "tests.support.sidecars.patient")
-    async with sidecar(
-        server.endpoint, run_dir, "node-0", as_sidecar, MUSTER_JOB_UID=JOB_UID
-    ) as again:
+    async with as_sidecar(server, run_dir) as again:
         assert "hosts cannot be read" in (await again.until_logged("hosts_unreadable"))["message"]
         await again.until_logged("hosts_not_delivered")
         assert (await again.get("/healthz"))[0] == 200

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
-from rdzv.store.memory.faults import Faults
+from tests.support.sidecars.jobs import SlowAnswers
 from tests.support.sidecars.rendezvous import job
 
 pytestmark = pytest.mark.virtual
@@ -66,11 +65,6 @@ async def test_an_older_member_that_comes_back_takes_no_place_from_one_that_trai
         assert len(older.worlds) == 1
 
 
-class SlowAnswers(Faults):
-    async def after(self, call: str) -> None:
-        await asyncio.sleep(0.3)
-
-
 async def test_the_youngest_leave_a_world_that_becomes_smaller() -> None:
     policy = replace(QUICK, min_nodes=1, max_nodes=4, last_call_s=5.0)
     async with job(policy, world="abcd") as one:
@@ -80,7 +74,7 @@ async def test_the_youngest_leave_a_world_that_becomes_smaller() -> None:
         await one.tell()
         await one.until(lambda: all(one.torchruns[name].restarts for name in "acd"))
         # The world is over once it has left, a moment before it asks for the next.
-        one.sidecars["b"].store.faults = SlowAnswers()
+        one.sidecars["b"].store.faults = SlowAnswers(0.3)
         last.can_stop.set()
         await one.world("ab")
         await one.until(lambda: one.torchruns["c"].wire.agent.claim.parked)

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from random import Random
 
 import pytest
@@ -20,6 +18,7 @@ from rdzv.store.memory.server import EmbeddedServer
 from tests.support.clocks.virtual import now
 from tests.support.store.backend import DRIVERS
 from tests.support.store.tcp_proxy import TcpProxy
+from tests.support.tasks import beside
 
 PREFIX = "/team/"
 KEYS = 1200
@@ -33,16 +32,6 @@ async def fill(engine: MemoryEngine) -> None:
         await store.txn([], puts)
 
 
-@asynccontextmanager
-async def following(watching: Watching) -> AsyncIterator[None]:
-    task = asyncio.create_task(watching.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_a_job_is_read_over_a_line_that_is_too_slow_for_one_answer(driver: str) -> None:
     async with EmbeddedServer() as server:
@@ -52,7 +41,7 @@ async def test_a_job_is_read_over_a_line_that_is_too_slow_for_one_answer(driver:
             store = DRIVERS[driver](Access((line.endpoint,)))
             mirror = Mirror(PREFIX, now)
             try:
-                async with following(Watching(store, mirror)), asyncio.timeout(150):
+                async with beside(Watching(store, mirror).run()), asyncio.timeout(150):
                     await mirror.changed_after(0)
                     assert len(mirror.kvs) == KEYS
             finally:
@@ -92,7 +81,7 @@ async def test_what_has_been_read_is_not_read_again() -> None:
     await fill(engine)
     store, mirror = SmallAnswers(engine, most=300), Mirror(PREFIX, now)
     watching = Watching(store, mirror, random=Random(1), pause=Doubling(0.01, 0.02))
-    async with following(watching), asyncio.timeout(150):
+    async with beside(watching.run()), asyncio.timeout(150):
         await mirror.changed_after(0)
     assert len(mirror.kvs) == KEYS
     assert max(limit for limit, _ in store.asked) > 300
@@ -123,7 +112,8 @@ async def test_a_read_whose_revision_was_compacted_meanwhile_is_begun_anew() -> 
             )
 
     store, mirror = Compacting(engine, most=KEYS), Mirror(PREFIX, now)
-    async with following(Watching(store, mirror, pause=Doubling(0.01, 0.02))), asyncio.timeout(150):
+    watching = Watching(store, mirror, pause=Doubling(0.01, 0.02))
+    async with beside(watching.run()), asyncio.timeout(150):
         await mirror.changed_after(0)
     assert [after for _, after in store.asked].count("") == 2
     assert mirror.kvs[PREFIX + "00000"].value == b""

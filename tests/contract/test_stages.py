@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,12 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-from agent.rundir.programs import program
 from launcher_shim.c10d.stages import Stages
 from launcher_shim.c10d.values.ledger import Stamp
 from launcher_shim.rundir import layout
 from launcher_shim.tcpstore import wire
 from rdzv.store.memory.client import MemoryEngine
+from tests.support.sidecars.delivered_torchrun import DeliveredTorchrun
 from tests.support.sidecars.endpoints import Pod, pod
 from tests.support.sidecars.handlers import PATIENCE_S, Torchrun
 from tests.support.sidecars.stages import (
@@ -29,15 +28,6 @@ from tests.support.sidecars.stages import (
     passes,
     ran,
 )
-
-
-async def test_a_container_runs_its_stages_one_after_the_other(tmp_path: Path) -> None:
-    path = tmp_path / "c10d.sock"
-    async with pod(MemoryEngine(), "w-0", unix_path=str(path)) as one, container(path) as port:
-        for _ in range(3):
-            assert await ran(port) == 1
-        runs = dict.fromkeys(("digits", "digits (stage 2)", "digits (stage 3)"), "success")
-        assert closed(one) == runs
 
 
 def stored(one: Pod, run_id: str) -> set[str]:
@@ -112,7 +102,7 @@ async def test_a_stage_is_known_to_the_sidecar_that_comes_next(tmp_path: Path) -
             assert closed(one)["digits (stage 3)"] == "success"
 
 
-async def test_a_container_that_is_started_again_passes_over_what_has_ended_well(
+async def test_a_container_that_is_started_again_passes_over_what_has_ended_well_by_that_line(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "c10d.sock"
@@ -122,6 +112,8 @@ async def test_a_container_that_is_started_again_passes_over_what_has_ended_well
                 assert not await passes(port, line)
                 await ran(port)
         async with container(path) as port:
+            assert not await passes(port, b"finetune")
+            assert not await passes(port, b"pretrain", "faces")
             assert await passes(port, b"pretrain")
             assert await passes(port, b"finetune")
             assert not await passes(port, b"evaluate")
@@ -130,61 +122,20 @@ async def test_a_container_that_is_started_again_passes_over_what_has_ended_well
         assert closed(one) == runs
 
 
-OWN = """#!/bin/sh
-echo "$@"
-exit 7
-"""
-
-
 async def test_the_delivered_torchrun_passes_over_or_becomes_the_images_own(
     tmp_path: Path,
 ) -> None:
-    ours, own = tmp_path / "run" / "torchrun", tmp_path / "image" / "torchrun"
-
-    def deliver() -> None:
-        for path, content in ((ours, program("torchrun")), (own, OWN.encode())):
-            path.parent.mkdir()
-            path.write_bytes(content)
-            path.chmod(0o755)
-
-    async def run(port: int, *arguments: str) -> tuple[int | None, str]:
-        told = {"BACKEND": "c10d", "ENDPOINT": f"localhost:{port}", "ID": "digits"}
-        path = [str(ours.parent), str(own.parent), os.environ["PATH"]]
-        process = await asyncio.create_subprocess_exec(
-            ours,
-            *arguments,
-            env={
-                "PATH": os.pathsep.join(path),
-                **{f"PET_RDZV_{name}": value for name, value in told.items()},
-            },
-            stdout=asyncio.subprocess.PIPE,
-        )
-        async with asyncio.timeout(PATIENCE_S):
-            out, _ = await process.communicate()
-        return process.returncode, out.decode()
-
-    await asyncio.to_thread(deliver)
+    torchrun = await asyncio.to_thread(DeliveredTorchrun, tmp_path)
     path = tmp_path / "c10d.sock"
     async with pod(MemoryEngine(), "w-0", unix_path=str(path), kept=Files()):
         async with container(path) as port:
-            assert await run(port, "a.py", "x y") == (7, "a.py x y\n")
+            assert await torchrun.run(port, "a.py", "x y") == (7, "a.py x y\n")
             await ran(port)
         async with container(path) as port:
-            assert await run(port, "a.py", "x y") == (0, "")
-            assert await run(port, "b.py") == (7, "b.py\n")
-    assert await run(port, "a.py") == (7, "a.py\n")  # nobody serves that port any more
-
-
-async def test_what_was_started_otherwise_is_not_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "c10d.sock"
-    async with pod(MemoryEngine(), "w-0", unix_path=str(path), kept=Files()):
-        async with container(path) as port:
-            assert not await passes(port, b"pretrain")
-            await ran(port)
-        async with container(path) as port:
-            assert not await passes(port, b"finetune")
-            assert not await passes(port, b"pretrain", "faces")
-            assert await passes(port, b"pretrain")
+            assert await torchrun.run(port, "a.py", "x y") == (0, "")
+            assert await torchrun.run(port, "b.py") == (7, "b.py\n")
+    # Nobody serves that port any more.
+    assert await torchrun.run(port, "a.py") == (7, "a.py\n")
 
 
 async def test_nothing_is_passed_over_that_could_not_be_kept(tmp_path: Path) -> None:

@@ -237,11 +237,7 @@ async def test_secrets_are_told_to_nobody(secure_cluster: EtcdCluster, tmp_path:
             assert ended.status == 0, ended.err
             texts[" ".join(words_)] = ended.out + ended.err
         await asyncio.to_thread(secure_cluster.etcdctl, *words, user=as_root, stdin=PLANTED_NEXT)
-
-        async def refused() -> bool:
-            return any("does not let user" in line["message"] for line in one.lines)
-
-        await until(refused)
+        await until(lambda: any("does not let user" in line["message"] for line in one.lines))
         refused_command = await muster("status", **variables)
         assert refused_command.status == 69
         texts["refused"] = refused_command.out + refused_command.err

@@ -25,6 +25,7 @@ from tests.support.sidecars.jobs import KEYS, client
 from tests.support.sidecars.processes import until
 from tests.support.store.cut import Cut
 from tests.support.store.transacting import Carry, TransactingStore, Transaction
+from tests.support.tasks import beside
 
 pytestmark = pytest.mark.virtual
 
@@ -60,12 +61,8 @@ async def sweeping(
         *(replace(one, store=store or one.store), me, pod_uid or f"uid-{me}"),
         pause_s=0.02,
     )
-    task = asyncio.create_task(sweeper.run())
-    try:
+    async with beside(sweeper.run()):
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def names(one: JobClient, wanted: int) -> set[str]:
@@ -76,8 +73,7 @@ async def names(one: JobClient, wanted: int) -> set[str]:
 
 
 async def test_the_oldest_listed_member_drops_the_oldest_names() -> None:
-    engine = MemoryEngine(now)
-    async with client(engine) as one:
+    async with client(MemoryEngine(now)) as one:
         await fill(one, KEPT_MIN + 120)
         async with sweeping(one, "a"):
             left = await names(one, KEPT_MIN + 2)
@@ -158,16 +154,13 @@ async def test_what_workers_of_former_worlds_left_goes_whole() -> None:
 
 
 async def test_a_store_that_is_away_delays_it(caplog: pytest.LogCaptureFixture) -> None:
-    async def said() -> bool:
-        return "of gone pods before the next sweep" in caplog.text
-
     engine, cut = MemoryEngine(now), Cut()
     async with client(engine) as one:
         await fill(one, KEPT_MIN + 1)
         cut.cut()
         with caplog.at_level("INFO"):
             async with sweeping(one, "a", MemoryStore(engine, faults=cut)):
-                await until(said)
+                await until(lambda: "of gone pods before the next sweep" in caplog.text)
                 cut.mend()
                 await one.store.txn([], [Put(HERE.drain("uid-x"), b"{}")])
                 await names(one, KEPT_MIN + 2)

@@ -21,6 +21,7 @@ from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, client, identity, surroundings
 from tests.support.sidecars.registrars import LONG_TTL_S, TTL_S, registered, until
+from tests.support.tasks import beside
 
 pytestmark = pytest.mark.virtual
 
@@ -33,16 +34,10 @@ def newer(name: str) -> Identity:
 async def pod(one: JobClient, who: Identity, ttl_s: float = TTL_S) -> AsyncIterator[MemberParts]:
     settings = MemberSettings(keys=KEYS, identity=who, lease_ttl_s=ttl_s)
     parts = member_parts(surroundings(one.store, who.member), settings, one)
-    work = [parts.registrar.run(), parts.roll_back.run()]
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
+    async with beside(parts.registrar.run(), parts.roll_back.run()):
         await registered(parts.registrar)
         yield parts
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await parts.registrar.leave(timeout_s=5)
+    await parts.registrar.leave(timeout_s=5)
 
 
 def most(one: JobClient) -> int:

@@ -16,14 +16,14 @@ from console.job import drain as drain_command
 from console.job import pause as pause_command
 from console.job.reading import SILENCE_S
 from launcher_shim.c10d.rounds.records import Round, Seat
-from rdzv.errors import MembershipError, StoreAmbiguous, StoreUnavailable
+from rdzv.errors import MembershipError, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.records.job import Job
 from rdzv.store import Delete, Operation, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
 from tests.support.records import drain, member
-from tests.support.sidecars.jobs import KEYS, loaded
+from tests.support.sidecars.jobs import KEYS, LosesOne, loaded
 from tests.support.store.cut import Cut
 
 pytestmark = pytest.mark.virtual
@@ -32,15 +32,8 @@ HERE = KEYS.in_generation(1)
 RUN = HERE.run("digits")
 
 
-class Unreliable(Cut):
-    """Can be cut, and loses the answer to the next transaction that it has to."""
-
-    loses_answer = False
-
-    async def after(self, call: str) -> None:
-        if call == "txn" and self.loses_answer:
-            self.loses_answer = False
-            raise StoreAmbiguous("the answer is lost")
+class LosingCut(LosesOne, Cut):
+    """A cable that can be cut, and loses what it carries."""
 
 
 @dataclass
@@ -48,7 +41,7 @@ class Terminal:
     """Somebody's commands about a job of two that train, and the store that they go to."""
 
     engine: MemoryEngine
-    cable: Unreliable = field(default_factory=Unreliable)
+    cable: LosingCut = field(default_factory=LosingCut)
     config: JobConfig = field(
         default_factory=lambda: load(JobConfig, {"job": "digits", "namespace": "team"}, {})
     )
@@ -137,7 +130,7 @@ async def test_a_store_that_is_silent_for_moments_again_and_again_ends_no_wait(
 
 async def test_a_cancel_whose_answer_is_lost_has_cancelled(terminal: Terminal) -> None:
     await terminal.put(Put(HERE.drain("uid-b"), drain("b", source="operator").to_json()))
-    terminal.cable.loses_answer = True
+    terminal.cable.loses = "answer"
     assert await terminal.by_hand().cancel() == 0
     assert await terminal.drains() == set()
     with pytest.raises(MembershipError, match="pod uid-b does not drain"):

@@ -32,6 +32,7 @@ from tests.support.ports import free_ports
 from tests.support.records import member
 from tests.support.sidecars.jobs import KEYS, loaded
 from tests.support.sidecars.processes import until
+from tests.support.tasks import beside
 from tests.support.waiting import DEADLINE_S
 
 LEASE_TTL_S = 10.0
@@ -140,14 +141,10 @@ class Pods:
 @asynccontextmanager
 async def running(end: LauncherEnd | WorkerEnd) -> AsyncIterator[None]:
     """Let an end of the tunnel serve."""
-    serving = asyncio.create_task(end.run())
-    try:
+    async with beside(end.run()):
         async with asyncio.timeout(DEADLINE_S):
             await end.listening.wait()
         yield
-    finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
 
 
 @pytest.fixture
@@ -168,11 +165,7 @@ async def kind_of_answer(ends: Ends) -> tuple[int, bytes]:
 async def pass_s(fast_s: float) -> None:
     """Wait for so long by the fast clock."""
     until_s = fast_clock() + fast_s
-
-    def passed() -> bool:
-        return fast_clock() >= until_s
-
-    await until(passed)
+    await until(lambda: fast_clock() >= until_s)
 
 
 @asynccontextmanager

@@ -32,6 +32,7 @@ from tests.support.clocks.virtual import now
 from tests.support.sidecars.processes import until
 from tests.support.store.backend import DRIVERS
 from tests.support.store.cut import Cut
+from tests.support.tasks import beside
 
 AWAY = "the store does not answer, the last snapshot stays in force: "
 REFUSES = "the store refuses, the last snapshot stays in force: "
@@ -107,14 +108,9 @@ async def store(request: pytest.FixtureRequest, server: EmbeddedServer) -> Async
 @asynccontextmanager
 async def mirrored(store: Store) -> AsyncIterator[Mirror]:
     mirror = Mirror("/team/", now)
-    following = asyncio.create_task(Watching(store, mirror).run())
-    try:
-        async with asyncio.timeout(150):
-            await mirror.changed_after(0)
-            yield mirror
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+    async with beside(Watching(store, mirror).run()), asyncio.timeout(150):
+        await mirror.changed_after(0)
+        yield mirror
 
 
 async def collect(batches: AsyncIterator[WatchBatch], told: list[WatchEvent]) -> None:

@@ -27,6 +27,7 @@ from controller.certificates.pair import LEAF_DAYS
 from controller.cluster.api import ClusterApi
 from controller.config import ControllerConfig
 from controller.serving import application, serving
+from tests.support.clocks.hand import HandHour
 from tests.support.cluster_api import FakeApi
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import FLAGS, environ, loaded, manifest
@@ -42,36 +43,26 @@ PATIENCE_S = 150.0
 class Controller:
     """One replica, on a port of its own."""
 
-    def __init__(self, keeper: CertificateKeeper, port: int) -> None:
+    def __init__(self, fake: FakeApi, keeper: CertificateKeeper, port: int) -> None:
         self.keeper = keeper
-        self.port = port
+        self._fake = fake
+        self._url = f"https://127.0.0.1:{port}/inject"
 
-    async def ask(self, pod: Any, authority: str, path: str = "/inject") -> Any:
-        """As the API server asks that trusts this authority, in base64, alone."""
-        pem = base64.b64decode(authority).decode()
+    async def ask(self, pod: Any) -> Any:
+        """As the API server asks, which trusts the authority that it was told of alone."""
+        pem = base64.b64decode(await trusted_authority(self._fake)).decode()
         context = await asyncio.to_thread(ssl.create_default_context, cadata=pem)
         body = {"request": {"uid": "u", "namespace": "team", "object": pod}}
-        url = f"https://127.0.0.1:{self.port}{path}"
         async with (
             aiohttp.ClientSession() as session,
-            session.post(url, json=body, ssl=context, server_hostname=HOST) as answer,
+            session.post(self._url, json=body, ssl=context, server_hostname=HOST) as answer,
         ):
             return json.loads(await answer.read())["response"]
 
 
-class Time:
-    """The hour, which a test sets."""
-
-    def __init__(self) -> None:
-        self.now = datetime.now(UTC)
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
 @asynccontextmanager
 async def controller(
-    fake: FakeApi, time: Time, unsaid: tuple[str, ...] = ("job",)
+    fake: FakeApi, time: HandHour, unsaid: tuple[str, ...] = ("job",)
 ) -> AsyncIterator[Controller]:
     async with ClusterApi(fake.access) as api:
         keeper = CertificateKeeper(
@@ -83,7 +74,7 @@ async def controller(
         keeping = asyncio.create_task(keeper.run())
         pages = application(injector, metrics, keeper.ready)
         async with serving(pages, "127.0.0.1", 0, keeper.context) as port:
-            yield Controller(keeper, port)
+            yield Controller(fake, keeper, port)
         keeping.cancel()
         with pytest.raises(asyncio.CancelledError):
             await keeping
@@ -106,6 +97,13 @@ def trusted(configuration: dict[str, Any]) -> str | None:
     return bundle
 
 
+async def trusted_authority(fake: FakeApi) -> str:
+    """What the API server trusts, in base64, once it was told."""
+    told = trusted(await fake.until(WEBHOOK, trusted))
+    assert told is not None
+    return told
+
+
 def labelled() -> Any:
     (_, pod, read), *_ = pods_of(loaded(CORPUS["elastic-pytorch-job"])[0])
     return pod, read
@@ -114,35 +112,34 @@ def labelled() -> Any:
 async def test_two_replicas_share_one_certificate_which_the_api_server_trusts(
     fake: FakeApi,
 ) -> None:
-    async with controller(fake, Time()) as one, controller(fake, Time()) as other:
-        authority = trusted(await fake.until(WEBHOOK, trusted))
-        assert authority is not None
+    async with controller(fake, HandHour()) as one, controller(fake, HandHour()) as other:
+        authority = await trusted_authority(fake)
         pod, read = labelled()
         await fake.put(JOB, read)
         for replica in (one, other):
             async with asyncio.timeout(PATIENCE_S):
                 await replica.keeper.ready.wait()
-            answer = await replica.ask(pod, authority)
+            answer = await replica.ask(pod)
             assert answer["allowed"] is True
             assert answer["patchType"] == "JSONPatch"
         made = fake.objects[SECRET]["data"]
+        assert trusted(fake.objects[WEBHOOK]) == authority
 
         # Somebody takes it away: it is put back, whoever is the first.
         hooks = fake.objects[WEBHOOK]
         for hook in hooks["webhooks"]:
             hook["clientConfig"].pop("caBundle")
         await fake.put(WEBHOOK, hooks)
-        assert trusted(await fake.until(WEBHOOK, trusted)) == authority
+        assert await trusted_authority(fake) == authority
         assert fake.objects[SECRET]["data"] == made
 
 
 async def test_a_certificate_that_ran_out_while_the_controller_was_away_is_renewed_at_the_start(
     fake: FakeApi,
 ) -> None:
-    time = Time()
+    time = HandHour()
     async with controller(fake, time):
-        authority = trusted(await fake.until(WEBHOOK, trusted))
-        assert authority is not None
+        authority = await trusted_authority(fake)
     before = fake.objects[SECRET]["data"]["tls.crt"]
     time.now += timedelta(days=400)
     async with controller(fake, time):
@@ -155,41 +152,38 @@ async def test_one_that_ran_out_keeps_no_pod_out_and_is_renewed_without_a_restar
     fake: FakeApi,
 ) -> None:
     """The API server asks, does not trust what it finds, and lets the pod start as it is."""
-    time = Time()
+    time = HandHour()
     time.now -= timedelta(days=LEAF_DAYS + 1)  # TLS itself goes by the machine's clock
     async with controller(fake, time) as one:
-        authority = trusted(await fake.until(WEBHOOK, trusted))
-        assert authority is not None
+        authority = await trusted_authority(fake)
         expired = fake.objects[SECRET]["data"]["tls.crt"]
         pod, read = labelled()
         await fake.put(JOB, read)
         with pytest.raises(aiohttp.ClientConnectorCertificateError, match="expired"):
-            await one.ask(pod, authority)
+            await one.ask(pod)
 
         time.now = datetime.now(UTC)
         await fake.put(SECRET, fake.objects[SECRET])  # it looks at each change, or within an hour
         await fake.until(SECRET, lambda secret: secret["data"]["tls.crt"] != expired)
         # It is made known once it is served.
         await fake.put(WEBHOOK, {"webhooks": [{"name": "a", "clientConfig": {}}]})
-        assert trusted(await fake.until(WEBHOOK, trusted)) == authority
-        assert "patch" in await one.ask(pod, authority)
+        assert await trusted_authority(fake) == authority
+        assert "patch" in await one.ask(pod)
 
 
 async def test_a_pod_is_admitted_whatever_the_api_server_does_with_its_owner(fake: FakeApi) -> None:
     pod, _ = labelled()
-    async with controller(fake, Time()) as one:
-        authority = trusted(await fake.until(WEBHOOK, trusted))
-        assert authority is not None
+    async with controller(fake, HandHour()) as one:
         fake.refused.add(JOB)
         fake_bounds = {"name": "PET_NNODES", "value": "1:2"}
         pod["spec"]["containers"][0]["env"].append(fake_bounds)
-        assert "patch" in await one.ask(pod, authority)
+        assert "patch" in await one.ask(pod)
         fake.refused.clear()
         fake.away = True
-        assert "patch" in await one.ask(pod, authority)
+        assert "patch" in await one.ask(pod)
         # What is no pod at all is a defect of ours, and it is admitted as well.
         broken = {"metadata": {"ownerReferences": [{"controller": True}]}, "spec": {}}
-        answer = await one.ask(broken, authority)
+        answer = await one.ask(broken)
         assert answer["allowed"] is True
         assert "defect" in answer["warnings"][0]
 
@@ -201,22 +195,18 @@ async def test_a_jobs_owner_is_read_once_for_all_its_pods(
     monkeypatch.setattr(admission, "OWNER_FRESH_S", 3600.0)
     pod, read = labelled()
     await fake.put(JOB, read)
-    async with controller(fake, Time()) as one:
-        authority = trusted(await fake.until(WEBHOOK, trusted))
-        assert authority is not None
-        for answer in await asyncio.gather(*(one.ask(pod, authority) for _ in range(8))):
+    async with controller(fake, HandHour()) as one:
+        for answer in await asyncio.gather(*(one.ask(pod) for _ in range(8))):
             assert "patch" in answer
-        assert "patch" in await one.ask(pod, authority)
+        assert "patch" in await one.ask(pod)
     assert fake.calls.count(("GET", JOB)) == 1
 
 
 async def test_who_has_not_made_the_pod_by_hand_is_told_at_its_owner_once(fake: FakeApi) -> None:
     (_, pod, _), *_ = pods_of(loaded(manifest(command=["torchrun", "--standalone"]))[0])
-    async with controller(fake, Time()) as one:
-        authority = trusted(await fake.until(WEBHOOK, trusted))
-        assert authority is not None
+    async with controller(fake, HandHour()) as one:
         for _ in range(2):
-            answer = await one.ask(pod, authority)
+            answer = await one.ask(pod)
             assert "patch" not in answer
         events = await fake.until_any("/api/v1/namespaces/team/events/")
     (event,) = events
@@ -231,15 +221,13 @@ async def test_what_was_read_of_an_owner_has_to_do_while_the_api_server_is_away(
     monkeypatch.setattr(admission, "OWNER_FRESH_S", 0.0)
     pod, read = labelled()
     await fake.put(JOB, read)
-    async with controller(fake, Time(), ("job", "min_nodes", "max_nodes")) as one:
-        authority = trusted(await fake.until(WEBHOOK, trusted))
-        assert authority is not None
-        known = await one.ask(pod, authority)
+    async with controller(fake, HandHour(), ("job", "min_nodes", "max_nodes")) as one:
+        known = await one.ask(pod)
         fake.away = True
-        assert (await one.ask(pod, authority))["patch"] == known["patch"]
+        assert (await one.ask(pod))["patch"] == known["patch"]
         # An owner of that uid in another place is another one, and nothing is known of it.
         pod["metadata"]["ownerReferences"][0]["name"] = "other"
-        assert "patch" not in await one.ask(pod, authority)
+        assert "patch" not in await one.ask(pod)
 
 
 async def test_pods_are_answered_for_until_the_api_server_knows_that_a_replica_goes(
@@ -260,14 +248,13 @@ async def test_pods_are_answered_for_until_the_api_server_knows_that_a_replica_g
     stop = asyncio.Event()
     async with ClusterApi(fake.access) as api:
         running = asyncio.create_task(process._serve(config, environ(FLAGS), api, stop))
-        authority = trusted(await fake.until(WEBHOOK, trusted))
-        assert authority is not None
+        await trusted_authority(fake)
         port = await ports.get()
         stop.set()
         await asyncio.sleep(0)  # whoever waits for it knows
         keeper: Any = None
         pod, _ = labelled()
-        assert (await Controller(keeper, port).ask(pod, authority))["allowed"] is True
+        assert (await Controller(fake, keeper, port).ask(pod))["allowed"] is True
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

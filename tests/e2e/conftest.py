@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from tests.support.cluster.fixtures import kubelab as kubelab
 from tests.support.cluster.fixtures import operator as operator
 from tests.support.cluster.fixtures import sidecar_in_lab as sidecar_in_lab
 from tests.support.training.background import Background
-from tests.support.training.job import Job
+from tests.support.training.job import Job, RunJob
 from tests.support.training.local import start as start
 
 _jobs: list[Job] = []
@@ -42,9 +42,7 @@ def background() -> Iterator[Background]:
 
 
 @pytest.fixture(scope="session")
-def run_job(
-    tmp_path_factory: pytest.TempPathFactory, background: Background
-) -> Callable[..., AbstractContextManager[Job]]:
+def run_job(tmp_path_factory: pytest.TempPathFactory, background: Background) -> RunJob:
     """Make jobs: ``with run_job(endpoints, ...) as job``; nothing of one outlives its block."""
 
     @contextmanager

@@ -12,14 +12,14 @@ import socket
 import struct
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from rdzv.records.codec import dump_record
-from tests.support.training.job import Job
+from tests.support.training.job import Job, RunJob
 from tests.support.training.pods import ROOT, Node
 from tests.support.training.step_log import World
 
@@ -74,7 +74,7 @@ def send(node: Node, content: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def job(
-    run_job: Callable[..., AbstractContextManager[Job]],
+    run_job: RunJob,
     embedded: list[str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Job]:

@@ -7,42 +7,21 @@ Which launchers are named, and how, is in ``tests/unit/test_launcher_watch.py``.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.support.training.job import FORM_TIMEOUT_S, Job
-from tests.support.training.pods import ROOT, Node
+from rdzv.records.bypass import Bypass
+from tests.support.training.job import FORM_TIMEOUT_S, Job, RunJob
+from tests.support.training.pods import Node
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 
 def told(job: Job, node: Node) -> tuple[str, str]:
-    """What ``muster status`` says of a member's launcher: the kind as JSON has it, and why.
-
-    A question mark while the store does not answer, or does not list the member.
-    """
-    settings = {
-        "MUSTER_NAMESPACE": job.keys.namespace,
-        "MUSTER_JOB": job.name,
-        "MUSTER_ETCD_ENDPOINTS": ",".join(job.endpoints),
-    }
-    shown = subprocess.run(
-        [sys.executable, "-m", "console.main", "status", "--json"],
-        cwd=ROOT,
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    members = json.loads(shown.stdout)["members"] if shown.returncode == 0 else []
-    found = [(one["launcher"], one["why"]) for one in members if one["name"] == node.name]
-    return found[0] if found else ("?", shown.stderr)
+    """What ``muster status`` says of a member's launcher: the kind as JSON has it, and why."""
+    members = json.loads(job.muster("status", "--json"))["members"]
+    (found,) = (one for one in members if one["name"] == node.name)
+    return found["launcher"], found["why"]
 
 
 def kinds(node: Node) -> dict[str, float]:
@@ -53,25 +32,27 @@ def kinds(node: Node) -> dict[str, float]:
 
 
 def test_one_that_was_pointed_elsewhere_is_named_until_it_is_started_right(
-    run_job: Callable[..., AbstractContextManager[Job]], embedded: list[str]
+    run_job: RunJob, embedded: list[str]
 ) -> None:
     with run_job(embedded, least=1, most=2, wrapped=True) as job:
         (node,) = job.add(launch=False)
         # Its rendezvous is a port where nobody listens: it waits there, as it would for another.
         job.start_launcher(node, shell="{}", options=["--rdzv-endpoint=localhost:1"])
-        why = ""
+        record = job.keys.in_generation(1).bypass(node.name)
 
-        def named() -> bool:
-            nonlocal why
-            kind, why = told(job, node)
-            return kind == "elsewhere"
+        def kind() -> str:
+            kv = job.witness.kvs().get(record)
+            return Bypass.from_kv(kv).kind if kv else ""
 
-        job.until(named, FORM_TIMEOUT_S, "it is named")
+        job.until(lambda: kind() == "elsewhere", FORM_TIMEOUT_S, "it is named")
+        said, why = told(job, node)
+        assert said == "elsewhere"
         assert "given the rendezvous endpoint localhost:1, not localhost:" in why
         assert node.sidecar_log().count(why) == 1
         others = ("unseen", "absent", "run_id", "nnodes")
         assert kinds(node) == {**dict.fromkeys(others, 0.0), "elsewhere": 1.0}
         job.kill_agent_with_workers(node)
         job.start_launcher(node)
-        job.until(lambda: told(job, node) == ("", ""), FORM_TIMEOUT_S, "it is named no longer")
+        job.until(lambda: not kind(), FORM_TIMEOUT_S, "it is named no longer")
+        assert told(job, node) == ("", "")
         assert set(kinds(node).values()) == {0.0}

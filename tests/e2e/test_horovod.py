@@ -18,7 +18,7 @@ from tests.support.horovod.cluster import HorovodCluster, Roster
 from tests.support.horovod.drains import Drains, draining
 from tests.support.store.tcp_proxy import TcpProxy
 from tests.support.training.background import Background
-from tests.support.training.job import Job
+from tests.support.training.job import RunJob
 from tests.support.training.pods import END_TIMEOUT_S
 
 pytestmark = pytest.mark.timeout(900)
@@ -232,7 +232,7 @@ def test_a_node_that_freezes_is_left_behind_and_its_worker_ends_when_it_wakes(
 @pytest.mark.torch
 def test_one_store_serves_a_torchrun_job_and_a_horovodrun_job_at_once(
     start_job: StartJob,
-    run_job: Callable[..., AbstractContextManager[Job]],
+    run_job: RunJob,
     embedded: list[str],
 ) -> None:
     with start_job(nodes=2, least=1, most=3) as ours, run_job(embedded, least=1, most=3) as theirs:

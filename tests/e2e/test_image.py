@@ -197,40 +197,28 @@ def test_neither_its_history_nor_its_settings_tell_of_the_machine_that_built_it(
 # --- how it runs ---
 
 
-def test_it_becomes_ready_on_a_read_only_root_without_any_capability(
+def test_on_a_read_only_root_without_any_capability_it_is_killed_started_again_and_ended_well(
     engine: ContainerEngine, store: EtcdCluster, run_dir: Path
 ) -> None:
     with sidecar(engine, store.endpoints[0], run_dir) as started:
         started.until_ready()
         status = started.run("cat", "/proc/1/status")
         command = started.run("cat", "/proc/1/cmdline").split("\0")
+        started.container.kill("SIGKILL")
+        assert started.ended() == 137
+        started.container.start()
+        started.until_ready()
+        started.container.kill("SIGTERM")
+        assert started.ended() == 0
+        lines = started.lines()
+    assert [line["fresh"] for line in lines if line["event"] == "start"] == [True, False]
+    assert lines[-1]["event"] == "stopped"
     assert command[1:3] == ["/opt/muster/bin/muster", "agent"]
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert fields["Uid"].split() == ["65532"] * 4
     assert (fields["CapEff"], fields["NoNewPrivs"]) == ("0" * 16, "1")
     assert (run_dir / "env").stat().st_uid == 65532
     assert int(fields["VmRSS"].removesuffix("kB")) <= MEMORY_MAX_KIB
-
-
-def test_a_sigterm_ends_it_well(engine: ContainerEngine, store: EtcdCluster, run_dir: Path) -> None:
-    with sidecar(engine, store.endpoints[0], run_dir) as started:
-        started.until_ready()
-        started.container.kill("SIGTERM")
-        assert started.ended() == 0
-        assert started.lines()[-1]["event"] == "stopped"
-
-
-def test_one_that_is_killed_and_started_again_is_the_same_pod(
-    engine: ContainerEngine, store: EtcdCluster, run_dir: Path
-) -> None:
-    with sidecar(engine, store.endpoints[0], run_dir) as started:
-        started.until_ready()
-        started.container.kill("SIGKILL")
-        assert started.ended() == 137
-        started.container.start()
-        started.until_ready()
-        starts = [line["fresh"] for line in started.lines() if line["event"] == "start"]
-        assert starts == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ SOURCES = (
 )
 NAMES = ("agent", "console", "controller", "injection", "launcher_shim", "rdzv")
 FORMS = ("wheel", pytest.param("editable", marks=pytest.mark.long), "checkout")
+TRAINS = (*FORMS[:2], pytest.param("checkout", marks=pytest.mark.long))
+"""Daily a checkout trains in ``test_first_hour.py``, beside modules of these names."""
 
 
 def run(*command: str | Path, **settings: object) -> subprocess.CompletedProcess[str]:
@@ -103,6 +105,7 @@ def test_nothing_shadows_a_module_of_a_user(command: tuple[str | Path, ...]) -> 
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("command", TRAINS, indirect=True)
 def test_a_job_trains_with_modules_of_these_names(
     command: tuple[str | Path, ...], hostile: Path
 ) -> None:

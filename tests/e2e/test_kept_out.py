@@ -3,35 +3,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-
 import pytest
 
 from rdzv.records.quarantine import TERMS, Quarantine
-from tests.support.sidecars.processes import PATIENT
 from tests.support.training.drain_job import draining_job
-from tests.support.training.job import FORM_TIMEOUT_S, Job
-from tests.support.training.pods import ROOT
+from tests.support.training.job import FORM_TIMEOUT_S, RunJob
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(3600)]
 
-RunJob = Callable[..., AbstractContextManager[Job]]
 
 LONGEST_TERM_S = TERMS.hold_s(TERMS.worlds)
-
-
-def status(job: Job) -> str:
-    """What ``muster status`` says of it."""
-    line = [
-        *(sys.executable, *PATIENT, "status", job.name),
-        *("--namespace", job.keys.namespace, "--etcd-endpoints", ",".join(job.endpoints)),
-    ]
-    return subprocess.run(
-        line, cwd=ROOT, capture_output=True, text=True, timeout=FORM_TIMEOUT_S, check=True
-    ).stdout
 
 
 @pytest.mark.parametrize(
@@ -64,7 +45,7 @@ def test_a_node_that_ends_every_world_is_kept_out_for_good_and_named_and_the_oth
         job.start_launcher(bad)
         job.until(lambda: job.state(bad) == "asking", FORM_TIMEOUT_S, "it asks again")
         job.undisturbed(calm, 100)
-        said = " ".join(status(job).split())
+        said = " ".join(job.muster("status").split())
         assert f"{bad.name} quarantined" in said
         assert f"ended {TERMS.worlds} worlds in a row without progress" in said
         job.never_two_worlds()

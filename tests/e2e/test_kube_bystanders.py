@@ -24,7 +24,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 def test_a_pod_whose_image_cannot_be_pulled_keeps_no_healthy_pod_from_training(
     kubelab: Kubelab, sidecar_in_lab: str, tmp_path: Path
 ) -> None:
-    whole = Workload(replicas=0, least=3, most=3, lease_ttl="30s")
+    whole = Workload(replicas=0, least=2, most=2, lease_ttl="30s")
     with KubeJob(kubelab, tmp_path, whole, muster=True) as job:
         template = whole.manifest(job.directory)["spec"]["template"]["spec"]
         (container,) = template["containers"]
@@ -32,8 +32,8 @@ def test_a_pod_whose_image_cannot_be_pulled_keeps_no_healthy_pod_from_training(
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bad-0"}, "spec": template}
         job.apply(job.injected(json.dumps(pod), f"--job={NAME}"))
         job.until(lambda: _is_registered(job, "bad-0"), 120, "bad-0 has registered")
-        job.scale(3)
-        world = job.world_of(3)
+        job.scale(2)
+        world = job.world_of(2)
         assert "bad-0" not in world.nodes
         job.goes_on(world)
         assert _waiting_for(job, "bad-0") in ("ErrImagePull", "ImagePullBackOff")

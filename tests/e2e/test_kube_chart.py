@@ -16,22 +16,34 @@ from tests.support.cluster.chart_release import (
     ChartRelease,
     LabelledJob,
 )
-from tests.support.cluster.drills import STEPS_BETWEEN, befall, delete_pod, delete_rank_0
+from tests.support.cluster.drills import STEPS_BETWEEN, delete_pod, delete_rank_0, loses_nothing
 from tests.support.cluster.horovod_job import launcher_pod
 from tests.support.cluster.job import KubeJob
 from tests.support.cluster.lab import KubectlFailed, Kubelab
 from tests.support.cluster.operator_job import ElasticPyTorchJob
 from tests.support.cluster.other_namespace import attempts
-from tests.support.cluster.workload import NAME, Workload
+from tests.support.cluster.signs import (
+    TOLD_S,
+    Sign,
+    asked_and_taken_back,
+    cordon_and_drain,
+    disruption,
+    is_formed,
+    is_told,
+    taint,
+)
+from tests.support.cluster.workload import GRACE_S, NAME, Workload
 from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1800)]
 
-GRACE_S = 180
-"""Longer than any drain takes, however busy the machine is."""
 DEPLOYMENT = Workload(kind="Deployment", grace_s=GRACE_S)
+AT_MIN = Workload(kind="Deployment", replicas=2, grace_s=GRACE_S)
+"""Who drains is held until another comes: there is time to take a sign back."""
 PYTORCH_JOB = ElasticPyTorchJob(replicas=2, least=1, most=3, grace_s=GRACE_S)
 WITHOUT_S = 180.0
+SPOT = "aws-node-termination-handler/spot-itn"
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 ENFORCE = "pod-security.kubernetes.io/enforce"
 DRY_RUN = ("create", "--dry-run=server", "-o", "json", "-f", "-")
 
@@ -47,12 +59,10 @@ def test_a_labelled_deployment_trains_and_loses_no_step(
 ) -> None:
     chart.test()
     with LabelledJob(chart.lab, tmp_path, DEPLOYMENT) as job:
-        world = job.world_of(DEPLOYMENT.replicas)
-        job.goes_on(world, STEPS_BETWEEN)
+        job.world_of(DEPLOYMENT.replicas)
         assert set(job.sidecars().values()) == {True}
         _the_doctor_finds_nothing_wrong(chart)
-        drained = befall(job, job.steps.worlds()[-1], delete_pod)
-        assert (drained.lost, drained.twice, drained.went_on) == (0, 0, True)
+        loses_nothing(job, delete_pod, cordon_and_drain)
         assert chart.lab.get(job.namespace, "secret", f"{NAME}-muster-store")["type"] == "Opaque"
         _nobody_else_gets_in(chart.lab, job.namespace)
 
@@ -139,10 +149,8 @@ def test_a_labelled_job_of_each_kind_loses_no_step(
     chart: ChartRelease, tmp_path: Path, workload: Workload
 ) -> None:
     with LabelledJob(chart.lab, tmp_path, workload) as job:
-        job.goes_on(job.world_of(workload.replicas), STEPS_BETWEEN)
+        loses_nothing(job, delete_pod)
         assert set(job.sidecars().values()) == {True}
-        drained = befall(job, job.steps.worlds()[-1], delete_pod)
-        assert (drained.lost, drained.twice, drained.went_on) == (0, 0, True)
 
 
 @pytest.mark.long
@@ -150,13 +158,45 @@ def test_a_labelled_pytorch_job_says_min_and_max_by_its_elastic_policy(
     chart: ChartRelease, operator: Kubelab, tmp_path: Path
 ) -> None:
     with LabelledJob(operator, tmp_path, PYTORCH_JOB) as job:
-        job.goes_on(job.world_of(PYTORCH_JOB.replicas), STEPS_BETWEEN)
+        loses_nothing(job, delete_rank_0)
         (pod, *_) = job.pods()
         env = {v["name"]: v.get("value") for v in pod["spec"]["initContainers"][0]["env"]}
         assert (env["MUSTER_MIN"], env["MUSTER_MAX"]) == ("1", "3")
-        drained = befall(job, job.steps.worlds()[-1], delete_rank_0)
-        assert (drained.lost, drained.twice, drained.went_on) == (0, 0, True)
         job.kubectl("delete", "pytorchjob", "--all", "--wait=false")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "sign", [taint(SPOT), taint(OUT_OF_SERVICE), disruption()], ids=lambda sign: sign.words
+)
+def test_a_sign_that_goes_before_the_pods_have_gone_takes_nobody(
+    chart: ChartRelease, tmp_path: Path, sign: Sign
+) -> None:
+    with LabelledJob(chart.lab, tmp_path, AT_MIN) as job:
+        loses_nothing(job, asked_and_taken_back(sign, job))
+        assert len(job.steps.worlds()[-1].nodes) == AT_MIN.replicas
+
+
+@pytest.mark.long
+def test_what_happens_while_no_controller_is_there_is_told_afterwards(
+    chart: ChartRelease, tmp_path: Path
+) -> None:
+    with LabelledJob(chart.lab, tmp_path, DEPLOYMENT) as job:
+        job.goes_on(job.world_of(DEPLOYMENT.replicas), STEPS_BETWEEN)
+        chart.scale_controller(0)
+        (pod, *_) = (pod["metadata"]["name"] for pod in job.pods())
+        world = job.steps.worlds()[-1]
+        job.kubectl("delete", "pod", pod, "--wait=false")
+        # The pod that takes its place comes without Muster: nobody was there to inject it.
+        job.world_of(DEPLOYMENT.replicas - 1, job.patience_s, not_=world)
+        assert not is_told(job, pod)
+        chart.scale_controller(2)
+        try:
+            job.until(lambda: is_told(job, pod), TOLD_S, "it is told of")
+            job.until(lambda: is_formed(job, DEPLOYMENT.replicas - 1), TOLD_S, "so is the world")
+        except AssertionError as error:
+            error.add_note(chart.story())
+            raise
 
 
 @pytest.mark.long
@@ -176,10 +216,7 @@ def test_a_job_trains_on_while_the_chart_is_upgraded_and_when_it_is_gone(
         return world
 
     with LabelledJob(chart.lab, tmp_path, DEPLOYMENT) as job:
-        job.goes_on(job.world_of(DEPLOYMENT.replicas), STEPS_BETWEEN)
-        for act in (upgrade, uninstall):
-            done = befall(job, job.steps.worlds()[-1], act)
-            assert (done.lost, done.twice, done.went_on) == (0, 0, True)
+        loses_nothing(job, upgrade, uninstall)
 
 
 def _authorities(lab: Kubelab) -> tuple[str, str]:

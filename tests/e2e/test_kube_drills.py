@@ -25,13 +25,11 @@ from tests.support.cluster.drills import (
 )
 from tests.support.cluster.job import KubeJob
 from tests.support.cluster.lab import Kubelab, Object
-from tests.support.cluster.workload import NAME, Workload
+from tests.support.cluster.workload import GRACE_S, NAME, Workload
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1200)]
 
 TRAINER = 1000
-GRACE_S = 180
-"""Longer than any drain takes, however busy the machine is."""
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,9 @@ from tests.support.cluster.horovod_job import (
     prepare,
 )
 from tests.support.cluster.lab import TRAINER_IMAGE, Kubelab, Object
+from tests.support.cluster.workload import GRACE_S
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1800)]
-
-GRACE_S = 180
-"""Longer than any drain takes, however busy the machine is."""
 
 
 @pytest.fixture

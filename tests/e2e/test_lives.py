@@ -3,31 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-
 import pytest
 
 from tests.support.training.drain_job import (
     DRAINED_STATUS,
     committed,
     draining_job,
+    first_step,
     gone,
     sigterm,
     terminate,
 )
-from tests.support.training.job import FORM_TIMEOUT_S, Job
+from tests.support.training.job import FORM_TIMEOUT_S, RunJob
 from tests.support.training.pods import Node
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
-
-RunJob = Callable[..., AbstractContextManager[Job]]
-
-
-def first_step(job: Job, node: Node) -> int:
-    """The first step that was made on a node."""
-    logs = job.steps.directory.glob(f"{node.name}.*")
-    return min(int(log.read_text().split()[1]) for log in logs)
 
 
 def test_created_again_with_an_empty_directory_it_trains_from_scratch(

@@ -14,7 +14,6 @@ import pytest
 
 from tests.support.training.local import LOSES, PACED, LocalJob, Start, moments, sizes
 from tests.support.training.pods import ROOT
-from tests.support.waiting import wait_until
 
 STEPS = str(ROOT / "examples" / "torch_steps.py")
 WAITING = """
@@ -81,10 +80,9 @@ def test_ended_from_outside_it_leaves_no_process_behind(
 ) -> None:
     script = tmp_path / "waits.py"
     script.write_text(WAITING)
-    job = start("--nodes", "2", "--min", "2", "--", "torchrun", str(script))
-    job.told("in a world of 2")
-    # Of each node: the sidecar, torchrun, its worker. One rank may report before the other starts.
-    wait_until(lambda: len(job.processes()) >= 6, 300, "both nodes train", lambda: job.said)
+    job = start("--nodes", "1", "--", "torchrun", str(script))
+    job.told("in a world of 1")
+    assert len(job.processes()) >= 3, "the sidecar, torchrun and its worker"
     job.process.send_signal(number)
     assert job.status(120) == status
     job.leaves_nothing()
@@ -110,17 +108,3 @@ def test_a_script_that_fails_on_one_node_ends_the_job_with_its_error(
     assert "error      node-" in job.said
     assert ended in moments(job.timeline(), "end")[-1]["detail"]
     assert moments(job.timeline(), "training") == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--", "torchrun", "--nnodes=2", "train.py"], "--min and --max of muster local"),
-        (["--", "horovodrun", "-np", "2", "python", "train.py"], "follows from --nodes, --min"),
-        (["--min", "3", "--", "torchrun", "t.py"], "--min 3 and --max 2"),
-    ],
-)
-def test_what_cannot_be_is_refused(start: Start, arguments: list[str], sentence: str) -> None:
-    job = start(*arguments)
-    assert job.status(60) == 2
-    assert sentence in " ".join(job.said.split())

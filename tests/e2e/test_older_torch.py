@@ -6,14 +6,11 @@ The agents of torch 2.3 to 2.7 close the whole run when they are ended: sidecars
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-
 import pytest
 
 from older_torch import SETUP_TIMEOUT_S, python_with_torch
 from tests.support.training.drain_job import a_row_of_drains, draining_job
-from tests.support.training.job import Job
+from tests.support.training.job import RunJob
 
 pytestmark = [
     pytest.mark.torch,
@@ -21,8 +18,6 @@ pytestmark = [
     pytest.mark.timeout(SETUP_TIMEOUT_S + 600),
     pytest.mark.parametrize("version", ["2.6.0", "2.9.1"]),
 ]
-
-RunJob = Callable[..., AbstractContextManager[Job]]
 
 
 def test_a_job_grows_loses_nodes_in_every_way_and_ends_well(

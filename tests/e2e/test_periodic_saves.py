@@ -4,18 +4,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.support.training.drain_job import draining_job
-from tests.support.training.job import Job
-from tests.support.training.pods import Node
+from tests.support.training.drain_job import draining_job, first_step
+from tests.support.training.job import Job, RunJob
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
-RunJob = Callable[..., AbstractContextManager[Job]]
 
 EVERY = 20
 
@@ -24,12 +20,6 @@ def last_commit(job: Job) -> int:
     """The step that is on record as saved by all ranks; 0 for none."""
     kv = job.witness.kvs().get(job.keys.last_commit)
     return 0 if kv is None else int(json.loads(kv.value)["step"])
-
-
-def first_step(job: Job, node: Node) -> int:
-    """The first step that was made on a node."""
-    logs = job.steps.directory.glob(f"{node.name}.*")
-    return min(int(log.read_text().split()[1]) for log in logs)
 
 
 def test_after_kill_9_of_all_nodes_it_goes_on_from_the_newest_periodic_save_of_all(

@@ -3,29 +3,28 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from sidecar_image.engine import CACHE, ROOT
+from tests.support.programs import ran
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
 
 MAKE_TIMEOUT_S = 3000
 
 
+def dry_run(clone: Path, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    words = ("--dry-run", "--out", str(out), *arguments)
+    program = clone / "scripts" / "release"
+    return ran(program, *words, timeout_s=MAKE_TIMEOUT_S, MUSTER_CACHE=str(CACHE))
+
+
 def made(clone: Path, out: Path, *arguments: str) -> list[str]:
     """The lines that say digests; what lies in ``out`` has them."""
-    done = subprocess.run(
-        [clone / "scripts" / "release", "--dry-run", "--out", out, *arguments],
-        env={**os.environ, "MUSTER_CACHE": str(CACHE)},
-        capture_output=True,
-        text=True,
-        timeout=MAKE_TIMEOUT_S,
-        check=False,
-    )
+    done = dry_run(clone, out, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -44,14 +43,7 @@ def test_packages_are_the_same_twice_and_a_changed_tree_is_refused(
     assert first == second
     assert len(first) == 7
     (clone / "left-behind").touch()
-    refused = subprocess.run(
-        [clone / "scripts" / "release", "--dry-run", "--without-images", "--out", tmp_path / "c"],
-        env={**os.environ, "MUSTER_CACHE": str(CACHE)},
-        capture_output=True,
-        text=True,
-        timeout=MAKE_TIMEOUT_S,
-        check=False,
-    )
+    refused = dry_run(clone, tmp_path / "c", "--without-images")
     (clone / "left-behind").unlink()
     assert refused.returncode == 1
     assert "left-behind: not as the commit has it" in refused.stderr

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import pytest
 
 from tests.support.training.drain_job import account_of, draining_job
-from tests.support.training.job import Job
+from tests.support.training.job import RunJob
 from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
 
-RunJob = Callable[..., AbstractContextManager[Job]]
 
 STEPS = 20
 """After so many, a torchrun is started again."""
@@ -59,23 +56,3 @@ def test_workers_that_are_killed_in_a_row_end_no_job_that_makes_progress(
         job.never_two_worlds()
         logs = [node.launcher_log() for node in job.nodes.values()]
         assert all(log.count("it is started again") >= max(1, kills // 4) for log in logs)
-
-
-@long
-def test_without_progress_the_budget_is_the_last_word(run_job: RunJob, embedded: list[str]) -> None:
-    with draining_job(
-        run_job,
-        embedded,
-        least=1,
-        most=1,
-        max_restarts=1,
-        sidecar_environ={"MUSTER_RESTART_STEPS": "100000"},
-    ) as job:
-        (node,) = job.add()
-        world: World | None = None
-        for _ in range(2):
-            world = job.world_of([node], not_=world)
-            job.goes_on(world)
-            os.kill(world.workers[0].pid, signal.SIGKILL)
-        assert job.launchers_end() == [1]
-        assert "it is not started again, for that takes 100000" in node.launcher_log()

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 import muster
-from tests.support.releases.frozen import VERSION, said, unpack, version_of
+from tests.support.releases.frozen import VERSION, unpack, version_of
 from tests.support.training.drain_job import (
     DRAINED_STATUS,
     STEPS_BETWEEN,
@@ -25,12 +23,10 @@ from tests.support.training.drain_job import (
     saves_held,
     terminate,
 )
-from tests.support.training.job import Job
+from tests.support.training.job import Job, RunJob
 from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
-
-RunJob = Callable[..., AbstractContextManager[Job]]
 
 
 @pytest.fixture(scope="module")
@@ -44,27 +40,21 @@ def delivered(node: Node) -> str:
     return version_of(node.run_dir / "python")
 
 
-def read(job: Job, program: Path, command: str) -> str:
-    """What a command of this Muster says of the job."""
-    store = ("--namespace", job.keys.namespace, "--etcd-endpoints", ",".join(job.endpoints))
-    return said(program, command, "--job", job.name, "--json", *store)
-
-
 def in_the_world(job: Job, program: Path) -> set[str]:
     """Members of the newest world, as ``muster status`` of this Muster tells them."""
-    (run,) = json.loads(read(job, program, "status"))["runs"]
+    (run,) = json.loads(job.muster("status", "--json", program=program))["runs"]
     return set(run["nodes"])
 
 
 def versions(job: Job) -> dict[str, str]:
     """Of each sidecar, as this Muster tells them; the release has no such field."""
-    members = json.loads(read(job, ROOT, "status"))["members"]
+    members = json.loads(job.muster("status", "--json"))["members"]
     return {member["name"]: member["version"] for member in members}
 
 
 def drains(job: Job, program: Path) -> list[str]:
     """How the drains ended, as ``muster history`` of this Muster tells them."""
-    entries = map(json.loads, read(job, program, "history").splitlines())
+    entries = map(json.loads, job.muster("history", "--json", program=program).splitlines())
     return [entry["details"]["outcome"] for entry in entries if entry["what"] == "drain"]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,13 +18,12 @@ import pytest
 from rdzv.records.quarantine import TERMS, Quarantine
 from tests.support.ports import free_ports
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.training.job import FORM_TIMEOUT_S, STEP_LOOP, Job
+from tests.support.training.job import FORM_TIMEOUT_S, STEP_LOOP, Job, RunJob
 from tests.support.training.pods import Node
 from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
-RunJob = Callable[..., AbstractContextManager[Job]]
 Act = Callable[[Job, Node], object]
 STEP_S = 0.05
 """A step takes at least this."""
@@ -65,10 +64,9 @@ LOSSES: list[tuple[str, int, Act, Act]] = [
     ("a sidecar freezes beyond its lease", 0, Job.freeze_sidecar, Job.resume),
     ("a sidecar is killed without muster-run", 0, sidecar_dies, sidecar_and_torchrun_start),
 ]
-DAILY = ("the node of rank 0 is killed",)
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=long)])
+@pytest.fixture(scope="module", params=[1, 2])
 def job(request: pytest.FixtureRequest, run_job: RunJob, embedded: list[str]) -> Iterator[Job]:
     """One job that goes through all losses, with one and with two processes a node."""
     with run_job(embedded, slots=request.param, least=2, most=4) as job:
@@ -76,12 +74,10 @@ def job(request: pytest.FixtureRequest, run_job: RunJob, embedded: list[str]) ->
         yield job
 
 
+@long
 @pytest.mark.parametrize(
     ("rank", "befalls", "mends"),
-    [
-        pytest.param(rank, befalls, mends, id=name, marks=() if name in DAILY else long)
-        for name, rank, befalls, mends in LOSSES
-    ],
+    [pytest.param(*what, id=name) for name, *what in LOSSES],
 )
 def test_the_others_go_on_and_it_comes_back(job: Job, rank: int, befalls: Act, mends: Act) -> None:
     world, before = job.world_of(job.nodes.values()), job.round.number
@@ -191,8 +187,13 @@ def test_a_spare_stands_by_and_takes_the_place_of_a_node_that_is_killed(calm: Jo
     calm.start_launcher(spare)
     calm.until(lambda: calm.state(spare), FORM_TIMEOUT_S, "the spare's torchrun asks")
     calm.undisturbed(world)
+    before = calm.round.number
     calm.kill_node(calm.nodes[world.workers[0].node])
-    assert spare.name in calm.world_of(calm.nodes.values(), not_=world).nodes
+    again = calm.world_of(calm.nodes.values(), not_=world)
+    assert spare.name in again.nodes
+    calm.goes_on(again)
+    assert calm.restarts_burnt(world) <= calm.round.number - before
+    calm.until(calm.in_agreement, 60, "everybody agrees")
     calm.never_two_worlds()
 
 

@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 def notice(story: Story) -> None:
     """Give one pod notice that it ends."""
-    pod = story.any()
-    if pod is None or pod.terminating or pod.sidecar is None:
-        return
-    pod.terminate(story.random.choice((5.0, 10.0, 20.0)), "sigterm")
-    story.later(story.random.uniform(1.0, 15.0), lambda: story.replace(pod))
+    if pod := _stays(story):
+        pod.terminate(story.random.choice((5.0, 10.0, 20.0)), "sigterm")
+        story.later(story.random.uniform(1.0, 15.0), lambda: story.replace(pod))
 
 
 def notice_and_cancel(story: Story) -> None:
     """Drain one pod by hand, and think better of it."""
-    pod = story.any()
-    if pod is None or pod.terminating or pod.sidecar is None:
-        return
-    pod.terminate(20.0, "control")
-    story.later(story.random.uniform(0.1, 5.0), lambda: _cancel(story, pod))
-    story.later(story.random.uniform(5.0, 10.0), lambda: story.replace(pod))
+    if pod := _stays(story):
+        pod.terminate(20.0, "control")
+        story.later(story.random.uniform(0.1, 5.0), lambda: _cancel(story, pod))
+        story.later(story.random.uniform(5.0, 10.0), lambda: story.replace(pod))
 
 
 def drain_patiently(story: Story) -> None:
     """Drain one pod by hand, with minutes to spare."""
+    if pod := _stays(story):
+        pod.terminate(story.random.choice((60.0, 120.0)), "control")
+        story.later(story.random.uniform(5.0, 20.0), lambda: story.replace(pod))
+
+
+def _stays(story: Story) -> Pod | None:
+    """A pod with a sidecar that nobody has told to go, if the one that is drawn is such a pod."""
     pod = story.any()
-    if pod is None or pod.terminating or pod.sidecar is None:
-        return
-    pod.terminate(story.random.choice((60.0, 120.0)), "control")
-    story.later(story.random.uniform(5.0, 20.0), lambda: story.replace(pod))
+    return None if pod is None or pod.terminating or pod.sidecar is None else pod
 
 
 def _cancel(story: Story, pod: Pod) -> None:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal
 
 from agent.running import RunningParts
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from rdzv.keys import JobKeys
-from rdzv.members.registration import Identity
 from rdzv.records.quarantine import TERMS, Terms
 from tests.simulation.network import Link, Sender
 from tests.support.clocks.virtual import LONGEST_S, Process, SimulatedLoop
+from tests.support.sidecars.jobs import identity
 from tests.support.sidecars.run_dir import MemoryRunDir
 
 KEYS = JobKeys("team", "digits")
@@ -70,22 +70,10 @@ class Sidecar:
         self._stop = asyncio.Event()
         self._loop = loop
         clock = self._clock = _clock(loop, skew_s)
-        identity = Identity(
-            name,
-            pod_uid,
-            "127.0.0.1",
-            "host",
-            "worker",
-            1,
-            shape.least,
-            shape.most,
-            job_uid=shape.job_uid,
-            version=VERSION,
-            topology=topology,
-        )
+        who = identity(name, pod_uid, least=shape.least, most=shape.most)
         settings = MemberSettings(
             keys=KEYS,
-            identity=identity,
+            identity=replace(who, job_uid=shape.job_uid, version=VERSION, topology=topology),
             lease_ttl_s=LEASE_TTL_S,
             # No sidecar gives up: a kubelet would start it again.
             start_timeout_s=LONGEST_S,

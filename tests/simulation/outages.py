@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.simulation.network import Weather
@@ -23,23 +24,12 @@ BAD = (
 
 def cut_one(story: Story) -> None:
     """Cut one pod from the store."""
-    pod = story.any()
-    if pod is None or pod.link is None or not pod.link.whole:
-        return
-    link, refuses = pod.link, story.random.random() < 0.3
-    story.say(pod, f"is cut off ({'refused' if refuses else 'black hole'})")
-    link.cut(refuses=refuses)
-    story.later(story.outage_s(), lambda: _mend(story, pod))
+    _cut_one(story, story.outage_s)
 
 
 def cut_one_for_long(story: Story) -> None:
     """Cut one pod off for longer than anybody waits for its return."""
-    pod = story.any()
-    if pod is None or pod.link is None or not pod.link.whole:
-        return
-    story.say(pod, "is cut off for long")
-    pod.link.cut(refuses=story.random.random() < 0.3)
-    story.later(story.random.uniform(14.0, 40.0), lambda: _mend(story, pod))
+    _cut_one(story, lambda: story.random.uniform(14.0, 40.0))
 
 
 def cut_all(story: Story) -> None:
@@ -147,7 +137,23 @@ def tell_early(story: Story) -> None:
         pod.link.tell_early(story.random.uniform(2.0, 15.0))
 
 
-def _mend(story: Story, pod: Pod) -> None:
+def _cut_one(story: Story, duration_s: Callable[[], float]) -> None:
+    pod = story.any()
+    if pod is not None and pod.link is not None and pod.link.whole:
+        cut(story, pod)
+        story.later(duration_s(), lambda: mend(story, pod))
+
+
+def cut(story: Story, pod: Pod) -> None:
+    """Cut a pod off, in one way or the other."""
+    refuses = story.random.random() < 0.3
+    story.say(pod, f"is cut off ({'refused' if refuses else 'black hole'})")
+    if pod.link is not None:
+        pod.link.cut(refuses=refuses)
+
+
+def mend(story: Story, pod: Pod) -> None:
+    """End the cut of a pod, if it is cut off still."""
     if pod.link is not None and not pod.link.whole and story.job.whole:
         story.say(pod, "reaches the store again")
         pod.link.mend()

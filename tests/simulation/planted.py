@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 import launcher_shim.c10d.rounds.decision
-import launcher_shim.c10d.rounds.drain_view
 import launcher_shim.c10d.rounds.run_membership
 import launcher_shim.c10d.rounds.views
 import rdzv.drain.decision
@@ -24,37 +23,31 @@ import rdzv.drain.gate
 import rdzv.listing
 import rdzv.members.registration
 import rdzv.members.templates
-import rdzv.records.codec
 import rdzv.records.quarantine
 import rdzv.shards.ledger
 from agent.drain.notice_socket import Phase
 from agent.drain.own import OwnDrain
-from agent.drain.writer import DrainWriter
 from agent.hosts import HostDelivery
 from launcher_shim.c10d.kept_masters import KeptMasters
-from launcher_shim.c10d.rounds import rank_order
+from launcher_shim.c10d.rounds.drain_view import newest
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.observations import stand
+from launcher_shim.c10d.rounds.rank_order import in_rank_order
 from launcher_shim.c10d.rounds.reform import Reform, reform
 from launcher_shim.c10d.rounds.round_key import RoundKey
-from launcher_shim.c10d.stage_starts import StageStarts
-from launcher_shim.c10d.stages import Stages, stage_name
+from launcher_shim.c10d.stages import stage_name
 from rdzv.errors import StoreError
-from rdzv.members.guard import Registered
 from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Refuse
-from rdzv.members.roll_back import RollBack
-from rdzv.mirror import Mirror, Watching
-from rdzv.records.commit import LastCommit
+from rdzv.mirror import Watching
+from rdzv.records.codec import take
 from rdzv.records.job import Job
 from rdzv.records.job_template import JobTemplate
-from rdzv.records.quarantine import Death, Quarantine, QuarantineDecision
+from rdzv.records.quarantine import Quarantine, QuarantineDecision
 from rdzv.records.sizes import Sizes
-from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
-from tests.simulation.network import Link
 from tests.simulation.nodes import KEYS
 from tests.simulation.ranks import Rank
 from tests.simulation.shards import RankShards
@@ -147,12 +140,6 @@ def name_not_compared() -> list[Patch]:
     return [patch.object(Registrar, "_transaction", transaction)]
 
 
-@plant("roll-outs", 20)
-def former_template_wins() -> list[Patch]:
-    """Whoever registers has the newest template, be it one that the job has gone by before."""
-    return [patch("rdzv.members.registration.is_upheld", lambda snapshot, beside: False)]
-
-
 @plant("bounds-by-hand", 20)
 def set_undone_by_the_next_pod() -> list[Patch]:
     """A pod makes the values of its template the job's, although that is in force already."""
@@ -165,21 +152,6 @@ def set_undone_by_the_next_pod() -> list[Patch]:
     return [patch("rdzv.members.registration.adopted", adopted)]
 
 
-@plant("roll-outs", 40)
-def last_pod_of_a_roll_back_missed() -> list[Patch]:
-    """Where no pod registers after the last newer one has gone, its template stays in force."""
-    return [patch.object(RollBack, "_left", lambda self, snapshot: None)]
-
-
-@plant("strays", 4)
-def former_uids_forgotten() -> list[Patch]:
-    """A late pod of a deleted Job takes the job over at once."""
-    return [
-        patch("rdzv.members.registration._former_uids", lambda stored, uid: ()),
-        patch("rdzv.members.registration.CONTESTED_LEASE_TIMES", 0),
-    ]
-
-
 @plant("restores-and-drains", 40, first=10)
 def masters_forgotten() -> list[Patch]:
     """A sidecar that starts does not know its ranks' world where the store has lost its address."""
@@ -188,12 +160,6 @@ def masters_forgotten() -> list[Patch]:
         return
 
     return [patch.object(KeptMasters, "read", read)]
-
-
-@plant("former-pods-restored", 1, first=124)
-def endings_forgotten() -> list[Patch]:
-    """Ranks train on in a world that is to end, if the store is restored to before that grant."""
-    return [patch("agent.drain.view.ending_in", lambda *_: None)]
 
 
 @plant("restores", 15, first=4)
@@ -208,36 +174,6 @@ def restored_name_fences() -> list[Patch]:
         return original(snapshot, identity, held, **known)
 
     return [patch("rdzv.members.registrar.plan", plan)]
-
-
-@plant("early-progress", 4)
-def late_events_dropped() -> list[Patch]:
-    """Events that a server shows after it has said that it had are dropped."""
-    return [patch.object(Link, "_find_out", lambda self, revision: None)]
-
-
-@plant("early-progress", 15, first=11)
-def false_progress_resumed() -> list[Patch]:
-    """A watch whose connection breaks goes on after what it was told, and not what was shown."""
-    return [patch.object(Link, "_resumed_after", staticmethod(lambda certain, told: told))]
-
-
-@plant("crash-loops", 8)
-def crash_loops_let_in() -> list[Patch]:
-    """Nobody is quarantined."""
-    return [patch.object(Snapshot, "quarantine_of", lambda self, member: None)]
-
-
-@plant("other-runs", 4)
-def quarantined_for_ever() -> list[Patch]:
-    """Whoever is quarantined is never let in again."""
-    return [patch("launcher_shim.c10d.quarantining.after_time", lambda *_: QuarantineDecision())]
-
-
-@plant("failing-pods", 4)
-def progress_not_looked_at() -> list[Patch]:
-    """The death of a torchrun counts, whatever its ranks have made."""
-    return [patch.object(Death, "has_progress", lambda self, terms: False)]
 
 
 @plant("failing-pods", 4)
@@ -262,12 +198,6 @@ def drained_member_listed() -> list[Patch]:
     return [patch("rdzv.listing._reason_against", against)]
 
 
-@plant("cuts-of-all", 20)
-def lost_hosts_dropped_at_once() -> list[Patch]:
-    """A host whose record vanishes is off the list at once, be it the last one."""
-    return [patch("launcher_shim.horovod.hosts.CONFIRM_S", -1e9)]
-
-
 @plant("unseen-drains", 20)
 def lost_leaver_listed() -> list[Patch]:
     """A host that drained and was lost unseen is one that may return."""
@@ -289,22 +219,6 @@ def departures_unseen() -> list[Patch]:
     return [patch.object(HostDelivery, "follow_departures", follow)]
 
 
-@plant("aliens", 4)
-def foreign_keys_taken_in() -> list[Patch]:
-    """Keys that Muster has not written are mirrored like its own."""
-    return [patch.object(Mirror, "_is_ours", lambda self, key: True)]
-
-
-@plant("untrue-records", 25)
-def members_named_by_their_records() -> list[Patch]:
-    """A member is who its record says, whatever its key says."""
-
-    def named(key: str, fields: Mapping[str, Any], name: str) -> str:
-        return rdzv.records.codec.take(key, fields, name, str)
-
-    return [patch("rdzv.records.job.take_own_name", named)]
-
-
 # --- rounds ---
 
 
@@ -318,26 +232,6 @@ def places_by_age() -> list[Patch]:
         return replace(original(snapshot, *others), listed=frozenset(oldest))
 
     return [patch("launcher_shim.c10d.rounds.run_membership.run_membership", members)]
-
-
-@plant("blocks", 2)
-def ranks_by_address() -> list[Patch]:
-    """Ranks are given by address, wherever the nodes are, and whichever they had before."""
-
-    def in_rank_order(chosen: Any, former: Any, locations: Any) -> Any:
-        return sorted(chosen, key=lambda node: node.rank_order)
-
-    return [patch("launcher_shim.c10d.rounds.decision.in_rank_order", in_rank_order)]
-
-
-@plant("blocks", 60, first=23)
-def ranks_forgotten() -> list[Patch]:
-    """Blocks stand together, in whatever order: nobody knows the world before."""
-
-    def in_rank_order(chosen: Any, former: Any, locations: Any) -> Any:
-        return rank_order.in_rank_order(chosen, (), locations)
-
-    return [patch("launcher_shim.c10d.rounds.decision.in_rank_order", in_rank_order)]
 
 
 @plant("rounds", 100, first=54)
@@ -354,32 +248,6 @@ def round_completed_twice() -> list[Patch]:
         return result.revision
 
     return [patch.object(RoundKey, "decide", decide)]
-
-
-@plant("evicted-rounds", 30, first=5)
-def launchers_not_fenced() -> list[Patch]:
-    """What a launcher stores does not compare the registration of its sidecar."""
-
-    def holds(self: Registered) -> Compare:
-        return Compare(self.member_key, "version", ">", -1)
-
-    return [patch.object(Registered, "holds", holds)]
-
-
-@plant("outages", 60, first=5)
-def cut_taken_for_death() -> list[Patch]:
-    """Nobody is given time to return from a cut."""
-    return [
-        patch(
-            "launcher_shim.c10d.rounds.observations._return_until",
-            lambda *_, **__: float("-inf"),
-        ),
-        patch("launcher_shim.c10d.endpoint.RoundPolicy", _hasty_policy),
-    ]
-
-
-def _hasty_policy(*args: Any, **changes: Any) -> RoundPolicy:
-    return replace(RoundPolicy(*args, **changes), confirm_s=0.0, orphan_hold_s=0.0)
 
 
 @plant("returns", 40, first=3)
@@ -403,17 +271,6 @@ def lost_rounds_entered() -> list[Patch]:
             MirroredRun, "round", property(lambda run: replace(known(run), restored=False))
         ),
         patch.object(MirroredRun, "_lacks_keys", property(lambda run: False)),
-    ]
-
-
-@plant("earlier-lives-restored", 10, first=9)
-def lost_worlds_not_awaited() -> list[Patch]:
-    """The first world of a later life forms at once, whoever has trained in that life before."""
-    return [
-        patch(
-            "launcher_shim.c10d.rounds.decision._worlds_return_until_s",
-            lambda *_: float("-inf"),
-        )
     ]
 
 
@@ -464,12 +321,6 @@ def _as_success(snapshot: Any) -> Any:
     return replace(snapshot, round=replace(snapshot.round, closed=closed))
 
 
-@plant("scarce", 2)
-def nobody_parked_below_min() -> list[Patch]:
-    """Who asks in a round that does not form is left to torch's time to join."""
-    return [patch("launcher_shim.c10d.endpoint.RoundPolicy", partial(RoundPolicy, park_s=math.inf))]
-
-
 @plant("other-runs", 10, first=6)
 def failed_run_ends_others() -> list[Patch]:
     """A run that begins anew after its failure begins the next life of the job, for all runs."""
@@ -503,34 +354,6 @@ def restored_generation_followed() -> list[Patch]:
     return [patch("rdzv.members.registrar.plan", plan)]
 
 
-@plant("stages", 8)
-def steps_shared_by_stages() -> list[Patch]:
-    """A stage goes on from the last commit of the one before."""
-    return [patch.object(LastCommit, "is_of", lambda last, run: True)]
-
-
-@plant("stages", 2)
-def stages_not_told_apart() -> list[Patch]:
-    """Every torchrun of a container comes to the run that the first one has closed."""
-    return [patch.object(Stages, "next", lambda self, container, run_id: run_id)]
-
-
-@plant("stages", 8)
-def containers_not_told_apart() -> list[Patch]:
-    """A container that is started again begins at the stage that the one before it was in."""
-
-    def following(self: Stages, container: str, run_id: str) -> str:
-        return stage_name(run_id, 1 + self.finished.get(run_id, 0))
-
-    return [patch.object(Stages, "next", following)]
-
-
-@plant("stages", 8)
-def no_stage_passed_over() -> list[Patch]:
-    """A container that is started again is to run what has ended well once more."""
-    return [patch.object(StageStarts, "_ended_well", lambda self, name: False)]
-
-
 @plant("uneven-ends", 12, first=5)
 def losses_untold_once_one_has_finished() -> list[Patch]:
     """Once one stands in the exit barrier, nobody is told that another one is lost."""
@@ -540,12 +363,6 @@ def losses_untold_once_one_has_finished() -> list[Patch]:
         return not snapshot.round.finishing and original(snapshot, standings)
 
     return [patch("launcher_shim.c10d.rounds.views._is_lost", is_lost)]
-
-
-@plant("stuck-workers", 12, first=4)
-def stuck_workers_awaited() -> list[Patch]:
-    """A torchrun that asks for anything is waited for, however long its workers take to end."""
-    return [patch("launcher_shim.c10d.rounds.hang_watch.trains_no_more", lambda *known: False)]
 
 
 # --- drains ---
@@ -591,12 +408,6 @@ def refused_worlds_train_on() -> list[Patch]:
     return [patch("rdzv.drain.gate._wanted", wanted)]
 
 
-@plant("slow-starts", 25)
-def late_ranks_begin() -> list[Patch]:
-    """A rank begins its first step though the others of its round are held."""
-    return [patch("muster.boundary.may_begin", lambda rank, gate: True)]
-
-
 @plant("drains", 50)
 def stale_gate() -> list[Patch]:
     """A rank looks at the gate that it read at the boundary before."""
@@ -639,32 +450,6 @@ def saved_by_some() -> list[Patch]:
     return [patch("rdzv.drain.last_save.of_round", of_round)]
 
 
-@plant("evicted-drains", 20)
-def drains_not_fenced() -> list[Patch]:
-    """What is written of drains compares no registration."""
-    return [patch.object(DrainWriter, "_registered", lambda self, generation: [])]
-
-
-@plant("other-runs-and-drains", 10, first=8)
-def leavers_of_other_runs_forgotten() -> list[Patch]:
-    """Drains look at the newest round alone, and who is not in it is in none."""
-    return [
-        patch(
-            "launcher_shim.c10d.generation.counting",
-            lambda rounds, membership: launcher_shim.c10d.rounds.drain_view.newest(rounds),
-        ),
-        patch("rdzv.drain.decision._Scene.trains_elsewhere", lambda *_: False),
-    ]
-
-
-@plant("drains", 40, first=3)
-def min_not_compared() -> list[Patch]:
-    """Whoever drains is let go below min."""
-    return [
-        patch("rdzv.drain.decision.is_enough", lambda membership, listing: True),
-    ]
-
-
 # --- shards ---
 
 
@@ -691,55 +476,214 @@ def saved_before_it_is_told() -> list[Patch]:
     return [patch.object(RankShards, "save", save)]
 
 
-@plant("shards-restored", 60, first=51)
-def lost_saves_of_shards_unseen() -> list[Patch]:
-    """What a restored store has lost of a rank's saves is handed to it again."""
-    return [patch("rdzv.shards.decision._forgotten", lambda ask, known: False)]
+# --- those that only put something else in the place of a name ---
 
 
-@plant("shards-restored", 25, first=9)
-def lost_saves_of_shards_on_record() -> list[Patch]:
-    """What all ranks have saved counts, though a restored store has lost what is in it."""
-    return [
-        patch("rdzv.drain.last_save.is_known", lambda step, round, ledgers: True),
-        patch("rdzv.drain.decision.is_known", lambda step, round, ledgers: True),
-    ]
+def _as(plot: str, seeds: int, changes: dict[str, Any], *, first: int = 0) -> Plant:
+    def patches() -> list[Patch]:
+        return [patch(name, other) for name, other in changes.items()]
+
+    return Plant(plot, range(first, first + seeds), patches)
 
 
-# --- bounds ---
+def _hasty_policy(*args: Any, **changes: Any) -> RoundPolicy:
+    return replace(RoundPolicy(*args, **changes), confirm_s=0.0, orphan_hold_s=0.0)
 
 
-def _never(cause: str) -> list[Patch]:
+def _never(cause: str) -> Callable[..., Reform]:
     def but_for(*args: Any) -> Reform:
         found = reform(*args)
         return Reform() if found.cause == cause else found
 
-    return [patch("launcher_shim.c10d.rounds.evaluation.reform", but_for)]
+    return but_for
 
 
-@plant("bounds", 40, first=18)
-def pause_ignored() -> list[Patch]:
-    """A world trains on though its job is paused."""
-    return _never("pause")
+_C10D = "launcher_shim.c10d"
+_ORDER = f"{_C10D}.rounds.decision.in_rank_order"
 
-
-@plant("sizes", 20)
-def too_large_a_world_stays() -> list[Patch]:
-    """A world keeps more nodes than the sizes that were set since allow."""
-    return _never("shrink")
-
-
-@plant("bounds", 40)
-def waves_never_over() -> list[Patch]:
-    """Newcomers are gathered for ever."""
-    return _never("join")
-
-
-@plant("sizes", 20)
-def any_size_forms() -> list[Patch]:
-    """A world forms of all who ask, whatever sizes are allowed."""
-
-    def any_size(policy: RoundPolicy) -> Sizes:
-        return Sizes(policy.min_nodes, policy.max_nodes)
-
-    return [patch.object(RoundPolicy, "sizes", property(any_size))]
+PLANTS |= {
+    # Whoever registers has the newest template, be it one that the job has gone by before.
+    "former-template-wins": _as(
+        "roll-outs", 20, {"rdzv.members.registration.is_upheld": lambda *_, **__: False}
+    ),
+    # Where no pod registers after the last newer one has gone, its template stays in force.
+    "last-pod-of-a-roll-back-missed": _as(
+        "roll-outs", 40, {"rdzv.members.roll_back.RollBack._left": lambda *_: None}
+    ),
+    # A late pod of a deleted Job takes the job over at once.
+    "former-uids-forgotten": _as(
+        "strays",
+        4,
+        {
+            "rdzv.members.registration._former_uids": lambda *_: (),
+            "rdzv.members.registration.CONTESTED_LEASE_TIMES": 0,
+        },
+    ),
+    # Ranks train on in a world that is to end, if the store is restored to before that grant.
+    "endings-forgotten": _as(
+        "former-pods-restored", 1, {"agent.drain.view.ending_in": lambda *_: None}, first=124
+    ),
+    # Events that a server shows after it has said that it had are dropped.
+    "late-events-dropped": _as(
+        "early-progress", 4, {"tests.simulation.network.Link._find_out": lambda *_: None}
+    ),
+    # A watch whose connection breaks goes on after what it was told, and not what was shown.
+    "false-progress-resumed": _as(
+        "early-progress",
+        15,
+        {"tests.simulation.network.Link._resumed_after": staticmethod(lambda certain, told: told)},
+        first=11,
+    ),
+    # Nobody is quarantined.
+    "crash-loops-let-in": _as(
+        "crash-loops", 8, {"rdzv.snapshot.Snapshot.quarantine_of": lambda *_: None}
+    ),
+    # Whoever is quarantined is never let in again.
+    "quarantined-for-ever": _as(
+        "other-runs", 4, {f"{_C10D}.quarantining.after_time": lambda *_: QuarantineDecision()}
+    ),
+    # The death of a torchrun counts, whatever its ranks have made.
+    "progress-not-looked-at": _as(
+        "failing-pods", 4, {"rdzv.records.quarantine.Death.has_progress": lambda *_: False}
+    ),
+    # A host whose record vanishes is off the list at once, be it the last one.
+    "lost-hosts-dropped-at-once": _as(
+        "cuts-of-all", 20, {"launcher_shim.horovod.hosts.CONFIRM_S": -1e9}
+    ),
+    # Keys that Muster has not written are mirrored like its own.
+    "foreign-keys-taken-in": _as("aliens", 4, {"rdzv.mirror.Mirror._is_ours": lambda *_: True}),
+    # A member is who its record says, whatever its key says.
+    "members-named-by-their-records": _as(
+        "untrue-records",
+        25,
+        {"rdzv.records.job.take_own_name": lambda key, of, name: take(key, of, name, str)},
+    ),
+    # Ranks are given by address, wherever the nodes are, and whichever they had before.
+    "ranks-by-address": _as(
+        "blocks",
+        2,
+        {_ORDER: lambda chosen, *_: sorted(chosen, key=lambda node: node.rank_order)},
+    ),
+    # Blocks stand together, in whatever order: nobody knows the world before.
+    "ranks-forgotten": _as(
+        "blocks",
+        60,
+        {_ORDER: lambda chosen, _, locations: in_rank_order(chosen, (), locations)},
+        first=23,
+    ),
+    # What a launcher stores does not compare the registration of its sidecar.
+    "launchers-not-fenced": _as(
+        "evicted-rounds",
+        30,
+        {
+            "rdzv.members.guard.Registered.holds": lambda known: Compare(
+                known.member_key, "version", ">", -1
+            )
+        },
+        first=5,
+    ),
+    # Nobody is given time to return from a cut.
+    "cut-taken-for-death": _as(
+        "outages",
+        60,
+        {
+            f"{_C10D}.rounds.observations._return_until": lambda *_, **__: -math.inf,
+            f"{_C10D}.endpoint.RoundPolicy": _hasty_policy,
+        },
+        first=5,
+    ),
+    # The first world of a later life forms at once, whoever has trained in that life before.
+    "lost-worlds-not-awaited": _as(
+        "earlier-lives-restored",
+        10,
+        {f"{_C10D}.rounds.decision._worlds_return_until_s": lambda *_: -math.inf},
+        first=9,
+    ),
+    # Who asks in a round that does not form is left to torch's time to join.
+    "nobody-parked-below-min": _as(
+        "scarce", 2, {f"{_C10D}.endpoint.RoundPolicy": partial(RoundPolicy, park_s=math.inf)}
+    ),
+    # A stage goes on from the last commit of the one before.
+    "steps-shared-by-stages": _as(
+        "stages", 8, {"rdzv.records.commit.LastCommit.is_of": lambda *_: True}
+    ),
+    # Every torchrun of a container comes to the run that the first one has closed.
+    "stages-not-told-apart": _as(
+        "stages", 2, {f"{_C10D}.stages.Stages.next": lambda self, container, run_id: run_id}
+    ),
+    # A container that is started again begins at the stage that the one before it was in.
+    "containers-not-told-apart": _as(
+        "stages",
+        8,
+        {
+            f"{_C10D}.stages.Stages.next": lambda known, _, run_id: stage_name(
+                run_id, 1 + known.finished.get(run_id, 0)
+            )
+        },
+    ),
+    # A container that is started again is to run what has ended well once more.
+    "no-stage-passed-over": _as(
+        "stages", 8, {f"{_C10D}.stage_starts.StageStarts._ended_well": lambda *_: False}
+    ),
+    # A torchrun that asks for anything is waited for, however long its workers take to end.
+    "stuck-workers-awaited": _as(
+        "stuck-workers",
+        12,
+        {f"{_C10D}.rounds.hang_watch.trains_no_more": lambda *_: False},
+        first=4,
+    ),
+    # A rank begins its first step though the others of its round are held.
+    "late-ranks-begin": _as("slow-starts", 25, {"muster.boundary.may_begin": lambda *_: True}),
+    # What is written of drains compares no registration.
+    "drains-not-fenced": _as(
+        "evicted-drains", 20, {"agent.drain.writer.DrainWriter._registered": lambda *_: []}
+    ),
+    # Drains look at the newest round alone, and who is not in it is in none.
+    "leavers-of-other-runs-forgotten": _as(
+        "other-runs-and-drains",
+        10,
+        {
+            f"{_C10D}.generation.counting": lambda rounds, _: newest(rounds),
+            "rdzv.drain.decision._Scene.trains_elsewhere": lambda *_: False,
+        },
+        first=8,
+    ),
+    # Whoever drains is let go below min.
+    "min-not-compared": _as(
+        "drains", 40, {"rdzv.drain.decision.is_enough": lambda *_: True}, first=3
+    ),
+    # What a restored store has lost of a rank's saves is handed to it again.
+    "lost-saves-of-shards-unseen": _as(
+        "shards-restored", 60, {"rdzv.shards.decision._forgotten": lambda *_: False}, first=51
+    ),
+    # What all ranks have saved counts, though a restored store has lost what is in it.
+    "lost-saves-of-shards-on-record": _as(
+        "shards-restored",
+        25,
+        {
+            "rdzv.drain.last_save.is_known": lambda *_: True,
+            "rdzv.drain.decision.is_known": lambda *_: True,
+        },
+        first=9,
+    ),
+    # A world trains on though its job is paused.
+    "pause-ignored": _as(
+        "bounds", 40, {f"{_C10D}.rounds.evaluation.reform": _never("pause")}, first=18
+    ),
+    # A world keeps more nodes than the sizes that were set since allow.
+    "too-large-a-world-stays": _as(
+        "sizes", 20, {f"{_C10D}.rounds.evaluation.reform": _never("shrink")}
+    ),
+    # Newcomers are gathered for ever.
+    "waves-never-over": _as("bounds", 40, {f"{_C10D}.rounds.evaluation.reform": _never("join")}),
+    # A world forms of all who ask, whatever sizes are allowed.
+    "any-size-forms": _as(
+        "sizes",
+        20,
+        {
+            f"{_C10D}.rounds.inputs.RoundPolicy.sizes": property(
+                lambda policy: Sizes(policy.min_nodes, policy.max_nodes)
+            )
+        },
+    ),
+}

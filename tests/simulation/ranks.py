@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from functools import lru_cache
 from itertools import count
 from random import Random
 from typing import TYPE_CHECKING
 
 from launcher_shim.c10d.torch.placeholders import NOWHERE_PORT
-from launcher_shim.rundir import layout
 from launcher_shim.rundir.step_lines import StepLine
 from muster import boundary
 from muster.draining import ENTERED_STEP
-from muster.saved_steps import SavedSteps
-from rdzv.drain.gate import Gate, RankProgress
 from tests.simulation.shards import RankShards
+from tests.support.sidecars.boundary_rank import BoundaryRank
 
 if TYPE_CHECKING:
     from tests.simulation.pods import Pod, SimulatedJob
@@ -74,7 +71,7 @@ class World:
             await self._all_here.wait()
 
 
-class Rank:
+class Rank(BoundaryRank):
     """One worker process."""
 
     def __init__(
@@ -86,6 +83,7 @@ class Rank:
         size: int,
         random: Random,
     ) -> None:
+        super().__init__(master, pod.run_dir.files)
         self.pod = pod
         self.master = master
         self.round = round
@@ -99,10 +97,8 @@ class Rank:
         if nowhere:
             job.timeline.add(pod.name, "is in a world of nowhere")
         self.world = job.world(round, master, 1_000_000 if nowhere else size)
-        self._told = boundary.Rank(master)
         self._process = (next(_PROCESSES), 0)
         self._first = ENTERED_STEP
-        self._saved = SavedSteps()
         self._shards: RankShards | None = None
         if job.sharded and not nowhere:
             self._shards = RankShards(job, pod, self.world, master)
@@ -169,8 +165,7 @@ class Rank:
             self._job.invariants.starts(self, last.step if last is not None else 0)
         self._told = self._told._replace(step=ENTERED_STEP, matched=matched)
         await self._publish()
-        while not boundary.may_begin(self._told, self._rank_gate()):
-            await self._pod_gate_changed(LOOK_S)
+        await self._begin()
         # Whoever was told too late loads what the others of its world do.
         return self.world.start
 
@@ -204,34 +199,16 @@ class Rank:
         self._saved.add(step)
         self._job.shards.saved(self.world, step)
 
-    async def _follow(self) -> bool:
-        """Do as the gate says until it says to go on, or to save (True)."""
-        while True:
-            verdict, self._told = boundary.decide(self._told, self._rank_gate())
-            if verdict == boundary.PUBLISH:
-                await self._publish()
-            elif verdict == boundary.WAIT:
-                await self._pod_gate_changed(LOOK_S)
-            else:
-                return verdict == boundary.SAVE
-
     async def _publish(self, *, takes_part: bool = True) -> None:
-        told = self._told
-        self.pod.run_dir.progress[0] = RankProgress(
-            local_rank=0,
-            local_world_size=1,
-            master=told.master,
-            step=told.step,
-            drain=takes_part,
-            held=told.held,
-            acked=told.acked,
-            failed=told.failed,
-            saved=self._saved.named,
-        )
+        self.pod.run_dir.progress[0] = self._progress(drain=takes_part)
+        step = self._told.step
         if self._first == ENTERED_STEP:
-            self._first = told.step
-        self.pod.run_dir.told[0] = StepLine(self._process, self._first, told.step)
+            self._first = step
+        self.pod.run_dir.told[0] = StepLine(self._process, self._first, step)
         await asyncio.sleep(0)
+
+    async def _look_again(self) -> None:
+        await self._pod_gate_changed(LOOK_S)
 
     async def _pod_gate_changed(self, timeout_s: float) -> None:
         try:
@@ -240,20 +217,5 @@ class Rank:
         except TimeoutError:
             return
 
-    def _gate(self) -> Gate | None:
-        content = self.pod.run_dir.files.get(layout.GATE)
-        return None if content is None else _gate(content)
-
-    def _rank_gate(self) -> boundary.RankGate | None:
-        gate = self._gate()
-        if gate is None:
-            return None
-        return boundary.RankGate(gate.epoch, gate.master, gate.phase, gate.step)
-
     def _say(self, what: str) -> None:
         self._job.timeline.add(self.pod.name, what)
-
-
-@lru_cache(maxsize=256)
-def _gate(content: bytes) -> Gate:
-    return Gate.from_json(layout.GATE, content)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from launcher_shim.c10d.rounds.records import Round
 from tests.simulation.launchers import end_torchrun
 from tests.simulation.nodes import LEASE_TTL_S
+from tests.simulation.outages import cut, mend
 
 if TYPE_CHECKING:
-    from tests.simulation.pods import Pod
     from tests.simulation.story import Story
 
 GIVEN_UP_S = (LEASE_TTL_S + 1.0, LEASE_TTL_S + 6.0)
@@ -26,8 +26,7 @@ def drain_behind_a_cut(story: Story) -> None:
     away, leaver = story.random.sample(world, 2)
     if away.link is None or not away.link.whole or leaver.sidecar is None:
         return
-    story.say(away, "is cut off")
-    away.link.cut(refuses=story.random.random() < 0.3)
+    cut(story, away)
     leaver.terminate(story.random.choice((60.0, 120.0)), "control")
 
     def lose() -> None:
@@ -35,15 +34,10 @@ def drain_behind_a_cut(story: Story) -> None:
             story.say(leaver, "is cut off as well")
             leaver.link.cut(refuses=False)
 
-    def mend(pod: Pod) -> None:
-        if pod.link is not None and not pod.link.whole and story.job.whole:
-            story.say(pod, "reaches the store again")
-            pod.link.mend()
-
     if story.random.random() < 0.5:
         story.later(story.random.uniform(0.05, 1.0), lose)
-    story.later(story.random.uniform(*GIVEN_UP_S), lambda: mend(away))
-    story.later(story.random.uniform(20.0, 40.0), lambda: mend(leaver))
+    story.later(story.random.uniform(*GIVEN_UP_S), lambda: mend(story, away))
+    story.later(story.random.uniform(20.0, 40.0), lambda: mend(story, leaver))
     story.later(story.random.uniform(20.0, 40.0), lambda: story.replace(leaver))
 
 

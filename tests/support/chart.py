@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ from typing import Any
 import yaml
 
 from sidecar_image.engine import CACHE
+from tests.support.programs import ran
+from tests.support.sources import ROOT
 
-ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "muster"
 BUILD_TIMEOUT_S = 1500.0
 """The first time, helm is built."""
@@ -22,28 +22,16 @@ BUILD_TIMEOUT_S = 1500.0
 @cache
 def helm_program() -> Path:
     """The real helm, which is built where it is not there."""
-    done = subprocess.run(
-        [ROOT / "scripts" / "toolchain" / "helm"],
-        env={**os.environ, "MUSTER_CACHE": str(CACHE)},
-        capture_output=True,
-        text=True,
-        timeout=BUILD_TIMEOUT_S,
-        check=False,
-    )
+    program = ROOT / "scripts" / "toolchain" / "helm"
+    done = ran(program, timeout_s=BUILD_TIMEOUT_S, MUSTER_CACHE=str(CACHE))
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip()) / "helm"
 
 
 def helm(*arguments: str, kubeconfig: Path | None = None, timeout_s: float = 300.0) -> str:
     """Run helm; raises ``HelmFailed`` with what it said."""
-    done = subprocess.run(
-        [helm_program(), *arguments],
-        env={**os.environ, "KUBECONFIG": str(kubeconfig or os.devnull)},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    cluster = str(kubeconfig or os.devnull)
+    done = ran(helm_program(), *arguments, timeout_s=timeout_s, KUBECONFIG=cluster)
     if done.returncode != 0:
         raise HelmFailed(f"{done.stderr}{done.stdout}".strip())
     return done.stdout

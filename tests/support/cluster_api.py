@@ -33,6 +33,8 @@ class FakeApi:
     def __init__(self, folder: Path) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
         self.calls: list[tuple[str, str]] = []
+        self.accepted: set[tuple[str, str]] = set()
+        """Paths that were asked for, each with the media type."""
         self.away = False
         self.refused: set[str] = set()
         self.busy: set[str] = set()
@@ -116,6 +118,7 @@ class FakeApi:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         path = request.path
         self.calls.append((request.method, path))
+        self.accepted.add((path, request.headers.get("Accept", "")))
         if self.away:
             return _status(503, "away")
         if path in self.busy | self.busy_once:
@@ -154,6 +157,10 @@ class FakeApi:
                 await self.put(path, _merged(self.objects[path], await request.json()))
                 return web.json_response(self.objects[path])
             case "DELETE" if path in self.objects:
+                asked = await request.json() if request.can_read_body else {}
+                held = self.objects[path]["metadata"]["resourceVersion"]
+                if asked.get("preconditions", {}).get("resourceVersion", held) != held:
+                    return _status(409, "another version is there")
                 await self.remove(path)
                 return web.json_response({})
         return _status(404, f"there is no {path}")

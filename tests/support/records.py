@@ -68,6 +68,28 @@ def world(members: str = "abc", **changes: Any) -> Round:
     return replace(Round(3, True, frozen=frozen, mod_revision=50), **changes)
 
 
+def members(
+    listed: str = "",
+    *,
+    leaving: str = "",
+    granted: str = "",
+    saved: str = "",
+    quarantined: str = "",
+    joins_wait: bool = False,
+    ends_round: bool = False,
+) -> RoundMembers:
+    """What a round sees of its members, each of them by one letter."""
+    return RoundMembers(
+        frozenset(listed),
+        frozenset(leaving),
+        frozenset(granted),
+        joins_wait,
+        ends_round=ends_round,
+        saved=frozenset(saved),
+        quarantined=frozenset(quarantined),
+    )
+
+
 def run(
     nodes: Iterable[Node] = (),
     current: Round | None = None,
@@ -80,5 +102,5 @@ def run(
         100,
         current or Round(),
         {one.member: one for one in nodes},
-        membership or RoundMembers(frozenset(listed)),
+        membership or members(listed),
     )

@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from tests.support.clocks.hand import clock
 from tests.support.clocks.virtual import VirtualLoop
+
+__all__ = ["clock", "pytest_asyncio_loop_factories"]
 
 
 def pytest_asyncio_loop_factories(

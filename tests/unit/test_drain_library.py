@@ -463,17 +463,6 @@ def test_a_step_agreed_on_between_two_loops_is_saved_in_the_second(pod: PodGate)
             pod.show(VOID)
 
 
-def test_a_second_loop_may_count_anew(pod: PodGate) -> None:
-    drain = make(pod)
-    for _ in range(2):
-        with drain:
-            drain.commit_due(1)
-            with pytest.raises(ValueError, match="steps must grow"):
-                drain.commit_due(1)
-            drain.commit_due(7)
-            assert pod.told().step == 7
-
-
 def test_a_step_of_the_former_count_is_refused_by_a_loop_that_counts_anew(pod: PodGate) -> None:
     drain = make(pod)
     with drain:

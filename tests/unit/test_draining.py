@@ -94,13 +94,12 @@ SAVED = {"a": vote("a", 9, acked=10), "b": vote("b", 10, acked=10)}
 # --- from idle ---
 
 
-def test_a_drain_of_the_round_starts_a_hold_with_the_next_epoch() -> None:
-    commit = becomes(scene(IDLE, A))
-    assert (commit.phase, commit.epoch, commit.leaving) == ("hold", 5, ("uid-a",))
-
-
-def test_two_drains_share_one_hold() -> None:
-    assert becomes(scene(IDLE, A, B)).leaving == ("uid-a", "uid-b")
+@pytest.mark.parametrize(("drains", "leaving"), [([A], ("uid-a",)), ([A, B], ("uid-a", "uid-b"))])
+def test_drains_of_the_round_share_one_hold_with_the_next_epoch(
+    drains: list[Drain], leaving: tuple[str, ...]
+) -> None:
+    commit = becomes(scene(IDLE, *drains))
+    assert (commit.phase, commit.epoch, commit.leaving) == ("hold", 5, leaving)
 
 
 def test_an_epoch_is_later_than_the_last_commit_of_a_former_generation() -> None:

@@ -13,7 +13,7 @@ from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations, stand
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.views import trains_no_more
-from tests.support.records import node, run, world
+from tests.support.records import members, node, run, world
 
 NOW = 1000.0
 POLICY = RoundPolicy(min_nodes=2, max_nodes=4)
@@ -53,7 +53,7 @@ A, B, C = (node(member, "in") for member in "abc")
 LOST = node("c", "left", left="closed")
 
 
-ALL = RoundMembers(frozenset("abc"))
+ALL = members("abc")
 
 
 def trains_on(
@@ -73,11 +73,11 @@ def trains_on(
         (node("c", "left", left="done"), WORLD, ALL, False),
         (C, world(closed="failure"), ALL, True),
         (C, world(closed="success"), ALL, False),
-        (C, WORLD, RoundMembers(frozenset("abc"), ends_round=True), True),
-        (C, WORLD, RoundMembers(frozenset("ab"), frozenset("c"), frozenset("c")), True),
-        (C, WORLD, RoundMembers(frozenset("bc"), frozenset("a"), ends_round=True), False),
-        (LOST, WORLD, RoundMembers(frozenset("bc"), frozenset("a")), True),
-        (LOST, WORLD, RoundMembers(frozenset("bc"), frozenset("a"), frozenset("a")), False),
+        (C, WORLD, members("abc", ends_round=True), True),
+        (C, WORLD, members("ab", leaving="c", granted="c"), True),
+        (C, WORLD, members("bc", leaving="a", ends_round=True), False),
+        (LOST, WORLD, members("bc", leaving="a"), True),
+        (LOST, WORLD, members("bc", leaving="a", granted="a"), False),
     ],
     ids=[
         "all well",
@@ -101,7 +101,7 @@ def test_which_world_trains_no_more(
 def test_a_world_that_is_only_to_let_somebody_in_trains_until_it_does() -> None:
     nodes = (A, B, C, node("d"))
     assert run(nodes, WORLD).newcomers()
-    assert trains_on(*nodes, membership=RoundMembers(frozenset("abcd")))
+    assert trains_on(*nodes, membership=members("abcd"))
 
 
 def test_a_world_of_nowhere_trains_no_more_though_it_is_whole() -> None:

@@ -35,10 +35,12 @@ def member(name: str, age: int = 5) -> Member:
 class Scene:
     """A list that is followed; time moves by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, members: Sequence[Member] = ()) -> None:
         self.list = HostList(generation=1)
         self.now = 100.0
         self.revision = 5
+        if members:
+            self.see(members)
 
     def see(
         self,
@@ -73,8 +75,7 @@ A, B, C, D = (member(name, age) for age, name in enumerate("abcd", 3))
 
 
 def test_a_line_for_each_host_and_the_revision_last() -> None:
-    scene = Scene()
-    scene.see([A, dataclasses.replace(B, slots=4)])
+    scene = Scene([A, dataclasses.replace(B, slots=4)])
     first, second, last = scene.list.render().splitlines()
     assert first.startswith("a.")
     assert first.endswith(":1")
@@ -97,8 +98,7 @@ def test_a_name_that_is_not_safe_in_a_shell_is_no_host() -> None:
 
 
 def test_the_revision_moves_with_the_hosts_and_only_with_them() -> None:
-    scene = Scene()
-    scene.see([A])
+    scene = Scene([A])
     before = scene.list.render()
     scene.see([dataclasses.replace(A, incarnation=50, mod_revision=50)])
     assert scene.list.render() == before
@@ -128,8 +128,7 @@ def nudges(scene: Scene, for_s: float) -> list[float]:
 
 
 def test_after_a_change_the_last_line_is_renamed_again_and_again_but_ever_more_rarely() -> None:
-    scene = Scene()
-    scene.see([A, B])
+    scene = Scene([A, B])
     assert scene.list.nudged(scene.now + NUDGE_S - 0.01) is scene.list
     moments = nudges(scene, 3600)
     assert moments[:3] == [NUDGE_S, 2 * NUDGE_S, 3 * NUDGE_S]
@@ -139,8 +138,7 @@ def test_after_a_change_the_last_line_is_renamed_again_and_again_but_ever_more_r
 
 
 def test_another_change_brings_the_nudges_back_and_none_lets_them_fade() -> None:
-    scene = Scene()
-    scene.see([A])
+    scene = Scene([A])
     nudges(scene, 10_000)
     scene.see([A])
     assert scene.list.next_nudge_s() > scene.now + 100 * NUDGE_S
@@ -149,8 +147,7 @@ def test_another_change_brings_the_nudges_back_and_none_lets_them_fade() -> None
 
 
 def test_a_sidecar_that_starts_again_does_not_know_what_was_missed_and_nudges() -> None:
-    scene = Scene()
-    scene.see([A])
+    scene = Scene([A])
     nudges(scene, 10_000)
     before, scene.list = scene.list, parse(scene.list.render(), 1, scene.now)
     scene.see([A], after_s=1.0)
@@ -159,23 +156,20 @@ def test_a_sidecar_that_starts_again_does_not_know_what_was_missed_and_nudges() 
 
 
 def test_who_leaves_or_drains_goes_at_once() -> None:
-    scene = Scene()
-    scene.see([A, B, C])
+    scene = Scene([A, B, C])
     assert scene.see([A, C], left=["b"]) == ["a", "c"]
     assert scene.see([A], excluded=["c"]) == ["a"]
 
 
 def test_another_pod_of_the_same_name_takes_the_place_at_once() -> None:
-    scene = Scene()
-    scene.see([A, B])
+    scene = Scene([A, B])
     scene.see([A, dataclasses.replace(B, pod_uid="new")])
     assert len(scene.list.hosts) == 2
     assert host_of(B) not in scene.list.hosts
 
 
 def test_a_lost_member_goes_once_it_was_missed_for_the_confirmation_time() -> None:
-    scene = Scene()
-    scene.see([A, B])
+    scene = Scene([A, B])
     assert scene.see([A]) == ["b", "a"]
     assert scene.list.next_check_s() == scene.now + CONFIRM_S
     assert scene.see([A], after_s=CONFIRM_S - 0.1) == ["b", "a"]
@@ -184,8 +178,7 @@ def test_a_lost_member_goes_once_it_was_missed_for_the_confirmation_time() -> No
 
 
 def test_a_lost_member_that_comes_back_changes_nothing() -> None:
-    scene = Scene()
-    scene.see([A, B])
+    scene = Scene([A, B])
     before = scene.list.render()
     scene.see([A])
     scene.see([A, B], after_s=3)
@@ -194,8 +187,7 @@ def test_a_lost_member_that_comes_back_changes_nothing() -> None:
 
 
 def test_time_without_a_healthy_watch_does_not_count() -> None:
-    scene = Scene()
-    scene.see([A, B])
+    scene = Scene([A, B])
     scene.see([A], healthy_for_s=0.0)
     assert scene.see([A], after_s=60, healthy_for_s=1.0) == ["b", "a"]
     assert scene.see([A], after_s=2.9, healthy_for_s=3.9) == ["b", "a"]
@@ -203,8 +195,7 @@ def test_time_without_a_healthy_watch_does_not_count() -> None:
 
 
 def test_i4_a_lost_member_goes_only_by_what_the_store_said_after_that() -> None:
-    scene = Scene()
-    scene.see([A, B])
+    scene = Scene([A, B])
     scene.see([A])
     missed_s = scene.now
     # The sidecar stood still for less than it takes a watch to count as unhealthy.
@@ -218,8 +209,7 @@ def test_i4_a_lost_member_goes_only_by_what_the_store_said_after_that() -> None:
 
 
 def test_i4_after_a_cut_of_everybody_the_list_is_never_empty_or_partial() -> None:
-    scene = Scene()
-    scene.see([A, B, C])
+    scene = Scene([A, B, C])
     before = scene.list.render()
     for _ in range(10):  # every lease ran out; nobody is back yet
         assert len(scene.see([], after_s=30)) == 3
@@ -230,16 +220,14 @@ def test_i4_after_a_cut_of_everybody_the_list_is_never_empty_or_partial() -> Non
 
 
 def test_i4_the_last_ones_go_only_if_they_leave() -> None:
-    scene = Scene()
-    scene.see([A])
+    scene = Scene([A])
     assert scene.see([], after_s=1000) == ["a"]
     assert scene.see([], left=["a"]) == []
     assert scene.list.render() == f"rev-{scene.list.revision}:0\n"
 
 
 def test_of_a_list_that_only_shrinks_one_host_stays_whoever_leaves() -> None:
-    scene = Scene()
-    scene.see([A, B, C])
+    scene = Scene([A, B, C])
     before = scene.list
     assert before.without(lambda host: False, scene.now) is before
     fewer = before.without(lambda host: host.member == "b", scene.now)
@@ -251,14 +239,12 @@ def test_of_a_list_that_only_shrinks_one_host_stays_whoever_leaves() -> None:
 
 
 def test_a_new_life_of_the_job_begins_with_its_own_hosts() -> None:
-    scene = Scene()
-    scene.see([A, B])
+    scene = Scene([A, B])
     assert scene.see([C], generation=2) == ["c"]
 
 
 def test_a_delivered_list_is_read_back() -> None:
-    scene = Scene()
-    scene.see([A, dataclasses.replace(B, slots=8)])
+    scene = Scene([A, dataclasses.replace(B, slots=8)])
     again = parse(scene.list.render(), 1, scene.now)
     assert again.render() == scene.list.render()
     scene.list = again
@@ -278,8 +264,7 @@ def test_any_text_can_be_read(text: str) -> None:
 
 
 def test_where_all_are_replaced_at_once_the_oldest_stays_until_another_has_settled() -> None:
-    scene = Scene()
-    scene.see([A, B])
+    scene = Scene([A, B])
     assert scene.see([C, D], after_s=SETTLE_S, left=["a", "b"]) == ["a", "c", "d"]
     assert scene.list.kept == host_of(A).token  # type: ignore[union-attr]
     assert scene.list.next_check_s() == scene.now + SETTLE_S
@@ -292,8 +277,7 @@ def test_where_all_are_replaced_at_once_the_oldest_stays_until_another_has_settl
 
 
 def test_one_after_the_other_too_fast_leaves_the_one_that_horovod_uses() -> None:
-    scene = Scene()
-    scene.see([A])
+    scene = Scene([A])
     assert scene.see([A, B], after_s=SETTLE_S) == ["a", "b"]
     assert scene.see([B], after_s=1, excluded=["a"]) == ["a", "b"]
     assert scene.see([C], after_s=1, excluded=["a", "b"]) == ["a", "c"]
@@ -301,8 +285,7 @@ def test_one_after_the_other_too_fast_leaves_the_one_that_horovod_uses() -> None
 
 
 def test_overlap_is_nothing_to_keep_where_nobody_comes_or_the_old_one_is_back() -> None:
-    scene = Scene()
-    scene.see([A])
+    scene = Scene([A])
     assert scene.see([C], after_s=SETTLE_S, left=["a"]) == ["a", "c"]
     assert scene.see([A, C], after_s=1) == ["a", "c"]
     assert scene.list.kept == ""
@@ -310,8 +293,7 @@ def test_overlap_is_nothing_to_keep_where_nobody_comes_or_the_old_one_is_back() 
 
 
 def test_where_all_drain_and_nobody_comes_the_oldest_stays_while_it_is_there() -> None:
-    scene = Scene()
-    scene.see([A, B])
+    scene = Scene([A, B])
     assert scene.see([], after_s=SETTLE_S, excluded=["a", "b"]) == ["a"]
     assert scene.list.next_check_s() is None
     assert scene.see([], after_s=SETTLE_S, excluded=["a"], left=["b"]) == ["a"]
@@ -321,8 +303,7 @@ def test_where_all_drain_and_nobody_comes_the_oldest_stays_while_it_is_there() -
 
 
 def test_the_oldest_is_back_for_those_who_come_after_all_have_left() -> None:
-    scene = Scene()
-    scene.see([A, B])
+    scene = Scene([A, B])
     assert scene.see([], after_s=SETTLE_S, left=["a", "b"]) == []
     assert scene.list.next_check_s() is None
     assert scene.see([], after_s=100, left=["a", "b"]) == []
@@ -333,8 +314,7 @@ def test_the_oldest_is_back_for_those_who_come_after_all_have_left() -> None:
 
 
 def test_hosts_of_a_list_that_is_read_back_have_settled() -> None:
-    scene = Scene()
-    scene.see([A, B])
+    scene = Scene([A, B])
     scene.list = parse(scene.list.render(), 1, scene.now)
     assert scene.see([C], after_s=1, left=["a", "b"]) == ["a", "c"]
 

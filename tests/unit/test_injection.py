@@ -116,12 +116,6 @@ def test_one_template_under_two_names_gets_one_sidecar() -> None:
     assert replicas["Master"]["template"] == replicas["Worker"]["template"]
 
 
-def test_what_hands_change_elsewhere_stays_when_it_is_taken_out() -> None:
-    before = CORPUS["commented-deployment"]
-    made = injected(before).text.replace("app: 'digits'", "app: other")
-    assert removed(made) == before.replace("app: 'digits'", "app: other")
-
-
 # --- whatever comes ---
 
 WORDS = st.sampled_from(

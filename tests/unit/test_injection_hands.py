@@ -41,34 +41,22 @@ def settled(text: str) -> str:
     return result
 
 
-@pytest.mark.parametrize(
-    ("wrap", "old", "new"),
-    [
-        ("true", ENV, BY_HAND),
-        ("false", ENV, BY_HAND),
-        ("true", "name: trainer", "name: learner"),
-    ],
-    ids=["variables", "variables-unwrapped", "renamed"],
-)
-def test_what_is_written_into_the_users_own_part_is_there_without_the_sidecar(
-    wrap: str, old: str, new: str
-) -> None:
-    by_hand = edited(injected(POD, wrap=wrap).text, old, new)
-    for text in (by_hand, settled(by_hand)):
-        assert removed(text) == edited(POD, old, new)
-
-
 @pytest.mark.parametrize("wrap", ["true", "false"])
-def test_variables_written_later_stay(wrap: str) -> None:
-    env = container(settled(edited(injected(POD, wrap=wrap).text, ENV, BY_HAND)))["env"]
+def test_variables_written_later_stay_with_and_without_the_sidecar(wrap: str) -> None:
+    by_hand = edited(injected(POD, wrap=wrap).text, ENV, BY_HAND)
+    env = container(settled(by_hand))["env"]
     assert {"name": "PYTHONPATH", "value": "/src"} in env
     assert {"name": "PET_MAX_RESTARTS", "value": "3"} in env
     assert [v["name"] for v in env].count("PYTHONPATH") == 1
+    for text in (by_hand, settled(by_hand)):
+        assert removed(text) == edited(POD, ENV, BY_HAND)
 
 
-def test_a_container_that_was_renamed_later_is_found() -> None:
+def test_a_container_that_was_renamed_later_is_found_and_keeps_its_name() -> None:
     by_hand = edited(injected(POD).text, "name: trainer", "name: learner")
     assert container(settled(by_hand), "learner")["command"][0].endswith("/muster-run")
+    for text in (by_hand, settled(by_hand)):
+        assert removed(text) == edited(POD, "name: trainer", "name: learner")
 
 
 HOOK = '["/var/run/muster/bin/muster-hold"]'

@@ -71,3 +71,10 @@ def test_both_times_that_are_wrong_are_told_with_what_was_expected(
     assert "--lease-ttl (MUSTER_LEASE_TTL): 'soon' is wrong: expected a time such" in refused.output
     assert "--grace (MUSTER_GRACE_S): '0.5s' is wrong: expected 1s to" in refused.output
     assert runs == []
+
+
+def test_a_min_above_max_is_refused(runs: list[LocalSettings], tmp_path: Path) -> None:
+    refused = local(tmp_path, "--min", "3")
+    assert refused.exit_code == 2
+    assert "--min 3 and --max 2: choose 1 or more" in " ".join(refused.output.split())
+    assert runs == []

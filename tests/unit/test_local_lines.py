@@ -10,6 +10,7 @@ from console.local.report.progress import Progress
 from console.local.report.repeats import SHOWN_TIMES, Repeats
 from console.local.report.summary import closing_lines
 from console.local.report.timeline import Moment, Timeline
+from tests.support.clocks.hand import HandClock
 
 
 def moment(what: str, detail: str, at_s: float = 0.0) -> Moment:
@@ -39,20 +40,8 @@ def test_after_an_event_all_is_shown_again() -> None:
     assert len(shown(*rounds, moment("kill", ""), *rounds)) == 2 * SHOWN_TIMES + 1
 
 
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def timeline(clock: Clock) -> Timeline:
+def timeline(clock: HandClock) -> Timeline:
     return Timeline(clock, lambda _: None)
 
 
@@ -62,16 +51,16 @@ def a_round(timeline: Timeline, ranks: int) -> None:
 
 
 def test_of_a_script_that_tells_no_steps_the_world_is_unknown_after_a_kill(
-    clock: Clock, timeline: Timeline
+    clock: HandClock, timeline: Timeline
 ) -> None:
     a_round(timeline, 3)
-    clock.now_s = 10.0
+    clock.now_s += 10.0
     timeline.record("event", "kill", "rank7", "no such node is there", had_effect=False)
-    clock.now_s = 20.0
+    clock.now_s += 10.0
     timeline.record("event", "kill", "node-1", "as asked for")
-    clock.now_s = 30.0
+    clock.now_s += 10.0
     a_round(timeline, 2)
-    clock.now_s = 40.0
+    clock.now_s += 10.0
     timeline.record("end", "end", "", "the job finished")
     picture = draw_picture(timeline)
     assert picture.count('class="unknown"') == 1 + 1, "the area and its legend"
@@ -83,7 +72,7 @@ def test_of_a_script_that_tells_no_steps_the_world_is_unknown_after_a_kill(
     assert "1 of 2 events did nothing:\n  kill rank7" in said
 
 
-def test_of_one_that_tells_them_the_steps_are_counted(clock: Clock, timeline: Timeline) -> None:
+def test_of_one_that_tells_them_the_steps_are_counted(clock: HandClock, timeline: Timeline) -> None:
     a_round(timeline, 2)
     for at_s, pid, step in ((1.0, 7, 0), (2.0, 7, 9), (5.0, 8, 5), (6.0, 8, 30)):
         timeline.worlds.see(at_s, Progress(pid, 0, 2, 0, step, 0.0))

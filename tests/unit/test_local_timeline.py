@@ -17,23 +17,11 @@ from launcher_shim.c10d.rounds.records import ClosedWhy, Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry
 from rdzv.store import KeyValue, WatchEvent
+from tests.support.clocks.hand import HandClock
 
 KEYS = JobKeys("local", "digits")
 ROUND = KEYS.in_generation(1).run("digits").round
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
@@ -42,7 +30,7 @@ def told() -> list[Moment]:
 
 
 @pytest.fixture
-def timeline(clock: Clock, told: list[Moment]) -> Timeline:
+def timeline(clock: HandClock, told: list[Moment]) -> Timeline:
     return Timeline(clock, told.append)
 
 
@@ -57,7 +45,7 @@ def formed(number: int, *members: str, closed: ClosedWhy = "") -> WatchEvent:
 
 
 def test_moments_are_told_as_they_happen_and_kept(
-    clock: Clock, told: list[Moment], timeline: Timeline
+    clock: HandClock, told: list[Moment], timeline: Timeline
 ) -> None:
     timeline.record("node", "launched", "node-0", "torchrun is 7")
     clock.now_s += 12.34
@@ -121,7 +109,7 @@ def classes(picture: ElementTree.Element) -> list[str]:
     return [element.get("class", "") for element in picture.iter()]
 
 
-def test_the_picture_of_a_run(clock: Clock, timeline: Timeline) -> None:
+def test_the_picture_of_a_run(clock: HandClock, timeline: Timeline) -> None:
     for pid, size, first_s in ((1, 2, 10.0), (2, 4, 40.0)):
         for index in range(50):
             timeline.worlds.see(first_s + index / 2, Progress(pid, 0, size, 0, index, 0.0))
@@ -135,7 +123,9 @@ def test_the_picture_of_a_run(clock: Clock, timeline: Timeline) -> None:
     assert {"ranks", "step", "kill node-<0>", "seconds since the start", "5.5 s"} <= set(texts)
 
 
-def test_without_progress_the_picture_shows_the_rounds(clock: Clock, timeline: Timeline) -> None:
+def test_without_progress_the_picture_shows_the_rounds(
+    clock: HandClock, timeline: Timeline
+) -> None:
     timeline.record_round(2)
     clock.now_s += 10
     timeline.record_round(0)
@@ -154,10 +144,10 @@ def test_an_empty_run_has_a_picture_too(timeline: Timeline) -> None:
 
 @given(st.lists(st.floats(0, 600), max_size=12))
 def test_labels_of_events_cross_neither_each_other_nor_a_line(times_s: list[float]) -> None:
-    clock = Clock()
-    timeline = Timeline(clock, lambda _: None)
+    clock = HandClock()
+    timeline, began_s = Timeline(clock, lambda _: None), clock.now_s
     for at_s in sorted(times_s):
-        clock.now_s = 1000.0 + at_s
+        clock.now_s = began_s + at_s
         timeline.record("event", "kill", "node-1", "as asked for")
     elements = list(drawn(timeline).iter())
     lines = [e for e in elements if e.get("class") == "event"][: len(times_s)]

@@ -16,15 +16,15 @@ from launcher_shim.c10d.rounds.observations import RoundObservations, Standings,
 from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round, Seat, first_round
 from rdzv.mirror import HEALTHY_S
 from rdzv.store import WATCH_PROGRESS_S
-from tests.support.records import node, run, world
+from tests.support.records import members, node, run, world
 
 NOW = 500.0
 POLICY = RoundPolicy(min_nodes=2, max_nodes=4)
 WATCHED = RoundObservations(healthy_since_s=NOW - 100)
 
 
-def inside(members: str) -> list[Node]:
-    return [node(member, "in") for member in members]
+def inside(names: str) -> list[Node]:
+    return [node(name, "in") for name in names]
 
 
 # --- complete ---
@@ -85,10 +85,7 @@ def test_equal_descriptions_are_ranked_by_member() -> None:
     assert [seat.member for seat in decision.round.frozen] == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    "membership",
-    [RoundMembers(frozenset("ab")), RoundMembers(frozenset("abc"), leaving=frozenset("c"))],
-)
+@pytest.mark.parametrize("membership", [members("ab"), members("abc", leaving="c")])
 def test_who_may_not_join_is_not_frozen(membership: RoundMembers) -> None:
     decision = decide(NOW, run(map(node, "abc"), membership=membership), WATCHED, POLICY)
     assert decision.round is not None
@@ -134,7 +131,7 @@ def test_who_left_to_ask_again_is_waited_for_from_when_it_can() -> None:
 
 
 def test_who_is_quarantined_is_not_waited_for() -> None:
-    membership = RoundMembers(frozenset("abc"), quarantined=frozenset("c"))
+    membership = members("abc", quarantined="c")
     snapshot = run([*map(node, "ab"), node("c", "left", left="closed")], membership=membership)
     assert decide(NOW, snapshot, WATCHED, POLICY).round is not None
 
@@ -187,7 +184,7 @@ def test_a_run_closed_by_failure_opens_once_all_have_left_and_somebody_asks(
 
 def test_who_was_let_go_does_not_keep_a_failed_run_and_who_leaves_does_not_open_it() -> None:
     failed = replace(world("ab"), closed="failure")
-    leaves = RoundMembers(frozenset("ab"), leaving=frozenset("b"))
+    leaves = members("ab", leaving="b")
     inside = run([node("a", "left"), node("b", "in"), node("d")], failed)
     kept = decide(NOW, replace(inside, membership=leaves), WATCHED, POLICY)
     assert kept.round is None
@@ -343,8 +340,7 @@ def test_all_that_vanish_at_once_are_held(others: list[Node], gone_after_s: floa
     ],
 )
 def test_over(nodes: list[Node], granted: str, over: bool) -> None:
-    leaving = frozenset(granted)
-    membership = RoundMembers(frozenset("abcd"), leaving=leaving, granted=leaving)
+    membership = members("abcd", leaving=granted, granted=granted)
     snapshot = run(nodes, world("ab"), membership=membership)
     decision = decide(NOW, snapshot, look(WATCHED, snapshot), POLICY)
     assert decision.round == (next_round(snapshot.round) if over else None)
@@ -371,8 +367,7 @@ def test_over(nodes: list[Node], granted: str, over: bool) -> None:
 def test_i1_a_lost_round_is_not_over_while_a_leaver_is_in_it_that_was_not_let_go(
     granted: str, stay: str, finishing: bool, over: bool
 ) -> None:
-    leaving = frozenset("a")
-    membership = RoundMembers(frozenset("bcd"), leaving=leaving, granted=frozenset(granted))
+    membership = members("bcd", leaving="a", granted=granted)
     others = [node("b", "left"), *inside(stay.removeprefix("a"))]
     names = "a" + "".join(other.member for other in others)
     snapshot = run(
@@ -383,8 +378,7 @@ def test_i1_a_lost_round_is_not_over_while_a_leaver_is_in_it_that_was_not_let_go
 
 
 def test_a_round_that_finishes_is_left_in_peace_whatever_is_granted() -> None:
-    both = frozenset("ab")
-    membership = RoundMembers(frozenset("cd"), leaving=both, granted=both, ends_round=True)
+    membership = members("cd", leaving="ab", granted="ab", ends_round=True)
     snapshot = run(inside("ab"), world("ab", finishing=True), membership=membership)
     assert decide(NOW, snapshot, look(WATCHED, snapshot), POLICY).round is None
 

@@ -14,7 +14,7 @@ from launcher_shim.c10d.rounds.reform import reform
 from launcher_shim.c10d.rounds.views import View, hand, must_form_again, somebody_goes_on, view
 from launcher_shim.c10d.torch.rendering import FAR_FUTURE, WAITER, portray
 from launcher_shim.c10d.torch.state_codec import Flavour, NodeDesc, decode, encode
-from tests.support.records import node, run, world
+from tests.support.records import members, node, run, world
 
 POLICY = RoundPolicy(min_nodes=2, max_nodes=4)
 ME = NodeDesc("10.0.0.1", 42, 0)
@@ -97,7 +97,7 @@ def test_who_has_finished_leaves_open_what_another_one_goes_on_with(
     b: Node | None, c: Node | None, granted: str, goes_on: bool
 ) -> None:
     nodes = [one for one in (replace(A, finished=True), b, c) if one is not None]
-    membership = RoundMembers(frozenset("abc"), frozenset(granted), frozenset(granted))
+    membership = members("abc", leaving=granted, granted=granted)
     snapshot = run(nodes, world(finishing=True), membership=membership)
     assert somebody_goes_on(snapshot, standings(snapshot)) == goes_on
 
@@ -105,40 +105,28 @@ def test_who_has_finished_leaves_open_what_another_one_goes_on_with(
 @pytest.mark.parametrize(
     ("others", "current", "membership", "again"),
     [
-        ((B, C), WORLD, RoundMembers(frozenset("abc")), False),
-        ((B, C, D), WORLD, RoundMembers(frozenset("abcd")), True),
-        ((B, C, D), WORLD, RoundMembers(frozenset("abc"), frozenset("d")), False),
-        ((B, C, D), WORLD, RoundMembers(frozenset("abcd"), joins_wait=True), False),
-        ((B, C, D), world(finishing=True), RoundMembers(frozenset("abcd")), False),
-        ((B, node("c", "left")), world(finishing=True), RoundMembers(), True),
-        ((B, C), WORLD, RoundMembers(frozenset("ab"), leaving=frozenset("c")), False),
-        (
-            (B, C),
-            WORLD,
-            RoundMembers(frozenset("ab"), leaving=frozenset("c"), granted=frozenset("c")),
-            True,
-        ),
+        ((B, C), WORLD, members("abc"), False),
+        ((B, C, D), WORLD, members("abcd"), True),
+        ((B, C, D), WORLD, members("abc", leaving="d"), False),
+        ((B, C, D), WORLD, members("abcd", joins_wait=True), False),
+        ((B, C, D), world(finishing=True), members("abcd"), False),
+        ((B, node("c", "left")), world(finishing=True), members(), True),
+        ((B, C), WORLD, members("ab", leaving="c"), False),
+        ((B, C), WORLD, members("ab", leaving="c", granted="c"), True),
         (
             (B, C),
             world(finishing=True),
-            RoundMembers(
-                frozenset("ab"), leaving=frozenset("c"), granted=frozenset("c"), ends_round=True
-            ),
+            members("ab", leaving="c", granted="c", ends_round=True),
             False,
         ),
-        ((B, C), WORLD, RoundMembers(frozenset("abc"), ends_round=True), True),
-        ((B, C, D), WORLD, RoundMembers(frozenset("abcd"), joins_wait=True, ends_round=True), True),
-        ((B, node("c", "left")), WORLD, RoundMembers(frozenset("abc"), joins_wait=True), True),
-        (
-            (B, node("c", "left")),
-            WORLD,
-            RoundMembers(frozenset("ab"), leaving=frozenset("c"), saved=frozenset("c")),
-            False,
-        ),
+        ((B, C), WORLD, members("abc", ends_round=True), True),
+        ((B, C, D), WORLD, members("abcd", joins_wait=True, ends_round=True), True),
+        ((B, node("c", "left")), WORLD, members("abc", joins_wait=True), True),
+        ((B, node("c", "left")), WORLD, members("ab", leaving="c", saved="c"), False),
         (
             (node("b", "left"), node("c", "left")),
             WORLD,
-            RoundMembers(frozenset("ab"), leaving=frozenset("c"), saved=frozenset("c")),
+            members("ab", leaving="c", saved="c"),
             True,
         ),
     ],
@@ -190,18 +178,13 @@ def test_one_that_was_done_is_not_missed() -> None:
 def test_i1_who_leaves_the_job_leaves_a_lost_world_first(
     granted: str, saved: str, finishing: bool, leaves: bool
 ) -> None:
-    membership = RoundMembers(
-        frozenset("bc"),
-        leaving=frozenset("ac"),
-        granted=frozenset(granted),
-        saved=frozenset(saved),
-    )
+    membership = members("bc", leaving="ac", granted=granted, saved=saved)
     current = world(finishing=finishing)
     assert shown(A, B, node("c", "left"), current=current, membership=membership).phantom == leaves
 
 
 def test_a_leaver_is_shown_no_waiter() -> None:
-    leaving = RoundMembers(frozenset("bc"), leaving=frozenset("a"), granted=frozenset("a"))
+    leaving = members("bc", leaving="a", granted="a")
     assert not shown(A, B, C, membership=leaving).phantom
     assert shown(B, A, C, membership=leaving).phantom
     stale = shown(node("a", "in", number=2), B, C, membership=leaving)
@@ -217,7 +200,7 @@ def test_one_whose_round_is_no_longer_live_comes_back(current: Round) -> None:
 
 @pytest.mark.parametrize("leaving", ["", "a"])
 def test_one_that_was_given_fillers_leaves_though_all_of_its_world_are_back(leaving: str) -> None:
-    membership = RoundMembers(frozenset("abc") - frozenset(leaving), leaving=frozenset(leaving))
+    membership = members("abc".replace(leaving, ""), leaving=leaving)
     assert shown(A, B, C, membership=membership, filled_round=3).phantom
     assert not shown(A, B, C, membership=membership, filled_round=2).phantom
 
@@ -255,11 +238,7 @@ def test_one_that_asks(me: Node, current: Round, parked: bool, parks: bool, expe
 
 @pytest.mark.parametrize(
     "membership",
-    [
-        RoundMembers(frozenset("bc"), leaving=frozenset("a")),
-        RoundMembers(frozenset("bc"), leaving=frozenset("a"), granted=frozenset("a")),
-        RoundMembers(frozenset("bc")),
-    ],
+    [members("bc", leaving="a"), members("bc", leaving="a", granted="a"), members("bc")],
     ids=["leaving", "granted", "not listed"],
 )
 def test_one_whose_drain_begins_before_it_is_handed_its_world_is_handed_it_still(
@@ -270,10 +249,7 @@ def test_one_whose_drain_begins_before_it_is_handed_its_world_is_handed_it_still
 
 @pytest.mark.parametrize(
     "membership",
-    [
-        RoundMembers(frozenset("ab")),
-        RoundMembers(frozenset("abd"), leaving=frozenset("d")),
-    ],
+    [members("ab"), members("abd", leaving="d")],
     ids=["not listed", "leaving"],
 )
 def test_one_that_may_not_join_is_parked_in_an_open_round(membership: RoundMembers) -> None:
@@ -298,7 +274,7 @@ def test_all_leave_a_run_that_is_closed_by_failure_and_none_is_told_that_it_is(
     leaving: str,
 ) -> None:
     failed = world(closed="failure")
-    membership = RoundMembers(frozenset("abcd") - frozenset(leaving), leaving=frozenset(leaving))
+    membership = members("abcd".replace(leaving, ""), leaving=leaving)
     assert shown(A, B, C, current=failed, membership=membership).phantom
     asks = node("a", ask=2)
     for me, role in ((D, "parked"), (asks, "parked"), (node("b", "left"), "apart")):

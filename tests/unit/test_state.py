@@ -24,14 +24,8 @@ from launcher_shim.c10d.torch.state_codec import (
     encode,
 )
 from rdzv.errors import StateError
+from tests.support.sidecars.torch_states import NODES, STATES
 
-nodes = st.builds(
-    NodeDesc,
-    st.text(st.characters(exclude_categories=["Cs"]), max_size=300),
-    st.integers(-(2**63), 2**63 - 1),
-    st.integers(0, 2**40),
-)
-times = st.datetimes(timezones=st.just(UTC))
 plain = st.one_of(
     st.none(),
     st.booleans(),
@@ -39,7 +33,7 @@ plain = st.one_of(
     st.floats(allow_nan=False),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=9),
     st.binary(max_size=255),
-    nodes,
+    NODES,
 )
 extras = st.dictionaries(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=9).map("_".__add__),
@@ -52,24 +46,13 @@ extras = st.dictionaries(
     ),
     max_size=3,
 )
-states = st.builds(
-    TorchState,
-    round=st.integers(0, 2**40),
-    complete=st.booleans(),
-    deadline=st.none() | times,
-    closed=st.booleans(),
-    participants=st.dictionaries(nodes, st.integers(0, 5000), max_size=5),
-    wait_list=st.frozensets(nodes, max_size=3),
-    redundancy_list=st.frozensets(nodes, max_size=3),
-    last_heartbeats=st.dictionaries(nodes, times, max_size=5),
-)
 
 
 def blob(pickled: bytes) -> bytes:
     return b64encode(pickled)
 
 
-@given(states, st.booleans(), extras)
+@given(STATES, st.booleans(), extras)
 def test_a_state_comes_back_as_it_was(
     state: TorchState, aware: bool, extra: dict[str, object]
 ) -> None:
@@ -79,19 +62,6 @@ def test_a_state_comes_back_as_it_was(
     assert list(back.participants) == list(state.participants)
     has_time = state.deadline is not None or bool(state.last_heartbeats)
     assert seen == Flavour(aware if has_time else None, True, extra)  # type: ignore[arg-type]
-
-
-def test_many_nodes_come_back() -> None:
-    everyone = {NodeDesc(f"worker-{i}", 100 + i, 0): i for i in range(3000)}
-    now = datetime(2026, 1, 2, 3, 4, 5, 678, UTC)
-    state = TorchState(participants=everyone, last_heartbeats=dict.fromkeys(everyone, now))
-    assert decode(encode(state, Flavour(aware=True)))[0] == state
-
-
-def test_a_flavour_without_redundancy_list_is_kept() -> None:
-    written = encode(TorchState(), Flavour(redundancy=False))
-    assert b"redundancy_list" not in b64decode(written)
-    assert decode(written) == (TorchState(), Flavour(redundancy=False))
 
 
 def test_times_need_a_known_flavour() -> None:

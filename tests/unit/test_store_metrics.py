@@ -11,24 +11,17 @@ from agent.telemetry.store_metrics import UNSEEN_MAX, StoreMetrics
 from rdzv.errors import StoreUnavailable
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from tests.support.clocks.hand import HandClock
 from tests.support.store.cut import Cut
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_the_watch_is_behind_for_as_long_as_an_answer_is_ahead_of_it() -> None:
-    clock = Clock()
+def test_the_watch_is_behind_for_as_long_as_an_answer_is_ahead_of_it(clock: HandClock) -> None:
     metrics = StoreMetrics(CollectorRegistry(), clock)
     assert metrics.unseen_for_s(0) == 0.0
     metrics.answered(5)
-    clock.now += 3
+    clock.now_s += 3
     metrics.answered(7)
-    clock.now += 2
+    clock.now_s += 2
     assert metrics.unseen_for_s(4) == 5.0
     assert metrics.unseen_for_s(5) == 2.0
     assert metrics.unseen_for_s(7) == 0.0
@@ -36,24 +29,23 @@ def test_the_watch_is_behind_for_as_long_as_an_answer_is_ahead_of_it() -> None:
     assert metrics.unseen_for_s(7) == 0.0
 
 
-def test_a_store_that_was_restored_is_not_behind_for_ever() -> None:
-    metrics = StoreMetrics(CollectorRegistry(), Clock())
+def test_a_store_that_was_restored_is_not_behind_for_ever(clock: HandClock) -> None:
+    metrics = StoreMetrics(CollectorRegistry(), clock)
     metrics.unseen_for_s(900)
     metrics.answered(1000)
     assert metrics.unseen_for_s(12) == 0.0
 
 
-def test_what_nobody_asks_for_stays_bounded() -> None:
-    clock = Clock()
+def test_what_nobody_asks_for_stays_bounded(clock: HandClock) -> None:
     metrics = StoreMetrics(CollectorRegistry(), clock)
     for revision in range(1, 10 * UNSEEN_MAX):
         metrics.answered(revision)
     assert metrics.unseen_for_s(UNSEEN_MAX) == 0.0
 
 
-async def test_calls_are_timed_and_failures_counted_by_kind() -> None:
+async def test_calls_are_timed_and_failures_counted_by_kind(clock: HandClock) -> None:
     registry, cut = CollectorRegistry(), Cut()
-    metrics = StoreMetrics(registry, Clock())
+    metrics = StoreMetrics(registry, clock)
     store = CountedStore(MemoryStore(MemoryEngine(), faults=cut), metrics)
     await store.txn([], [Put("/a", b"1")])
     await store.range("/a")

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from tests.support.training.step_log import step_lines
+
 RECENT_S = 2.0
 """A job that has made a step so lately goes on, for all that nobody has watched it."""
 
@@ -37,19 +39,15 @@ def account(steps: Path, since_s: float, until_s: float, saved: int, *, watched:
     ``saved``: the newest step on disk, which a job that stands could be started again from.
     ``watched``: the caller has seen the job go on, however long ago that is on a busy machine.
     """
-    worlds: dict[str, _World] = {}
+    worlds: dict[int, _World] = {}
     moments = [since_s, until_s]
-    for path in steps.iterdir():
-        whole, _, _ = path.read_text().rpartition("\n")  # half a line may be the last
-        for line in whole.splitlines():
-            at, step, _, _, _, _, number = line.split()
-            at_s = float(at)
-            if at_s <= until_s:
-                world = worlds.setdefault(number, _World(at_s))
-                world.began_s = min(world.began_s, at_s)
-                world.steps.add(int(step))
-            if since_s <= at_s <= until_s:
-                moments.append(at_s)
+    for at_s, step, number in step_lines(steps):
+        if at_s <= until_s:
+            world = worlds.setdefault(number, _World(at_s))
+            world.began_s = min(world.began_s, at_s)
+            world.steps.add(step)
+        if since_s <= at_s <= until_s:
+            moments.append(at_s)
     lost = twice = 0
     made: set[int] = set()
     for world in sorted(worlds.values(), key=lambda world: world.began_s):

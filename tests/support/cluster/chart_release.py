@@ -7,7 +7,6 @@ import json
 import re
 import secrets
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -30,7 +29,8 @@ from tests.support.cluster.lab import (
     Object,
 )
 from tests.support.cluster.quickstart import volume
-from tests.support.cluster.workload import NAME, Workload, headless_service
+from tests.support.cluster.workload import Workload
+from tests.support.programs import ran
 
 PAGE = ROOT / "docs" / "controller.md"
 NAMESPACE = "muster-system"
@@ -131,16 +131,10 @@ class ChartRelease:
 
     def doctor(self) -> tuple[int, list[dict[str, Any]]]:
         """``muster doctor --cluster`` from outside of it: its exit status, and what it finds."""
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "console.main", "doctor", "--cluster"),
-                *(f"--kubeconfig={KUBECONFIG}", "--json"),
-            ],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=DOCTOR_TIMEOUT_S,
-            check=False,
+        done = ran(
+            *(sys.executable, "-m", "console.main", "doctor", "--cluster"),
+            *(f"--kubeconfig={KUBECONFIG}", "--json"),
+            timeout_s=DOCTOR_TIMEOUT_S,
         )
         assert done.returncode in (0, 1), done.stderr
         return done.returncode, json.loads(done.stdout)["findings"]
@@ -184,14 +178,8 @@ class LabelledJob(KubeJob):
         super().__init__(lab, directory, workload, muster=True)
         self.namespace = f"labelled-{secrets.token_hex(4)}"
 
-    def __enter__(self) -> LabelledJob:
-        self.lab.make_namespace(self.namespace)
-        try:
-            self.apply(headless_service(NAME, 29400), self.manifest())
-        except BaseException:
-            self.lab.remove_namespace(self.namespace)
-            raise
-        return self
+    def _apply_before(self) -> None:
+        """Nothing: the chart has a store."""
 
     def injected(self, manifest: str, *arguments: str) -> str:
         """Only the label: the annotations too where the object does not say min and max."""

@@ -392,6 +392,14 @@ def befall(job: KubeJob, world: World, act: Act) -> Account:
     return account(job.steps.directory, since_s, until_s, saved_step(job), watched=watched)
 
 
+def loses_nothing(job: KubeJob, *acts: Act) -> None:
+    """Assert that a job trains, goes on after each act, and loses no step nor makes one twice."""
+    job.goes_on(job.world_of(job.workload.replicas), STEPS_BETWEEN)
+    for act in acts:
+        told = befall(job, job.steps.worlds()[-1], act)
+        assert (told.lost, told.twice, told.went_on) == (0, 0, True), act.__name__
+
+
 def saved_step(job: KubeJob) -> int:
     """The newest step on disk."""
     saves = (job.directory / "checkpoints").glob("*.json")

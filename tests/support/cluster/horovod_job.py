@@ -18,7 +18,6 @@ from kubelab import images
 from kubelab.layout import PROGRAMS
 from ruamel.yaml import YAML
 
-from tests.support.cluster.job import KubeJob
 from tests.support.cluster.lab import (
     ROOT,
     TRAINER_IMAGE,
@@ -27,8 +26,10 @@ from tests.support.cluster.lab import (
     host_paths,
     python_paths,
 )
+from tests.support.cluster.operator_job import OperatorJob
 from tests.support.cluster.workload import Workload
 from tests.support.horovod.cluster import horovod_folder
+from tests.support.horovod.steps import Step, read_steps
 
 EXAMPLE = ROOT / "examples" / "kubernetes" / "horovod" / "mpijob.yaml"
 SCRIPT = ROOT / "tests" / "support" / "scripts" / "horovod_steps.py"
@@ -110,23 +111,6 @@ def launcher_pod(*, labelled: bool) -> Object:
 
 
 @dataclass(frozen=True)
-class Applied:
-    """One step that one worker has applied. ``at_s`` is monotonic."""
-
-    at_s: float
-    host: str
-    rank: int
-    size: int
-    step: int
-    weight: float
-
-    @property
-    def pod(self) -> str:
-        """The pod that it ran in."""
-        return self.host.partition(".")[0]
-
-
-@dataclass(frozen=True)
 class ElasticMPIJob(Workload):
     """The example, with what this lab has; as another user than root, and restricted."""
 
@@ -176,8 +160,10 @@ class ElasticMPIJob(Workload):
         return job
 
 
-class HorovodJob(KubeJob):
+class HorovodJob(OperatorJob):
     """Such a job in a namespace of its own."""
+
+    owner = ("mpijob", NAME)
 
     def __init__(self, lab: Kubelab, directory: Path, workload: ElasticMPIJob) -> None:
         super().__init__(lab, directory, workload, muster=True)
@@ -185,42 +171,26 @@ class HorovodJob(KubeJob):
             (self.directory / name).mkdir()
             (self.directory / name).chmod(0o777)
 
-    def __enter__(self) -> HorovodJob:
+    def _apply_before(self) -> None:
         for name, value in (("preserved-pc", 1000), ("preemptible-pc", 10)):
             priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
             self.lab.apply("default", {**priority, "metadata": {"name": name}, "value": value})
-        super().__enter__()
-        return self
+        super()._apply_before()
 
-    def __exit__(self, *error: object) -> None:
-        try:
-            self.kubectl("delete", "mpijob", NAME, "--wait=false", timeout_s=180)
-        finally:
-            super().__exit__(*error)
-
-    def applied(self) -> list[Applied]:
+    def applied(self) -> list[Step]:
         """Every step that a worker has told of, in the order of time."""
-        found = []
-        for path in (self.directory / "applied").iterdir():
-            # Half a line may be the last.
-            whole, _, _ = path.read_text().rpartition("\n")
-            for line in whole.splitlines():
-                at_s, rank, size, step, weight = line.split()
-                host = path.name.rpartition(".")[0]
-                told = (int(rank), int(size), int(step), float(weight))
-                found.append(Applied(float(at_s), host, *told))
-        return sorted(found, key=lambda one: one.at_s)
+        return read_steps(self.directory / "applied")
 
-    def workers(self) -> list[Applied]:
+    def workers(self) -> list[Step]:
         """The newest step of each worker that makes steps now, by rank."""
         now_s = time.monotonic()
         newest = {one.host: one for one in self.applied() if now_s - one.at_s < 3.0}
         return sorted(newest.values(), key=lambda one: one.rank)
 
-    def trains_with(self, workers: int, *, other_than: Sequence[Applied] = ()) -> list[Applied]:
+    def trains_with(self, workers: int, *, other_than: Sequence[Step] = ()) -> list[Step]:
         """Wait until so many workers, others than before, make steps together."""
         before = {one.host for one in other_than}
-        found: list[list[Applied]] = []
+        found: list[list[Step]] = []
 
         def there() -> bool:
             found.append(self.workers())
@@ -235,19 +205,14 @@ class HorovodJob(KubeJob):
         """What stands in for the scale of an MPIJob."""
         self.tell(f"Worker.replicas is {replicas}")
         spec = {"spec": {"mpiReplicaSpecs": {"Worker": {"replicas": replicas}}}}
-        self.kubectl("patch", "mpijob", NAME, "--type=merge", "-p", json.dumps(spec))
-
-    def conditions(self) -> dict[str, str]:
-        """What the operator says of the job: status by type."""
-        found = self.lab.get(self.namespace, "mpijob", NAME)["status"].get("conditions", [])
-        return {condition["type"]: condition["status"] for condition in found}
+        self.kubectl("patch", *self.owner, "--type=merge", "-p", json.dumps(spec))
 
     def nothing_is_lost(self) -> None:
         """Assert that each step was applied once: it adds 1 to the one weight."""
         applied = self.applied()
-        assert all(one.weight == one.step for one in applied)
-        steps = {one.step for one in applied}
+        assert all(one.weight == one.number for one in applied)
+        steps = {one.number for one in applied}
         assert steps == set(range(1, max(steps) + 1))
         for host in {one.host for one in applied}:
-            made = [one.step for one in applied if one.host == host]
+            made = [one.number for one in applied if one.host == host]
             assert made == sorted(set(made)), f"{host} has made a step again"

@@ -9,9 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Self
 
 from sidecar_image.image import IMAGE as SIDECAR_IMAGE
-from tests.support.cluster.lab import ROOT, KubectlFailed, Kubelab, Object
+from tests.support.cluster.lab import KubectlFailed, Kubelab, Object
 from tests.support.cluster.workload import (
     ETCD_ENDPOINT,
     LABEL,
@@ -20,6 +21,7 @@ from tests.support.cluster.workload import (
     etcd,
     headless_service,
 )
+from tests.support.programs import ran
 from tests.support.training.step_log import StepLog, Training, World
 
 PATIENCE_S = 90.0
@@ -50,12 +52,10 @@ class KubeJob(Training):
         self.patience_s = FORM_TIMEOUT_S if muster else PATIENCE_S
         """For a world to form again."""
 
-    def __enter__(self) -> KubeJob:
+    def __enter__(self) -> Self:
         self.lab.make_namespace(self.namespace)
         try:
-            if self.muster:
-                self.apply(headless_service("etcd", 2379), etcd(self.directory / "etcd"))
-                self.until_etcd_is_ready()
+            self._apply_before()
             self.apply(headless_service(NAME, 29400), self.manifest())
         except BaseException:
             self.lab.remove_namespace(self.namespace)
@@ -71,6 +71,12 @@ class KubeJob(Training):
                     error.add_note(timeline)
         finally:
             self.lab.remove_namespace(self.namespace)
+
+    def _apply_before(self) -> None:
+        """Apply what is to be there before the job."""
+        if self.muster:
+            self.apply(*etcd(self.directory / "etcd"))
+            self.until_etcd_is_ready()
 
     def manifest(self) -> str:
         """What is applied: as a user wrote it, or as ``muster inject`` made it."""
@@ -89,18 +95,12 @@ class KubeJob(Training):
 
     def injected(self, manifest: str, *arguments: str) -> str:
         """``muster inject``."""
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "console.main", "inject", "-"),
-                *(f"--min={self.workload.least}", f"--max={self.workload.most}"),
-                *(f"--etcd-endpoints={ETCD_ENDPOINT}", f"--image={SIDECAR_IMAGE}", *arguments),
-            ],
-            cwd=ROOT,
-            input=manifest,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+        done = ran(
+            *(sys.executable, "-m", "console.main", "inject", "-"),
+            *(f"--min={self.workload.least}", f"--max={self.workload.most}"),
+            *(f"--etcd-endpoints={ETCD_ENDPOINT}", f"--image={SIDECAR_IMAGE}", *arguments),
+            stdin=manifest,
+            timeout_s=60,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

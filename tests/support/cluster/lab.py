@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from typing import Any
 
 import console
 from sidecar_image.engine import CACHE
+from tests.support.programs import ran
 from tests.support.waiting import wait_until
 
 ROOT = Path(console.__file__).parent.parent
@@ -50,15 +50,9 @@ class Kubelab:
 
     def run(self, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
         """Run ``scripts/kubelab``, whatever comes of it."""
-        return subprocess.run(
-            [str(PROGRAM), *arguments],
-            # Tests see none of the caller's settings, and the cache is one of them.
-            env={**os.environ, "MUSTER_CACHE": str(CACHE), "KUBELAB_FOR_TESTS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        # Tests see none of the caller's settings, and the cache is one of them.
+        environ = {"MUSTER_CACHE": str(CACHE), "KUBELAB_FOR_TESTS": "1"}
+        return ran(PROGRAM, *arguments, timeout_s=timeout_s, **environ)
 
     def command(self, *arguments: str, timeout_s: float = 120.0) -> str:
         """Run ``scripts/kubelab``."""
@@ -68,14 +62,8 @@ class Kubelab:
 
     def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 60.0) -> str:
         """Run kubectl; raises KubectlFailed."""
-        done = subprocess.run(
-            [str(KUBECTL), f"--kubeconfig={KUBECONFIG}", *arguments],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        cluster = f"--kubeconfig={KUBECONFIG}"
+        done = ran(KUBECTL, cluster, *arguments, stdin=stdin, timeout_s=timeout_s)
         if done.returncode != 0:
             raise KubectlFailed(done.stderr.strip())
         return done.stdout

@@ -46,27 +46,25 @@ class ElasticPyTorchJob(Workload):
 
 
 class OperatorJob(KubeJob):
-    """Such a job in a namespace of its own."""
+    """Such a job in a namespace of its own; or one of another ``owner`` that the operator knows."""
 
-    def __enter__(self) -> OperatorJob:
-        super().__enter__()
-        return self
+    owner = ("pytorchjob", NAME)
 
     def __exit__(self, *error: object) -> None:
         # Else the operator would make its pods again while they are removed.
         try:
-            self.kubectl("delete", "pytorchjob", NAME, "--wait=false", timeout_s=180)
+            self.kubectl("delete", *self.owner, "--wait=false", timeout_s=180)
         finally:
             super().__exit__(*error)
 
     def scale(self, replicas: int) -> None:
         """``kubectl scale``."""
         self.tell(f"scaled to {replicas}")
-        self.kubectl("scale", f"pytorchjob/{NAME}", f"--replicas={replicas}")
+        self.kubectl("scale", *self.owner, f"--replicas={replicas}")
 
     def conditions(self) -> dict[str, str]:
         """What the operator says of the job: status by type."""
-        found = self.lab.get(self.namespace, "pytorchjob", NAME)["status"].get("conditions", [])
+        found = self.lab.get(self.namespace, *self.owner)["status"].get("conditions", [])
         return {condition["type"]: condition["status"] for condition in found}
 
 

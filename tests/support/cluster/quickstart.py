@@ -11,7 +11,6 @@ import json
 import re
 import secrets
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -32,6 +31,7 @@ from tests.support.cluster.lab import (
     host_paths,
     python_paths,
 )
+from tests.support.programs import ran
 from tests.support.waiting import Timeline
 
 PAGE = ROOT / "docs" / "quickstart-cluster.md"
@@ -142,14 +142,7 @@ class Quickstart(Timeline):
         """Run the page's ``muster inject … | kubectl apply -f -``."""
         self.tell("muster inject")
         _, *arguments = command("muster inject")
-        done = subprocess.run(
-            [sys.executable, "-m", "console.main", *arguments],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = ran(sys.executable, "-m", "console.main", *arguments, timeout_s=60)
         assert done.returncode == 0, done.stderr
         assert "warning" not in done.stderr, done.stderr
         self._lab.apply(self.namespace, *for_the_lab(done.stdout))

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ruamel.yaml import YAML
+
 from tests.support.cluster.lab import (
     ETCD_IMAGE,
     ROOT,
@@ -26,6 +28,9 @@ Kind = Literal["Deployment", "StatefulSet", "Job"]
 NAME = "trainer"
 LABEL = f"app={NAME}"
 ETCD_ENDPOINT = "http://etcd:2379"
+GRACE_S = 180
+"""Longer than any drain takes, however busy the machine is."""
+ETCD = ROOT / "examples" / "kubernetes" / "quickstart" / "etcd.yaml"
 SCRIPT = ROOT / "tests" / "support" / "scripts" / "drain_loop.py"
 
 _NO_FAILURES: list[Object] = [
@@ -180,46 +185,16 @@ def headless_service(name: str, port: int) -> Object:
     }
 
 
-def etcd(data: Path) -> Object:
-    """An etcd of one member, on node-a, whose data outlives its pod."""
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": {"name": "etcd"},
-        "spec": {
-            "replicas": 1,
-            "serviceName": "etcd",
-            "selector": {"matchLabels": {"app": "etcd"}},
-            "template": {
-                "metadata": {"labels": {"app": "etcd"}},
-                "spec": {
-                    "nodeSelector": {"kubernetes.io/hostname": "node-a"},
-                    "automountServiceAccountToken": False,
-                    "terminationGracePeriodSeconds": 5,
-                    "containers": [
-                        {
-                            "name": "etcd",
-                            "image": ETCD_IMAGE,
-                            "imagePullPolicy": "Never",
-                            "args": [
-                                "--data-dir=/data",
-                                # Drills end its process, which takes nothing from the disk.
-                                "--unsafe-no-fsync",
-                                "--listen-client-urls=http://0.0.0.0:2379",
-                                "--advertise-client-urls=http://etcd:2379",
-                                "--listen-peer-urls=http://127.0.0.1:2380",
-                            ],
-                            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-                            "readinessProbe": {
-                                "tcpSocket": {"port": 2379},
-                                "periodSeconds": 1,
-                            },
-                        }
-                    ],
-                    "volumes": [
-                        {"name": "data", "hostPath": {"path": str(data), "type": "Directory"}}
-                    ],
-                },
-            },
-        },
-    }
+def etcd(data: Path) -> tuple[Object, Object]:
+    """The quick start's, with the lab's image, on node-a; its data outlive its pod."""
+    service, member = YAML(typ="safe").load_all(ETCD)
+    del member["spec"]["volumeClaimTemplates"]
+    pod = member["spec"]["template"]["spec"]
+    pod["nodeSelector"] = {"kubernetes.io/hostname": "node-a"}
+    pod["volumes"] = [{"name": "data", "hostPath": {"path": str(data), "type": "Directory"}}]
+    (container,) = pod["containers"]
+    container["image"] = ETCD_IMAGE
+    # Drills end its process, which takes nothing from the disk; their pods need all the cores.
+    container["command"].append("--unsafe-no-fsync")
+    del container["resources"]
+    return service, member

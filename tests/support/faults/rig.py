@@ -26,8 +26,9 @@ from rdzv.store.etcd3.driver import Etcd3Store
 from tests.support.faults.link import Link
 from tests.support.faults.watch import Drill, Health, Numbers, Seen, Swaps, eventually, gap_s
 from tests.support.histories.order import StoreOrder, store_order
-from tests.support.histories.pods import HistoryLoad, Pod, pod
+from tests.support.histories.pods import HistoryLoad, pod
 from tests.support.histories.recorded import History, Record, verdict
+from tests.support.sidecars.endpoints import Pod
 from tests.support.store.etcd_cluster import EtcdCluster
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class FaultRig:
     async def noticed(self) -> None:
         """Wait until no sidecar says any more that all is well with the store."""
         await self.until(
-            lambda: not any(one.mirror.healthy(time.monotonic()) for one in self.pods),
+            lambda: not any(one.client.mirror.healthy(time.monotonic()) for one in self.pods),
             "somebody says that all is well",
         )
 
@@ -213,8 +214,8 @@ class FaultRig:
         history = History()
         health = Health(self.cluster.metrics_urls)
         numbers = Numbers(self.store, self.keys)
-        seen = [Seen(one.mirror, numbers.prefix) for one in self.pods]
-        swaps = [Swaps(one.store, f"{self.keys.prefix}swap/{one.name}") for one in self.pods]
+        seen = [Seen(one.client.mirror, numbers.prefix) for one in self.pods]
+        swaps = [Swaps(one.client.store, f"{self.keys.prefix}swap/{one.name}") for one in self.pods]
         self._drill = Drill(numbers, seen, swaps)
         # Keys of its own: a history begins with nothing.
         load = HistoryLoad(history, Random(), every_s=0.03, prefix=f"/{next(_loads)}")
@@ -269,7 +270,7 @@ class FaultRig:
         """The timeline of what happened, and where everybody stands."""
         now = [
             f"{one.name}: incarnation {one.registrar.held and one.registrar.held.incarnation},"
-            f" registered: {one.registrar.registered.is_set()}, at {one.mirror.revision}"
+            f" registered: {one.registrar.registered.is_set()}, at {one.client.mirror.revision}"
             for one in self.pods
         ]
         return "\n".join([why, *self.told, *now])

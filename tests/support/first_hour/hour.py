@@ -50,7 +50,7 @@ STEPS = (
     Step("local --noeds 2 -- torchrun plain.py", ("No such option.*", "see .*")),
     Step("local --nodes 2 -- torchrun nothere.py", ("nothere.py: .*", "see .*")),
     Step(
-        "local --nodes 2 --min 2 -- torchrun crash.py",
+        "local --nodes 1 -- torchrun crash.py",
         ("error .*", "end .*the same error.*", *TRACEBACK),
     ),
     Step(
@@ -58,14 +58,14 @@ STEPS = (
         ("round  .*", "closed .*", "end .*", "trained .*", "Steps are unknown: .*"),
     ),
     Step(
-        "local --nodes 3 --min 2 --event drain:rank0@world3 -- torchrun drains.py",
+        "local --nodes 2 --min 1 --event drain:rank0@world2 -- torchrun drains.py",
         (
             *("drain  .*", "draining .*", "committed at step .*", "no step is lost"),
             *("end .*", "trained .*", "no step lost"),
         ),
     ),
     Step(
-        "local --nodes 2 -- torchrun plain.py",
+        "local --nodes 1 -- torchrun plain.py",
         ("end .*ended by SIGINT; exit status 130",),
         until="launched",
     ),
@@ -147,7 +147,7 @@ def _furnish(folder: Path) -> None:
         shutil.copy(script, folder)
     (folder / "crash.py").write_text("import torhc\n")
     (folder / "agent").mkdir()
-    (folder / "agent" / "__init__.py").touch()
+    (folder / "agent" / "__init__.py").write_text('"""The newcomer\'s own."""\n')
     (folder / "console.py").write_text("raise SystemExit('a console of the user')\n")
 
 

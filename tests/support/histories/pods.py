@@ -6,25 +6,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from time import monotonic
 
-from agent.parts import endpoint_of, job_client, member_parts
+from agent.parts import job_client
 from agent.surroundings import MemberSettings, Sockets, Surroundings
-from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.pod.relay import Relay
-from rdzv.errors import Fenced, StoreAmbiguous, StoreUnavailable
+from rdzv.errors import StoreAmbiguous, StoreUnavailable
 from rdzv.keys import JobKeys
-from rdzv.members.registrar import Registrar
-from rdzv.members.registration import Held, Identity
-from rdzv.mirror import Mirror
+from rdzv.members.registration import Held
 from rdzv.store import Store, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults
 from tests.support.histories.recorded import History, HistoryClient, history_client
 from tests.support.ports import free_ports
+from tests.support.sidecars.endpoints import Pod, serving
+from tests.support.sidecars.jobs import identity
 from tests.support.store.transacting import Carry, TransactingStore, Transaction
 
 NODES = (2, 4)
@@ -35,28 +34,10 @@ HASTE_CHANGES = 0.02
 """With so many calls of a client a stretch of haste begins, or ends."""
 TURNS_MAX = 8
 """Of the event loop, that a call or a batch of the watch takes in haste, each way."""
-START_S = 150.0
-"""Until a sidecar is registered and listens, however busy the machine is."""
 OWN_SHARE = 0.5
 """Of what a client does, so much is with a key of its own."""
 FLAGS = tuple(f"/f{number}" for number in range(40))
 """Set once each, by whoever comes first; waited for by others, as a torchrun's ranks are."""
-
-
-@dataclass
-class Pod:
-    """One sidecar, as far as its launchers see it."""
-
-    name: str
-    store: Store
-    mirror: Mirror
-    registrar: Registrar
-    endpoint: Endpoint
-
-    @property
-    def port(self) -> int:
-        assert self.endpoint.port is not None
-        return self.endpoint.port
 
 
 @asynccontextmanager
@@ -72,35 +53,15 @@ async def pod(
 ) -> AsyncIterator[Pod]:
     """A registered sidecar; its watch goes through the same store client as all else."""
     around = Surroundings(store=store, clock=monotonic, boot_clock=monotonic, random=Random())
-    identity = Identity(
-        name,
-        uid or f"uid-{name}",
-        "127.0.0.1",
-        "host",
-        "worker",
-        1,
-        *NODES,
-        job_uid=f"uid-{keys.job_name}",
-    )
-    settings = MemberSettings(
-        keys=keys, identity=identity, lease_ttl_s=lease_ttl_s, last_call_s=1.0
-    )
-    client = job_client(around, keys)
-    member = member_parts(around, settings, client, on_held=on_held)
-    sockets = Sockets(c10d_port=0, c10d_path=unix_path)
-    registrar, endpoint = member.registrar, endpoint_of(around, settings, member, sockets)
-    parts = [client.watching.run(), registrar.run(), endpoint.run()]
-    tasks = [asyncio.create_task(part) for part in parts]
-    try:
-        async with asyncio.timeout(START_S):
-            await endpoint.listening.wait()
-            await registrar.registered.wait()
-        yield Pod(name, store, client.mirror, registrar, endpoint)
-    finally:
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(one, asyncio.CancelledError | Fenced) for one in ended), ended
+    least, most = NODES
+    who = replace(identity(name, uid, least=least, most=most), job_uid=f"uid-{keys.job_name}")
+    settings = MemberSettings(keys=keys, identity=who, lease_ttl_s=lease_ttl_s, last_call_s=1.0)
+    client, sockets = job_client(around, keys), Sockets(c10d_port=0, c10d_path=unix_path)
+    watching = client.watching.run()
+    async with serving(
+        around, settings, client, sockets, watching, fenced=True, on_held=on_held
+    ) as made:
+        yield made
 
 
 @asynccontextmanager
@@ -160,7 +121,7 @@ class Relayed:
             ) as running:
                 self.lives += 1
                 while not ends(self.lives):
-                    await running.mirror.changed_after(running.mirror.sequence)
+                    await running.client.mirror.changed_after(running.client.mirror.sequence)
 
 
 class Unsteady(Faults):

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +23,7 @@ from launcher_shim.exit_status import EXIT_DONE
 from launcher_shim.horovod.hosts import token_of
 from launcher_shim.rundir import layout
 from rdzv.store.access import Access
+from tests.support.horovod.steps import Step, read_steps
 from tests.support.ports import free_ports
 from tests.support.training.drain_job import notify
 from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node, Pods
@@ -42,19 +43,6 @@ def horovod_folder() -> str:
     program = ROOT / "scripts" / "toolchain" / "horovod"
     made = subprocess.run([program, sys.executable], stdout=subprocess.PIPE, text=True, check=True)
     return made.stdout.strip()
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step that one worker has applied. ``at_s`` is monotonic."""
-
-    at_s: float
-    host: str
-    pid: int
-    rank: int
-    size: int
-    number: int
-    weight: int
 
 
 class HorovodCluster(Pods):
@@ -234,15 +222,7 @@ class HorovodCluster(Pods):
 
     def steps(self) -> list[Step]:
         """Every step that was applied, in the order of time."""
-        steps = []
-        for path in self._steps.iterdir():
-            host, _, pid = path.name.rpartition(".")
-            for line in path.read_text().splitlines(keepends=True):
-                if line.endswith("\n"):
-                    at_s, *numbers = line.split()
-                    rank, size, number, weight = map(int, numbers)
-                    steps.append(Step(float(at_s), host, int(pid), rank, size, number, weight))
-        return sorted(steps, key=lambda step: step.at_s)
+        return read_steps(self._steps)
 
     def world(self) -> dict[str, list[int]]:
         """The ranks of each host in the newest whole step of the last second; empty without."""

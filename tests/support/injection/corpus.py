@@ -7,6 +7,8 @@ import json
 
 import yaml
 
+from tests.support.sources import ROOT
+
 PLAIN_POD = """\
 apiVersion: v1
 kind: Pod
@@ -341,52 +343,10 @@ spec:
           - {name: w, image: i, command: [sleep, infinity]}
 """
 
-ELASTIC_MPI = """\
-apiVersion: kubeflow.org/v1
-kind: MPIJob
-metadata:
-  name: mnist-elastic
-spec:
-  slotsPerWorker: 1
-  runPolicy:
-    cleanPodPolicy: Running
-  mpiReplicaSpecs:
-    Launcher:
-      replicas: 1
-      template:
-        spec:
-          priorityClassName: preserved-pc
-          containers:
-            - name: mpi-launcher
-              image: REPLACE/horovod
-              command:
-                - horovodrun
-                - -np
-                - "2"
-                - --min-np
-                - "1"
-                - --max-np
-                - "3"
-                - --host-discovery-script
-                - /etc/mpi/discover_hosts.sh
-                - python
-                - /examples/elastic/train.py
-              resources:
-                requests: {cpu: 1, memory: 2Gi}
-                limits: {cpu: 1, memory: 2Gi}
-    # may go at any time
-    Worker:   # how many
-      replicas: 2
-      template:
-        spec:
-          priorityClassName: preemptible-pc
-          containers:
-            - name: mpi-worker
-              image: REPLACE/horovod
-              resources:
-                requests: {cpu: 2, memory: 4Gi}
-                limits: {cpu: 2, memory: 4Gi}
-"""
+_EXAMPLE = (ROOT / "examples" / "kubernetes" / "horovod" / "mpijob.yaml").read_text()
+ELASTIC_MPI = _EXAMPLE.replace(
+    "    Worker:\n", "    # may go at any time\n    Worker:   # how many\n"
+)
 """Workers without a command: the operator would have them sleep."""
 
 VOLCANO = """\

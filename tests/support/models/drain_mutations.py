@@ -323,24 +323,10 @@ def cancel_without_the_commit(
 # --- where each is looked for ---
 
 BOTH_HELD_AND_VOID = (
-    "rank 0 at 0 goes",
-    "rank 1 at 0 goes",
-    "rank 0 arrives",
-    "rank 1 arrives",
-    "notice for 0",
-    "0 hears",
-    "0 writes hold",
-    "0 hears",
-    "0 shows hold",
-    "1 hears",
-    "1 shows hold",
-    "rank 0 at 1 reads: publish",
-    "rank 0 at 1 publishes",
-    "rank 1 at 1 reads: publish",
-    "rank 1 at 1 publishes",
-    "(early) (time) 0 writes void",
-    "0 hears",
-    "0 shows void",
+    *("rank 0 at 0 goes", "rank 1 at 0 goes", "rank 0 arrives", "rank 1 arrives", "notice for 0"),
+    *("0 hears", "0 writes hold", "0 hears", "0 shows hold", "1 hears", "1 shows hold"),
+    *("rank 0 at 1 reads: publish", "rank 0 at 1 publishes", "rank 1 at 1 reads: publish"),
+    *("rank 1 at 1 publishes", "(early) (time) 0 writes void", "0 hears", "0 shows void"),
 )
 """Both ranks are held at boundary 1, the hold has come to nothing, and pod 0 knows."""
 

@@ -155,15 +155,7 @@ class State(NamedTuple):
 
     @property
     def mirror(self) -> Mirror:
-        return Mirror(
-            self.revision,
-            self.round,
-            self.nodes,
-            self.created,
-            self.registered,
-            self.drains,
-            self.is_set,
-        )
+        return Mirror(*self[:7])
 
 
 Step = tuple[str, State]

@@ -32,15 +32,15 @@ def environ_of(program: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)}
 
 
-def said(program: Path, *arguments: str) -> str:
+def said(program: Path, *arguments: str, timeout_s: float = 120.0, **environ: str) -> str:
     """What a command of ``muster`` prints, of the Muster in this folder; it has to end well."""
     done = subprocess.run(
         [sys.executable, *PATIENT, *arguments],
         cwd=program,
-        env=environ_of(program),
+        env={**environ_of(program), **environ},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -7,9 +7,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from rdzv.store import Compare, Operation, Put, TxnResult
-from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store import Operation, Put, TxnResult
+from rdzv.store.memory.client import MemoryEngine
 from tests.support.store.cut import Cut
+from tests.support.store.transacting import Carry, TransactingStore, Transaction
 
 Moment = Literal["sending", "answering"]
 
@@ -55,22 +56,15 @@ class Cable(Cut):
             await self._freed.wait()
 
 
-class CabledStore(MemoryStore):
+class CabledStore(TransactingStore):
     """One sidecar's client of the store."""
 
     def __init__(self, engine: MemoryEngine, cable: Cable) -> None:
         super().__init__(engine, faults=cable)
         self.cable = cable
 
-    async def txn(
-        self,
-        compares: Sequence[Compare],
-        then: Sequence[Operation],
-        otherwise: Sequence[Operation] = (),
-        *,
-        timeout_s: float = 0.5,
-    ) -> TxnResult:
-        await self.cable.passing("sending", then)
-        result = await super().txn(compares, then, otherwise, timeout_s=timeout_s)
-        await self.cable.passing("answering", then)
+    async def transact(self, asked: Transaction, carry: Carry) -> TxnResult:
+        await self.cable.passing("sending", asked.then)
+        result = await carry(asked)
+        await self.cable.passing("answering", asked.then)
         return result

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from typing import Any
 
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.sidecars.drains import Job, job
@@ -64,11 +64,10 @@ class Terminal:
 
 
 @asynccontextmanager
-async def terminal(
-    names: str = "ab", least: int = 1, notice_path: Path | None = None
-) -> AsyncIterator[Terminal]:
+async def terminal(names: str = "ab", **options: Any) -> AsyncIterator[Terminal]:
+    """A terminal beside a job; ``options`` are those of ``job``."""
     async with (
-        job(names, least, notice_path=notice_path, lease_ttl_s=LEASE_TTL_S) as one,
+        job(names, **options, lease_ttl_s=LEASE_TTL_S) as one,
         EmbeddedServer(engine=one.engine) as server,
     ):
         yield Terminal(one, server.endpoint)

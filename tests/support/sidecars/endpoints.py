@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from agent.parts import endpoint_of, member_parts
-from agent.surroundings import MemberSettings, Sockets
+from agent.surroundings import MemberSettings, Sockets, Surroundings
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.kept_stages import Kept
 from launcher_shim.c10d.torch.state_codec import (
@@ -21,6 +22,7 @@ from launcher_shim.c10d.torch.state_codec import (
     encode,
 )
 from launcher_shim.tcpstore import wire
+from rdzv.errors import Fenced
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Held
@@ -42,9 +44,52 @@ class Pod:
     endpoint: Endpoint
 
     @property
+    def name(self) -> str:
+        return self.registrar.identity.member
+
+    @property
     def port(self) -> int:
         assert self.endpoint.port is not None
         return self.endpoint.port
+
+
+@asynccontextmanager
+async def serving(
+    around: Surroundings,
+    settings: MemberSettings,
+    client: JobClient,
+    sockets: Sockets,
+    *more: Coroutine[Any, Any, object],
+    register: bool = True,
+    waits: bool = True,
+    fenced: bool = False,
+    kept: Kept | None = None,
+    held: Held | None = None,
+    on_held: Callable[[Held], Awaitable[None]] | None = None,
+) -> AsyncIterator[Pod]:
+    """Run the parts of a member and its endpoint, and ``more`` beside them, as long as the block.
+
+    None may end before, but by being fenced if that is to be (``fenced``). The block begins once
+    they are registered, where they ``register``, and listen, if it ``waits`` for that.
+    """
+    member = member_parts(around, settings, client, held=held, on_held=on_held)
+    registrar = member.registrar
+    endpoint = endpoint_of(around, settings, member, sockets, kept=kept)
+    parts = [*more, endpoint.run(), *([registrar.run()] if register else [])]
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            if waits:
+                await endpoint.listening.wait()
+            if register:
+                await registrar.registered.wait()
+        yield Pod(client, registrar, endpoint)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        expected = (asyncio.CancelledError, *([Fenced] if fenced else []))
+        assert all(isinstance(one, expected) for one in ended), ended
 
 
 @asynccontextmanager
@@ -71,25 +116,11 @@ async def pod(
             lease_ttl_s=LEASE_TTL_S,
             last_call_s=last_call_s,
         )
-        member = member_parts(around, settings, one, held=held)
         sockets = Sockets(c10d_port=c10d_port, c10d_path=unix_path)
-        registrar = member.registrar
-        endpoint = endpoint_of(around, settings, member, sockets, kept=kept)
-        tasks = [asyncio.create_task(endpoint.run())]
-        if register:
-            tasks.append(asyncio.create_task(registrar.run()))
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                if waits:
-                    await endpoint.listening.wait()
-                if register:
-                    await registrar.registered.wait()
-            yield Pod(one, registrar, endpoint)
-        finally:
-            for task in tasks:
-                task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-            assert all(isinstance(one, asyncio.CancelledError) for one in ended), ended
+        async with serving(
+            around, settings, one, sockets, register=register, waits=waits, kept=kept, held=held
+        ) as made:
+            yield made
 
 
 async def asks(raw: RawClient, run_id: str) -> bytes:

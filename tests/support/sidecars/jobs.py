@@ -40,6 +40,37 @@ class Unreliable(Faults):
             raise StoreAmbiguous(f"{call}: lost on the way back")
 
 
+class LosesOne(Faults):
+    """Loses the ``request`` or the ``answer`` of the next transaction, whichever it ``loses``."""
+
+    def __init__(self, loses: str = "") -> None:
+        super().__init__()
+        self.loses = loses
+
+    async def before(self, call: str) -> None:
+        await super().before(call)
+        self._lose(call, "request")
+
+    async def after(self, call: str) -> None:
+        await super().after(call)
+        self._lose(call, "answer")
+
+    def _lose(self, call: str, what: str) -> None:
+        if call == "txn" and self.loses == what:
+            self.loses = ""
+            raise StoreAmbiguous(f"the {what} is lost")
+
+
+class SlowAnswers(Faults):
+    """Each answer takes a while."""
+
+    def __init__(self, takes_s: float) -> None:
+        self._takes_s = takes_s
+
+    async def after(self, call: str) -> None:
+        await asyncio.sleep(self._takes_s)
+
+
 class NoRoom(Faults):
     """Refuses some transactions, which may have been ``applied`` all the same."""
 

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from launcher_shim.rundir import layout
 from muster import boundary
 from muster.draining import ENTERED_STEP
-from muster.saved_steps import SavedSteps
-from rdzv.drain.gate import Gate, RankProgress
+from tests.support.sidecars.boundary_rank import BoundaryRank
 
 if TYPE_CHECKING:
     from tests.support.sidecars.drains import Pod
@@ -43,13 +41,14 @@ class Loop:
     ranks: int = 1
 
 
-class Rank:
+class Rank(BoundaryRank):
     """One rank of one round. ``log``: what it has done, with the step; it outlives the rank.
 
     While ``going`` is clear it stands still, as after SIGSTOP.
     """
 
     def __init__(self, pod: Pod, master: str, local_rank: int, loop: Loop, seed: str) -> None:
+        super().__init__(master, pod.files)
         self.log: list[tuple[str, int]] = []
         self.going = asyncio.Event()
         self.going.set()
@@ -58,8 +57,6 @@ class Rank:
         self._loop = loop
         self._errors = loop.save_errors
         self._random = Random(seed)
-        self._told = boundary.Rank(master)
-        self._saved = SavedSteps()
         self._former: boundary.Rank | None = None
         self._task = asyncio.create_task(self._run(), name=f"rank of {pod.name}")
 
@@ -95,28 +92,27 @@ class Rank:
             self._told = boundary.enter_again(self._former)
         else:
             self._told = self._told._replace(step=ENTERED_STEP)
-        self._publish()
-        while not boundary.may_begin(self._told, self._rank_gate()):
-            await self._wait(POLL_S)
+        await self._publish()
+        await self._begin()
         try:
             while last is None or step < last:
                 step += 1
                 await self._wait(self._loop.step_s * self._random.uniform(0.2, 1.8))
                 self.log.append(("step", step))
                 self._told = boundary.arrive(self._told, step)
-                self._publish()
+                await self._publish()
                 due = await self._follow()
                 while due:
                     due = await self._save(step)
                 if self._loop.saves_every and step % self._loop.saves_every == 0:
                     await self._wait(self._loop.save_s * self._random.uniform(0.2, 1.8))
                     self._note_saved(step)
-                    self._publish()
+                    await self._publish()
         except OSError as error:
             self._told = boundary.fail(self._told, f"OSError: {error}")
-            self._publish(drain=False)
+            await self._publish(drain=False)
             await asyncio.Event().wait()
-        self._publish(drain=False, away=True)
+        await self._publish(drain=False, away=True)
         self._former = self._told
         return step
 
@@ -133,49 +129,21 @@ class Rank:
         else:
             self._note_saved(step)
             self._told = boundary.acknowledge(self._told)
-        self._publish()
+        await self._publish()
         return await self._follow()
 
     def _note_saved(self, step: int) -> None:
         self.log.append(("save", step))
         self._saved.add(step)
 
-    async def _follow(self) -> bool:
-        """Do as the gate says until it says to go on, or to save (True)."""
-        while True:
-            verdict, self._told = boundary.decide(self._told, self._rank_gate())
-            if verdict == boundary.PUBLISH:
-                self._publish()
-            elif verdict == boundary.WAIT:
-                await self._wait(POLL_S)
-            else:
-                return verdict == boundary.SAVE
-
-    def _rank_gate(self) -> boundary.RankGate | None:
-        gate = self._gate()
-        if gate is None:
-            return None
-        return boundary.RankGate(gate.epoch, gate.master, gate.phase, gate.step)
+    async def _look_again(self) -> None:
+        await self._wait(POLL_S)
 
     async def _wait(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
         await self.going.wait()
 
-    def _gate(self) -> Gate | None:
-        content = self._pod.files.get(layout.GATE)
-        return None if content is None else Gate.from_json(layout.GATE, content)
-
-    def _publish(self, *, drain: bool = True, away: bool = False) -> None:
-        told = self._told
-        self._pod.progress[self._local_rank] = RankProgress(
-            self._local_rank,
-            self._loop.ranks,
-            told.master,
-            told.step,
-            drain,
-            told.held,
-            told.acked,
-            told.failed,
-            away,
-            self._saved.named,
+    async def _publish(self, *, drain: bool = True, away: bool = False) -> None:
+        self._pod.progress[self._local_rank] = self._progress(
+            self._local_rank, self._loop.ranks, drain=drain, away=away
         )

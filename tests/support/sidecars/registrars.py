@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from agent.parts import member_parts
 from agent.surroundings import MemberSettings
@@ -64,10 +65,10 @@ async def registered(*registrars: Registrar) -> None:
 
 @asynccontextmanager
 async def member_of(
-    one: JobClient, lease_ttl_s: float = TTL_S, who: Identity = W_0
+    one: JobClient, who: Identity = W_0, **options: Any
 ) -> AsyncIterator[Registrar]:
-    """A member that is registered."""
-    member = registrar(one, who, lease_ttl_s=lease_ttl_s)
+    """A member that is registered; ``options`` are those of ``registrar``."""
+    member = registrar(one, who, **options)
     async with running(member):
         await registered(member)
         yield member

@@ -41,6 +41,17 @@ from tests.support.store.cut import Cut
 
 RUN_ID = "digits"
 
+QUICK = RoundPolicy(
+    min_nodes=2,
+    max_nodes=4,
+    last_call_s=0.5,
+    first_call_s=30.0,
+    confirm_s=0.4,
+    return_s=4.0,
+    orphan_hold_s=60.0,
+    hung_s=30.0,
+)
+
 DEADLINE_S = 20.0
 """Whoever waits for somebody who does not come waits for longer."""
 
@@ -402,12 +413,24 @@ class Job:
         await self.sidecar(name)
         return self.torchrun(name, **options)
 
+    async def all_of(self, names: str) -> None:
+        """Start torchruns once the sidecars of all of them are there."""
+        for name in names:
+            await self.sidecar(name)
+        for name in names:
+            self.torchrun(name)
+
     async def until(self, what: Callable[[], bool], within_s: float = DEADLINE_S) -> None:
         """Wait until ``what`` holds; on failure say where everybody stands."""
         deadline_s = now() + within_s
         while not what():
             assert now() < deadline_s, self.story()
             await asyncio.sleep(0.02)
+
+    def end_time_in_exit_barrier(self) -> None:
+        """Let whoever stands in the exit barrier of the first world wait for nobody any more."""
+        barrier = f"/torch.rendezvous.{RUN_ID}.0/torchelastic/agent/terminal_state/"
+        self.kv[f"{barrier}last_member"] = b"over"
 
     async def passed(self, seconds: float) -> float:
         """Let time pass in which something must not happen; return when it began."""
@@ -474,10 +497,7 @@ async def job(
         async with asyncio.TaskGroup() as tasks:
             one = Job(MemoryEngine(now), policy, ttl_s, tasks, terms, topologies or {})
             try:
-                for name in world:
-                    await one.sidecar(name)
-                for name in world:
-                    one.torchrun(name)
+                await one.all_of(world)
                 if world:
                     assert await one.world(world) == 0
                 yield one

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TCP proxy on loopback that a test can cut, delay, or turn into a black hole."""
+"""A TCP proxy on loopback that a test can cut, slow down, or turn into a black hole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ class TcpProxy:
     def __init__(self, target: str) -> None:
         self._host, _, port = target.rpartition(":")
         self._port = int(port)
-        self.delay_s = 0.0
         self.bytes_per_s = 0.0
         """Of what comes back from the target; 0: as many as there are."""
         self._up, self._down = asyncio.Event(), asyncio.Event()
@@ -98,8 +97,6 @@ class TcpProxy:
     ) -> None:
         try:
             while chunk := await source.read(65536):
-                if self.delay_s:
-                    await asyncio.sleep(self.delay_s)
                 if self.bytes_per_s and flow is self._down:
                     await asyncio.sleep(len(chunk) / self.bytes_per_s)
                 await flow.wait()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from typing import Any
 from rdzv.records.drain import Drain
 from tests.support.releases.frozen import environ_of
 from tests.support.sidecars.processes import PATIENT
-from tests.support.training.job import Job
+from tests.support.training.job import Job, RunJob
 from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node
-from tests.support.training.step_log import World
+from tests.support.training.step_log import World, step_lines
 
 SCRIPT = ROOT / "tests" / "support" / "scripts" / "drain_loop.py"
 DRAINED_STATUS = 143
@@ -28,7 +28,6 @@ GRACE_S = "90"
 """Where nothing is to expire."""
 STEPS_BETWEEN = 10
 
-RunJob = Callable[..., AbstractContextManager[Job]]
 Notice = Callable[[Job, Node], object]
 
 
@@ -100,14 +99,17 @@ def trains(job: Job, nodes: int) -> World:
     return world
 
 
+def first_step(job: Job, node: Node) -> int:
+    """The first step that was made on a node."""
+    logs = job.steps.directory.glob(f"{node.name}.*")
+    return min(int(log.read_text().split()[1]) for log in logs)
+
+
 def account_of(steps: Path) -> Account:
     """Account for the step lines in a directory."""
     made: dict[int, set[int]] = defaultdict(set)
-    for path in steps.iterdir():
-        whole, _, _ = path.read_text().rpartition("\n")  # half a line may be the last
-        for line in whole.splitlines():
-            _, step, _, _, _, _, world = line.split()
-            made[int(step)].add(int(world))
+    for _, step, world in step_lines(steps):
+        made[step].add(world)
     last = max(made, default=0)
     return Account(
         lost=[step for step in range(1, last + 1) if step not in made],
@@ -251,7 +253,7 @@ def drain_and_replace(
     job: Job, world: World, leavers: Sequence[Node], notice: Notice, replace: int
 ) -> World:
     """Tell ``leavers`` to go, all at once; ``replace`` others come; the next world steps."""
-    commits = len(job.witness.commits)
+    commits, before = len(job.witness.commits), job.round.number
     # Several are told before the save for the first of them is over.
     with saves_held(job) if len(leavers) > 1 else nullcontext():
         for node in leavers:
@@ -265,6 +267,7 @@ def drain_and_replace(
     staying = [node for node in job.nodes.values() if node not in leavers]
     smaller = job.world_of(staying, not_=world)
     assert smaller.began_s > world.ended_s
+    assert job.round.number == before + 1
     job.goes_on(smaller, STEPS_BETWEEN)
     for node in leavers:
         if notice is operator:

@@ -8,7 +8,8 @@ import secrets
 import shlex
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from console.local.launch.settings import LocalSettings, launcher_environment, r
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
+from tests.support.releases.frozen import said
 from tests.support.store.tcp_proxy import TcpProxy
 from tests.support.training.background import Background
 from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node, Pods
@@ -147,24 +149,15 @@ class Job(Training, Pods):
         self._proxies.append(proxy)
         return self.background.run(proxy.__aenter__())
 
-    def start_launcher(
-        self,
-        node: Node,
-        *,
-        max_restarts: int | None = None,
-        shell: str = "",
-        options: Sequence[str] = (),
-    ) -> None:
+    def start_launcher(self, node: Node, *, shell: str = "", options: Sequence[str] = ()) -> None:
         """Start torchrun with what the sidecar has delivered, or start it again.
 
         ``shell``: the text that ``sh -c`` runs, with {} for the command. ``options``: of torchrun.
         """
-        restarts = self.settings.restarts if max_restarts is None else max_restarts
         self.tell(f"{node.name}: torchrun starts")
         command = [
-            *(self._python, "-m", "torch.distributed.run"),
-            *(f"--nproc-per-node={self.slots}", f"--max-restarts={restarts}", *options),
-            str(self._script),
+            *(self._python, "-m", "torch.distributed.run", f"--nproc-per-node={self.slots}"),
+            *(f"--max-restarts={self.settings.restarts}", *options, str(self._script)),
         ]
         if shell:
             command = ["sh", "-c", shell.format(shlex.join(command))]
@@ -257,12 +250,12 @@ class Job(Training, Pods):
         """SIGKILL the sidecar alone."""
         self.stop_sidecar(node, signal.SIGKILL)
 
-    def cut_store(self, nodes: Iterable[Node], *, reset: bool = False) -> None:
-        """Cut sidecars off the store: by a black hole, or with ``reset`` by closed connections."""
+    def cut_store(self, nodes: Iterable[Node]) -> None:
+        """Cut sidecars off the store, by a black hole."""
         for node in nodes:
             self.tell(f"{node.name}: cut off from the store")
             for proxy in node.proxies:
-                self.background.call(proxy.cut if reset else proxy.hold)
+                self.background.call(proxy.hold)
 
     def mend_store(self) -> None:
         """Connect every sidecar to the store again."""
@@ -284,6 +277,19 @@ class Job(Training, Pods):
             f"{', '.join(sorted(names))} step in one world of {size}",
             not_,
         )
+
+    def muster(self, *arguments: str, program: Path = ROOT) -> str:
+        """Run a command on the job, to its end; return what it prints."""
+        printed = said(
+            program,
+            *arguments,
+            timeout_s=FORM_TIMEOUT_S,
+            MUSTER_NAMESPACE=self.keys.namespace,
+            MUSTER_JOB=self.name,
+            MUSTER_ETCD_ENDPOINTS=",".join(self.endpoints),
+        )
+        self.tell(f"muster {shlex.join(arguments)}: {printed.strip()}")
+        return printed
 
     def undisturbed(self, world: World, steps: int = 20) -> None:
         """Assert that ``world`` still steps, with the same processes, and is the newest one."""
@@ -366,3 +372,7 @@ class Job(Training, Pods):
             yield at_s, f"round {generation}.{seen.number} {state}{closed}"
         for at_s, commit in self.witness.commits:
             yield at_s, f"commit {commit.epoch}: {commit.phase}, {commit.reason}"
+
+
+RunJob = Callable[..., AbstractContextManager[Job]]
+"""The fixture that makes jobs."""

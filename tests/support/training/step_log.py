@@ -14,6 +14,15 @@ STEPS_TIMEOUT_S = 120.0
 """For some steps of a world, and a second more for each."""
 
 
+def step_lines(directory: Path) -> Iterator[tuple[float, int, int]]:
+    """Moment, step, and number of the world, of each whole line of any worker."""
+    for path in directory.iterdir():
+        whole, _, _ = path.read_text().rpartition("\n")  # half a line may be the last
+        for line in whole.splitlines():
+            at_s, step, *_, world = line.split()
+            yield float(at_s), int(step), int(world)
+
+
 @dataclass(frozen=True)
 class Worker:
     """One rank of one world."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training of a newcomer, who has not read anything: torch alone."""
+"""A training of a newcomer, who has not read anything: torch, and a module of his own."""
 
 import os
 import time
@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import agent
+
+assert agent.__doc__ == "The newcomer's own."
 STEPS = int(os.environ.get("STEPS", "20"))
 
 dist.init_process_group("gloo")

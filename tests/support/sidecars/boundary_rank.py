@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank does at its boundaries, as ``muster.drain()`` would; its time is that of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from launcher_shim.rundir import layout
+from muster import boundary
+from muster.saved_steps import SavedSteps
+from rdzv.drain.gate import Gate, RankProgress
+
+
+class BoundaryRank:
+    """One rank, beside the ``files`` of its pod. A subclass trains, publishes, and waits."""
+
+    def __init__(self, master: str, files: Mapping[str, bytes]) -> None:
+        self._files = files
+        self._told = boundary.Rank(master)
+        self._saved = SavedSteps()
+
+    async def _publish(self) -> None:
+        raise NotImplementedError
+
+    async def _look_again(self) -> None:
+        """Wait until the gate may be another one."""
+        raise NotImplementedError
+
+    async def _begin(self) -> None:
+        """Wait until it may begin its first step."""
+        while not boundary.may_begin(self._told, self._rank_gate()):
+            await self._look_again()
+
+    async def _follow(self) -> bool:
+        """Do as the gate says until it says to go on, or to save (True)."""
+        while True:
+            verdict, self._told = boundary.decide(self._told, self._rank_gate())
+            if verdict == boundary.PUBLISH:
+                await self._publish()
+            elif verdict == boundary.WAIT:
+                await self._look_again()
+            else:
+                return verdict == boundary.SAVE
+
+    def _progress(
+        self, local_rank: int = 0, ranks: int = 1, *, drain: bool, away: bool = False
+    ) -> RankProgress:
+        told, saved = self._told, self._saved.named
+        done = (told.held, told.acked, told.failed, away, saved)
+        return RankProgress(local_rank, ranks, told.master, told.step, drain, *done)
+
+    def _gate(self) -> Gate | None:
+        content = self._files.get(layout.GATE)
+        return None if content is None else _gate(content)
+
+    def _rank_gate(self) -> boundary.RankGate | None:
+        gate = self._gate()
+        if gate is None:
+            return None
+        return boundary.RankGate(gate.epoch, gate.master, gate.phase, gate.step)
+
+
+@lru_cache(maxsize=256)
+def _gate(content: bytes) -> Gate:
+    return Gate.from_json(layout.GATE, content)
