@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from random import Random
 
 import pytest
@@ -49,12 +50,18 @@ async def test_a_job_is_read_over_a_line_that_is_too_slow_for_one_answer(driver:
 
 
 class SmallAnswers(MemoryStore):
-    """Gives only small pages in time, and none at first."""
+    """Gives only small pages in time, and none at first; the second waits for ``meanwhile``."""
 
-    def __init__(self, engine: MemoryEngine, most: int) -> None:
+    def __init__(
+        self,
+        engine: MemoryEngine,
+        most: int,
+        meanwhile: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
         super().__init__(engine)
         self.asked: list[tuple[int, str]] = []
         self._most = most
+        self._meanwhile = meanwhile
 
     async def page(
         self,
@@ -65,6 +72,8 @@ class SmallAnswers(MemoryStore):
         revision: int = 0,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Page:
+        if after and len(self.asked) == 1 and self._meanwhile is not None:
+            await self._meanwhile()
         self.asked.append((limit, after))
         if limit > self._most:
             # As if the whole time had passed.
@@ -95,23 +104,10 @@ async def test_a_read_whose_revision_was_compacted_meanwhile_is_begun_anew() -> 
     await fill(engine)
     other = MemoryStore(engine)
 
-    class Compacting(SmallAnswers):
-        async def page(
-            self,
-            prefix: str,
-            *,
-            limit: int,
-            after: str = "",
-            revision: int = 0,
-            timeout_s: float = DEFAULT_TIMEOUT_S,
-        ) -> Page:
-            if after and len(self.asked) == 1:
-                await other.compact((await other.txn([], [Put(PREFIX + "00000", b"")])).revision)
-            return await super().page(
-                prefix, limit=limit, after=after, revision=revision, timeout_s=timeout_s
-            )
+    async def compact() -> None:
+        await other.compact((await other.txn([], [Put(PREFIX + "00000", b"")])).revision)
 
-    store, mirror = Compacting(engine, most=KEYS), Mirror(PREFIX, now)
+    store, mirror = SmallAnswers(engine, most=KEYS, meanwhile=compact), Mirror(PREFIX, now)
     watching = Watching(store, mirror, pause=Doubling(0.01, 0.02))
     async with beside(watching.run()), asyncio.timeout(150):
         await mirror.changed_after(0)

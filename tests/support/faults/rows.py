@@ -81,20 +81,13 @@ async def quorum_lost(rig: FaultRig, seconds: float) -> None:
     await rig.do("etcd: they start", rig.cluster.restore)
 
 
-async def black_hole(rig: FaultRig, seconds: float) -> None:
+async def black_hole(rig: FaultRig, seconds: float, *, past_leases: bool = False) -> None:
+    """Last until no lease is left, if told: longer where the store elects meanwhile."""
     rig.tell("lines: nothing passes to any member")
     rig.each_line(Link.hold)
     await asyncio.sleep(seconds)
-    rig.tell("lines: all passes again, late")
-    rig.each_line(Link.mend)
-
-
-async def black_hole_past_leases(rig: FaultRig, seconds: float) -> None:
-    """Last until no lease is left, which takes longer where the store elects meanwhile."""
-    rig.tell("lines: nothing passes to any member")
-    rig.each_line(Link.hold)
-    await asyncio.sleep(seconds)
-    await rig.until(partial(_members_gone, rig), "the store keeps their leases")
+    if past_leases:
+        await rig.until(partial(_members_gone, rig), "the store keeps their leases")
     rig.tell("lines: all passes again, late")
     rig.each_line(Link.mend)
 
@@ -268,12 +261,12 @@ GROUPS = {
         Row("200 ms ± 100, 1 % loss, 30 s", partial(bad_lines, seconds=30), daily=False),
         Row(
             "black hole to all past leases",
-            partial(black_hole_past_leases, seconds=0),
+            partial(black_hole, seconds=0, past_leases=True),
             keeps_leases=False,
         ),
         Row(
             "black hole to all, 45 s",
-            partial(black_hole_past_leases, seconds=45),
+            partial(black_hole, seconds=45, past_leases=True),
             keeps_leases=False,
             daily=False,
         ),
