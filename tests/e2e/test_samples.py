@@ -142,7 +142,8 @@ def test_i12_each_sample_is_in_the_final_weights_once_an_epoch(
         timeline = job.timeline()
         (killed,) = moments(timeline, "kill")
         assert killed["detail"].startswith("it hosts rank 0")
-        assert moments(timeline, "lost")[0]["who"] == killed["who"]
+        # Whoever stalls for a lease is lost, too.
+        assert killed["who"] in [one["who"] for one in moments(timeline, "lost")]
         assert moments(timeline, "restart") == []
         assert (job.report / "world.svg").read_text().startswith("<svg")
     assert_each_once(trained, samples, steps)
