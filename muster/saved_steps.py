@@ -23,13 +23,10 @@ class SavedSteps:
     def _begin(self) -> None:
         self.named: Tuple[int, ...] = ()
         self.cursors: Dict[int, str] = {}
+        self.with_cursors = False
+        """Whether any of them has a cursor: looked at with each step."""
         self._count = 0
         self._newest_of: Dict[int, int] = {}
-
-    @property
-    def with_cursors(self) -> bool:
-        """Whether any of them has a cursor."""
-        return any(self.cursors.values())
 
     def add(self, step: int, cursor: str = "") -> None:
         """Record that ``step`` is saved; ignore one that is not above all before.
@@ -39,6 +36,7 @@ class SavedSteps:
         if self.named and step <= self.named[0]:
             if step == self.named[0] and cursor:
                 self.cursors[step] = cursor
+                self.with_cursors = True
             return
         self.cursors[step] = cursor
         self._count += 1
@@ -47,6 +45,7 @@ class SavedSteps:
                 self._newest_of[many] = step
         self.named = tuple(sorted(set(self._newest_of.values()), reverse=True))
         self.cursors = {named: self.cursors[named] for named in self.named}
+        self.with_cursors = any(self.cursors.values())
 
     def come_to(self, step: int) -> None:
         """Forget saves of later steps: they are of a loop that has counted its steps otherwise."""
