@@ -105,7 +105,7 @@ class Drain:
             raise RuntimeError("drain.commit_due() belongs into `with muster.drain() as drain`")
         if self._file is None:
             return False
-        if not self._file.of_this_process:  # asked first: the text takes longer than the question
+        if not self._file.of_this_process:  # else no text is made for it
             self._require_own_process("drain.commit_due(%d)" % step)
         if step <= self._boundary:
             raise ValueError(

@@ -12,7 +12,6 @@ from tests.support.training.job import Job, RunJob
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
-
 EVERY = 20
 
 

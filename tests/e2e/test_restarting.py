@@ -14,7 +14,6 @@ from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
 
-
 STEPS = 20
 """After so many, a torchrun is started again."""
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import asyncio
 
-FLUSH_BYTES = 64 * 1024
-"""Size at which answers are written at once, without waiting for the end of the pass."""
-
 
 class AnswerBuffer:
     """A buffer that writes answers in the order given; none once the client is gone."""
@@ -15,8 +12,8 @@ class AnswerBuffer:
     def __init__(self, transport: asyncio.Transport) -> None:
         self.write = transport.write
         self._answers: list[bytes] = []
-        self.add = self._answers.append
-        """Append an answer, to be written with the next flush: once a request, so no method."""
+        self.add = self._answers.append  # the list's own: it is called for every request
+        """Append an answer, to be written with the next flush."""
         self._lost = False
 
     def send(self, answer: bytes) -> None:

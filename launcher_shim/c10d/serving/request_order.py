@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from launcher_shim.c10d.serving.answer_buffer import FLUSH_BYTES, AnswerBuffer
+from launcher_shim.c10d.serving.answer_buffer import AnswerBuffer
 from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.tcpstore import wire
 from rdzv.errors import WireError
@@ -27,6 +27,8 @@ PARKED_MAX = 64
 
 _BURST = 256
 """Requests handled before the other connections get their turn."""
+_FLUSH_BYTES = 64 * 1024
+"""Size at which answers are written at once, without waiting for the end of the pass."""
 
 _NOT_FOR_SESSIONS = frozenset({wire.Validate, wire.Ping, wire.CancelWait})
 
@@ -156,7 +158,7 @@ class RequestOrder:
             if answer := self._answer(pending.popleft()):
                 add(answer)
                 size += len(answer)
-                if size > FLUSH_BYTES:
+                if size > _FLUSH_BYTES:
                     self.answers.flush()
                     size = 0
         else:

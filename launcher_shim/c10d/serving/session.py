@@ -52,7 +52,7 @@ class LauncherSession:
         """Set once a rendezvous is joined; before, and without one, the shared keys count."""
         self._asked_of: Kv | None = None
         """The keys of the stage for which it asked whether a torchrun has to start."""
-        self._ready = False
+        self._ready = False  # True for good, once there are keys to answer from
         self._state_key: bytes | None = None
         note = Note.read(relay.note) if relay is not None else None
         self._resuming = asyncio.ensure_future(self._resume(note)) if note is not None else None
@@ -90,11 +90,10 @@ class LauncherSession:
     def _serve(self, request: wire.Request, held_back: Stamp | None) -> Answer:
         attachment = self._attachment
         if attachment is None and not self._ready:
-            if (
-                self._resuming is not None or self._launchers.shared is None
-            ) and self._asked_of is None:
+            shared = self._launchers.shared if self._resuming is None else None
+            self._ready = (self._asked_of or shared) is not None
+            if not self._ready:
                 return self._when_ready(request, held_back or self._newest_stamp())
-            self._ready = True  # for good: not asked again with each request
         self._held_back = held_back  # for the call that follows, and it alone
         if attachment is None:
             return self._answers[type(request)](request)
@@ -175,7 +174,7 @@ class LauncherSession:
 
     @property
     def _keys(self) -> Kv:
-        # Spelled out, as each read comes through here: the same as ``_kv``, or the shared keys.
+        # ``_kv or shared``, without another property: every read comes through here.
         attachment = self._attachment
         keys = attachment.kv if attachment is not None else self._asked_of or self._launchers.shared
         assert keys is not None
