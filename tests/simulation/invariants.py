@@ -61,7 +61,7 @@ class Invariants:
         self._foreign: set[str] = set()
         self.rounds = RoundInvariants(job, self.truth, self.break_)
         self.drains = DrainInvariants(job, self.rounds, self.break_)
-        self.liveness = Liveness(job, self.break_)
+        self.liveness = Liveness(job, lambda: self.snapshot, self.break_)
         self.quarantines = QuarantineInvariants(job, self.break_)
         job.invariants = self
         job.engine.on_commit = self._committed

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""I11: with ``min`` healthy pods that ask, and a store in reach, a world trains within a bound.
+"""I11: as many train as ask, up to the best allowed size, within a bound.
 
 A pod is healthy while its launcher runs, its sidecar does, and nothing stands between that and
-the store. Whatever the others do must not keep those from training. In a paused job none does.
+the store. While N pods are healthy for longer than ``Liveness.bound_s``, a world of no fewer than
+the largest allowed size of N ends a step within that time, whatever the others do. In a paused job
+none does.
 """
 
 from __future__ import annotations
@@ -11,55 +13,88 @@ import math
 from collections.abc import Callable
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
+from rdzv.listing import decide
+from rdzv.snapshot import Snapshot
 from tests.simulation.network import FAIR
+from tests.simulation.nodes import LEASE_TTL_S
 from tests.simulation.pods import Pod, SimulatedJob
 from tests.simulation.ranks import Rank
 from tests.simulation.torchrun import RUN
 
-BOUND_S = 120.0
-"""For so long ``min`` pods may be healthy and no world train. A world whose keys all vanished is
-kept for 60 s; then a lease may have to end, a last call to pass, and a launcher to look."""
+START_MAX_S = 600.0
+"""A start of ranks counts for no more than this."""
 
-STUCK_S = BOUND_S + RoundPolicy(1, 1).leave_s
-"""And where workers do not end, for so long: others wait for them in the world that is lost."""
+SLACK_S = 60.0
+"""A world whose keys all vanished is kept for so long; and a round forms, and a step is made."""
 
 
 class Liveness:
-    """Looks every second for how long pods have been healthy, and when the last step ended."""
+    """Looks every second for how long pods have been healthy, and which worlds train.
 
-    def __init__(self, job: SimulatedJob, break_: Callable[[str], None]) -> None:
+    ``truth`` gives the store's word; ``trained_s`` is when the last step ended.
+    """
+
+    def __init__(
+        self, job: SimulatedJob, truth: Callable[[], Snapshot], break_: Callable[[str], None]
+    ) -> None:
         self._job = job
+        self._truth = truth
         self._break = break_
         self._healthy_since_s: dict[str, float] = {}
-        self.trained_s = -math.inf
+        self._trained_s: dict[int, float] = {}
         self._paused_s = math.inf
-        self._shapes = 1
+        self._rules: object = None
+
+    @property
+    def trained_s(self) -> float:
+        """When a world of any size ended a step last."""
+        return max(self._trained_s.values(), default=-math.inf)
+
+    @property
+    def bound_s(self) -> float:
+        """T of I11: lease, confirmation, gather window, the longest start so far, and a minute."""
+        policy, job, rules = RoundPolicy(1, 1), self._job, self._truth().rules
+        gather_s = rules.gather_s if rules is not None else 0.0
+        # Where workers do not end, others wait for them in the world that is lost.
+        leave_s = policy.leave_s if job.sticks else 0.0
+        start_s = min(job.start_s, START_MAX_S)
+        return LEASE_TTL_S + policy.confirm_s + gather_s + start_s + SLACK_S + leave_s
 
     def trained(self, rank: Rank) -> None:
         """A rank has finished a step; all others of its world have begun it."""
-        self.trained_s = self._job.loop.time()
+        self._trained_s[rank.world.size] = self._job.loop.time()
 
     def look(self) -> None:
         """Take note of who is healthy now, and hold the job to it."""
-        now = self._job.loop.time()
-        bound_s = STUCK_S if self._job.sticks else BOUND_S
+        now, bound_s = self._job.loop.time(), self.bound_s
         self._paused_s = min(self._paused_s, now) if self._job.paused else math.inf
         if self.trained_s > self._paused_s + bound_s:
             self._break(f"a world trains, though the job has been paused for {bound_s:.0f} s")
         present = () if self._job.paused else self._job.present()
         healthy = {pod.pod_uid for pod in present if is_healthy(pod)}
+        unmarked = healthy - self._in_retry_pause()
+        if self._job.sizes.largest(len(unmarked)):
+            healthy = unmarked  # but a pause never keeps the others from training
         since_s = self._healthy_since_s
-        if len(self._job.shapes) > self._shapes:
-            # What was enough before, or is from now on, says nothing of the time until now.
-            self._shapes, since_s = len(self._job.shapes), {}
+        rules = self._truth().rules
+        if (in_force := (rules and (rules.sizes, rules.gather_s), self._job.sizes)) != self._rules:
+            # What was the best size before, or is from now on, says nothing of the time until now.
+            self._rules, since_s = in_force, {}
         self._healthy_since_s = {uid: since_s.get(uid, now) for uid in healthy}
         for_long = sorted(uid for uid in healthy if now - self._healthy_since_s[uid] > bound_s)
-        least = self._job.sizes.smallest
-        if len(for_long) >= least and now - self.trained_s > bound_s:
+        best = self._job.sizes.largest(len(for_long))
+        trained_s = max(
+            (at_s for size, at_s in self._trained_s.items() if size >= best), default=-math.inf
+        )
+        if best and now - trained_s > bound_s:
             self._break(
-                f"I11: {for_long} have asked for {bound_s:.0f} s, {least} are enough, and no world"
-                " trains"
+                f"I11: {for_long} have asked for {bound_s:.0f} s, and no world of {best} trains"
             )
+
+    def _in_retry_pause(self) -> set[str]:
+        """UIDs of pods that stay out for a while, as their worlds have made no progress."""
+        listing, members = decide(self._truth()), self._truth().members
+        return {members[name].pod_uid for name in listing.quarantined}
 
 
 def is_healthy(pod: Pod) -> bool:
