@@ -88,6 +88,13 @@ class RunDir:
         """Make the directory itself; raise ``ConfigError`` if it cannot be used."""
         with self._usable():
             self._make_dir(self.path, 0o755)
+            no_programs = os.statvfs(self.path).f_flag & os.ST_NOEXEC
+        if no_programs:
+            raise ConfigError(
+                f"{named('--run-dir')}: {self.path} is on a volume that is mounted noexec, so the"
+                f" training container could not start {layout.PROGRAMS}/{layout.MUSTER_RUN} in it:"
+                " mount one without noexec, such as an emptyDir"
+            )
 
     def deliver(self, config: Config, host: str) -> None:
         """Write every file that does not depend on the store; raise ``ConfigError`` if that fails.

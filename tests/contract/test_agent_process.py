@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import shutil
 import signal
 import socket
 import stat
@@ -33,6 +34,7 @@ from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.ports import free_ports
+from tests.support.programs import ran
 from tests.support.records import member
 from tests.support.sidecars.listeners import listening
 from tests.support.sidecars.processes import PATIENCE_S, ROOT, Sidecar, muster, sidecar, until
@@ -212,6 +214,27 @@ async def test_a_run_directory_that_cannot_be_written_is_told(tmp_path: Path) ->
     async with sidecar("127.0.0.1:1", tmp_path / "file" / "run") as one:
         assert await asyncio.wait_for(one.process.wait(), PATIENCE_S) == 2
     assert "--run-dir (MUSTER_RUN_DIR)" in one.lines[-1]["message"]
+
+
+def may_mount() -> bool:
+    """Whether a mount in a namespace of its own works here: it takes root, and no strict sandbox."""
+    probe = ["unshare", "--mount", "sh", "-c", "mount -t tmpfs -o noexec none /mnt"]
+    return shutil.which("unshare") is not None and subprocess.run(probe).returncode == 0
+
+
+async def test_a_run_directory_that_runs_no_programs_is_told(tmp_path: Path) -> None:
+    if not await asyncio.to_thread(may_mount):
+        pytest.skip("mounting takes root")
+    agent = (
+        f"mount -t tmpfs -o noexec none {tmp_path} && exec {sys.executable} -m console.main agent"
+        f" --job j --member m --min 1 --max 1 --etcd-endpoints 127.0.0.1:1 --run-dir {tmp_path}"
+    )
+    shell = ("unshare", "--mount", "sh", "-c", agent)
+    ended = await asyncio.to_thread(ran, *shell, timeout_s=PATIENCE_S)
+    assert ended.returncode == 2
+    said = json.loads(ended.stderr.splitlines()[-1])["message"]
+    assert f"--run-dir (MUSTER_RUN_DIR): {tmp_path} is on a volume that is mounted noexec" in said
+    assert "Traceback" not in ended.stderr
 
 
 async def test_a_taken_port_is_told(server: EmbeddedServer, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from agent.rundir.files import RunDir, State
 from launcher_shim.rundir import layout
+from rdzv.errors import ConfigError
 
 
 def test_a_file_that_is_as_it_is_to_be_is_left_alone(tmp_path: Path) -> None:
@@ -58,3 +59,25 @@ def test_a_file_that_others_could_change_is_made_anew(
     assert now.st_ino != before
     assert (now.st_uid, now.st_nlink, now.st_mode & 0o777) == (os.geteuid(), 1, 0o644)
     assert State.from_json(layout.STATE, path.read_bytes()) == State("a")
+
+
+def test_a_volume_that_runs_no_programs_is_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount may need root, which this test does without."""
+    real = os.statvfs
+
+    def noexec(path: Path) -> os.statvfs_result:
+        fields = list(real(path))
+        fields[8] |= os.ST_NOEXEC
+        return os.statvfs_result(fields)
+
+    RunDir(str(tmp_path)).make()
+    monkeypatch.setattr(os, "statvfs", noexec)
+    with pytest.raises(ConfigError) as refused:
+        RunDir(str(tmp_path)).make()
+    said = str(refused.value)
+    assert said.startswith(f"--run-dir (MUSTER_RUN_DIR): {tmp_path} is on a volume")
+    assert "noexec" in said
+    assert "emptyDir" in said
+    assert "\n" not in said
