@@ -3,16 +3,9 @@
 
 from __future__ import annotations
 
-import re
-
+from launcher_shim.tcpstore.round_keys import ROUND_KEY
 from rdzv.errors import WireError
 
-_ROUND_KEY = re.compile(
-    rb"/?torch\.rendezvous\.(?P<run>.+)\.(?P<round>\d{1,18})/(?P<name>.+)", re.DOTALL
-)
-_MEETING = re.compile(
-    rb"MASTER_ADDR|MASTER_PORT|torchelastic/(role_info|assigned_ranks)/.+", re.DOTALL
-)
 _STATE_KEY_PREFIX = b"/torch.rendezvous."
 
 
@@ -44,21 +37,15 @@ def round_prefix(run_id: str, number: int) -> bytes:
 
 def round_key(key: bytes, run_id: str) -> tuple[int, bytes] | None:
     """Split a key that torch made for one round of ``run_id`` into round and name; else None."""
-    match = _ROUND_KEY.fullmatch(key)
+    match = ROUND_KEY.fullmatch(key)
     if match is None or match["run"] != run_id.encode():
         return None
     return int(match["round"]), match["name"]
 
 
-def round_met_by(key: bytes) -> int | None:
-    """Return the round whose nodes meet by the value of ``key``; None for any other key."""
-    match = _ROUND_KEY.fullmatch(key)
-    return None if match is None or not _MEETING.fullmatch(match["name"]) else int(match["round"])
-
-
 def round_of_exit_barrier(key: bytes) -> int | None:
     """Return the round at whose end agents ADD to ``key``; None for any other key."""
-    match = _ROUND_KEY.fullmatch(key) if is_exit_barrier(key) else None
+    match = ROUND_KEY.fullmatch(key) if is_exit_barrier(key) else None
     return None if match is None else int(match["round"])
 
 

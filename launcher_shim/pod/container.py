@@ -13,9 +13,10 @@ import logging
 import os
 import signal
 import subprocess
-from typing import Callable, Dict, Mapping, Optional, Sequence, Set
+from typing import Callable, Mapping, Optional, Sequence, Set
 
 from launcher_shim.pod.early_signals import unblock
+from launcher_shim.pod.process_table import descendants
 
 log = logging.getLogger(__name__)
 
@@ -160,24 +161,3 @@ def _shell_status(waited: int) -> int:
     if os.WIFSIGNALED(waited):
         return 128 + os.WTERMSIG(waited)
     return os.WEXITSTATUS(waited)
-
-
-def descendants(root: int) -> Set[int]:
-    """Return the processes below ``root`` that have not ended."""
-    children: Dict[int, Set[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    state, parent = file.read().rpartition(b")")[2].split()[:2]
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # it has just ended, or hidepid hides it: another user's, so not below us
-            if state != b"Z":
-                children.setdefault(int(parent), set()).add(int(name))
-    below_root: Set[int] = set()
-    unseen = {root}
-    while unseen:
-        below = children.get(unseen.pop(), set()) - below_root
-        below_root |= below
-        unseen |= below
-    return below_root

@@ -14,7 +14,7 @@ import logging
 import os
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from launcher_shim.pod.container import descendants
+from launcher_shim.pod.process_table import descendants, parts
 from launcher_shim.pod.torchrun_options import SWITCHES, VARIABLES
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.safe_open import open_regular, read_untrusted
@@ -111,21 +111,16 @@ def look(pids: Iterable[int]) -> Launch:
     """Find the launcher among processes; of several, the one with the lowest number."""
     for pid in sorted(pids):
         try:
-            words = _parts(f"/proc/{pid}/cmdline")
+            words = parts(f"/proc/{pid}/cmdline")
             if not _program(words)[0]:
                 continue
-            variables = (part.partition("=") for part in _parts(f"/proc/{pid}/environ"))
+            variables = (part.partition("=") for part in parts(f"/proc/{pid}/environ"))
             launch = read_launch(pid, words, {name: value for name, _, value in variables})
         except OSError:
             continue  # it has just ended, or may not be read
         if launch is not None:
             return launch
     return Launch()
-
-
-def _parts(path: str) -> List[str]:
-    with open(path, "rb") as file:
-        return file.read().decode(errors="replace").rstrip("\0").split("\0")
 
 
 class Reporter:

@@ -12,12 +12,14 @@ import asyncio
 import logging
 import os
 import socket
-from typing import List, Optional, Set, Tuple, cast
+from collections import deque
+from typing import Awaitable, Callable, Deque, List, Optional, Set, Tuple, cast
 
 import launcher_shim.tcpstore.wire as wire
 from launcher_shim.pod.relay_ledger import RelayLedger
 from launcher_shim.tcpstore.loopback import bind_loopback
 from launcher_shim.tcpstore.parser import RequestParser
+from launcher_shim.tcpstore.round_keys import round_met_by
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +39,23 @@ LAST_ANSWER_S = 0.5
 has come, or the connection is closed, torch handles no signal."""
 
 
-class Relay:
-    """The relay from both loopback addresses at ``port`` to the socket at ``path``."""
+async def _nothing() -> None:
+    pass
 
-    def __init__(self, port: int, path: str) -> None:
+
+class Relay:
+    """The relay from both loopback addresses at ``port`` to the socket at ``path``.
+
+    ``clear`` ends what worlds that have ended left behind. A torchrun waits for it before it starts
+    the workers of a world; it is called again when the torchrun has ended.
+    """
+
+    def __init__(
+        self, port: int, path: str, clear: Callable[[], Awaitable[None]] = _nothing
+    ) -> None:
         self.port = port
         self.path = path
+        self.clear = clear
         self.clients: Set[Client] = set()
         self.took_part = False
         """Whether a torchrun of this container has been in a rendezvous."""
@@ -108,6 +121,9 @@ class Client(asyncio.Protocol):
         self._gone = False
         self._hurried = False
         self._overdue: Optional[asyncio.TimerHandle] = None
+        self._met = -1
+        self._clearing: Optional[asyncio.Task[None]] = None
+        self._kept_back: Deque[wire.Request] = deque()
 
     @property
     def connected(self) -> bool:
@@ -146,9 +162,8 @@ class Client(asyncio.Protocol):
         except wire.FrameError as error:
             self._fault = str(error)
             requests = list(error.before)
-        for request in requests:
-            self._ask(request)
-        self._regulate()
+        self._kept_back += requests
+        self._ask_kept_back()
 
     def pause_writing(self) -> None:
         """Stop reading the sidecar's answers: the client does not read them."""
@@ -171,6 +186,34 @@ class Client(asyncio.Protocol):
             self._say_farewell(self._link)
         elif self.relaying is not None and not self._is_wanted():
             self.relaying.cancel()
+        if self._met >= 0 and self._clearing is None:
+            self._clear()
+
+    def _ask_kept_back(self) -> None:
+        """Pass requests on, up to the first by which its torchrun is about to start workers."""
+        while self._kept_back and self._clearing is None:
+            number = _round_met_by(self._kept_back[0])
+            if number is not None and number != self._met:
+                self._met = number
+                self._clear()
+            else:
+                self._ask(self._kept_back.popleft())
+        self._regulate()
+
+    def _clear(self) -> None:
+        self._clearing = asyncio.ensure_future(self._container.clear())
+        self._clearing.add_done_callback(self._on_cleared)
+
+    def _on_cleared(self, clearing: asyncio.Task[None]) -> None:
+        self._clearing = None
+        if not clearing.cancelled() and clearing.exception() is not None:
+            log.error(
+                "a defect of muster-run: processes of ended worlds may be left",
+                exc_info=clearing.exception(),
+            )
+        if not self._gone:
+            self._ask_kept_back()
+            self._watch_answer()
 
     def _ask(self, request: wire.Request) -> None:
         if isinstance(request, wire.CompareSet) and request.key.startswith(wire.STAGE):
@@ -195,7 +238,8 @@ class Client(asyncio.Protocol):
         if self._overdue is not None:
             self._overdue.cancel()
             self._overdue = None
-        if self._hurried and self._ledger.awaited and not self._gone:
+        awaited = self._ledger.awaited or self._clearing is not None
+        if self._hurried and awaited and not self._gone:
             loop = asyncio.get_running_loop()
             self._overdue = loop.call_later(LAST_ANSWER_S, self._leave_unanswered)
 
@@ -210,11 +254,12 @@ class Client(asyncio.Protocol):
         """Pause, resume or close, depending on the requests that are not settled."""
         if self._gone:
             return
-        if self._fault and not self._ledger.busy:
+        if self._fault and not self._ledger.busy and not self._kept_back:
             log.warning("closed a connection to the rendezvous: %s", self._fault)
             self._transport.close()
             return
-        pause = bool(self._fault) or self._ledger.held > HELD_MAX
+        clearing = self._clearing is not None
+        pause = bool(self._fault) or self._ledger.held > HELD_MAX or clearing
         if pause != self._reading_paused:
             self._reading_paused = pause
             if pause:
@@ -348,6 +393,15 @@ class Link(asyncio.Protocol):
         """Read answers again."""
         if not self._transport.is_closing():
             self._transport.resume_reading()
+
+
+def _round_met_by(request: wire.Request) -> Optional[int]:
+    """Return the round whose workers a torchrun is about to start, by one of its requests."""
+    if isinstance(request, (wire.Get, wire.Set)):
+        return round_met_by(request.key)
+    if isinstance(request, (wire.Wait, wire.MultiGet)):
+        return round_met_by(request.keys[0]) if request.keys else None
+    return None
 
 
 def _socket_of(path: str, listens: bool) -> Tuple[int, int]:

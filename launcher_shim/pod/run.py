@@ -35,6 +35,7 @@ from launcher_shim.pod.horovod_pod import found_first, is_launcher, serves_worke
 from launcher_shim.pod.launch import Reporter, read_launch
 from launcher_shim.pod.log_lines import configure
 from launcher_shim.pod.notices import OutgoingNotice, give_notice
+from launcher_shim.pod.orphans import Orphans, keeps_orphans
 from launcher_shim.pod.overruling import merged
 from launcher_shim.pod.relay import Relay
 from launcher_shim.pod.restarting import Ended, restart_steps, starts_again
@@ -107,7 +108,7 @@ class CommandRun:
                     self._command, environ = found_first(self._command, environ)
             self._grace_s = grace_s(environ)
             restart_steps(environ)
-            self._relay = await self._serve_port()
+            self._relay = await self._serve_port(keeps=keeps_orphans(environ))
         except ValueError as error:
             log.error("%s", error)
             return EXIT_USAGE
@@ -231,15 +232,20 @@ class CommandRun:
                 continue
             return None
 
-    async def _serve_port(self) -> Optional[Relay]:
+    async def _serve_port(self, *, keeps: bool) -> Optional[Relay]:
         """Serve torchrun's port; raises ``ValueError`` if another program than the sidecar has it.
+
+        ``keeps``: whether processes that outlive their world are left alone.
 
         A sidecar of an older version does not report that it serves the port itself.
         """
         port = rendezvous_port(self._delivered) if self._delivered is not None else None
         if port is None:
             return None
-        relay = Relay(port, self._run_dir.c10d_socket)
+        if keeps:
+            relay = Relay(port, self._run_dir.c10d_socket)
+        else:
+            relay = Relay(port, self._run_dir.c10d_socket, Orphans().end)
         try:
             await relay.listen()
         except OSError as error:

@@ -217,7 +217,7 @@ async def test_a_run_directory_that_cannot_be_written_is_told(tmp_path: Path) ->
 
 
 def may_mount() -> bool:
-    """Whether a mount in a namespace of its own works here: it takes root, and no strict sandbox."""
+    """Whether a mount in a namespace of its own works here, which takes root."""
     probe = ["unshare", "--mount", "sh", "-c", "mount -t tmpfs -o noexec none /mnt"]
     return shutil.which("unshare") is not None and subprocess.run(probe).returncode == 0
 

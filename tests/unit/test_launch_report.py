@@ -16,7 +16,7 @@ import pytest
 
 from agent.rundir.launch_report import LaunchReport
 from agent.rundir.launch_report import read_launch as read_report
-from launcher_shim.pod import container, launch
+from launcher_shim.pod import launch, process_table
 from launcher_shim.pod.launch import REPORT_MAX_BYTES, Reporter, read_launch
 from launcher_shim.pod.launch import Launch as Report
 from launcher_shim.pod.run import _on_reporting_ended
@@ -195,8 +195,8 @@ def test_processes_of_others_that_proc_hides_are_not_below_this_one(
             raise PermissionError(1, "Operation not permitted", path)
         return open(path, mode)
 
-    monkeypatch.setattr(container, "open", hidden, raising=False)
-    assert os.getpid() in container.descendants(os.getppid())
+    monkeypatch.setattr(process_table, "open", hidden, raising=False)
+    assert os.getpid() in process_table.descendants(os.getppid())
 
 
 @pytest.fixture

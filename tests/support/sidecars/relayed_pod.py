@@ -27,6 +27,8 @@ class RelayedPod:
     sidecar: Sidecar | None = None
     runner: asyncio.subprocess.Process | None = None
     lives: list[Sidecar] = field(default_factory=list)
+    of_container: dict[str, str] = field(default_factory=dict)
+    """Variables of the training container's own."""
 
     async def start_sidecar(self) -> None:
         """Start a sidecar and wait until it is ready."""
@@ -67,19 +69,25 @@ class RelayedPod:
         self.runner = await asyncio.create_subprocess_exec(
             self.run_dir / "bin" / "muster-run",
             *("--", *command),
-            env={**environ, "MUSTER_RUN_DIR": str(self.run_dir)},
+            env={**environ, "MUSTER_RUN_DIR": str(self.run_dir), **self.of_container},
             stderr=asyncio.subprocess.PIPE,
         )
 
 
 @asynccontextmanager
 async def relayed_pod(
-    endpoint: str, run_dir: Path, *command: str, port: int = 0, **environ: str
+    endpoint: str,
+    run_dir: Path,
+    *command: str,
+    port: int = 0,
+    of_container: dict[str, str] | None = None,
+    **environ: str,
 ) -> AsyncIterator[RelayedPod]:
     """Run a pod; end it at the end. ``port``: 0 chooses one."""
     port = port or free_ports(1)[0]
     async with AsyncExitStack() as stack:
         pod = RelayedPod(endpoint, run_dir, port, environ, stack)
+        pod.of_container = dict(of_container or {})
         await pod.start_sidecar()
         await pod.start_runner(*(command or ("sleep", "600")))
         try:
