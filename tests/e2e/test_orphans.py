@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.training.job import ROOT, RunJob
+from tests.support.sources import ROOT
+from tests.support.training.job import RunJob
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
 

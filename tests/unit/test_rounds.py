@@ -239,6 +239,7 @@ def test_where_a_frozen_node_stands(b: Node | None, standing: str) -> None:
 
 
 ONE, LATER = (inside("a"), 0, 100.0), [node("d")]
+FINISHED = [replace(node("a", "in"), finished=True), node("d")]
 
 
 @pytest.mark.parametrize(
@@ -260,6 +261,7 @@ ONE, LATER = (inside("a"), 0, 100.0), [node("d")]
             65,
         ),
         ([ONE], world("ab", finishing=True), False, POLICY.orphan_hold_s),
+        ([(FINISHED, 0, 100.0)], world("ab", finishing=True), False, POLICY.confirm_s),
     ],
     ids=[
         "it stays away",
@@ -268,6 +270,7 @@ ONE, LATER = (inside("a"), 0, 100.0), [node("d")]
         "after a cut that we were in ourselves",
         "after the first of a world that had vanished as a whole",
         "while others finish",
+        "all others have finished",
     ],
 )
 def test_a_missing_node_is_gone_once_it_has_had_time_to_return(

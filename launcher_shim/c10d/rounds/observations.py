@@ -210,8 +210,13 @@ def stand(
     if any(standing in ("here", "left", "replaced") for standing in of.values()):
         back_s = observations.return_until_s
         # Nodes that have finished need no other, and the rest may be about to: their last work,
-        # such as an upload, is not cut short for one that is cut off.
-        wait_s = policy.orphan_hold_s if snapshot.round.finishing else policy.confirm_s
+        # such as an upload, is not cut short for one that is cut off. If all others have finished,
+        # there is none to cut short.
+        at_work = any(
+            standing == "here" and seat not in observations.done for seat, standing in of.items()
+        )
+        finishing = snapshot.round.finishing and at_work
+        wait_s = policy.orphan_hold_s if finishing else policy.confirm_s
         due = {seat: max(since[seat] + wait_s, back_s) for seat in missing}
     elif snapshot.asking() or snapshot.left_out_ask():
         # All at once: a cut, not a death, unless no node comes back for very long.
