@@ -88,6 +88,7 @@ class CommandRun:
         self._ended_by: Optional[signal.Signals] = None
         self._drain: Optional[asyncio.Task[None]] = None
         self._grace_s = 0.0
+        self._keeps_orphans = False
         self._drained = False
         self._passed: Set[int] = set()
         self._passed_on_until_s: Optional[float] = None
@@ -108,7 +109,8 @@ class CommandRun:
                     self._command, environ = found_first(self._command, environ)
             self._grace_s = grace_s(environ)
             restart_steps(environ)
-            self._relay = await self._serve_port(keeps=keeps_orphans(environ))
+            self._keeps_orphans = keeps_orphans(environ)
+            self._relay = await self._serve_port()
         except ValueError as error:
             log.error("%s", error)
             return EXIT_USAGE
@@ -232,17 +234,15 @@ class CommandRun:
                 continue
             return None
 
-    async def _serve_port(self, *, keeps: bool) -> Optional[Relay]:
+    async def _serve_port(self) -> Optional[Relay]:
         """Serve torchrun's port; raises ``ValueError`` if another program than the sidecar has it.
-
-        ``keeps``: whether processes that outlive their world are left alone.
 
         A sidecar of an older version does not report that it serves the port itself.
         """
         port = rendezvous_port(self._delivered) if self._delivered is not None else None
         if port is None:
             return None
-        if keeps:
+        if self._keeps_orphans:
             relay = Relay(port, self._run_dir.c10d_socket)
         else:
             relay = Relay(port, self._run_dir.c10d_socket, Orphans().end)
