@@ -17,7 +17,9 @@ from agent.drain.notice_socket import Phase
 from agent.drain.own_record import SAME_DEADLINE_S, OwnDrainRecord
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
+from launcher_shim.pod.grace import FAREWELL_S
 from launcher_shim.rundir import layout
+from rdzv.drain.inputs import LiveRound
 from rdzv.drain.phases import phase_of
 from rdzv.drain.transactions import first_write, outdate_first_write
 from rdzv.errors import RecordError
@@ -62,6 +64,7 @@ class OwnDrain:
         self._kept: OwnDrainRecord | None = None
         self._recorded: tuple[float | None, float | None] = (None, None)
         self._stirred = asyncio.Event()
+        self._finishing = False
         self._phase: Phase | None = None
         self._phase_changed = asyncio.Event()
 
@@ -89,7 +92,18 @@ class OwnDrain:
     @property
     def due_boot_s(self) -> float | None:
         """The latest moment to pass SIGTERM; None without a drain, or without a deadline."""
-        return self.notes.due_boot_s if self.notes else None
+        notes = self.notes
+        if notes is None or notes.deadline_boot_s is None:
+            return None
+        reserve_s = min(notes.reserve_s, FAREWELL_S) if self._finishing else notes.reserve_s
+        return notes.deadline_boot_s - reserve_s
+
+    def see_round(self, round: LiveRound | None) -> None:
+        """Take in the round that this pod's ranks are in: whether it is finishing."""
+        finishing = round is not None and round.finishing
+        if finishing != self._finishing:
+            self._finishing = finishing
+            self._stirred.set()
 
     def notify(self, notice: Notice) -> None:
         """Take a notice: begin the drain, or add the notice to the one that is there."""
@@ -271,12 +285,19 @@ class OwnDrain:
         if notes is None:
             was_going = self._phase is not None and not self._phase.last
             return Phase("cancelled", "the drain was cancelled") if was_going else None
-        stand = phase_of(snapshot, drain) if drain is not None else None
+        stand = None
+        if drain is not None:
+            stand = phase_of(snapshot, drain, finishing=self._finishing)
         if stand is not None and stand.outcome:
             return Phase("released", stand.sentence, stand.outcome)
-        if notes.due_boot_s is not None and self._boot_s() >= notes.due_boot_s:
+        due_boot_s = self.due_boot_s
+        if due_boot_s is not None and self._boot_s() >= due_boot_s:
             if stand is not None and stand.name == "saved":
                 return Phase("released", f"the deadline has passed: {stand.sentence}", "committed")
+            if stand is not None and stand.name == "finishing":
+                return Phase(
+                    "released", f"the deadline has passed: {stand.sentence}", "uncommitted"
+                )
             return Phase(
                 "released", "the deadline has passed before all ranks had saved", "expired"
             )
@@ -310,5 +331,5 @@ class OwnDrain:
         if self.notes is None:
             return []
         now_s = self._boot_s()
-        moments = (self.notes.due_boot_s, self.notes.outlived_boot_s)
+        moments = (self.due_boot_s, self.notes.outlived_boot_s)
         return [moment - now_s for moment in moments if moment is not None and moment > now_s]

@@ -16,7 +16,7 @@ class LastSave:
     ``step``: the newest that all ranks have saved, or None; ``periodic``: no commit asked for it.
     ``newest``: a later step that only the members ``newest_of`` have saved, or None. ``seen_step``:
     the furthest step that the world has reported, or None. Times are by the writer's wall clock,
-    0.0 if unknown.
+    0.0 if unknown. ``finishing``: first ranks have ended well, so nothing is to be saved any more.
     """
 
     step: int | None
@@ -26,12 +26,15 @@ class LastSave:
     newest_of: tuple[str, ...] = ()
     seen_step: int | None = None
     seen_at_unix_s: float = 0.0
+    finishing: bool = False
 
     @property
     def steps_at_risk(self) -> int | None:
         """The steps that would be trained again, as far as known; None if no world reports any."""
         if self.seen_step is None:
             return None
+        if self.finishing:
+            return 0
         return max(0, self.seen_step - (self.step or 0))
 
     def sentence(self, now_unix_s: float) -> str:
@@ -47,7 +50,9 @@ class LastSave:
             names += f" and {more} more" if more > 0 else ""
             parts.append(f"step {self.newest:,} not by all ranks yet (by {names})")
         at_risk = self.steps_at_risk
-        if at_risk is not None:
+        if self.finishing:
+            parts.append("the job is finishing: nothing is to be saved")
+        elif at_risk is not None:
             seen = _ago(self.seen_at_unix_s, now_unix_s)
             parts.append(f"{at_risk:,} steps at risk (at step {self.seen_step:,}{seen})")
         return "; ".join(parts)

@@ -142,6 +142,7 @@ class JobView:
             periodic=last is not None and last.periodic,
             newest=newest if newest > step else None,
             newest_of=tuple(one.member for one in told if one.newest == newest),
+            finishing=run is not None and run.round.finishing,
             seen_step=None if furthest is None or furthest.step < 0 else furthest.step,
             seen_at_unix_s=0.0 if furthest is None else furthest.at_unix_s,
         )
@@ -164,6 +165,13 @@ class JobView:
             ),
         ]
         return [(member, state, self._with_bypass(member, why)) for member, state, why in states]
+
+    def _finishes(self, member: Member) -> bool:
+        """Return whether first ranks of the member's round have ended well."""
+        run = _newest(self.runs)
+        if run is None or not run.round.finishing:
+            return False
+        return any(seat.member == member.name for seat in run.round.frozen)
 
     def _needed(self, member: Member) -> str:
         quarantine = self.snapshot.quarantine_of(member)
@@ -191,7 +199,7 @@ class JobView:
         if drain is None:
             quarantined = member.name in self.listing.quarantined
             return member, "quarantined" if quarantined else "excluded", why
-        phase = phase_of(self.snapshot, drain)
+        phase = phase_of(self.snapshot, drain, finishing=self._finishes(member))
         return (
             member,
             "drained" if phase.outcome else "draining",

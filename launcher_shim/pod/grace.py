@@ -24,6 +24,11 @@ def grace_s(environ: Mapping[str, str]) -> float:
     return float(match.group(1))
 
 
+FAREWELL_S = 1.0
+"""The reserve of a job that is finishing, in seconds: with nothing to save, all that is left to do
+is to end."""
+
+
 def reserve_s(grace: float) -> float:
     """Return how long before its end a container gets SIGTERM at the latest, in seconds."""
     return max(1.0, min(5.0, grace / 3))

@@ -12,12 +12,16 @@ import json
 import logging
 from typing import Dict, NamedTuple, Optional, Tuple
 
+from launcher_shim.pod.grace import FAREWELL_S
+
 log = logging.getLogger(__name__)
 
 ABSENT_S = 3.0
 """If the socket does not exist for this many seconds, there is no sidecar."""
 RETRY_S = 0.1
 LINE_MAX = 64 * 1024
+FINISHING = "finishing"
+"""The phase in which nothing is to be saved, as ``rdzv.drain.phases`` names it."""
 
 
 class Release(NamedTuple):
@@ -34,13 +38,19 @@ class Release(NamedTuple):
 class OutgoingNotice(NamedTuple):
     """A notice to send. ``end_s``: the end of the container; ``deadline_s``: the end of the wait.
 
-    Both are of the running event loop's clock.
+    Both are of the running event loop's clock. While the job is finishing, the wait goes on up to
+    ``FAREWELL_S`` before the end.
     """
 
     source: str
     reason: str
     end_s: float
     deadline_s: float
+
+    def until_s(self, phase: str) -> float:
+        """Return the end of the wait in ``phase`` of the drain."""
+        last_s = max(self.deadline_s, self.end_s - FAREWELL_S)
+        return last_s if phase == FINISHING else self.deadline_s
 
     def line(self, now_s: float) -> bytes:
         """Encode it for the sidecar."""
@@ -57,9 +67,9 @@ async def give_notice(path: str, notice: OutgoingNotice) -> Release:
     loop = asyncio.get_running_loop()
     connected = False
     absent_since_s: Optional[float] = None
-    last_sentence = ""
+    phase = last_sentence = ""
     while True:
-        left_s = notice.deadline_s - loop.time()
+        left_s = notice.until_s(phase) - loop.time()
         if left_s <= 0:
             return Release("expired", last_sentence or "the sidecar did not answer")
         try:
@@ -78,13 +88,13 @@ async def give_notice(path: str, notice: OutgoingNotice) -> Release:
             try:
                 writer.write(notice.line(loop.time()))
                 while True:
-                    left_s = max(0.0, notice.deadline_s - loop.time())
+                    left_s = max(0.0, notice.until_s(phase) - loop.time())
                     line = await asyncio.wait_for(reader.readline(), left_s)
+                    if not line.endswith(b"\n"):
+                        break
                     phase, last_sentence = _read(line, last_sentence)
                     if phase in ("released", "cancelled", "refused"):
                         return Release(phase, last_sentence)
-                    if not line.endswith(b"\n"):
-                        break
             except asyncio.TimeoutError:
                 continue
             except (OSError, ValueError) as error:
@@ -96,8 +106,6 @@ async def give_notice(path: str, notice: OutgoingNotice) -> Release:
 
 def _read(line: bytes, last_sentence: str) -> Tuple[str, str]:
     """Parse a phase and its sentence, and log a new sentence; raises ``ValueError``."""
-    if not line.endswith(b"\n"):
-        return "", last_sentence
     try:
         fields = json.loads(line.decode())
     except RecursionError as error:

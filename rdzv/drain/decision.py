@@ -37,6 +37,9 @@ LEAST_COMMIT_S = 1.0
 """Lower bound on the expected duration of a commit. A measurement that began part-way through would
 be too short."""
 
+FINISHING = "the job is finishing: nothing is to be saved"
+"""The reason while first ranks have ended well, and the others are about to."""
+
 
 @dataclass(frozen=True, slots=True)
 class DrainDecision:
@@ -166,6 +169,12 @@ class _Scene:
     def is_due(self, uid: str) -> bool:
         return self.now >= self.due_s(uid)
 
+    def finishes(self, drain: Drain) -> bool:
+        """Return whether the pod's round is finishing, and no save of it is on record."""
+        if self.round is None or drain.pod_uid not in self.inside:
+            return False
+        return self.round.finishing and not self.served(drain.pod_uid)
+
     def last_chance_s(self, uid: str) -> float:
         """Return the time from which a commit may only just finish before the pod's deadline."""
         return self.due_s(uid) - 2 * max(self.commit.took_s, LEAST_COMMIT_S)
@@ -253,6 +262,11 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
         # A worker that is on its way here must find the pod: the others would wait for it.
         if snapshot.commands is not None and scene.now >= scene.launched_s:
             return "committed", "no worker runs in it any more"
+    if scene.is_due(uid) and scene.finishes(drain):
+        past_s = scene.now - scene.due_s(uid)
+        # Its own sidecar's deadline is that of its whole grace; the others know only the usual one.
+        due = uid == snapshot.pod_uid or past_s >= drain.reserve_s
+        return ("uncommitted", FINISHING) if due else ("", "")
     if scene.is_due(uid):
         return ("committed" if scene.served(uid) else "expired"), "its deadline is near"
     return "", ""

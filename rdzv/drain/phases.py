@@ -6,14 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rdzv.drain.decision import granted
+from rdzv.drain.decision import FINISHING, granted
 from rdzv.records.drain import Drain, Outcome
 from rdzv.snapshot import Snapshot
 
-Name = Literal["draining", "agreeing", "saving", "saved", "released"]
+Name = Literal["draining", "agreeing", "saving", "saved", "finishing", "released"]
 """The name of a phase. ``draining``: delisted, and waiting for the others. ``agreeing``: ranks are
 held for a vote. ``saving``: ranks train up to the commit step and save. ``saved``: all have, and
-the leave is not granted yet. ``released``: the pod may go."""
+the leave is not granted yet. ``finishing``: the first ranks have ended well, so nothing is to be
+saved any more, and the pod has its whole grace. ``released``: the pod may go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,16 @@ class DrainPhase:
     step: int | None = None
 
 
-def phase_of(snapshot: Snapshot, drain: Drain) -> DrainPhase:
-    """Return the phase of ``drain``; ``snapshot`` has the commit."""
+def phase_of(snapshot: Snapshot, drain: Drain, *, finishing: bool = False) -> DrainPhase:
+    """Return the phase of ``drain``; ``snapshot`` has the commit.
+
+    ``finishing``: first ranks of its round have ended well.
+    """
     commit = snapshot.commit
     if drain.outcome:
         return DrainPhase("released", _ending(drain), drain.outcome, drain.step)
+    if finishing and (commit is None or drain.pod_uid not in commit.saved):
+        return DrainPhase("finishing", FINISHING)
     if commit is None or drain.pod_uid not in commit.leaving:
         return DrainPhase("draining", f"{drain.member} is delisted, and no save has begun")
     if granted(commit, drain):

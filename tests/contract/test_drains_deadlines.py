@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ import agent.drain.own_record
 from agent.boot_clock import boot_s
 from agent.drain.notice import Notice, Source
 from agent.drain.own_record import OwnDrainRecord
-from launcher_shim.c10d.rounds.records import Node
+from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.pod.grace import reserve_s
 from rdzv.records.drain import Drain
 from rdzv.store import Put
@@ -240,3 +241,19 @@ def test_notes_survive_the_file() -> None:
     assert OwnDrainRecord.from_json(notes.to_json()) == notes
     assert notes.outlived_boot_s == now_s + 30 + agent.drain.own_record.OUTLIVED_S
     assert math.isclose(notes.record("a", now_s).seconds_left or 0, 30, abs_tol=0.1)
+
+
+async def test_while_the_job_is_finishing_a_pod_has_its_whole_grace_and_nothing_to_save() -> None:
+    async with job("ab", trains="ab", b=Loop(save_s=300)) as one:
+        key = HERE.run(RUN).round
+        current = Round.from_kv(one.mirror.kvs[key])
+        await one.put(Put(key, replace(current, finishing=True).to_json()))
+        began = one.clock()
+        client = one.pods["b"].notice("sigterm", 30)
+        line = await client.last()
+        assert 28 <= one.clock() - began < 30
+        assert "finishing" in client.phases
+        assert line.outcome == "uncommitted"
+        assert "nothing is to be saved" in line.sentence
+        assert one.done == []
+        await one.until(lambda: one.snapshot.drains["uid-b"].outcome == "uncommitted")
