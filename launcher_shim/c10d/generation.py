@@ -192,7 +192,8 @@ class Generation:
             random=self._random,
             life_since_s=self._since_s,
             came=self._quarantining.came,
-            ended=self._quarantining.ended,
+            entered=self._quarantining.entered,
+            died=self._quarantining.died,
             last_seen=self.rounds.of(name),
         )
         kv = self._kv(name)

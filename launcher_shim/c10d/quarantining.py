@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quarantine record of this sidecar's own member, kept for as long as torchruns die here."""
+"""The quarantine records, as far as the torchruns of this sidecar's own pod have a part in them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import time
 
-from launcher_shim.c10d.rounds.claim import Ending
 from launcher_shim.c10d.torchrun_lives import TorchrunLives
 from launcher_shim.rundir.step_lines import StepLine
 from rdzv.errors import LeaseLost, StoreError
@@ -19,11 +19,13 @@ from rdzv.members.guard import Registered
 from rdzv.members.registration import Identity
 from rdzv.records.history import Happening, HistoryEntry, entry_operations
 from rdzv.records.quarantine import (
-    Death,
     Quarantine,
     QuarantineDecision,
+    Stay,
     Terms,
+    World,
     after_death,
+    after_progress,
     after_time,
 )
 from rdzv.snapshot import Snapshot
@@ -33,6 +35,9 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 
+LOOK_S = 5.0
+"""Time between two looks for progress while anything is held against anybody, in seconds."""
+
 SEE_OWN_WRITE_S = 5.0
 """Maximum wait for the watch to show a write: a write that a restored store has lost never
 comes."""
@@ -40,9 +45,13 @@ comes."""
 REMEMBERED = 8
 """Maximum number of deaths that wait while the store is away; more make no difference."""
 
+CHANGED_MAX = 40
+"""Maximum number of records that one transaction changes: etcd takes 128 compares, and as many
+operations."""
+
 
 class Quarantining:
-    """The count of this pod's torchruns' deaths; admits the member once one has lived for a while.
+    """The part of one sidecar: it counts the deaths here, and sees the progress of the world here.
 
     ``registered``: the registration in force, or None. ``clock`` is monotonic, in seconds.
     ``steps`` reads the steps that the ranks of this pod report; may block.
@@ -64,43 +73,38 @@ class Quarantining:
         self._registered = registered
         self._clock = clock
         self._terms = terms
-        self._died: deque[Death] = deque(maxlen=REMEMBERED)
+        self._died: deque[Stay] = deque(maxlen=REMEMBERED)
         self._lives = TorchrunLives(steps, self._count)
-        self._alive: tuple[str, float] | None = None
-        self._waited_s = 0.0
-        self._seen: tuple[Quarantine | None, float] = (None, 0.0)
+        self._in: tuple[str, World] | None = None
+        """The torchrun that is in a world, and that world."""
+        self._out: tuple[object, float] = (None, 0.0)
+        """The number of the pause of this pod, and since when it goes on."""
         self._stirred = asyncio.Event()
 
     def came(self, nonce: str) -> None:
         """Note a torchrun that asks for a place."""
+        self._in = None
         self._lives.came(nonce)
-        if self._alive is None or self._alive[0] != nonce:
-            self._alive = (nonce, self._clock() - self._waited_s)
-            self._stirred.set()
 
-    def ended(self, nonce: str, how: Ending, world_s: float | None = None) -> None:
-        """Note that a torchrun has ended, and for how long it was in a world, if it was in one.
+    def entered(self, nonce: str, world: World) -> None:
+        """Note a torchrun that has come into a world."""
+        self._in = nonce, world
+        self._stirred.set()
 
-        A torchrun of a version (before 2.3) without a redundancy list gives up if it is kept out
-        for longer than its join timeout. That is no death: the next one goes on with the time it
-        lived.
-        """
-        if self._alive is not None and self._alive[0] == nonce:
-            lived_s = self._clock() - self._alive[1]
-            self._waited_s = lived_s if how == "gave up" else 0.0
-            self._alive = None
-        if how == "died":
-            self._lives.ended(Death(nonce, world_s=world_s))
+    def died(self, stay: Stay) -> None:
+        """Note a torchrun that has ended by itself, and the world that it was in."""
+        self._in = None
+        self._lives.ended(stay)
 
-    def _count(self, death: Death) -> None:
-        self._died.append(death)
+    def _count(self, stay: Stay) -> None:
+        self._died.append(stay)
         self._stirred.set()
 
     async def run(self) -> None:
-        """Write each change of the record until cancelled."""
+        """Write each change of the records until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._lives.run(), name="lives of torchruns")
-            tasks.create_task(self._keep(), name="quarantine record")
+            tasks.create_task(self._keep(), name="quarantine records")
 
     async def _keep(self) -> None:
         while True:
@@ -123,38 +127,66 @@ class Quarantining:
         registered = self._registered()
         if snapshot.job is None or registered is None:
             return math.inf
-        record, now = snapshot.quarantines.get(self._member), self._clock()
-        if record != self._seen[0]:
-            self._seen = (record, now)
-        # Another death may come during this one's check of the ranks' steps: it has its own turn.
+        # Whatever a decision rests on is in the mirror by now, and has not changed when it is
+        # written.
+        revision = self._client.mirror.certain_revision
         death = self._died[0] if self._died else None
-        if death is not None:
-            decision = after_death(record, self._member, self._pod_uid, death, self._terms)
-        elif record is None or record.pod_uid != self._pod_uid:
-            return math.inf
-        else:
-            nonce, alive_s = self._alive or ("", None)
-            steps = await self._lives.made(nonce) if record.fruitless and nonce else None
-            decision = after_time(now, record, self._seen[1], alive_s, self._terms, steps)
-        if decision.record is None and not decision.drop:
+        decision = await self._decide(snapshot, death)
+        if not decision.records:
             if death is not None:
                 self._died.popleft()
-                return now
+                return self._clock()
             return decision.wake_at_s
-        compares, operations = self._transaction(snapshot, record, decision)
+        compares, operations = self._transaction(snapshot, decision, revision)
         result = await self._client.store.txn([*compares, registered.holds()], operations)
-        if result.succeeded:
-            log.log(
-                logging.WARNING if decision.record and decision.record.out else logging.INFO,
-                "%s: %s",
-                self._member,
-                decision.reason,
-                extra={"event": "quarantine"},
-            )
-            # Wait for the watch: the record it shows has this death counted.
-            await self._reach(result.revision)
-            return now
-        return now + RETRY_S
+        if not result.succeeded:
+            return self._clock() + RETRY_S
+        if death is not None and decision.records.get(self._member) is None:
+            # If it is counted, it is done once the watch shows that: a restored store may lose it.
+            self._died.popleft()
+        is_out = any(one is not None and one.out for one in decision.records.values())
+        log.log(
+            logging.WARNING if is_out else logging.INFO,
+            "%s: %s",
+            ", ".join(sorted(decision.records)),
+            decision.reason,
+            extra={"event": "quarantine"},
+        )
+        # Wait for the watch: the next decision is to see these records.
+        await self._reach(result.revision)
+        return self._clock()
+
+    async def _decide(self, snapshot: Snapshot, death: Stay | None) -> QuarantineDecision:
+        assert snapshot.rules is not None
+        records, now = snapshot.quarantines, self._clock()
+        mine = records.get(self._member)
+        pause = (mine.pod_uid, mine.pauses) if mine is not None and mine.out else None
+        if pause != self._out[0]:
+            self._out = (pause, now)
+        if death is not None:
+            listing = self._client.membership.listing()
+            listed = {one.name for one in (*listing.listed, *listing.standby)}
+            fit = len(listed - listing.quarantined - {self._member})
+            least = snapshot.rules.sizes.smallest
+            return after_death(records, self._member, self._pod_uid, death, fit, least, self._terms)
+        wake_at_s = math.inf
+        if self._in is not None:
+            nonce, world = self._in
+            decision = after_progress(records, world.members)
+            if decision.records:
+                steps = await self._lives.made(nonce)
+                if Stay(nonce, world, now - world.since_s, steps).has_progress(self._terms):
+                    return decision
+                wake_at_s = now + LOOK_S
+        if mine is None or mine.pod_uid != self._pod_uid:
+            return QuarantineDecision(wake_at_s=wake_at_s)
+        tried = any(
+            one.pauses and not one.out
+            for name, one in records.items()
+            if name in snapshot.members and one.pod_uid == snapshot.members[name].pod_uid
+        )
+        decision = after_time(now, mine, self._out[1], self._terms, another_is_tried=tried)
+        return replace(decision, wake_at_s=min(decision.wake_at_s, wake_at_s))
 
     async def _reach(self, revision: int) -> None:
         try:
@@ -164,29 +196,31 @@ class Quarantining:
             log.info("the watch has not shown a quarantine record in %.0f s", SEE_OWN_WRITE_S)
 
     def _transaction(
-        self, snapshot: Snapshot, record: Quarantine | None, decision: QuarantineDecision
+        self, snapshot: Snapshot, decision: QuarantineDecision, revision: int
     ) -> tuple[list[Compare], list[Operation]]:
         assert snapshot.job is not None
         keys = self._client.keys
-        key = keys.in_generation(snapshot.job.generation).quarantine(self._member)
-        # A corrupt record counts as none, whoever wrote it.
-        unchanged = Compare(key, "mod", "=", record.mod_revision if record else 0)
-        compares = [] if key in snapshot.corrupt else [unchanged]
-        after = decision.record
-        operations: list[Operation] = [Delete(key) if after is None else Put(key, after.to_json())]
-        is_out, was_out = after is not None and after.out, record is not None and record.out
-        happening: Happening = "quarantine" if is_out else "admit"
-        if is_out or was_out:
-            deaths = max(one.deaths for one in (after, record) if one is not None)
-            entry = HistoryEntry(
-                happening,
-                self._member,
-                decision.reason,
-                time(),
-                details={"deaths": deaths, "pod_uid": self._pod_uid},
-            )
-            present = [kv.key for kv in self._client.mirror.under(keys.history)]
+        here = keys.in_generation(snapshot.job.generation)
+        # Nobody else has died meanwhile: of those who die at the same time, one is the first.
+        compares = [Compare(here.quarantines, "mod", "<", revision + 1, prefix=True)]
+        operations: list[Operation] = []
+        told: list[tuple[Happening, str, Quarantine]] = []
+        for name, after in sorted(decision.records.items())[:CHANGED_MAX]:
+            key, before = here.quarantine(name), snapshot.quarantines.get(name)
+            # A corrupt record counts as none, whoever wrote it.
+            if key not in snapshot.corrupt:
+                known = before.mod_revision if before else 0
+                compares.append(Compare(key, "mod", "=", known))
+            operations.append(Delete(key) if after is None else Put(key, after.to_json()))
+            was_out, is_out = before is not None and before.out, after is not None and after.out
+            if was_out != is_out and (one := after or before) is not None:
+                told.append(("quarantine" if is_out else "admit", name, one))
+        present = [kv.key for kv in self._client.mirror.under(keys.history)]
+        for what, name, one in told:
+            details = {"deaths": one.deaths, "pod_uid": one.pod_uid}
+            entry = HistoryEntry(what, name, decision.reason, time(), details=details)
             operations += entry_operations(keys, entry, snapshot.revision, present)
+            present = []
         return compares, operations
 
     async def _change_from(self, snapshot: Snapshot, wake_at_s: float) -> None:

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quarantine of members whose torchrun dies again and again: pure.
+"""The quarantine of the member that fails first, world after world: pure.
 
-Each time a torchrun joins a world, and each time it is lost from it, the workers of all members
-start again. So a member whose torchrun has died a few times within minutes is quarantined: it is
-kept out of worlds until a torchrun has lived there for a while, which doubles with each further
-death. The record is in the store, so that it is the same for all; only the member's own sidecar,
-which serves that torchrun, counts deaths and time.
+Each world that ends without progress is held against the member whose torchrun died first in it.
+After a few such worlds in a row, the next one forms without that member, if enough others are
+there, and each further one without the next. Once a world without it has made progress, the member
+pauses, and is then let in again; progress with it clears its record. If nothing more can be left
+out, the failure is common, and all records are cleared.
 
-The steps that a torchrun's ranks have made count, too: a death after enough of them is no sign of a
-crash loop. A member that ends one world after the other without progress stays out until it is let
-in.
+The records are in the store, so that they are the same for all. A member's own sidecar counts the
+deaths of its torchruns, and the time of its pause; each sidecar tells of the progress of the world
+that its torchrun is in.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from rdzv.errors import RecordError
@@ -30,69 +31,77 @@ DOUBLINGS_MAX = 30
 class Terms:
     """The terms on which a member is quarantined, and for how long; times in seconds."""
 
-    deaths: int = 3
-    """Deaths of its torchrun, none more than ``forget_s`` after the one before, that are too many.
-    Fewer: one bad moment keeps a healthy pod out. More: the others re-form more often."""
-    first_s: float = 60.0
-    """Time for which the next torchrun has to live; it doubles with each further death."""
-    longest_s: float = 3600.0
-    """Upper bound of that time."""
-    forget_s: float = 600.0
-    """Time without a death after which all deaths are forgotten. Longer: a pod that has bad luck
-    twice a day is kept out. Shorter: one that takes long to die never is."""
+    worlds: int = 3
+    """Number of worlds in a row without progress from which on the next forms without the member
+    that failed first. Fewer: one bad moment keeps a healthy pod out. More: a pod that fails each
+    time stops the others more often."""
     steps: int = 200
-    """Steps of its ranks since it came, from which on the death of a torchrun does not count, nor
-    do those before it; 0: steps are ignored. Fewer: a pod that gets nowhere stops the others again
-    and again. More: one that works, but slowly, is taken for one that does not."""
-    worlds: int = 6
-    """Number of worlds in a row that its torchruns have ended without progress, from which on it
-    stays out until it is let in by hand. Fewer: a bad hour costs a pod for good. More: the others
-    are stopped twice for each."""
+    """Steps of its ranks from which on a world has made progress; 0: steps are ignored. Fewer: a
+    pod that gets nowhere stops the others again and again. More: one that works, but slowly, is
+    taken for one that does not."""
     brief_s: float = 60.0
-    """A world that lasted for less was without progress, if the ranks publish no steps. Longer: a
-    pod whose script publishes nothing, and that something else kills, may stay out."""
+    """Time after which a world has made progress, if its ranks publish no steps. Longer: a pod
+    whose script publishes nothing, and that something else kills, may be kept out."""
+    first_s: float = 60.0
+    """The first pause, from when the member is left out to the next try with it; it doubles each
+    time the member fails again."""
+    longest_s: float = 1800.0
+    """Upper bound of the pause."""
+    trial_s: float = 600.0
+    """Time after which a member is let in again although no world without it has made progress.
+    Shorter: a world that takes long to start shows nothing. Longer: a healthy pod waits for longer
+    where steps are slow."""
 
-    def hold_s(self, deaths: int) -> float:
-        """Return for how long a torchrun has to live to be let in after this number of deaths."""
-        doublings = min(max(0, deaths - self.deaths), DOUBLINGS_MAX)
-        return min(self.first_s * 2.0**doublings, self.longest_s)
+    def pause_s(self, pauses: int) -> float:
+        """Return the length of the pause of this number, which counts from 1."""
+        return min(self.first_s * 2.0 ** min(max(0, pauses - 1), DOUBLINGS_MAX), self.longest_s)
 
 
 TERMS = Terms()
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
-    """A torchrun that has ended by itself; ``nonce`` names its connection.
+class World:
+    """A world that a torchrun is in, or would have been in.
 
-    ``steps``: how many its ranks have made since it came; None if they publish none. ``world_s``:
-    how long the world had lasted that it was in; None if it was in none.
+    ``revision``: that of the store at which it formed, so that who died in it has a later record.
+    ``since_s``: when the torchrun came into it, on its sidecar's monotonic clock; -inf if a former
+    sidecar knew.
+    """
+
+    members: frozenset[str]
+    revision: int
+    since_s: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """The stay of one torchrun in one world, up to now or to its death.
+
+    ``nonce`` names the torchrun's connection. ``steps``: how many its ranks have made in that
+    world; None if they publish none.
     """
 
     nonce: str
+    world: World
+    lasted_s: float
     steps: int | None = None
-    world_s: float | None = None
 
     def has_progress(self, terms: Terms) -> bool:
-        """Return whether its ranks have made enough steps for it not to count."""
-        return bool(terms.steps) and self.steps is not None and self.steps >= terms.steps
-
-    def adds_to(self, row: int, terms: Terms) -> int:
-        """Return how many worlds in a row were ended without progress now, after ``row`` before."""
-        if self.world_s is None:
-            return row
-        if self.has_progress(terms):
-            return 0
-        told = bool(terms.steps) and self.steps is not None
-        return row + 1 if told or self.world_s < terms.brief_s else 0
+        """Return whether the world has made progress by now."""
+        if terms.steps and self.steps is not None:
+            return self.steps >= terms.steps
+        return self.lasted_s >= terms.brief_s
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """The recent deaths of one pod's torchruns; ``out``: whether it is kept out for them.
+    """What is held against one pod since its last progress, or the last of anybody.
 
-    ``died``: the nonce of the torchrun that died last, so that no death counts twice.
-    ``fruitless``: how many worlds its torchruns have ended in a row without progress.
+    ``deaths``: how many worlds its torchruns were the first to end. ``died``: the nonce of the one
+    that died last, so that no death counts twice. ``out``: whether worlds form without it.
+    ``proven``: whether one without it has made progress since. ``pauses``: how often it has been
+    left out, this time included.
     """
 
     member: str
@@ -101,23 +110,18 @@ class Quarantine:
     died: str
     out: bool = False
     mod_revision: int = 0
-    fruitless: int = 0
-
-    def stays(self, terms: Terms) -> bool:
-        """Return whether it is kept out until it is let in by hand."""
-        return self.out and self.fruitless >= terms.worlds
+    proven: bool = False
+    pauses: int = 0
 
     @property
     def sentence(self) -> str:
         """The sentence why it is kept out, and what ends that."""
-        if self.stays(TERMS):
-            return (
-                f"quarantined: its torchruns have ended {self.fruitless} worlds in a row without"
-                f" progress; it stays out until muster admit {self.member}"
-            )
+        proof = "" if self.proven else " and once a world without it has made progress"
+        often = "once" if self.deaths == 1 else f"{self.deaths} times"
         return (
-            f"quarantined: its torchrun has died {self.deaths} times; it is let in again once one"
-            f" has lived for {TERMS.hold_s(self.deaths):g} s, or by muster admit {self.member}"
+            f"quarantined: its torchrun has died {often}, first of its world and without progress;"
+            f" it is let in again after {TERMS.pause_s(self.pauses):g} s{proof},"
+            f" or by muster admit {self.member}"
         )
 
     def to_json(self) -> bytes:
@@ -128,18 +132,20 @@ class Quarantine:
             "died": self.died,
             "out": self.out,
         }
-        if self.fruitless:
-            fields["fruitless"] = self.fruitless
+        if self.proven:
+            fields["proven"] = True
+        if self.pauses:
+            fields["pauses"] = self.pauses
         return dump_record(fields)
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
         fields = load_record(kv.key, kv.value)
-        deaths, row = take(kv.key, fields, "deaths", int), take(kv.key, fields, "fruitless", int, 0)
-        if deaths < 1 or row < 0:
+        deaths, pauses = take(kv.key, fields, "deaths", int), take(kv.key, fields, "pauses", int, 0)
+        if deaths < 1 or pauses < 0:
             raise RecordError(
-                f"{kv.key}: 'deaths' is {deaths} and 'fruitless' {row}, expected numbers from 1"
+                f"{kv.key}: 'deaths' is {deaths} and 'pauses' {pauses}, expected numbers from 1"
                 " and from 0 on"
             )
         return cls(
@@ -149,85 +155,98 @@ class Quarantine:
             died=take(kv.key, fields, "died", str),
             out=take(kv.key, fields, "out", bool),
             mod_revision=kv.mod_revision,
-            fruitless=row,
+            proven=take(kv.key, fields, "proven", bool, False),
+            pauses=pauses,
         )
+
+
+Records = Mapping[str, Quarantine]
+"""Quarantines by member."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineDecision:
-    """The change of a record: ``record`` is to be written, or it is to be deleted, or neither.
+    """The records to be written, by member; those that are None are to be deleted.
 
     ``reason``: one sentence. ``wake_at_s``: the time at which time alone would change the answer.
     """
 
-    record: Quarantine | None = None
-    drop: bool = False
+    records: Mapping[str, Quarantine | None] = field(default_factory=dict)
     reason: str = ""
     wake_at_s: float = math.inf
 
 
 def after_death(
-    record: Quarantine | None, member: str, pod_uid: str, death: Death, terms: Terms
+    records: Records, member: str, pod_uid: str, stay: Stay, fit: int, least: int, terms: Terms
 ) -> QuarantineDecision:
-    """Decide how the record changes once a torchrun of this pod has ended by itself."""
-    revision = record.mod_revision if record else 0
-    known = record is not None and record.pod_uid == pod_uid
-    if record is None or not known:
-        record = Quarantine(member, pod_uid, 0, "")
-    elif record.died == death.nonce:
+    """Decide what the death of a torchrun of this pod, by itself, changes.
+
+    ``fit``: how many other members can form the next world. ``least``: the size of the smallest.
+    """
+    mine = records.get(member)
+    if mine is not None and mine.pod_uid != pod_uid:
+        mine = None
+    if mine is not None and mine.died == stay.nonce:
         return QuarantineDecision(reason="that death is counted already")
-    if death.has_progress(terms):
-        if record.stays(terms):
-            return QuarantineDecision(reason=f"it is quarantined until muster admit {member}")
-        why = f"its torchrun has died after {death.steps} steps: that is no crash loop"
-        return QuarantineDecision(drop=known, reason=why)
-    deaths, row = record.deaths + 1, death.adds_to(record.fruitless, terms)
-    out = deaths >= terms.deaths or row >= terms.worlds or record.stays(terms)
-    if record.stays(terms):
-        row = max(row, record.fruitless)
+    if stay.has_progress(terms):
+        return after_progress(records, stay.world.members)
+    here = stay.world
+    if first := [
+        one.member
+        for one in records.values()
+        if one.member != member and one.member in here.members and one.mod_revision > here.revision
+    ]:
+        return QuarantineDecision(reason=f"{first[0]} has died before it in that world")
+    pending = sum(one.deaths for one in records.values() if not (one.out and one.proven))
+    before = mine or Quarantine(member, pod_uid, 0, "")
+    known = records[member].mod_revision if member in records else 0
     record = replace(
-        record, deaths=deaths, died=death.nonce, out=out, mod_revision=revision, fruitless=row
+        before,
+        deaths=before.deaths + 1,
+        died=stay.nonce,
+        out=False,
+        proven=False,
+        mod_revision=known,
     )
-    why = f"its torchrun has died {deaths} times"
-    if record.stays(terms):
-        why = (
-            f"its torchruns have ended {row} worlds in a row without progress: quarantined until"
-            f" muster admit {member}"
-        )
-    elif record.out:
-        why += f": quarantined until one has lived for {terms.hold_s(deaths):g} s"
-    return QuarantineDecision(record, reason=why)
+    if pending + 1 < terms.worlds and not record.pauses:
+        why = f"its torchrun has died first in a world without progress: {pending + 1} in a row"
+        return QuarantineDecision({member: record}, why)
+    if fit < least:
+        why = "worlds make no progress, whoever is left out: the failure is common"
+        return QuarantineDecision(dict.fromkeys(records), why)
+    record = replace(record, out=True, pauses=record.pauses + 1)
+    return QuarantineDecision({member: record}, record.sentence)
+
+
+def after_progress(records: Records, members: Collection[str]) -> QuarantineDecision:
+    """Decide what the progress of a world of ``members`` changes.
+
+    It clears what is held against them, and the row of worlds without progress before it. Who is
+    left out is so rightly, and is let in again once its pause is over.
+    """
+    changed: dict[str, Quarantine | None] = {}
+    for name, one in records.items():
+        if name in members or not (one.out or one.pauses):
+            changed[name] = None
+        elif one.out and not one.proven:
+            changed[name] = replace(one, proven=True)
+    return QuarantineDecision(changed, "a world has made progress")
 
 
 def after_time(
-    now: float,
-    record: Quarantine,
-    seen_s: float,
-    alive_s: float | None,
-    terms: Terms,
-    steps: int | None = None,
+    now: float, record: Quarantine, out_s: float, terms: Terms, *, another_is_tried: bool
 ) -> QuarantineDecision:
-    """Decide how the record changes by time alone.
+    """Decide how the record of a member that is left out changes by time alone.
 
-    ``seen_s``: since when it has been as it is; ``alive_s``: since when a torchrun has been there,
-    if one is, and earlier by the time that those before it lived which only gave up waiting for a
-    place. ``steps``: as of a ``Death``, of the torchrun that is there.
+    ``out_s``: since when it has been left out. ``another_is_tried``: whether another member has
+    been let in again, and no progress has cleared its record yet: that one is tried alone for as
+    long as the pause took.
     """
     if not record.out:
-        forgotten_s = seen_s + terms.forget_s
-        if now < forgotten_s:
-            return QuarantineDecision(wake_at_s=forgotten_s)
-        if record.fruitless and steps is not None and steps < terms.steps:
-            # It has been there for long without progress: its row goes on.
-            return QuarantineDecision(wake_at_s=now + terms.forget_s)
-        return QuarantineDecision(drop=True, reason="its torchrun has not died for long")
-    if record.stays(terms):
-        return QuarantineDecision(reason=f"it is quarantined until muster admit {record.member}")
-    if alive_s is None:
-        return QuarantineDecision(reason="it is quarantined, and has no torchrun")
-    hold_s = terms.hold_s(record.deaths)
-    admitted_s = max(seen_s, alive_s) + hold_s
-    if now >= admitted_s:
-        why = f"its torchrun has lived for {hold_s:g} s: let in again"
-        return QuarantineDecision(replace(record, out=False), reason=why)
-    return QuarantineDecision(reason="it is quarantined", wake_at_s=admitted_s)
+        return QuarantineDecision(reason="it is not left out")
+    pause_s = terms.pause_s(record.pauses) * (2 if another_is_tried else 1)
+    due_s = out_s + (pause_s if record.proven else max(pause_s, terms.trial_s))
+    if now < due_s:
+        return QuarantineDecision(reason="it is quarantined", wake_at_s=due_s)
+    record = replace(record, out=False, proven=False, deaths=1)
+    return QuarantineDecision({record.member: record}, "its pause is over: let in again")

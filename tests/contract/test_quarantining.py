@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps a member's quarantine record: no death is forgotten, whatever the store does."""
+"""What writes quarantine records: no death is forgotten, whatever the store does."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from launcher_shim.c10d import quarantining
 from launcher_shim.c10d.quarantining import Quarantining
+from launcher_shim.rundir.step_lines import StepLine
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.guard import Registered
 from rdzv.records.job import Job, Member
-from rdzv.records.quarantine import Terms
+from rdzv.records.quarantine import Stay, Terms, World
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import DISK_S, now
@@ -29,23 +31,35 @@ HERE = KEYS.in_generation(1)
 LEASE = 7
 
 
-class Pod:
-    """One member, whose watch runs once ``follow`` is set, and what keeps its record."""
+def here(members: str = "a", revision: int = 0) -> World:
+    """A world that a torchrun is in from now on."""
+    return World(frozenset(members), revision, now())
 
-    def __init__(self) -> None:
-        self.store = MemoryStore(MemoryEngine(now))
+
+STAY = Stay("nonce", World(frozenset("a"), 0), 1.0)
+
+
+class Pod:
+    """One member, whose watch runs once ``follow`` is set, and what writes the records there."""
+
+    def __init__(self, name: str = "a", engine: MemoryEngine | None = None) -> None:
+        self.name = name
+        self.store = MemoryStore(engine or MemoryEngine(now))
         self._client = JobClient.of(self.store, KEYS, clock=now)
         self.mirror, self.membership = self._client.mirror, self._client.membership
         self.follow = asyncio.Event()
-        self.lease: int | None = LEASE
+        self.lease: int | None = LEASE + ord(name)
         self.refused = asyncio.Event()
         self.keeping = Quarantining(
             self._client,
-            identity("a"),
-            registered=lambda: Registered(HERE.member("a"), self._lease, asyncio.Event().wait),
+            identity(name),
+            registered=lambda: Registered(HERE.member(name), self._lease, asyncio.Event().wait),
             clock=now,
             terms=Terms(),
+            steps=lambda: self.told,
         )
+        self.told: list[StepLine] = []
+        """How far the ranks of its pod are."""
 
     def _lease(self) -> int | None:
         if self.lease is None:
@@ -54,10 +68,12 @@ class Pod:
 
     async def seed(self) -> None:
         """Write the job and the member into the store."""
-        member = Member("a", "uid-a", 1, "10.0.0.1", "host", "worker", 1, 1, 2)
-        await self.store.lease_grant(LEASE, 600)
+        name = self.name
+        member = Member(name, f"uid-{name}", 1, "10.0.0.1", "host", "worker", 1, 1, 2)
+        lease = LEASE + ord(name)
+        await self.store.lease_grant(lease, 600)
         job = Put(KEYS.job, Job(1, 2).to_json())
-        await self.store.txn([], [job, Put(HERE.member("a"), member.to_json(), LEASE)])
+        await self.store.txn([], [job, Put(HERE.member(name), member.to_json(), lease)])
 
     async def watch(self) -> None:
         await self.follow.wait()
@@ -68,14 +84,14 @@ class Pod:
         while True:
             snapshot = self.membership.snapshot()
             known = snapshot.quarantines.get("a")
-            if known is not None and known.deaths == deaths:
+            if (0 if known is None else known.deaths) == deaths:
                 return
             await self.membership.changed_from(snapshot)
 
 
 @asynccontextmanager
-async def pod() -> AsyncIterator[Pod]:
-    one = Pod()
+async def pod(name: str = "a", engine: MemoryEngine | None = None) -> AsyncIterator[Pod]:
+    one = Pod(name, engine)
     await one.seed()
     read = await one.store.range(KEYS.prefix, prefix=True)
     one.mirror.replace(read.kvs, read.revision)
@@ -90,10 +106,10 @@ async def test_a_death_is_counted_once_the_member_is_registered_although_nothing
     async with pod() as one:
         one.follow.set()
         one.lease = None
-        one.keeping.ended("nonce", "died")
+        one.keeping.died(STAY)
         await one.refused.wait()
         # The store has long shown the registration: that it is in force is no change there.
-        one.lease = LEASE
+        one.lease = LEASE + ord("a")
         await one.counts(1)
 
 
@@ -104,7 +120,7 @@ async def test_a_death_is_counted_in_a_store_that_was_restored_to_before_it(
     monkeypatch.setattr(quarantining, "SEE_OWN_WRITE_S", 0.2)
     async with pod() as one:
         written = one.store.watch(HERE.quarantines, one.store.engine.revision + 1)
-        one.keeping.ended("nonce", "died")
+        one.keeping.died(STAY)
         async with aclosing(written):
             while not (await anext(written)).events:
                 continue
@@ -118,8 +134,47 @@ async def test_a_death_counts_that_comes_while_the_steps_of_the_living_one_are_l
     async with pod() as one:
         one.follow.set()
         for deaths in range(1, 101):
-            # In a world: a row of fruitless ones is why the steps of the next are looked at.
+            # In a world: as something is held against it, its steps are looked at.
             one.keeping.came(f"torchrun {deaths}")
+            one.keeping.entered(f"torchrun {deaths}", here())
             await asyncio.sleep(DISK_S * 0.9)
-            one.keeping.ended(f"torchrun {deaths}", "died", 1.0)
-            await one.counts(deaths)
+            one.keeping.died(replace(STAY, nonce=f"torchrun {deaths}", world=here()))
+            # The third one in a row clears all, as nobody is left who could be left out.
+            await one.counts(deaths % 3)
+
+
+async def test_steps_of_the_world_before_are_no_progress_of_this_one() -> None:
+    async with pod() as one:
+        one.follow.set()
+        one.keeping.died(STAY)
+        await one.counts(1)
+        for world in range(3):
+            one.keeping.came("torchrun")
+            one.keeping.entered("torchrun", here())
+            one.told = [StepLine((1, 0), 1, 150 * (world + 1))]
+            await asyncio.sleep(20)
+        one.keeping.died(replace(STAY, nonce="torchrun", world=here()))
+        await one.counts(2)
+
+
+async def test_progress_that_the_living_one_makes_clears_what_is_held_against_its_world() -> None:
+    async with pod() as one:
+        one.follow.set()
+        one.keeping.died(STAY)
+        await one.counts(1)
+        one.keeping.came("torchrun")
+        one.keeping.entered("torchrun", here())
+        await asyncio.sleep(1)
+        one.told = [StepLine((1, 0), 1, 300)]
+        await one.counts(0)
+
+
+async def test_of_two_who_die_at_once_one_is_the_first_and_the_other_does_not_count() -> None:
+    async with pod() as one, pod("b", one.store.engine) as two:
+        world = here("ab", one.store.engine.revision)
+        for each in (one, two):
+            each.follow.set()
+            each.keeping.died(replace(STAY, world=world))
+        await asyncio.sleep(20)
+        records = await one.store.range(HERE.quarantines, prefix=True)
+        assert len(records.kvs) == 1

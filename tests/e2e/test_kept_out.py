@@ -1,24 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real torchrun that ends one world after the other is kept out, and the others train."""
+"""Real torchruns that end one world after the other: one of them, or all for a while."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import pytest
 
 from rdzv.records.quarantine import TERMS, Quarantine
-from tests.support.training.drain_job import draining_job
+from tests.support.training.drain_job import STEPS_BETWEEN, draining_job
 from tests.support.training.job import FORM_TIMEOUT_S, RunJob
+from tests.support.training.pods import END_TIMEOUT_S, ROOT
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(3600)]
 
+FAILS_ALIKE = ROOT / "tests" / "support" / "scripts" / "fails_alike.py"
+HASTY = (sys.executable, "-P", "-m", "tests.support.sidecars.hasty", "agent")
+LONGEST_S = 1200.0
+"""For all to be let in again, each after a pause and the start of a world."""
 
-LONGEST_TERM_S = TERMS.hold_s(TERMS.worlds)
+long = pytest.mark.long
 
 
 @pytest.mark.parametrize(
-    "before", [TERMS.worlds - 1, pytest.param(0, marks=pytest.mark.long)], ids=["the last", "all"]
+    "before", [TERMS.worlds - 1, pytest.param(0, marks=long)], ids=["the last", "all"]
 )
-def test_a_node_that_ends_every_world_is_kept_out_for_good_and_named_and_the_others_train(
+def test_a_node_that_ends_every_world_is_left_out_and_named_and_the_others_train(
     run_job: RunJob, embedded: list[str], before: int
 ) -> None:
     told = {"MUSTER_RESTART_STEPS": "100000"}
@@ -29,23 +37,70 @@ def test_a_node_that_ends_every_world_is_kept_out_for_good_and_named_and_the_oth
         job.until_members(healthy, bad)
         if before:
             pod_uid = job.witness.sight.membership.members[bad.name].pod_uid
-            known = Quarantine(bad.name, pod_uid, 1, "before", fruitless=before)
+            known = Quarantine(bad.name, pod_uid, before, "before")
             job.witness.put(job.keys.in_generation(1).quarantine(bad.name), known.to_json())
         for _ in range(before, TERMS.worlds):
             job.start_launcher(bad)
-            both = job.world_of([healthy, bad], FORM_TIMEOUT_S + LONGEST_TERM_S, not_=calm)
+            both = job.world_of([healthy, bad], not_=calm)
             job.kill_agent_with_workers(bad)
             calm = job.world_of([healthy], not_=both)
 
-        def stays() -> bool:
+        def is_out() -> bool:
             record = job.witness.sight.membership.quarantines.get(bad.name)
-            return record is not None and record.stays(TERMS)
+            return record is not None and record.out
 
-        job.until(stays, FORM_TIMEOUT_S, "it stays out for good")
+        job.until(is_out, FORM_TIMEOUT_S, "it is left out")
         job.start_launcher(bad)
         job.until(lambda: job.state(bad) == "asking", FORM_TIMEOUT_S, "it asks again")
         job.undisturbed(calm, 100)
         said = " ".join(job.muster("status").split())
         assert f"{bad.name} quarantined" in said
-        assert f"ended {TERMS.worlds} worlds in a row without progress" in said
+        assert f"its torchrun has died {TERMS.worlds} times" in said
+        job.muster("admit", bad.name)
+        job.world_of([healthy, bad], not_=calm)
+        job.never_two_worlds()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "lives"),
+    [pytest.param(3, 4, id="until one is left out"), pytest.param(4, 9, id="for long", marks=long)],
+)
+def test_i11_nodes_that_fail_alike_and_are_well_then_all_train_with_no_hand(
+    run_job: RunJob,
+    embedded: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: int,
+    lives: int,
+) -> None:
+    monkeypatch.setattr("tests.support.training.pods.sidecar_command", lambda: HASTY)
+    away = tmp_path / "away"
+    away.touch()
+    with draining_job(
+        run_job,
+        embedded,
+        least=1,
+        most=nodes,
+        max_restarts=0,
+        script=FAILS_ALIKE,
+        script_environ={"FAILS_ALIKE": str(away)},
+        sidecar_environ={"MUSTER_RESTART_STEPS": f"{TERMS.steps // 10}"},
+    ) as job:
+        job.add(nodes, launch=False)
+        for _ in range(lives):
+            for node in job.nodes.values():
+                job.start_launcher(node)
+            assert 0 not in job.launchers_end()
+        assert "quarantine" in job.muster("history")
+        away.unlink()
+        for node in job.nodes.values():
+            job.start_launcher(node)
+        world = job.world_of(job.nodes.values(), LONGEST_S)
+        job.goes_on(world, STEPS_BETWEEN)
+        job.until(
+            lambda: not job.witness.sight.membership.quarantines,
+            END_TIMEOUT_S,
+            "nothing is held against anybody",
+        )
+        job.undisturbed(world)
         job.never_two_worlds()

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from rdzv.records.quarantine import TERMS, Quarantine
 from tests.support.ports import free_ports
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.training.job import FORM_TIMEOUT_S, STEP_LOOP, Job, RunJob
@@ -195,31 +194,6 @@ def test_a_spare_stands_by_and_takes_the_place_of_a_node_that_is_killed(calm: Jo
     assert calm.restarts_burnt(world) <= calm.round.number - before
     calm.until(calm.in_agreement, 60, "everybody agrees")
     calm.never_two_worlds()
-
-
-@long
-def test_a_crash_loop_stops_the_healthy_no_more(run_job: RunJob, embedded: list[str]) -> None:
-    with run_job(embedded, least=1, most=2) as job:
-        (healthy,) = job.add()
-        job.world_of([healthy])
-        (bad,) = job.add(launch=False)
-        job.until_members(healthy, bad)
-        pod_uid = job.witness.sight.membership.members[bad.name].pod_uid
-        # All but one of the deaths that it takes.
-        before = Quarantine(bad.name, pod_uid, TERMS.deaths - 1, "before")
-        job.witness.put(job.keys.in_generation(1).quarantine(bad.name), before.to_json())
-        job.start_launcher(bad)
-        job.world_of([healthy, bad])
-        job.kill_agent_with_workers(bad)
-        calm = job.world_of([healthy])
-        job.start_launcher(bad)
-        job.until(lambda: job.state(bad) == "asking", FORM_TIMEOUT_S, "it asks again")
-        job.undisturbed(calm)
-        job.kill_agent_with_workers(bad)
-        job.until(lambda: job.state(bad) == "left", FORM_TIMEOUT_S, "it is gone")
-        job.undisturbed(calm)
-        assert job.witness.sight.membership.quarantines[bad.name].out
-        job.never_two_worlds()
 
 
 # -- what a job takes no notice of

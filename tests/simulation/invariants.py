@@ -62,7 +62,7 @@ class Invariants:
         self.rounds = RoundInvariants(job, self.truth, self.break_)
         self.drains = DrainInvariants(job, self.rounds, self.break_)
         self.liveness = Liveness(job, lambda: self.snapshot, self.break_)
-        self.quarantines = QuarantineInvariants(job, self.break_)
+        self.quarantines = QuarantineInvariants(job, self.truth, self.break_)
         job.invariants = self
         job.engine.on_commit = self._committed
         job.loop.after_turn = self._after_turn
@@ -133,7 +133,6 @@ class Invariants:
             self._check_template(before, after, sender)
             self._note_listed(before, after, sender)
             self.drains.committed(before, after)
-            self.quarantines.committed(before, after)
 
     def _check_sender(
         self, before: Snapshot, events: Sequence[WatchEvent], sender: Sender | None

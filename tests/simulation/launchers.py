@@ -95,3 +95,40 @@ def close(story: Story) -> None:
         story.say(pod, "its workers are to fail for the last time")
         story.invariants.rounds.may_close = True
         pod.torchrun.order("fail")
+
+
+FAILS_S = (15.0, 90.0)
+"""How long pods fail that are well afterwards."""
+
+BACK_OFF_S = 20.0
+
+
+def all_fail_at_first(story: Story) -> None:
+    """Let all pods fail alike in each world for a while, as while shared storage is away."""
+    _fail_at_first(story, "abcdefgh")
+    story.job.back_off_s = BACK_OFF_S
+
+
+def one_fails_at_first(story: Story) -> None:
+    """Let the first pod fail in each world for a while, or to the end."""
+    _fail_at_first(story, "a", for_ever=0.5)
+
+
+def _fail_at_first(story: Story, names: str, for_ever: float = 0.0) -> None:
+    launchers = story.job.launchers
+    launchers.update(dict.fromkeys(names, "failing"))
+
+    def recover() -> None:
+        story.say(None, "what has made launchers fail is over")
+        launchers.update(dict.fromkeys(names, "steady"))
+
+    if story.random.random() >= for_ever:
+        story.later(story.random.uniform(*FAILS_S), recover)
+
+
+def come_fresh(story: Story) -> None:
+    """Let a pod come under a name that nobody had."""
+    name = next((name for name in "abcdefgh" if name not in story.job.pods), None)
+    if name is not None and len(story.job.pods) < story.job.shape.most:
+        story.say(None, f"{name} comes")
+        story.come(name)

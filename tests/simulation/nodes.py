@@ -16,7 +16,7 @@ from typing import Literal
 from agent.running import RunningParts
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from rdzv.keys import JobKeys
-from rdzv.records.quarantine import TERMS, Terms
+from rdzv.records.quarantine import Terms
 from tests.simulation.network import Link, Sender
 from tests.support.clocks.virtual import LONGEST_S, Process, SimulatedLoop
 from tests.support.sidecars.jobs import identity
@@ -40,7 +40,8 @@ class JobShape:
     grace_s: float = 30.0
     last_call_s: float = 2.0
     job_uid: str = "uid-digits"
-    quarantine: Terms = field(default=TERMS, repr=False)
+    quarantine: Terms = field(default=Terms(steps=20), repr=False)
+    """Of steps that take up to two seconds, a world makes as many in less than a minute."""
 
     @property
     def bounds(self) -> tuple[int, int]:

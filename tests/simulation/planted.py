@@ -23,7 +23,6 @@ import rdzv.drain.gate
 import rdzv.listing
 import rdzv.members.registration
 import rdzv.members.templates
-import rdzv.records.quarantine
 import rdzv.shards.ledger
 from agent.drain.notice_socket import Phase
 from agent.drain.own import OwnDrain
@@ -45,7 +44,7 @@ from rdzv.mirror import Watching
 from rdzv.records.codec import take
 from rdzv.records.job import Job
 from rdzv.records.job_template import JobTemplate
-from rdzv.records.quarantine import Quarantine, QuarantineDecision
+from rdzv.records.quarantine import QuarantineDecision, after_death
 from rdzv.records.sizes import Sizes
 from rdzv.store import Compare, Delete, Operation, Put
 from tests.simulation.nodes import KEYS
@@ -176,15 +175,18 @@ def restored_name_fences() -> list[Patch]:
     return [patch("rdzv.members.registrar.plan", plan)]
 
 
-@plant("failing-pods", 4)
-def kept_out_for_a_time() -> list[Patch]:
-    """Whoever ends one world after the other is let in once its torchrun has lived for a while."""
-    original = rdzv.records.quarantine.after_time
+@plant("failing-pods", 8)
+def one_alone_left_out() -> list[Patch]:
+    """Where a world without a member fails, too, nothing else is tried: all begins again."""
 
-    def after_time(now: float, record: Quarantine, *others: Any) -> Any:
-        return original(now, replace(record, fruitless=0), *others)
+    def alone(records: Any, *others: Any) -> QuarantineDecision:
+        decision = after_death(records, *others)
+        on_trial = any(one.out and not one.proven for one in records.values())
+        if on_trial and any(one is not None and one.out for one in decision.records.values()):
+            return replace(decision, records=dict.fromkeys(records))
+        return decision
 
-    return [patch("launcher_shim.c10d.quarantining.after_time", after_time)]
+    return [patch("launcher_shim.c10d.quarantining.after_death", alone)]
 
 
 @plant("drains", 60)
@@ -538,13 +540,33 @@ PLANTS |= {
     "crash-loops-let-in": _as(
         "crash-loops", 8, {"rdzv.snapshot.Snapshot.quarantine_of": lambda *_: None}
     ),
-    # Whoever is quarantined is never let in again.
-    "quarantined-for-ever": _as(
-        "other-runs", 4, {f"{_C10D}.quarantining.after_time": lambda *_: QuarantineDecision()}
+    # Whoever is left out is never let in again.
+    "left-out-for-ever": _as(
+        "one-fails", 12, {f"{_C10D}.quarantining.after_time": lambda *_, **__: QuarantineDecision()}
+    ),
+    # A failure that hits all is held against each of them, whatever they make afterwards.
+    "progress-clears-nobody": _as(
+        "all-fail", 12, {f"{_C10D}.quarantining.after_progress": lambda *_: QuarantineDecision()}
+    ),
+    # Whoever fails first is left out, also where the others are too few for a world.
+    "left-out-below-min": _as(
+        "one-fails",
+        12,
+        {
+            f"{_C10D}.quarantining.after_death": (
+                lambda records, member, uid, stay, fit, _, terms: after_death(
+                    records, member, uid, stay, fit, 0, terms
+                )
+            ),
+            f"{_C10D}.rounds.inputs.RunSnapshot.candidates": lambda run, _: [
+                node for node in run.asking() if node.member not in run.membership.quarantined
+            ],
+        },
+        first=22,
     ),
     # The death of a torchrun counts, whatever its ranks have made.
     "progress-not-looked-at": _as(
-        "failing-pods", 4, {"rdzv.records.quarantine.Death.has_progress": lambda *_: False}
+        "failing-pods", 4, {"rdzv.records.quarantine.Stay.has_progress": lambda *_: False}
     ),
     # A host whose record vanishes is off the list at once, be it the last one.
     "lost-hosts-dropped-at-once": _as(

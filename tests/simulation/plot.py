@@ -54,9 +54,23 @@ def one_is_enough(random: Random, pods: int) -> JobShape:
     return JobShape(least=1, most=pods)
 
 
+BRIEF_PAUSES = Terms(steps=10, first_s=10.0, longest_s=40.0)
+
+
 def short_of_patience(random: Random, pods: int) -> JobShape:
     """A place for each pod; three worlds in a row without ten steps are too many."""
-    return replace(one_is_enough(random, pods), quarantine=Terms(steps=10, worlds=3))
+    return replace(one_is_enough(random, pods), quarantine=BRIEF_PAUSES)
+
+
+def one_or_two(random: Random, pods: int) -> JobShape:
+    """A place for each pod, and sometimes for one more; a world may be of one or two."""
+    most = random.randint(pods, pods + 1)
+    return JobShape(random.randint(1, min(2, pods)), most, quarantine=BRIEF_PAUSES)
+
+
+def impatient(random: Random, pods: int) -> JobShape:
+    """Any shape: no pod may be missing, or some may, or are spares."""
+    return replace(any_shape(random, pods), quarantine=BRIEF_PAUSES)
 
 
 @dataclass(frozen=True, slots=True)

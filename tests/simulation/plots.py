@@ -14,11 +14,14 @@ from tests.simulation.evictions import (
     evict_and_notice,
 )
 from tests.simulation.launchers import (
+    all_fail_at_first,
     close,
+    come_fresh,
     die,
     end_torchrun,
     end_torchrun_after_progress,
     fail_workers,
+    one_fails_at_first,
     stick,
 )
 from tests.simulation.other_runs import failed_run, other_run
@@ -42,8 +45,10 @@ from tests.simulation.plot import (
     Plot,
     any_shape,
     exact,
+    impatient,
     in_twos,
     one_is_enough,
+    one_or_two,
     roomy,
     short_of_patience,
     tight,
@@ -184,6 +189,20 @@ PLOTS = (
         short_of_patience,
         (10, 20),
         misfits=("failing",),
+    ),
+    Plot(
+        "one-fails",
+        {come_fresh: 2, tear: 1, stall: 1, crash_briefly: 1},
+        (2, 3, 4),
+        impatient,
+        prologue=one_fails_at_first,
+    ),
+    Plot(
+        "all-fail",
+        {come_fresh: 3, die: 1, tear: 1, stall: 1, crash_briefly: 1},
+        (2, 3, 4),
+        one_or_two,
+        prologue=all_fail_at_first,
     ),
     Plot("scarce", {cut_one: 1, crash: 1, tear: 1}, FEW, exact, misfits=("late",)),
     Plot(

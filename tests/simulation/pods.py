@@ -172,7 +172,9 @@ class Pod:
         if self.torchrun is torchrun:
             self._job.timeline.add(self.name, "its torchrun crashes")
             self.end_container()
-            self._after(RESTART_S, self.start_container)
+            longest_s = self._job.back_off_s
+            away_s = self._random.uniform(RESTART_S, longest_s) if longest_s else RESTART_S
+            self._after(away_s, self.start_container)
 
     def _after(self, seconds: float, act: Callable[..., object], *args: object) -> None:
         self._job.loop.call_later(seconds, act, *args, context=self._job.director.context)
@@ -261,7 +263,8 @@ class SimulatedJob:
     ``stages``: how many torchruns the command of each container runs, one after the other.
     ``blocks``: over how many blocks of machines its pods are spread, if they know of any.
     ``sharded``: its ranks train shards. ``start_s``: how long at most a rank takes before it takes
-    part.
+    part. ``back_off_s``: how long at most a kubelet waits before it starts a container again that
+    has crashed; 0: always as short as can be.
     ``sizes``: those in force, the last of ``former_sizes``.
     ``template``: what a pod is started with that comes now; ``shape``: by what the job is to go in
     the end; ``shapes``: all that it may have gone by.
@@ -287,6 +290,7 @@ class SimulatedJob:
         self.blocks = 0
         self.sharded = False
         self.start_s = 0.0
+        self.back_off_s = 0.0
         self.shards = ShardHistory(self)
         self.pods: dict[str, Pod] = {}
         self.strays: list[Pod] = []

@@ -1,30 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is kept out until somebody lets it in stays out; in no story does anybody do so."""
+"""What is held against members costs no running world its place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from launcher_shim.c10d.rounds.records import Node, Seat
+from rdzv.keys import RunKeys
+from rdzv.listing import decide
+from rdzv.mirror import Mirror
 from rdzv.snapshot import Snapshot
 from tests.simulation.pods import SimulatedJob
 
 
 class QuarantineInvariants:
-    """``since_s``: since when a pod is kept out for good, in virtual time, by its UID."""
+    """Looks at each world beside the one that it replaces, in the store's ``truth``."""
 
-    def __init__(self, job: SimulatedJob, break_: Callable[[str], None]) -> None:
-        self.since_s: dict[str, float] = {}
+    def __init__(self, job: SimulatedJob, truth: Mirror, break_: Callable[[str], None]) -> None:
         self._job = job
+        self._truth = truth
         self._break = break_
 
-    def committed(self, before: Snapshot, after: Snapshot) -> None:
-        """Compare what one revision made of the records."""
-        terms, now = self._job.shape.quarantine, self._job.loop.time()
-        same_life = before.job is not None and before.job == after.job
-        for name, member in after.members.items():
-            was, now_is = before.quarantine_of(member), after.quarantine_of(member)
-            stays = now_is is not None and now_is.stays(terms)
-            if stays:
-                self.since_s.setdefault(member.pod_uid, now)
-            elif same_life and was is not None and was.stays(terms):
-                self._break(f"I11: {name} was to stay out until it is let in, and nobody has")
+    def replaced(
+        self, before: Snapshot, keys: RunKeys, former: tuple[Seat, ...], new: tuple[Seat, ...]
+    ) -> None:
+        """Hold a world that is no larger than the one before to a reason other than marks."""
+        if len(new) > len(former) or self._job.sizes.largest(len(former)) != len(former):
+            return
+        staying = {seat.member for seat in new}
+        marked = decide(before).quarantined
+        missing = {seat.member for seat in former} - staying
+        if missing and missing <= marked and all(self._is_there(keys, seat) for seat in former):
+            self._break(f"I11: a world of {former} is replaced by {sorted(staying)} for {marked}")
+
+    def _is_there(self, keys: RunKeys, seat: Seat) -> bool:
+        kv = self._truth.kvs.get(keys.node(seat.member))
+        node = Node.from_kv(kv) if kv is not None else None
+        return node is not None and node.nonce == seat.nonce and node.state != "left"

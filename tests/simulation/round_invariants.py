@@ -121,6 +121,8 @@ class RoundInvariants:
             node = Node.from_kv(kv) if kv is not None else None
             if node is not None and (node.seat != seat or node.state != "asking"):
                 self._break(f"{seat} is frozen into round {new.number} and asked for none: {node}")
+        if (former := self.frozen.get((run, new.number - 1))) is not None:
+            self._job.invariants.quarantines.replaced(before, keys, former, new.frozen)
         for other, number in [one for one in self.frozen if one[0] == run and one[1] < new.number]:
             if self.trains_whole(before, (other, number)):
                 self._break(f"I1: round {new.number} is formed while all of {number} train on")

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from rdzv.listing import decide
-from rdzv.records.quarantine import TERMS
 from rdzv.snapshot import Snapshot
 from tests.simulation.invariants import Invariants
 from tests.simulation.pods import Pod, SimulatedJob
@@ -14,25 +13,17 @@ from tests.simulation.pods import Pod, SimulatedJob
 SETTLED_STEPS = 2
 PASSING = ("hold", "commit", "done")
 
-STAYS_S = TERMS.first_s + 10.0
-"""For so long who is kept out for good must have been so."""
+PAUSES = 3
+"""So often who fails in every world must have been left out: its pause has doubled twice."""
 
 UNDISTURBED_S = 20.0
 """For so long a world must have trained beside launchers that crash: they are let in at times."""
 
 
-def terms_s(snapshot: Snapshot) -> Mapping[str, float]:
-    """For how long a torchrun has to live in each member that is kept out for how often it died."""
-    listing = decide(snapshot)
-    kept_out = listing.quarantined & listing.excluded.keys()
-    return {name: TERMS.hold_s(snapshot.quarantines[name].deaths) for name in kept_out}
-
-
-def for_good(job: SimulatedJob, snapshot: Snapshot) -> set[str]:
-    """Who is kept out until somebody lets it in."""
+def left_out(job: SimulatedJob, snapshot: Snapshot) -> Mapping[str, float]:
+    """The pause of each member that worlds form without, in seconds."""
     terms, records = job.shape.quarantine, snapshot.quarantines
-    kept_out = decide(snapshot).quarantined
-    return {name for name in kept_out if records[name].stays(terms)}
+    return {name: terms.pause_s(records[name].pauses) for name in decide(snapshot).quarantined}
 
 
 def unsettled(
@@ -46,7 +37,7 @@ def unsettled(
     """Say what is not as it should be once all faults are over, or None.
 
     ``trains``: there are torchruns and ranks. ``kept_out``: who need not train yet, if others are
-    enough. ``at_last``: who fails in every world has had the time to be kept out for good.
+    enough. ``at_last``: who fails in every world has had the time to be left out again and again.
     """
     if job.last_step is not None:
         return _end(job, invariants)
@@ -105,11 +96,17 @@ def _drains(job: SimulatedJob, invariants: Invariants) -> str | None:
 
 
 def _failing(job: SimulatedJob, invariants: Invariants) -> str | None:
-    """Who fails in every world is kept out, and for longer than time alone would keep it out."""
+    """Who fails in every world is let in ever later, and left out again each time.
+
+    Unless the others need it, or take all places.
+    """
+    steady = [pod for pod in job.present() if pod.launcher == "steady"]
+    records = invariants.snapshot.quarantines
     for pod in job.present():
-        since_s = invariants.quarantines.since_s.get(pod.pod_uid)
-        if pod.launcher == "failing" and (since_s is None or job.loop.time() < since_s + STAYS_S):
-            return f"{pod.name} is not kept out for good, or not for long yet"
+        if pod.launcher == "failing" and job.sizes.smallest <= len(steady) < job.sizes.most:
+            record = records.get(pod.name)
+            if record is None or not record.out or record.pauses < PAUSES:
+                return f"{pod.name} fails in every world, and that is held against it: {record}"
     return None
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from random import Random
 
-from rdzv.records.quarantine import TERMS
 from tests.simulation.invariants import Broken, Invariants
 from tests.simulation.network import Backup, Weather
 from tests.simulation.nodes import LEASE_TTL_S
 from tests.simulation.plot import Plot
 from tests.simulation.pods import Pod, SimulatedJob
-from tests.simulation.settling import STAYS_S, for_good, terms_s, unsettled
+from tests.simulation.settling import PAUSES, left_out, unsettled
 
 SOON_S = (0.0, 2.0)
 LATE_S = (620.0, 900.0)
@@ -31,8 +30,7 @@ UPLOAD_S = (5.0, 60.0)
 LIVENESS_S = 150.0
 """Within so long after the last fault everything must have come right.
 
-But for a member whose torchrun has died so often that it has to live for longer than the shortest
-quarantine takes: it must be let in by so much later.
+But for a member that worlds form without: it must be in after its pause.
 """
 
 STEP_S = 15.0
@@ -192,24 +190,25 @@ class Story:
             await self._pass(1.0)
 
     async def _until_settled(self) -> None:
-        """See everything come right; who is quarantined for longer than usual comes in later."""
+        """See everything come right; whom worlds form without comes in after its pause."""
         began_s = self.job.loop.time()
         invariants, job = self.invariants, self.job
-        await self._until_right(
-            began_s, lambda: LIVENESS_S, lambda: terms_s(invariants.snapshot), at_last=False
-        )
 
-        longest_s = TERMS.first_s
+        def pauses() -> Mapping[str, float]:
+            return left_out(job, invariants.snapshot)
+
+        await self._until_right(began_s, lambda: LIVENESS_S, pauses, at_last=False)
+
+        longest_s = 0.0
 
         def within_s() -> float:
             nonlocal longest_s
-            longest_s = max(longest_s, *terms_s(invariants.snapshot).values(), 0.0)
-            stays_s = STAYS_S if "failing" in job.launchers.values() else 0.0
-            return LIVENESS_S + longest_s - TERMS.first_s + stays_s
+            longest_s = max(longest_s, *pauses().values(), 0.0)
+            # Another one may be tried alone before it; who fails in every world is let in often.
+            times = 2 * PAUSES if "failing" in job.launchers.values() else 2
+            return LIVENESS_S + times * longest_s
 
-        await self._until_right(
-            began_s, within_s, lambda: for_good(job, invariants.snapshot), at_last=True
-        )
+        await self._until_right(began_s, within_s, dict, at_last=True)
 
     async def _until_right(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members whose torchrun dies again and again: counted, kept out, let in again, forgotten."""
+"""Members that fail first, world after world: counted, left out, let in again, forgotten."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from launcher_shim.c10d.rounds.decision import decide
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import RoundObservations
 from launcher_shim.c10d.rounds.records import Round
+from launcher_shim.c10d.rounds.reform import reform
 from launcher_shim.c10d.rounds.run_membership import run_membership
 from rdzv import listing
 from rdzv.drain.decision import is_enough
@@ -22,10 +23,13 @@ from rdzv.members.leftovers import leftovers
 from rdzv.membership import snapshot_of
 from rdzv.records.job import Job
 from rdzv.records.quarantine import (
-    Death,
     Quarantine,
+    QuarantineDecision,
+    Stay,
     Terms,
+    World,
     after_death,
+    after_progress,
     after_time,
 )
 from rdzv.snapshot import Snapshot
@@ -34,180 +38,233 @@ from tests.support.records import kv, member, node, run, world
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
-TERMS = Terms(deaths=3, first_s=60, longest_s=300, forget_s=600, steps=200, worlds=6, brief_s=60)
-OUT = Quarantine("c", "uid-c", 3, "third", out=True, mod_revision=7)
+TERMS = Terms(worlds=3, steps=200, brief_s=60, first_s=60, longest_s=300, trial_s=600)
+OUT = Quarantine("c", "uid-c", 3, "third", out=True, mod_revision=7, pauses=1)
 NOW = 1000.0
 
 
-GONE_FOR_GOOD = replace(OUT, deaths=9, fruitless=6)
+class Store:
+    """The records as the store has them, which counts revisions."""
+
+    def __init__(self, members: str, least: int = 1) -> None:
+        self.members = members
+        self.least = least
+        self.revision = 0
+        self.records: dict[str, Quarantine] = {}
+
+    @property
+    def out(self) -> str:
+        return "".join(sorted(name for name, one in self.records.items() if one.out))
+
+    @property
+    def next_world(self) -> str:
+        """Whom the next world is of, if all ask."""
+        fit = "".join(name for name in self.members if name not in self.out)
+        return fit if len(fit) >= self.least else self.members
+
+    def write(self, decision: QuarantineDecision) -> None:
+        self.revision += 1
+        for name, one in decision.records.items():
+            self.records.pop(name, None)
+            if one is not None:
+                self.records[name] = replace(one, mod_revision=self.revision)
+
+    def fails(self, died: str, members: str | None = None, steps: int | None = 0) -> None:
+        """Let a world form and fail; these die in it, in this order."""
+        self.revision += 1
+        formed = World(frozenset(members or self.next_world), self.revision)
+        for name in died:
+            stay = Stay(f"{name}{self.revision}", formed, 5.0, steps)
+            fit = sum(other not in self.out and other != name for other in self.members)
+            self.write(after_death(self.records, name, f"uid-{name}", stay, fit, self.least, TERMS))
+
+    def progresses(self, members: str | None = None) -> None:
+        self.write(after_progress(self.records, members or self.next_world))
 
 
-def dead(
-    known: Quarantine | None,
-    died: str,
-    pod_uid: str = "uid-c",
-    steps: int | None = None,
-    world_s: float | None = None,
-) -> Quarantine | None:
-    return after_death(known, "c", pod_uid, Death(died, steps, world_s), TERMS).record
+# --- the row of worlds without progress ---
 
 
-# --- the record ---
+def test_the_third_world_in_a_row_leaves_out_the_one_that_failed_first_in_it() -> None:
+    store = Store("abcd")
+    store.fails("b")
+    store.fails("cb")
+    assert store.out == ""
+    store.fails("bac")
+    assert store.out == "b"
+    assert store.next_world == "acd"
 
 
-def test_the_third_death_quarantines() -> None:
-    first = dead(None, "one")
-    second = dead(first, "two")
-    third = dead(second, "three")
-    assert first is not None
-    assert second is not None
-    assert third is not None
-    assert [(one.deaths, one.out) for one in (first, second, third)] == [
-        (1, False),
-        (2, False),
-        (3, True),
-    ]
+@pytest.mark.parametrize("died", ["a", "abcd", "dcba"])
+def test_of_those_who_die_in_one_world_only_the_first_counts(died: str) -> None:
+    store = Store("abcd")
+    store.fails(died)
+    assert {name: one.deaths for name, one in store.records.items()} == {died[0]: 1}
+
+
+def test_progress_ends_the_row_whoever_was_in_that_world() -> None:
+    store = Store("abcd")
+    store.fails("b")
+    store.fails("b")
+    store.progresses("acd")
+    store.fails("b")
+    assert store.out == ""
+
+
+def test_of_two_bad_ones_each_is_left_out_and_the_others_train() -> None:
+    store = Store("abcd", least=2)
+    for _ in range(3):
+        store.fails("b")
+    store.fails("d")
+    assert store.next_world == "ac"
+    store.progresses()
+    assert all(one.proven for one in store.records.values())
+    assert store.out == "bd"
+
+
+@pytest.mark.parametrize("least", [1, 2, 4])
+def test_what_fails_whoever_is_left_out_is_common_and_all_is_cleared(least: int) -> None:
+    store = Store("abcd", least)
+    for _ in range(3 - 1 + 4 - least):
+        store.fails(store.next_world)
+    assert len(store.out) == 4 - least
+    store.fails(store.next_world[0])
+    assert store.records == {}
+    assert store.next_world == "abcd"
+
+
+@pytest.mark.parametrize("worlds", range(12))
+def test_i11_when_a_common_failure_is_over_all_train_with_no_hand(worlds: int) -> None:
+    store = Store("abcd")
+    for _ in range(worlds):
+        store.fails(store.next_world)
+    for _ in range(4):
+        store.progresses()
+        for one in [one for one in store.records.values() if one.out]:
+            store.write(after_time(NOW, one, NOW - 300, TERMS, another_is_tried=False))
+    store.progresses()
+    assert store.records == {}
+
+
+def test_a_crash_loop_at_the_smallest_size_leaves_nobody_out() -> None:
+    store = Store("ab", least=2)
+    for _ in range(10):
+        store.fails("b")
+        assert store.out == ""
+
+
+def test_who_fails_again_after_its_pause_is_left_out_at_once_and_for_twice_as_long() -> None:
+    store = Store("abc", least=2)
+    for _ in range(3):
+        store.fails("c")
+    for pauses in (1, 2, 3):
+        assert store.records["c"].pauses == pauses
+        store.progresses()
+        due = after_time(NOW, store.records["c"], NOW, TERMS, another_is_tried=False)
+        assert due.wake_at_s == NOW + 60 * 2 ** (pauses - 1)
+        store.write(after_time(NOW + 1e6, store.records["c"], NOW, TERMS, another_is_tried=False))
+        assert store.out == ""
+        store.progresses("ab")  # as a world does that it has not come into yet
+        store.fails("c")
+
+
+def test_progress_with_it_clears_its_record() -> None:
+    store = Store("abc")
+    store.records["c"] = replace(OUT, out=False, pauses=3)
+    store.progresses("abc")
+    assert store.records == {}
 
 
 def test_a_death_counts_once() -> None:
-    assert dead(OUT, "third") is None
-    assert after_death(OUT, "c", "uid-c", Death("third"), TERMS).drop is False
+    stay = Stay("third", World(frozenset("abc"), 9), 1.0)
+    assert after_death({"c": OUT}, "c", "uid-c", stay, 2, 1, TERMS).records == {}
 
 
 def test_a_new_pod_of_the_name_begins_anew_over_the_record_of_the_former() -> None:
-    assert dead(OUT, "fourth", "uid-new") == Quarantine("c", "uid-new", 1, "fourth", mod_revision=7)
+    stay = Stay("first", World(frozenset("abc"), 9), 1.0)
+    known = {"c": replace(OUT, proven=True)}
+    after = after_death(known, "c", "uid-new", stay, 2, 1, TERMS).records["c"]
+    assert after == Quarantine("c", "uid-new", 1, "first", mod_revision=7)
 
 
 @pytest.mark.parametrize(
-    ("deaths", "hold_s"), [(3, 60), (4, 120), (5, 240), (6, 300), (60, 300), (10**9, 300)]
-)
-def test_each_further_death_doubles_how_long_one_has_to_live(deaths: int, hold_s: float) -> None:
-    assert TERMS.hold_s(deaths) == hold_s
-
-
-def test_it_is_let_in_once_a_torchrun_has_lived_for_the_time() -> None:
-    waits = after_time(NOW, OUT, NOW - 100, NOW - 59, TERMS)
-    assert (waits.record, waits.drop, waits.wake_at_s) == (None, False, NOW + 1)
-    assert after_time(NOW, OUT, NOW - 59, NOW - 100, TERMS).wake_at_s == NOW + 1
-    assert after_time(NOW, OUT, NOW - 100, NOW - 60, TERMS).record == replace(OUT, out=False)
-
-
-def test_time_alone_lets_nobody_in_where_no_torchrun_lives() -> None:
-    waits = after_time(NOW, OUT, NOW - 1e6, None, TERMS)
-    assert (waits.record, waits.drop, waits.wake_at_s) == (None, False, math.inf)
-
-
-def test_who_dies_again_after_it_was_let_in_is_kept_out_for_twice_as_long() -> None:
-    again = dead(replace(OUT, out=False), "fourth")
-    assert again is not None
-    assert (again.deaths, again.out) == (4, True)
-
-
-@pytest.mark.parametrize("alive_s", [None, NOW - 700])
-def test_deaths_are_forgotten_when_nothing_has_died_for_long(alive_s: float | None) -> None:
-    known = replace(OUT, out=False)
-    assert after_time(NOW, known, NOW - 599, alive_s, TERMS).wake_at_s == NOW + 1
-    assert after_time(NOW, known, NOW - 600, alive_s, TERMS).drop
-
-
-# --- progress ---
-
-
-@pytest.mark.parametrize("known", [None, replace(OUT, out=False, fruitless=5), OUT])
-def test_a_death_after_progress_does_not_count_nor_do_those_before_it(
-    known: Quarantine | None,
-) -> None:
-    decision = after_death(known, "c", "uid-c", Death("next", 200, 30.0), TERMS)
-    assert decision.record is None
-    assert decision.drop == (known is not None)
-
-
-@pytest.mark.parametrize(
-    ("steps", "world_s", "row"),
+    ("steps", "lasted_s", "progress"),
     [
-        (0, 3600.0, 4),
-        (199, 3600.0, 4),
-        (None, 59.0, 4),
-        (None, 60.0, 0),
-        (None, math.inf, 0),
-        (None, None, 3),
-        (0, None, 3),
-    ],
-    ids=[
-        "none made",
-        "one too few",
-        "untold, at once",
-        "untold, later",
-        "untold, of a former sidecar",
-        "in no world",
-        "none made, in no world",
+        (0, 3600.0, False),
+        (199, 3600.0, False),
+        (200, 1.0, True),
+        (None, 59.0, False),
+        (None, 60.0, True),
+        (None, math.inf, True),
     ],
 )
-def test_only_worlds_that_were_ended_without_progress_are_counted_in_a_row(
-    steps: int | None, world_s: float | None, row: int
+def test_progress_is_so_many_steps_or_a_while_where_none_are_told(
+    steps: int | None, lasted_s: float, *, progress: bool
 ) -> None:
-    known = replace(OUT, out=False, deaths=1, fruitless=3)
-    after = dead(known, "next", steps=steps, world_s=world_s)
-    assert after is not None
-    assert (after.deaths, after.fruitless) == (2, row)
+    stay = Stay("next", World(frozenset("abc"), 9), lasted_s, steps)
+    assert stay.has_progress(TERMS) == progress
+    decision = after_death({"a": replace(OUT, member="a")}, "c", "uid-c", stay, 2, 1, TERMS)
+    assert decision.records.get("a", OUT) == (None if progress else OUT)
 
 
 def test_where_steps_are_not_looked_at_a_world_without_progress_is_a_short_one() -> None:
-    unseeing = replace(TERMS, steps=0)
-    assert not Death("x", 10**6, 1.0).has_progress(unseeing)
-    assert Death("x", 0, 3600.0).adds_to(3, unseeing) == 0
-    assert Death("x", 10**6, 1.0).adds_to(3, unseeing) == 4
+    unseeing, here = replace(TERMS, steps=0), World(frozenset("abc"), 9)
+    assert not Stay("x", here, 1.0, 10**6).has_progress(unseeing)
+    assert Stay("x", here, 60.0, 0).has_progress(unseeing)
 
 
-def test_the_sixth_world_in_a_row_keeps_it_out_until_it_is_let_in() -> None:
-    known: Quarantine | None = None
-    for n in range(6):
-        assert known is None or not known.stays(TERMS)
-        known = dead(known, f"{n}", steps=3, world_s=20.0)
-    assert known is not None
-    assert known.stays(TERMS)
-    assert "6 worlds in a row without progress" in known.sentence
-    assert "stays out until muster admit c" in known.sentence
-    waits = after_time(NOW, known, NOW - 1e6, NOW - 1e6, TERMS)
-    assert (waits.record, waits.drop, waits.wake_at_s) == (None, False, math.inf)
+# --- the pause ---
 
 
-@pytest.mark.parametrize("death", [Death("x", 5000, 9e3), Death("x", None, 9e3), Death("x")])
-def test_who_is_kept_out_for_good_stays_so_also_where_min_has_let_it_train(death: Death) -> None:
-    decision = after_death(GONE_FOR_GOOD, "c", "uid-c", death, TERMS)
-    assert not decision.drop
-    assert decision.record is None or decision.record.stays(TERMS)
-
-
-@pytest.mark.parametrize("steps", [None, 0, 199, 200])
-def test_a_row_goes_on_beside_a_torchrun_that_gets_nowhere(steps: int | None) -> None:
-    known = replace(OUT, out=False, fruitless=2)
-    decision = after_time(NOW, known, NOW - 600, NOW - 590, TERMS, steps)
-    assert decision.drop == (steps not in (0, 199))
-    assert decision.drop or decision.wake_at_s > NOW
-
-
-DEATHS = st.builds(
-    Death,
-    st.uuids().map(str),
-    st.none() | st.integers(0, 400),
-    st.none() | st.sampled_from([1.0, 59.0, 61.0, math.inf]),
+@pytest.mark.parametrize(
+    ("pauses", "pause_s"), [(0, 60), (1, 60), (2, 120), (3, 240), (4, 300), (10**9, 300)]
 )
+def test_each_pause_is_twice_as_long_as_the_one_before(pauses: int, pause_s: float) -> None:
+    assert TERMS.pause_s(pauses) == pause_s
 
 
-@given(st.lists(DEATHS, max_size=30))
-def test_it_is_kept_out_for_good_after_so_many_in_a_row_and_not_before(deaths: list[Death]) -> None:
-    known, row, for_good = None, 0, False
-    for death in deaths:
-        decision = after_death(known, "c", "uid-c", death, TERMS)
-        known = None if decision.drop else decision.record or known
-        if death.world_s is not None:
-            fruitless = death.steps < 200 if death.steps is not None else death.world_s < 60
-            row = row + 1 if fruitless else 0
-        elif death.steps is not None and death.steps >= 200:
-            row = 0
-        for_good = for_good or row >= TERMS.worlds
-        assert (known is not None and known.stays(TERMS)) == for_good
+def test_the_product_pauses_for_one_minute_to_thirty() -> None:
+    assert [Terms().pause_s(pauses) for pauses in (1, 2, 6, 9)] == [60, 120, 1800, 1800]
+
+
+def test_it_is_let_in_once_its_pause_is_over_and_a_world_without_it_has_made_progress() -> None:
+    proven = replace(OUT, proven=True)
+    waits = after_time(NOW, proven, NOW - 59, TERMS, another_is_tried=False)
+    assert (waits.records, waits.wake_at_s) == ({}, NOW + 1)
+    let_in = after_time(NOW, proven, NOW - 60, TERMS, another_is_tried=False)
+    assert let_in.records == {"c": replace(OUT, out=False, deaths=1)}
+
+
+def test_without_any_progress_it_is_let_in_all_the_same_in_the_end() -> None:
+    waits = after_time(NOW, OUT, NOW - 599, TERMS, another_is_tried=False)
+    assert (waits.records, waits.wake_at_s) == ({}, NOW + 1)
+    assert after_time(NOW, OUT, NOW - 600, TERMS, another_is_tried=False).records["c"]
+
+
+def test_one_is_tried_at_a_time_for_as_long_as_a_pause() -> None:
+    proven = replace(OUT, proven=True)
+    waits = after_time(NOW, proven, NOW - 60, TERMS, another_is_tried=True)
+    assert (waits.records, waits.wake_at_s) == ({}, NOW + 60)
+    assert after_time(NOW, proven, NOW - 120, TERMS, another_is_tried=True).records["c"]
+
+
+STORIES = st.lists(st.tuples(st.booleans(), st.sampled_from("abcd"), st.booleans()), max_size=40)
+
+
+@given(STORIES, st.integers(1, 4))
+def test_i11_as_many_stay_as_make_a_world_and_those_who_never_fail_are_never_out(
+    story: list[tuple[bool, str, bool]], least: int
+) -> None:
+    store = Store("abcde", least)
+    for progress, first, all_die in story:
+        here = store.next_world
+        if progress:
+            store.progresses()
+            assert set(store.records).isdisjoint(here)
+        elif first in here:
+            store.fails(first + ("".join(n for n in here if n not in (first, "e")) * all_die))
+        assert 5 - len(store.out) >= least
+        assert "e" not in store.records
 
 
 def stored(record: Quarantine, revision: int = 7) -> KeyValue:
@@ -283,6 +340,26 @@ def test_a_quarantined_one_that_asks_makes_no_waiter() -> None:
     assert asking("abc", two, quarantined="").newcomers()
     assert not asking("abc", two).newcomers()
     assert asking("abcd", two).newcomers()
+
+
+@pytest.mark.parametrize(
+    ("members", "marked", "cause"),
+    [
+        ("abe", "ab", ""),
+        ("abef", "ab", ""),
+        ("abefg", "ab", "join"),
+        ("abe", "b", ""),
+        ("abe", "", "join"),
+    ],
+)
+def test_i11_no_world_that_trains_becomes_smaller_for_what_is_held_against_its_members(
+    members: str, marked: str, cause: str
+) -> None:
+    membership = RoundMembers(frozenset(members), quarantined=frozenset(marked))
+    nodes = [*(node(name, "in") for name in "ab"), *map(node, members[2:])]
+    snapshot = run(nodes, world("ab"), membership=membership)
+    seen = RoundObservations(healthy_since_s=NOW)
+    assert reform(NOW, snapshot, seen, RoundPolicy(1, 8)).cause == cause
 
 
 def test_what_gone_pods_left_is_bounded() -> None:

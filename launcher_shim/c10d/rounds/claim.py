@@ -4,13 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from launcher_shim.c10d.rounds.records import Node
-
-Ending = Literal["died", "gave up", "other"]
-"""The end of a torchrun. ``died``: by itself, with a place. ``gave up``: by itself, while it waited
-for one, such as by a join timeout. ``other``: on request, or because its work was done."""
+from rdzv.records.quarantine import World
 
 
 @dataclass(slots=True, eq=False)
@@ -34,11 +30,10 @@ class Claim:
     """Whether its version of torch has a redundancy list, and its maximum is the job's."""
     filled_round: int = -1
     """The round for which it was given fillers: there it never meets the others."""
-    world_since_s: float | None = None
-    """Time at which it came into the world that it was last handed; None before the first, or if a
-    sidecar before this one has handed it."""
+    world: World | None = None
+    """The world that it was last handed; None before the first."""
     gave_up: bool = False
-    """Whether its torchrun has given up its wait for a place by itself."""
+    """Whether its torchrun has given up its wait for a place by itself: that is no death."""
     addr: str = ""
     pid: int = -1
     """Its torchrun's process number, in its own container; -1 while it has not named itself."""

@@ -95,7 +95,7 @@ class RoundMembers:
     ages: Mapping[str, int] = field(default_factory=dict)
     """The order of members by age: the smallest number is the oldest."""
     quarantined: frozenset[str] = frozenset()
-    """Of those listed, the ones whose torchrun keeps dying."""
+    """Of those listed, the ones that worlds form without while enough others ask."""
     locations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The topology of each of those listed, as in ``rdzv.records.job.Member``."""
     blocks: Mapping[str, str] = field(default_factory=dict)
@@ -180,3 +180,9 @@ class RunSnapshot:
             for node in self.asking()
             if node.seat not in frozen and node.member not in quarantined
         ]
+
+    def next_size(self, min_nodes: int) -> int:
+        """Return how many nodes are to choose from if the present world lets the newcomers in."""
+        joining, frozen = len(self.newcomers()), self.round.frozen
+        fit = sum(seat.member not in self.membership.quarantined for seat in frozen) + joining
+        return fit if fit >= min_nodes else len(frozen) + joining

@@ -8,21 +8,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from launcher_shim.c10d.rounds.claim import Claim, Ending
+from launcher_shim.c10d.rounds.claim import Claim
 from launcher_shim.c10d.rounds.inputs import RoundMembers
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.own_node import OwnNode
 from launcher_shim.c10d.rounds.own_write import shown
 from launcher_shim.c10d.rounds.records import LeftReason, Node
 from rdzv.mirror import Mirror
+from rdzv.records.quarantine import Stay, World
 
 
 class Place:
     """The place, held by one claim at a time; sets the desired node as its holder asks.
 
     ``changed`` is called if the desired node has changed, ``came`` with the nonce of each torchrun
-    of this pod that asks, and ``ended`` with the nonce of one that is gone, its ending, and for how
-    many seconds its last world had lasted, if it was in one.
+    of this pod that asks, ``entered`` with that of one that has come into a world, and ``died``
+    with the last stay of one that has ended by itself; its steps are not known yet.
     """
 
     def __init__(
@@ -37,7 +38,8 @@ class Place:
         random: Random,
         changed: Callable[[], None],
         came: Callable[[str], None],
-        ended: Callable[[str, Ending, float | None], None],
+        entered: Callable[[str, World], None],
+        died: Callable[[Stay], None],
     ) -> None:
         self.holder: Claim | None = None
         """The claim that holds the place."""
@@ -51,7 +53,8 @@ class Place:
         self._random = random
         self._changed = changed
         self._came = came
-        self._ended = ended
+        self._entered = entered
+        self._died = died
 
     def claim(self, nonce: str | None = None, kept: Node | None = None) -> Claim:
         """Create the claim of a new client connection.
@@ -118,6 +121,7 @@ class Place:
             return False
         node = self._own.node
         if node is None or node.nonce != claim.nonce or node.state != "asking":
+            claim.world = None
             self._came(claim.nonce)
             await self._write(claim.asking(self._member, node.ask + 1 if node else 1))
         return True
@@ -132,9 +136,9 @@ class Place:
         return True
 
     def handed(self) -> None:
-        """Note the time at which the holder's node came into a world, if it has."""
-        if self.holder is not None and (node := self.own_node(self.holder)) is not None:
-            self.holder.world_since_s = self._clock() if node.state == "in" else None
+        """Note that the holder's node has come into a world, if it has."""
+        if self.holder is not None and self.live_node(self.holder) is not None:
+            self._enter(self.holder, self._clock())
 
     def finish(self, claim: Claim) -> None:
         """Mark the node of ``claim`` as finished: its agent is in the exit barrier."""
@@ -157,25 +161,39 @@ class Place:
         node = self.own_node(claim)
         if node is not None and node.state != "left":
             self._own.aim(replace(node, state="left", left_reason=reason, round=0))
-            ordered = self._member in self._members().leaving or self._run.round.closed
-            died = reason in ("closed", "hung") and not ordered
-            how: Ending = "gave up" if claim.gave_up else "died" if died else "other"
-            self._ended(node.nonce, how, self._world_s(claim) if node.state == "in" else None)
+            ordered = self._member in self._members().leaving or self._run.round.closed == "success"
+            world = claim.world if node.state == "in" else self._awaited_in(node)
+            by_itself = reason in ("closed", "hung") and not (ordered or claim.gave_up)
+            if by_itself and world is not None:
+                self._died(Stay(node.nonce, world, self._clock() - world.since_s))
             self._changed()
-        elif node is not None and claim.gave_up:
-            self._ended(node.nonce, "gave up", None)
         elif self._next is not None and self._next[0] is claim:
             self._next = None
 
-    def _world_s(self, claim: Claim) -> float:
-        since_s = claim.world_since_s
-        return math.inf if since_s is None else self._clock() - since_s
+    def _awaited_in(self, node: Node) -> World | None:
+        """Return the world that ``node`` is to come into, which forms again for its death."""
+        current = self._run.round
+        if node.seat in current.frozen:
+            members = frozenset(seat.member for seat in current.frozen)
+        elif current.complete or node.member in self._members().quarantined:
+            return None
+        else:
+            members = frozenset({*current.former, node.member})
+        return World(members, current.mod_revision, self._clock())
+
+    def _enter(self, claim: Claim, since_s: float) -> None:
+        current = self._run.round
+        members = frozenset(seat.member for seat in current.frozen)
+        claim.world = World(members, current.mod_revision, since_s)
+        self._entered(claim.nonce, claim.world)
 
     def _resume(self, claim: Claim, node: Node) -> None:
         claim.resume(node)
         self.holder = claim
         self._came(claim.nonce)
         self._own.aim(node)
+        if self._run.round.is_world_of(node):
+            self._enter(claim, -math.inf)
 
     async def _write(self, node: Node) -> None:
         self._own.aim(node)

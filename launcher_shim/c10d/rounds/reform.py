@@ -47,6 +47,8 @@ def reform(
     size = policy.sizes.largest(here + newcomers)
     if policy.shrinks and 0 < size < here:
         return Reform("shrink", f"a world of {here} may have no more than {size} nodes")
+    # The next world may leave out members of this one: not to become smaller for that.
+    size = policy.sizes.largest(snapshot.next_size(policy.sizes.smallest))
     if size <= here:
         return Reform()
     wave = f"{newcomers} more {'asks' if newcomers == 1 else 'ask'} to join a world of {here}"

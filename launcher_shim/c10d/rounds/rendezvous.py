@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
-from launcher_shim.c10d.rounds.claim import Claim, Ending
+from launcher_shim.c10d.rounds.claim import Claim
 from launcher_shim.c10d.rounds.decision_loop import DecisionLoop
 from launcher_shim.c10d.rounds.drain_view import live_round
 from launcher_shim.c10d.rounds.evaluation import Evaluation, Evaluator
@@ -32,6 +32,7 @@ from rdzv.drain.inputs import LiveRound
 from rdzv.job import JobClient
 from rdzv.keys import RunKeys
 from rdzv.members.guard import Registered
+from rdzv.records.quarantine import Stay, World
 from rdzv.records.sizes import Sizes
 from rdzv.store import WatchEvent
 
@@ -45,8 +46,9 @@ class Rendezvous:
     prefix of the drains' keys. ``launched``: the sizes that torchruns of this pod are started with
     (``--nnodes``), whatever the job's are by now. ``membership`` (called with the current round)
     and ``policy`` must be cheap. ``clock``: monotonic, in seconds. ``life_since_s``: time since
-    which the member has been in this generation. ``came``, ``ended``: as for ``Place``.
-    ``last_seen``: the round that this sidecar has seen before; it counts if the store has lost it.
+    which the member has been in this generation. ``came``, ``entered``, ``died``: as for
+    ``Place``. ``last_seen``: the round that this sidecar has seen before; it counts if the store
+    has lost it.
     """
 
     def __init__(
@@ -65,7 +67,8 @@ class Rendezvous:
         random: Random,
         life_since_s: float = -math.inf,
         came: Callable[[str], None] = lambda nonce: None,
-        ended: Callable[[str, Ending, float | None], None] = lambda nonce, how, world_s: None,
+        entered: Callable[[str, World], None] = lambda nonce, world: None,
+        died: Callable[[Stay], None] = lambda stay: None,
         last_seen: Round | None = None,
     ) -> None:
         self.member = member
@@ -110,7 +113,8 @@ class Rendezvous:
             random=random,
             changed=self._own_node_changed,
             came=came,
-            ended=ended,
+            entered=entered,
+            died=died,
         )
         self._decisions = DecisionLoop(
             self._run,

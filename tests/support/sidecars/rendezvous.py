@@ -123,7 +123,8 @@ class Sidecar:
             clock=now,
             random=Random(name),
             came=self.quarantining.came,
-            ended=self.quarantining.ended,
+            entered=self.quarantining.entered,
+            died=self.quarantining.died,
         )
 
     def _membership(self, current: Round) -> RoundMembers:

@@ -25,6 +25,7 @@ from launcher_shim.c10d.torch.state_codec import (
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.guard import Registered
+from rdzv.records.quarantine import Stay
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults
@@ -57,8 +58,8 @@ class Pod:
     jumped_s: float = 0.0
     registered: asyncio.Event = field(default_factory=asyncio.Event)
     looks: int = 0
-    endings: list[str] = field(default_factory=list)
-    """How torchruns here have ended."""
+    died: list[Stay] = field(default_factory=list)
+    """The last stays of torchruns here that have ended by themselves."""
 
     def __post_init__(self) -> None:
         self.mirror = self.client.mirror
@@ -79,7 +80,7 @@ class Pod:
             membership=self._membership,
             clock=lambda: now() + self.jumped_s,
             random=Random(self.name),
-            ended=lambda nonce, how, world_s: self.endings.append(how),
+            died=self.died.append,
         )
 
     def _membership(self, current: Round) -> RoundMembers:
