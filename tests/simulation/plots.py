@@ -48,6 +48,7 @@ from tests.simulation.plot import (
     short_of_patience,
     tight,
 )
+from tests.simulation.refusals import join, refuse_writes, refuse_writes_in_peace
 from tests.simulation.restores import backup_of_former_lives, restore, restore_and_start_again
 from tests.simulation.returns import drain_behind_a_cut, lose_first_rank
 from tests.simulation.roll_outs import roll_out, set_bounds, straggler
@@ -143,6 +144,18 @@ BOUNDS: Mapping[Event, int] = {
     crash: 2,
     cut_one: 2,
     tear: 1,
+}
+
+REFUSALS: Mapping[Event, int] = {
+    refuse_writes: 6,
+    join: 2,
+    notice: 3,
+    notice_and_cancel: 1,
+    crash_briefly: 3,
+    crash: 1,
+    end_torchrun: 2,
+    die: 1,
+    cut_one: 1,
 }
 
 TRIOS, FEW, MANY = (3, 3, 4), (2, 3), (3, 4, 5)
@@ -285,6 +298,14 @@ PLOTS = (
         (3, 4),
         any_shape,
         weight=2,
+    ),
+    Plot("refusals", REFUSALS, FEW, any_shape, weight=2),
+    # Of what happens here, nothing may cost a world that trains.
+    Plot(
+        "refusals-in-peace",
+        {refuse_writes_in_peace: 4, join: 2, crash_briefly: 3, tear: 1},
+        FEW,
+        one_is_enough,
     ),
     Plot("shards", SHARDS, (2, 3, 4), one_is_enough, (4, 8), shards=True),
     Plot("shards-restored", {**RESTORES, notice: 2}, (2, 3), shards=True),
