@@ -26,6 +26,7 @@ from rdzv.errors import (
 )
 from rdzv.job import JobClient
 from rdzv.members.departure import Departure
+from rdzv.members.former_lease import FormerLease
 from rdzv.members.guard import Registered
 from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
 from rdzv.members.pacing import Pacing
@@ -91,6 +92,14 @@ class Registrar:
         self._pacing = Pacing(lease_ttl_s)
         self._lease: MemberLease | None = None
         self._diary = Diary(log)
+        self._former = FormerLease(
+            client, identity, lease_ttl_s, clock, random, complain=self._log_change
+        )
+
+    @property
+    def upheld(self) -> bool:
+        """Whether its former registration stays until a full store takes another one."""
+        return self._former.upheld
 
     @property
     def lease_id(self) -> int | None:
@@ -129,7 +138,10 @@ class Registrar:
         await self._client.mirror.changed_after(0)
         pause_s = 0.0
         while True:
-            written = await self._register(pause_s)
+            try:
+                written = await self._register(pause_s)
+            finally:
+                self._former.end()
             registered_s = self._clock()
             self._pacing = self._pacing.after_registering(registered_s)
             await self._hold(written)
@@ -194,6 +206,7 @@ class Registrar:
             try:
                 written, revision = await self._apply(decision, lease)
             except StoreError as error:
+                self._former.after_refusal(error)
                 self._log_change(f"cannot register yet, retrying: {error}")
                 not_before_s = self._clock() + self._next_pause_s()
                 continue

@@ -300,13 +300,7 @@ PLOTS = (
         weight=2,
     ),
     Plot("refusals", REFUSALS, FEW, any_shape, weight=2),
-    # Of what happens here, nothing may cost a world that trains.
-    Plot(
-        "refusals-in-peace",
-        {refuse_writes_in_peace: 4, join: 2, crash_briefly: 3, tear: 1},
-        FEW,
-        one_is_enough,
-    ),
+    Plot("refusals-in-peace", {refuse_writes_in_peace: 4, tear: 1, stall: 1}, TRIOS, healthy=True),
     Plot("shards", SHARDS, (2, 3, 4), one_is_enough, (4, 8), shards=True),
     Plot("shards-restored", {**RESTORES, notice: 2}, (2, 3), shards=True),
     Plot("long", ANYTHING, MANY, any_shape, (12, 25), blocks=2),

@@ -7,12 +7,13 @@ leases, too: a sidecar that starts again meanwhile gets none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.simulation.departures import notice, notice_and_cancel
 from tests.simulation.launchers import die, end_torchrun
-from tests.simulation.outages import crash, crash_briefly, tear
+from tests.simulation.outages import crash, crash_briefly, stall, tear
 
 if TYPE_CHECKING:
     from tests.simulation.plot import Event
@@ -32,12 +33,13 @@ MEANWHILE_S = 40.0
 
 def refuse_writes(story: Story) -> None:
     """Refuse everybody's writes for a while, in which more may happen."""
-    _refuse_writes(story, join, crash_briefly, crash, end_torchrun, notice, notice_and_cancel, die)
+    others = (join, crash_briefly, crash, end_torchrun, notice, notice_and_cancel, die)
+    _refuse_writes(story, story.random.choice(WRITES), others)
 
 
 def refuse_writes_in_peace(story: Story) -> None:
-    """Refuse everybody's writes for a while in which sidecars start again, and no pod is lost."""
-    _refuse_writes(story, join, crash_briefly, tear)
+    """Refuse everybody's writes for a while in which nothing happens that may cost a world."""
+    _refuse_writes(story, 0, (crash_briefly, tear, stall))
 
 
 def join(story: Story) -> None:
@@ -47,16 +49,15 @@ def join(story: Story) -> None:
         story.come(free[0])
 
 
-def _refuse_writes(story: Story, *events: Event) -> None:
+def _refuse_writes(story: Story, writes: int, events: Sequence[Event]) -> None:
     engine = story.job.engine
     if engine.full:
         return
     seconds = story.random.uniform(1.0, story.random.choice(REFUSED_S))
-    writes = story.random.choice(WRITES)
     story.say(None, f"the store takes {writes} more writes, and then none for {seconds:.1f} s")
     engine.fill(writes)
     for _ in range(round(story.random.uniform(0.0, 2.0 * seconds / MEANWHILE_S))):
-        event = partial(story.random.choice(events), story)
+        event = partial(story.tell, story.random.choice(events))
         story.later(story.random.uniform(0.0, seconds), event)
     story.later(seconds, lambda: _make_room(story))
 

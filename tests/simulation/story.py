@@ -89,7 +89,7 @@ class Story:
         else:
             await self._pass(self.random.uniform(1.0, 4.0))
         for _ in range(events):
-            self._tell(self.random.choices(list(plot.events), list(plot.events.values()))[0])
+            self.tell(self.random.choices(list(plot.events), list(plot.events.values()))[0])
             await self._pass(self.random.uniform(0.1, 3.0))
         await self._calm()
 
@@ -104,7 +104,8 @@ class Story:
             self.job.uploads_s = {name: self.random.uniform(*UPLOAD_S) for name in some}
         self.say(None, f"step {self.job.last_step} is the last one")
 
-    def _tell(self, event: Callable[[Story], None]) -> None:
+    def tell(self, event: Callable[[Story], None]) -> None:
+        """Let an event happen, and count it."""
         lines = len(self.job.timeline.lines)
         event(self)
         if len(self.job.timeline.lines) > lines:
