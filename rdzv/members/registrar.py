@@ -23,6 +23,7 @@ from rdzv.errors import (
     StoreAmbiguous,
     StoreError,
     StoreFull,
+    StoreRefused,
 )
 from rdzv.job import JobClient
 from rdzv.members.departure import Departure
@@ -64,6 +65,7 @@ class Registrar:
     ``on_held`` is called with each new registration, before it is announced, so that a restarted
     sidecar finds what it held; a disk that hangs does not delay the announcement for long.
     ``fenced``: another pod holds the name or the job, until ``let_in_again`` has returned.
+    ``trouble``: why it could not register the last time it tried; empty once it has.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Registrar:
         self.held = held
         self.registered = asyncio.Event()
         self.fenced = False
+        self.trouble = ""
         self._client = client
         self._lease_ttl_s = lease_ttl_s
         self._clock = clock
@@ -195,6 +198,7 @@ class Registrar:
                 self._refused, self.fenced = decision, True
                 raise Fenced(decision.reason)
             if isinstance(decision, RetryLater):
+                self.trouble = decision.reason
                 self._log_change(decision.reason)
                 await self._news(sequence, decision.retry_in_s)
                 continue
@@ -207,10 +211,13 @@ class Registrar:
                 written, revision = await self._apply(decision, lease)
             except StoreError as error:
                 self._former.after_refusal(error)
-                self._log_change(f"cannot register yet, retrying: {error}")
+                self.trouble = str(error)
+                level = logging.WARNING if isinstance(error, StoreRefused) else logging.INFO
+                self._log_change(f"cannot register yet, retrying: {error}", level)
                 not_before_s = self._clock() + self._next_pause_s()
                 continue
             if written is not None:
+                self.trouble = ""
                 return written
             # Another sidecar's write came first: plan again once the mirror shows it.
             await self._news(sequence, self._next_pause_s(), revision)

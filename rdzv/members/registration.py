@@ -146,6 +146,10 @@ def plan(
         chosen = _change_lives(
             snapshot, identity, held, empty_for_s, lease_ttl_s, waited_s, trained=trained
         )
+    elif held is None and holder is not None and foreign:
+        chosen = _after_the_leaver(snapshot, holder, lease_ttl_s, waited_s) or _choose_job(
+            snapshot, identity, held, empty_for_s, lease_ttl_s
+        )
     else:
         chosen = _choose_job(snapshot, identity, held, empty_for_s, lease_ttl_s)
     if isinstance(chosen, RetryLater | Refuse):
@@ -170,6 +174,27 @@ def plan(
         reason=reason,
         change=change_between(stored, job) if stored and superseded is None else "",
         alone_at=alone_at,
+    )
+
+
+def _after_the_leaver(
+    snapshot: Snapshot, holder: Incarnation, lease_ttl_s: float, waited_s: float
+) -> RetryLater | None:
+    """Wait for another pod of this name that is registered and drains, until it may go.
+
+    To take its name over would fence it, and void what all of its world save with it. The wait ends
+    at its deadline, which counts from when this sidecar began to ask: the drain began before that.
+    """
+    drain = snapshot.drains.get(holder.pod_uid)
+    if drain is None or drain.outcome or drain.member not in snapshot.members:
+        return None
+    left_s = lease_ttl_s if drain.seconds_left is None else drain.seconds_left - waited_s
+    if left_s <= 0 or not snapshot.has_name(drain):
+        return None
+    return RetryLater(
+        left_s,
+        f"the name {holder.member} is still that of pod {holder.pod_uid}, which drains: waiting"
+        " until it may go",
     )
 
 

@@ -4,16 +4,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
+from agent.running import RunningParts
+from agent.surroundings import MemberSettings, Sockets
 from rdzv.errors import StoreFull, StoreRefused
 from rdzv.members.registration import Held
-from rdzv.store.memory.client import MemoryEngine
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.engine import NO_SPACE
 from rdzv.store.memory.faults import Faults
 from tests.support.clocks.virtual import now
-from tests.support.sidecars.jobs import KEYS, client, identity
+from tests.support.sidecars.jobs import KEYS, client, identity, surroundings
+from tests.support.sidecars.processes import until
 from tests.support.sidecars.registrars import TTL_S, member_of, registered, registrar, running
+from tests.support.sidecars.run_dir import MemoryRunDir
 
 pytestmark = pytest.mark.virtual
 
@@ -126,3 +133,41 @@ async def test_a_lease_that_ended_before_the_sidecar_was_back_is_not_renewed() -
             assert not member.upheld
             engine.full = False
             await registered(member)
+
+
+@asynccontextmanager
+async def sidecar(engine: MemoryEngine, run_dir: MemoryRunDir) -> AsyncIterator[RunningParts]:
+    store = MemoryStore(engine)
+    settings = MemberSettings(keys=KEYS, identity=W_0, lease_ttl_s=TTL_S)
+    around = surroundings(store, "w-0")
+    held = run_dir.state(W_0.pod_uid).held
+    parts = RunningParts(around, settings, run_dir, Sockets(), held)
+    task = asyncio.create_task(parts.run(asyncio.Event()))
+    try:
+        yield parts
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_restarted_sidecar_is_ready_as_long_as_its_registration_stays() -> None:
+    # A kubelet ends one whose start probe fails, and starts it again ever later.
+    engine, run_dir = MemoryEngine(now), MemoryRunDir()
+    async with sidecar(engine, run_dir) as parts:
+        await until(lambda: parts.not_ready() is None)
+    engine.full = True
+    async with sidecar(engine, run_dir) as parts:
+        await until(lambda: parts.not_ready() is None)
+        assert not parts.member.registrar.registered.is_set()
+        await asyncio.sleep(10 * TTL_S)
+        assert parts.not_ready() is None
+
+
+async def test_a_fresh_pod_that_a_full_store_keeps_out_says_so() -> None:
+    engine = MemoryEngine(now)
+    engine.full = True
+    async with sidecar(engine, MemoryRunDir()) as parts:
+        await until(lambda: bool(parts.member.registrar.trouble))
+        assert parts.not_ready() == f"not registered yet: {NO_SPACE}"
+        engine.full = False
+        await until(lambda: parts.not_ready() is None)

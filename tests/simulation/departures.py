@@ -22,6 +22,15 @@ def notice(story: Story) -> None:
         story.later(story.random.uniform(1.0, 15.0), lambda: story.replace(pod))
 
 
+def take_name_over(story: Story) -> None:
+    """Give one pod notice, and let another one of its name come while it still saves."""
+    pod = _stays(story)
+    # Of two pods that wait for one name, either may get it.
+    if pod is not None and pod.sidecar is not None and pod.sidecar.registrar.held is not None:
+        pod.terminate(story.random.choice((10.0, 20.0, 30.0)), "sigterm")
+        story.later(story.random.uniform(0.1, 3.0), lambda: story.take_over(pod))
+
+
 def notice_and_cancel(story: Story) -> None:
     """Drain one pod by hand, and think better of it."""
     if pod := _stays(story):

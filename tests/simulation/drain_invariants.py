@@ -144,10 +144,10 @@ class DrainInvariants:
 
     def _check_nothing_is_lost(self, before: Snapshot, drain: Drain) -> None:
         """I7: who trains is asked to save, unless its world is no more or cannot."""
-        pod, commit = self._job.pod(drain.member), before.commit
-        rank = pod.torchrun.rank if pod.torchrun is not None else None
+        pod, commit = self._job.pod_of(drain.pod_uid), before.commit
+        rank = pod.torchrun.rank if pod is not None and pod.torchrun is not None else None
         refused = commit is not None and commit.refused and drain.pod_uid in commit.leaving
-        if pod.pod_uid != drain.pod_uid or rank is None or rank.ended or refused:
+        if pod is None or rank is None or rank.ended or refused:
             return
         if rank.round not in self._rounds.frozen:
             return
@@ -171,8 +171,9 @@ class DrainInvariants:
 
     def _is_due(self, uid: str) -> bool:
         # Its own pod knows it from the notice, the others from when the record was written.
-        told_s = [pod.due_s for pod in self._job.pods.values() if pod.pod_uid == uid]
-        due_s = min([self._due_s.get(uid, math.inf), *told_s])
+        pod = self._job.pod_of(uid)
+        told_s = pod.due_s if pod is not None else math.inf
+        due_s = min(self._due_s.get(uid, math.inf), told_s)
         return self._job.loop.time() >= due_s - CLOCK_SLACK_S
 
     def _check_due(self, uid: str, member: str) -> None:

@@ -7,7 +7,12 @@ from collections.abc import Mapping
 
 from tests.simulation.aliens import alien_key, untrue_record
 from tests.simulation.bounds import pause_for_a_while, set_gather, set_sizes
-from tests.simulation.departures import drain_patiently, notice, notice_and_cancel
+from tests.simulation.departures import (
+    drain_patiently,
+    notice,
+    notice_and_cancel,
+    take_name_over,
+)
 from tests.simulation.evictions import (
     evict_and_crash,
     evict_and_end_torchrun,
@@ -173,6 +178,12 @@ PLOTS = (
         "evicted-rounds",
         {**OUTAGES, end_torchrun: 2, evict_and_end_torchrun: 4},
         TRIOS,
+    ),
+    Plot(
+        "names-taken-over",
+        {take_name_over: 8, notice: 1, end_torchrun: 1, crash_briefly: 1, tear: 1, stall: 1},
+        TRIOS,
+        weight=2,
     ),
     Plot("evicted-drains", {**OUTAGES, notice: 2, evict_and_notice: 4}, TRIOS),
     # Who comes for one that went, under its name or another one, often stands in another block.

@@ -150,6 +150,11 @@ class Story:
         if not pod.gone and pod.sidecar is None:
             pod.start()
 
+    def take_over(self, pod: Pod) -> None:
+        """Let a pod of the same name come, as for one that was deleted by force; it runs on."""
+        if self.job.pods[pod.name] is pod:
+            self.come(pod.name)
+
     def replace(self, pod: Pod) -> None:
         """Let a pod of the same name come for one that is gone, or once it is."""
         if pod.gone and self.job.pods[pod.name] is pod:
