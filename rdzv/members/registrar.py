@@ -288,6 +288,9 @@ class Registrar:
             # A pod that has come since may have the newer template.
             since = decision.alone_at + 1
             compares.append(Compare(keys.members, "mod", "<", since, prefix=True))
+        if decision.takes_over is not None:
+            pod_uid, as_of = decision.takes_over
+            compares.append(Compare(keys.drain(pod_uid), "mod", "<", as_of + 1))
         name = self.identity.member
         entries = [HistoryEntry("join", name, decision.reason, time())]
         if decision.change:

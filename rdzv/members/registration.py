@@ -87,6 +87,8 @@ class Register:
 
     ``change``: how the job's values change, in words; empty if they stay. ``alone_at``: the job
     goes back to a former template, as no member had the newer one at that revision; 0: no.
+    ``takes_over``: the pod whose name it takes over, and the revision up to which its drain is
+    known.
     """
 
     job: Job
@@ -97,6 +99,7 @@ class Register:
     reason: str
     change: str = ""
     alone_at: int = 0
+    takes_over: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,7 @@ def plan(
         reason=reason,
         change=change_between(stored, job) if stored and superseded is None else "",
         alone_at=alone_at,
+        takes_over=(holder.pod_uid, snapshot.revision) if holder and foreign else None,
     )
 
 

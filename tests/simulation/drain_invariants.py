@@ -56,6 +56,8 @@ class DrainInvariants:
             self._check_done(before, after)
         if after.drains is not before.drains:
             self._note_deadlines(after)
+        if after.members is not before.members:
+            self._check_names(before, after)
         for uid, drain in after.drains.items():
             former = before.drains.get(uid)
             if drain.outcome and (former is None or not former.outcome):
@@ -130,6 +132,17 @@ class DrainInvariants:
             if drain.seconds_left is not None:
                 due_s = now + drain.seconds_left - drain.reserve_s
                 self._due_s[uid] = min(self._due_s.get(uid, math.inf), due_s)
+
+    def _check_names(self, before: Snapshot, after: Snapshot) -> None:
+        """I7: nobody takes the name of a pod whose save is still under way."""
+        for name, new in after.members.items():
+            old = before.members.get(name)
+            drain = before.drains.get(old.pod_uid) if old is not None else None
+            pod = self._job.pod_of(drain.pod_uid) if drain is not None else None
+            if drain is None or drain.outcome or pod is None or pod.gone:
+                continue
+            if new.pod_uid != pod.pod_uid and not self._is_due(pod.pod_uid):
+                self._break(f"I7: {new.pod_uid} takes the name of {pod.pod_uid}, which drains")
 
     def _check_outcome(self, before: Snapshot, drain: Drain) -> None:
         if drain.outcome == "expired":

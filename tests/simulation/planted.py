@@ -118,6 +118,12 @@ def lease_loss_ignored() -> list[Patch]:
     ]
 
 
+@plant("names-taken-over", 5)
+def name_of_a_leaver_taken() -> list[Patch]:
+    """A fresh pod takes its name over from one that drains, amid the save."""
+    return [patch.object(rdzv.members.registration, "_after_the_leaver", lambda *_: None)]
+
+
 @plant("refusals-in-peace", 10, first=1)
 def former_lease_ends() -> list[Patch]:
     """A sidecar that starts again lets the lease before it end, though a full store grants none."""
