@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from console.doctor import examine
-from rdzv.errors import StoreFull
 from rdzv.keys import JobKeys
 from rdzv.records.job import Job
 from rdzv.store import Put
@@ -24,6 +23,7 @@ from rdzv.store.memory.faults import Faults
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.sidecars.processes import Ended, ended, impatient_muster, muster
 from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.full import SMALL, fill
 from tests.support.store.patient_store import PatientEtcdStore
 
 IN_ITS_TIME = """
@@ -175,17 +175,12 @@ def test_without_most_of_its_members_a_store_has_no_leader() -> None:
     assert "see that most members of the store run" in report.remedies("fault")
 
 
-SMALL = ("--quota-backend-bytes=16777216",)
-
-
-async def fill(access: Access) -> None:
-    """Fill it up, and compact it: real etcd is asked for that, too."""
+async def filled(access: Access) -> None:
+    """Fill it up, and compact some of it: real etcd is asked for that, too."""
     store = PatientEtcdStore(access)
     try:
-        for number in range(1000):
-            last = await store.txn([], [Put(f"/filler/{number}", bytes(500_000))])
-    except StoreFull:
-        await store.compact(last.revision - 5)
+        await fill(store)
+        await store.compact((await store.status()).revision - 5)
     finally:
         await store.close()
 
@@ -193,7 +188,7 @@ async def fill(access: Access) -> None:
 @pytest.mark.etcd
 def test_a_store_without_room_is_a_fault_and_says_so() -> None:
     with EtcdCluster(1, arguments=SMALL) as cluster:
-        asyncio.run(fill(Access((cluster.endpoints[0],))))
+        asyncio.run(filled(cluster.access()))
         report = examined(*cluster.endpoints)
     assert report.status == 1
     assert "NOSPACE" in report.level("fault")["alarm"]
@@ -267,8 +262,7 @@ def test_the_user_of_one_job_is_told_that_the_store_is_full(tmp_path: Path) -> N
         cluster.enable_auth()
         made = asyncio.run(muster("store-role", "digits", *words, **named, **as_root))
         assert made.status == 0, made.err
-        of_root = Access((cluster.endpoints[0],), user="root", password_file=root)
-        asyncio.run(fill(of_root))
+        asyncio.run(filled(cluster.access(user="root", password_file=root)))
         state = asyncio.run(muster("status", "--json", **named, **as_job))
         plain = asyncio.run(muster("status", **named, **as_job))
     assert json.loads(state.out)["store_full"] is True
