@@ -9,7 +9,7 @@ import json
 import pytest
 
 from console.job import status
-from rdzv.errors import StoreUnavailable
+from rdzv.errors import StoreFull, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.records.bypass import Bypass
 from rdzv.records.codec import dump_record
@@ -21,6 +21,7 @@ from rdzv.store.access import Access
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.sidecars.processes import muster
+from tests.support.store.patient_store import PatientEtcdStore
 from tests.support.store.tcp_proxy import TcpProxy
 
 KEYS = JobKeys("default", "digits")
@@ -90,6 +91,12 @@ async def test_a_store_that_takes_no_writes_is_said_with_the_commands_that_cure_
     async with EmbeddedServer() as server:
         await MemoryStore(server.engine).txn([], [Put(KEYS.job, Job(1, 4).to_json())])
         server.engine.full = True
+        writer = PatientEtcdStore([server.endpoint])
+        with pytest.raises(StoreFull, match="etcdctl alarm disarm"):
+            await writer.txn([], [Put(KEYS.job, b"")])
+        with pytest.raises(StoreFull):
+            await writer.lease_grant(4711, 60)
+        await writer.close()
         environ = {"MUSTER_ETCD_ENDPOINTS": server.endpoint, "MUSTER_JOB": "digits"}
         plain = await muster("status", **environ)
         state = json.loads((await muster("status", "--json", **environ)).out)

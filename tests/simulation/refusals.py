@@ -31,22 +31,27 @@ MEANWHILE_S = 40.0
 """How often something else happens meanwhile, on average."""
 
 
+def join(story: Story) -> None:
+    """Let one more pod come, of a name that nobody has."""
+    free = [name for name in "abcdefgh" if name not in story.job.pods]
+    if free and len(story.job.present()) < MOST_PODS:
+        story.come(free[0])
+
+
+TO_SIDECARS: Sequence[Event] = (join, crash_briefly, crash_briefly, tear, stall)
+"""What a world that has formed outlives."""
+TO_PODS: Sequence[Event] = (join, crash, end_torchrun, notice, notice_and_cancel, die)
+
+
 def refuse_writes(story: Story) -> None:
     """Refuse everybody's writes for a while, in which more may happen."""
-    others = (join, crash_briefly, crash, end_torchrun, notice, notice_and_cancel, die)
+    others = story.random.choice((TO_SIDECARS, TO_PODS))
     _refuse_writes(story, story.random.choice(WRITES), others)
 
 
 def refuse_writes_in_peace(story: Story) -> None:
     """Refuse everybody's writes for a while in which nothing happens that may cost a world."""
     _refuse_writes(story, 0, (crash_briefly, tear, stall))
-
-
-def join(story: Story) -> None:
-    """Let one more pod come, of a name that nobody has."""
-    free = [name for name in "abcdefgh" if name not in story.job.pods]
-    if free and len(story.job.present()) < MOST_PODS:
-        story.come(free[0])
 
 
 def _refuse_writes(story: Story, writes: int, events: Sequence[Event]) -> None:
