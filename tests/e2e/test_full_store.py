@@ -55,6 +55,12 @@ def stood_still_s(world: World) -> float:
     return max(later - former for former, later in pairwise(sorted(world.steps_s)))
 
 
+def trains_on(job: Job, world: World) -> None:
+    """Wait until it has made more steps than it has by now."""
+    job.steps.worlds()
+    job.undisturbed(world)
+
+
 def test_a_sidecar_that_starts_again_costs_no_world_while_the_store_is_full(
     run_job: RunJob, small: EtcdCluster
 ) -> None:
@@ -65,11 +71,11 @@ def test_a_sidecar_that_starts_again_costs_no_world_while_the_store_is_full(
             job.kill_sidecar(node)
             job.start_again(node)
         time.sleep(LEASES * job.lease_s)
-        job.undisturbed(world)
+        trains_on(job, world)
         assert "the store takes no writes (NOSPACE)" in job.muster("status")
         cure(small)
         job.until(job.in_agreement, 120, "everybody is registered again, and in its round")
-        job.undisturbed(world)
+        trains_on(job, world)
         job.tell(f"it stood still for {stood_still_s(world):.1f} s at most")
 
 
@@ -86,8 +92,7 @@ def test_a_join_that_a_full_store_does_not_finish_costs_no_world(
                 "all are asked to save, so that the newcomer joins",
             )
             fill_up(job, small)
-        time.sleep(LEASES * job.lease_s)
-        job.undisturbed(world)
+        trains_on(job, world)
         assert newcomer.name not in world.nodes
         cure(small)
         job.goes_on(job.world_of(job.nodes.values(), not_=world))
