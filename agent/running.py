@@ -81,7 +81,12 @@ class RunningParts:
         if self._awaits_agent:
             return None  # the agent that is awaited starts only once this is ready
         if not self._registered_once:
-            return "not registered yet"
+            registrar = self.member.registrar
+            if registrar.upheld:
+                # Its launcher trains. A start probe that failed would end this sidecar, and with it
+                # the lease that it renews.
+                return None
+            return ": ".join(filter(None, ("not registered yet", registrar.trouble)))
         if self.launcher.drains.own.active:
             return "draining"
         if not self.launcher.hosts.delivered.is_set():

@@ -14,6 +14,7 @@ from console.job.outage import cause
 from rdzv.flags import named
 from rdzv.records.history import HistoryEntry
 from rdzv.store import StoreStatus
+from rdzv.store.etcd.errors import NO_SPACE_CURE
 from rdzv.store.etcd.versions import FLOOR, judge
 
 Level = Literal["ok", "note", "warning", "fault"]
@@ -136,8 +137,7 @@ def _alarm(endpoint: str, error: str) -> Finding:
             "alarm",
             "fault",
             f"{endpoint}: NOSPACE, the store takes no writes until there is room",
-            "etcdctl compact, then etcdctl defrag on every member, then etcdctl alarm disarm;"
-            f" raise --quota-backend-bytes, or {DO_COMPACTION}",
+            f"{NO_SPACE_CURE}; raise --quota-backend-bytes, or {DO_COMPACTION}",
         )
     if "CORRUPT" in error:
         return Finding(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from time import time
@@ -20,10 +21,12 @@ from rdzv.shards.ledger import ShardLedger
 from rdzv.shards.progress import progress, warning
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import auth_enabled
+from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.etcd.errors import NO_SPACE_CURE
 
 TOPOLOGY = "TOPOLOGY"
 
-AUTH_TIMEOUT_S = 2.5
+STATE_TIMEOUT_S = 2.5
 """Leaves time for the next endpoint if the first is dead: the first attempt takes 1 s."""
 
 
@@ -40,11 +43,11 @@ AUTH_TIMEOUT_S = 2.5
 )
 def status(config: JobConfig, as_json: bool, watch: bool, interval_s: float, wide: bool) -> None:
     """Show a job as the store sees it: who is listed and why not, and each run's newest round."""
-    store = Authentication()
+    store = StoreState()
     face = Face(
         lambda view: [*_grids(view, wide=wide), *store.warnings()],
         _line,
-        lambda view: {**_json(view), "store_authenticated": store.enabled},
+        lambda view: {**_json(view), **store.as_json()},
     )
     show(
         config,
@@ -56,32 +59,60 @@ def status(config: JobConfig, as_json: bool, watch: bool, interval_s: float, wid
     )
 
 
-class Authentication:
-    """The store's authentication: ``enabled`` is None if the store does not tell."""
+class StoreState:
+    """The store itself: whether authentication is on, and whether it is ``full`` (NOSPACE).
+
+    Each is None if the store does not tell. Both are asked for without a right to write.
+    """
 
     def __init__(self) -> None:
         self.enabled: bool | None = None
+        self.full: bool | None = None
         self._trouble = ""
 
     async def ask(self, access: Access) -> None:
-        """Ask the store whether authentication is on."""
+        """Ask the store for both."""
+        await asyncio.gather(self._ask_authentication(access), self._ask_space(access))
+
+    async def _ask_authentication(self, access: Access) -> None:
         try:
-            self.enabled = await auth_enabled(access, timeout_s=AUTH_TIMEOUT_S)
+            self.enabled = await auth_enabled(access, timeout_s=STATE_TIMEOUT_S)
         except StoreRefused:
             # A server without this request: the embedded one, or etcd before 3.5.
             return
         except StoreError as error:
             self._trouble = str(error)
 
+    async def _ask_space(self, access: Access) -> None:
+        store = EtcdStore(access)
+        try:
+            self.full = (await store.status(timeout_s=STATE_TIMEOUT_S)).full
+        except StoreError as error:
+            self._trouble = str(error)
+        finally:
+            await store.close()
+
     def warnings(self) -> list[Grid]:
-        """Return the warning about authentication, if any."""
+        """Return what an operator should do about the store, if anything."""
+        sentences = []
+        if self.full:
+            sentences.append(
+                "the store takes no writes (NOSPACE): worlds that have formed train on; no pod"
+                f" joins, no drain commits and no save is put on record until there is room:"
+                f" {NO_SPACE_CURE}"
+            )
         if self._trouble:
-            sentence = f"whether authentication is on is unknown: {self._trouble}"
+            unknown = "whether authentication is on, or the store is full, is unknown"
+            sentences.append(f"{unknown}: {self._trouble}")
         elif self.enabled is False:
-            sentence = "authentication is off: any client that reaches the store can change the job"
-        else:
-            return []
-        return [Grid(sentence, (), ())]
+            sentences.append(
+                "authentication is off: any client that reaches the store can change the job"
+            )
+        return [Grid(sentence, (), ()) for sentence in sentences]
+
+    def as_json(self) -> dict[str, object]:
+        """Return it for ``--json``."""
+        return {"store_authenticated": self.enabled, "store_full": self.full}
 
 
 def _headline(view: JobView) -> str:

@@ -23,13 +23,20 @@ otherwise renew at the same moments for ever."""
 class MemberLease:
     """One lease of ``ttl_s``, which is whole: the store counts in seconds.
 
-    ``clock`` is monotonic, in seconds; ``valid_until_s`` and ``renewed_s`` are on it.
+    ``clock`` is monotonic, in seconds; ``valid_until_s`` and ``renewed_s`` are on it. ``former_id``
+    is that of a lease which another process was granted; without one, it has an id of its own.
     """
 
     def __init__(
-        self, store: Store, ttl_s: float, clock: Callable[[], float], random: Random
+        self,
+        store: Store,
+        ttl_s: float,
+        clock: Callable[[], float],
+        random: Random,
+        *,
+        former_id: int = 0,
     ) -> None:
-        self.id = random.getrandbits(62) + 1
+        self.id = former_id or random.getrandbits(62) + 1
         self.valid_until_s = float("-inf")
         self.renewed_s = float("-inf")
         self._store = store
@@ -56,13 +63,14 @@ class MemberLease:
         await self._store.lease_grant(self.id, round(self._ttl_s))
         self.valid_until_s = asked_at_s + self._ttl_s
 
-    async def renew(self, complain: Callable[[str], None]) -> None:
+    async def renew(self, complain: Callable[[str], None], *, at_once: bool = False) -> None:
         """Renew the lease until it is lost; ``complain`` is called with the reason of a failure.
 
-        A failure is retried soon: less than another interval may be left of the TTL.
+        A failure is retried soon: less than another interval may be left of the TTL. ``at_once``:
+        it was granted some time ago, and may be about to end.
         """
         interval_s = self._ttl_s / RENEWALS_PER_TTL
-        pause_s = self._jittered_s(interval_s)
+        pause_s = 0.0 if at_once else self._jittered_s(interval_s)
         while True:
             await asyncio.sleep(pause_s)
             sent_at_s = self._clock()

@@ -23,9 +23,11 @@ from rdzv.errors import (
     StoreAmbiguous,
     StoreError,
     StoreFull,
+    StoreRefused,
 )
 from rdzv.job import JobClient
 from rdzv.members.departure import Departure
+from rdzv.members.former_lease import FormerLease
 from rdzv.members.guard import Registered
 from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
 from rdzv.members.pacing import Pacing
@@ -63,6 +65,7 @@ class Registrar:
     ``on_held`` is called with each new registration, before it is announced, so that a restarted
     sidecar finds what it held; a disk that hangs does not delay the announcement for long.
     ``fenced``: another pod holds the name or the job, until ``let_in_again`` has returned.
+    ``trouble``: why it could not register the last time it tried; empty once it has.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Registrar:
         self.held = held
         self.registered = asyncio.Event()
         self.fenced = False
+        self.trouble = ""
         self._client = client
         self._lease_ttl_s = lease_ttl_s
         self._clock = clock
@@ -91,6 +95,14 @@ class Registrar:
         self._pacing = Pacing(lease_ttl_s)
         self._lease: MemberLease | None = None
         self._diary = Diary(log)
+        self._former = FormerLease(
+            client, identity, lease_ttl_s, clock, random, complain=self._log_change
+        )
+
+    @property
+    def upheld(self) -> bool:
+        """Whether its former registration stays until a full store takes another one."""
+        return self._former.upheld
 
     @property
     def lease_id(self) -> int | None:
@@ -129,7 +141,10 @@ class Registrar:
         await self._client.mirror.changed_after(0)
         pause_s = 0.0
         while True:
-            written = await self._register(pause_s)
+            try:
+                written = await self._register(pause_s)
+            finally:
+                self._former.end()
             registered_s = self._clock()
             self._pacing = self._pacing.after_registering(registered_s)
             await self._hold(written)
@@ -183,6 +198,7 @@ class Registrar:
                 self._refused, self.fenced = decision, True
                 raise Fenced(decision.reason)
             if isinstance(decision, RetryLater):
+                self.trouble = decision.reason
                 self._log_change(decision.reason)
                 await self._news(sequence, decision.retry_in_s)
                 continue
@@ -194,10 +210,14 @@ class Registrar:
             try:
                 written, revision = await self._apply(decision, lease)
             except StoreError as error:
-                self._log_change(f"cannot register yet, retrying: {error}")
+                self._former.after_refusal(error)
+                self.trouble = str(error)
+                level = logging.WARNING if isinstance(error, StoreRefused) else logging.INFO
+                self._log_change(f"cannot register yet, retrying: {error}", level)
                 not_before_s = self._clock() + self._next_pause_s()
                 continue
             if written is not None:
+                self.trouble = ""
                 return written
             # Another sidecar's write came first: plan again once the mirror shows it.
             await self._news(sequence, self._next_pause_s(), revision)
@@ -268,6 +288,9 @@ class Registrar:
             # A pod that has come since may have the newer template.
             since = decision.alone_at + 1
             compares.append(Compare(keys.members, "mod", "<", since, prefix=True))
+        if decision.takes_over is not None:
+            pod_uid, as_of = decision.takes_over
+            compares.append(Compare(keys.drain(pod_uid), "mod", "<", as_of + 1))
         name = self.identity.member
         entries = [HistoryEntry("join", name, decision.reason, time())]
         if decision.change:

@@ -87,6 +87,8 @@ class Register:
 
     ``change``: how the job's values change, in words; empty if they stay. ``alone_at``: the job
     goes back to a former template, as no member had the newer one at that revision; 0: no.
+    ``takes_over``: the pod whose name it takes over, and the revision up to which its drain is
+    known.
     """
 
     job: Job
@@ -97,6 +99,7 @@ class Register:
     reason: str
     change: str = ""
     alone_at: int = 0
+    takes_over: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,10 @@ def plan(
         chosen = _change_lives(
             snapshot, identity, held, empty_for_s, lease_ttl_s, waited_s, trained=trained
         )
+    elif held is None and holder is not None and foreign:
+        chosen = _after_the_leaver(snapshot, holder, lease_ttl_s, waited_s) or _choose_job(
+            snapshot, identity, held, empty_for_s, lease_ttl_s
+        )
     else:
         chosen = _choose_job(snapshot, identity, held, empty_for_s, lease_ttl_s)
     if isinstance(chosen, RetryLater | Refuse):
@@ -170,6 +177,28 @@ def plan(
         reason=reason,
         change=change_between(stored, job) if stored and superseded is None else "",
         alone_at=alone_at,
+        takes_over=(holder.pod_uid, snapshot.revision) if holder and foreign else None,
+    )
+
+
+def _after_the_leaver(
+    snapshot: Snapshot, holder: Incarnation, lease_ttl_s: float, waited_s: float
+) -> RetryLater | None:
+    """Wait for another pod of this name that is registered and drains, until it may go.
+
+    To take its name over would fence it, and void what all of its world save with it. The wait ends
+    at its deadline, which counts from when this sidecar began to ask: the drain began before that.
+    """
+    drain = snapshot.drains.get(holder.pod_uid)
+    if drain is None or drain.outcome or drain.member not in snapshot.members:
+        return None
+    left_s = lease_ttl_s if drain.seconds_left is None else drain.seconds_left - waited_s
+    if left_s <= 0 or not snapshot.has_name(drain):
+        return None
+    return RetryLater(
+        left_s,
+        f"the name {holder.member} is still that of pod {holder.pod_uid}, which drains: waiting"
+        " until it may go",
     )
 
 

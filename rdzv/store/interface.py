@@ -148,6 +148,11 @@ class StoreStatus:
     db_quota_bytes: int = 0
     learner: bool = False
 
+    @property
+    def full(self) -> bool:
+        """Whether the store takes no writes, for want of space."""
+        return any("NOSPACE" in error for error in self.errors)
+
 
 class Store(Protocol):
     """A store driver.

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from console.doctor import examine
-from rdzv.errors import StoreFull
 from rdzv.keys import JobKeys
+from rdzv.records.job import Job
 from rdzv.store import Put
 from rdzv.store.access import Access
 from rdzv.store.intervals import Interval
@@ -23,6 +23,7 @@ from rdzv.store.memory.faults import Faults
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.sidecars.processes import Ended, ended, impatient_muster, muster
 from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.full import SMALL, fill
 from tests.support.store.patient_store import PatientEtcdStore
 
 IN_ITS_TIME = """
@@ -174,21 +175,20 @@ def test_without_most_of_its_members_a_store_has_no_leader() -> None:
     assert "see that most members of the store run" in report.remedies("fault")
 
 
+async def filled(access: Access) -> None:
+    """Fill it up, and compact some of it: real etcd is asked for that, too."""
+    store = PatientEtcdStore(access)
+    try:
+        await fill(store)
+        await store.compact((await store.status()).revision - 5)
+    finally:
+        await store.close()
+
+
 @pytest.mark.etcd
 def test_a_store_without_room_is_a_fault_and_says_so() -> None:
-    async def fill(endpoint: str) -> None:
-        """And compact it: real etcd is asked for that, too."""
-        store = PatientEtcdStore([endpoint])
-        try:
-            for number in range(1000):
-                last = await store.txn([], [Put(f"/filler/{number}", bytes(500_000))])
-        except StoreFull:
-            await store.compact(last.revision - 5)
-        finally:
-            await store.close()
-
-    with EtcdCluster(1, arguments=("--quota-backend-bytes=16777216",)) as cluster:
-        asyncio.run(fill(cluster.endpoints[0]))
+    with EtcdCluster(1, arguments=SMALL) as cluster:
+        asyncio.run(filled(cluster.access()))
         report = examined(*cluster.endpoints)
     assert report.status == 1
     assert "NOSPACE" in report.level("fault")["alarm"]
@@ -247,3 +247,24 @@ def test_a_store_that_asks_for_a_user(tmp_path: Path) -> None:
         assert own.level("warning") == {"job": "the store has no job digits in namespace default"}
         assert own.level("ok")["access"] == "authentication is on"
         assert "of-the-job" not in own.ended.out + own.ended.err
+
+
+@pytest.mark.etcd
+def test_the_user_of_one_job_is_told_that_the_store_is_full(tmp_path: Path) -> None:
+    root = password_file(tmp_path, "root", "root-password")
+    job = password_file(tmp_path, "job", "of-the-job")
+    as_root = {"MUSTER_ETCD_USER": "root", "MUSTER_ETCD_PASSWORD_FILE": root}
+    as_job = {"MUSTER_ETCD_USER": "digits", "MUSTER_ETCD_PASSWORD_FILE": job}
+    words = ("--apply", "--user", "digits", "--new-password-file", job)
+    with EtcdCluster(1, arguments=SMALL) as cluster:
+        named = {"MUSTER_ETCD_ENDPOINTS": cluster.endpoints[0], "MUSTER_JOB": "digits"}
+        cluster.etcdctl("put", JobKeys("default", "digits").job, Job(1, 4).to_json().decode())
+        cluster.enable_auth()
+        made = asyncio.run(muster("store-role", "digits", *words, **named, **as_root))
+        assert made.status == 0, made.err
+        asyncio.run(filled(cluster.access(user="root", password_file=root)))
+        state = asyncio.run(muster("status", "--json", **named, **as_job))
+        plain = asyncio.run(muster("status", **named, **as_job))
+    assert json.loads(state.out)["store_full"] is True
+    assert json.loads(state.out)["store_authenticated"] is True
+    assert "etcdctl alarm disarm" in plain.out

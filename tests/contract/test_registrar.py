@@ -13,9 +13,11 @@ from rdzv.errors import Fenced
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Held, Identity
+from rdzv.records.drain import Drain, Outcome
 from rdzv.records.history import HISTORY_LENGTH, HistoryEntry
 from rdzv.store import Put
-from rdzv.store.memory.client import MemoryEngine
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.faults import Faults
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, LosesOne, NoRoom, Unreliable, client, identity
 from tests.support.sidecars.processes import until as until_holds
@@ -71,6 +73,42 @@ async def test_i6_the_old_pod_of_a_name_is_fenced_and_changes_nothing_more() -> 
                 await old.leave(timeout_s=1)
                 record = (await two.store.range(KEYS.in_generation(1).member("w-0"))).kvs[0]
                 assert b'"new"' in record.value
+
+
+class DrainedJustThen(Faults):
+    """The pod ``old`` is told to go while a transaction is on its way."""
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        self._store = MemoryStore(engine)
+        self.told = False
+
+    async def before(self, call: str) -> None:
+        if call == "txn" and not self.told:
+            self.told = True
+            await self.drained("")
+
+    async def drained(self, outcome: Outcome) -> None:
+        drain = Drain("old", "w-0", "spot", "sigterm", 60.0, 2.0, outcome=outcome)
+        await self._store.txn([], [Put(KEYS.in_generation(1).drain("old"), drain.to_json())])
+
+
+async def test_i7_a_name_is_not_taken_over_from_a_pod_that_was_told_to_go_just_before() -> None:
+    engine = MemoryEngine(now)
+    faults = DrainedJustThen(engine)
+    async with client(engine) as one, client(engine, faults) as two:
+        old, new = registrar(one, identity("w-0", "old")), registrar(two, identity("w-0", "new"))
+        async with running(old) as old_task:
+            await registered(old)
+            async with running(new):
+                await asyncio.sleep(10 * TTL_S)
+                assert faults.told
+                assert not new.registered.is_set()
+                assert not old_task.done()
+                assert "which drains: waiting" in new.trouble
+                await faults.drained("committed")
+                await registered(new)
+                with pytest.raises(Fenced, match="pod new"):
+                    await old_task
 
 
 def of_job(name: str, job_uid: str) -> Identity:

@@ -38,6 +38,7 @@ __all__ = ["secure_cluster"]
 
 pytestmark = pytest.mark.etcd
 
+LEASE = 4711
 OUTLIVED_S = TOKEN_TTL_S + 2.5
 """After which a token that nobody used is gone: etcd looks once a second."""
 
@@ -269,6 +270,25 @@ async def test_rights_that_are_taken_back_end_calls_and_given_again_serve_them(
         words = ("grant-role", role.user_name, role.name)
         await asyncio.to_thread(etcdctl, secure_cluster, "user", *words)
         assert (await store.range(keys.job)).kvs[0].mod_revision == done.revision
+
+
+async def test_who_may_only_read_renews_no_lease_that_its_records_hang_on(
+    access: Access, keys: JobKeys, secure_cluster: EtcdCluster
+) -> None:
+    """So no sidecar that is refused alone stays a member, and holds up those that can act."""
+    role = JobRole(keys)
+    async with opened(access, patiently=True) as store:
+        await store.lease_grant(LEASE, 60)
+        await store.txn([], [Put(keys.job, b"1", LEASE)])
+        assert await store.lease_keep_alive(LEASE) > 0
+        for words in (
+            ("revoke-permission", role.name, keys.prefix, "--prefix"),
+            ("grant-permission", role.name, "read", keys.prefix, "--prefix"),
+        ):
+            await asyncio.to_thread(etcdctl, secure_cluster, "role", *words)
+        assert (await store.range(keys.job)).kvs
+        with pytest.raises(StoreRefused, match="permission denied"):
+            await store.lease_keep_alive(LEASE)
 
 
 async def test_a_wrong_user_and_a_missing_file_are_told_without_the_secret(

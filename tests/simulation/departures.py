@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rdzv.drain.transactions import cancel
+from rdzv.errors import StoreFull
 from rdzv.store.memory.client import transact
 from tests.simulation.nodes import KEYS
 
@@ -19,6 +20,15 @@ def notice(story: Story) -> None:
     if pod := _stays(story):
         pod.terminate(story.random.choice((5.0, 10.0, 20.0)), "sigterm")
         story.later(story.random.uniform(1.0, 15.0), lambda: story.replace(pod))
+
+
+def take_name_over(story: Story) -> None:
+    """Give one pod notice, and let another one of its name come while it still saves."""
+    pod = _stays(story)
+    # Of two pods that wait for one name, either may get it.
+    if pod is not None and pod.sidecar is not None and pod.sidecar.registrar.held is not None:
+        pod.terminate(story.random.choice((10.0, 20.0, 30.0)), "sigterm")
+        story.later(story.random.uniform(0.1, 3.0), lambda: story.take_over(pod))
 
 
 def notice_and_cancel(story: Story) -> None:
@@ -47,6 +57,10 @@ def _cancel(story: Story, pod: Pod) -> None:
     writes = cancel(KEYS, story.invariants.snapshot, pod.pod_uid)
     if isinstance(writes, str):
         story.say(pod, f"is not cancelled: {writes}")
+        return
+    try:
+        transact(story.job.engine, *writes)
+    except StoreFull:
+        story.say(pod, "is not cancelled: the store takes no writes")
     else:
         story.say(pod, "its drain is cancelled")
-        transact(story.job.engine, *writes)

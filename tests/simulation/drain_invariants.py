@@ -56,6 +56,8 @@ class DrainInvariants:
             self._check_done(before, after)
         if after.drains is not before.drains:
             self._note_deadlines(after)
+        if after.members is not before.members:
+            self._check_names(before, after)
         for uid, drain in after.drains.items():
             former = before.drains.get(uid)
             if drain.outcome and (former is None or not former.outcome):
@@ -131,6 +133,17 @@ class DrainInvariants:
                 due_s = now + drain.seconds_left - drain.reserve_s
                 self._due_s[uid] = min(self._due_s.get(uid, math.inf), due_s)
 
+    def _check_names(self, before: Snapshot, after: Snapshot) -> None:
+        """I7: nobody takes the name of a pod whose save is still under way."""
+        for name, new in after.members.items():
+            old = before.members.get(name)
+            drain = before.drains.get(old.pod_uid) if old is not None else None
+            pod = self._job.pod_of(drain.pod_uid) if drain is not None else None
+            if drain is None or drain.outcome or pod is None or pod.gone:
+                continue
+            if new.pod_uid != pod.pod_uid and not self._is_due(pod.pod_uid):
+                self._break(f"I7: {new.pod_uid} takes the name of {pod.pod_uid}, which drains")
+
     def _check_outcome(self, before: Snapshot, drain: Drain) -> None:
         if drain.outcome == "expired":
             self._check_due(drain.pod_uid, drain.member)
@@ -144,10 +157,10 @@ class DrainInvariants:
 
     def _check_nothing_is_lost(self, before: Snapshot, drain: Drain) -> None:
         """I7: who trains is asked to save, unless its world is no more or cannot."""
-        pod, commit = self._job.pod(drain.member), before.commit
-        rank = pod.torchrun.rank if pod.torchrun is not None else None
+        pod, commit = self._job.pod_of(drain.pod_uid), before.commit
+        rank = pod.torchrun.rank if pod is not None and pod.torchrun is not None else None
         refused = commit is not None and commit.refused and drain.pod_uid in commit.leaving
-        if pod.pod_uid != drain.pod_uid or rank is None or rank.ended or refused:
+        if pod is None or rank is None or rank.ended or refused:
             return
         if rank.round not in self._rounds.frozen:
             return
@@ -171,8 +184,9 @@ class DrainInvariants:
 
     def _is_due(self, uid: str) -> bool:
         # Its own pod knows it from the notice, the others from when the record was written.
-        told_s = [pod.due_s for pod in self._job.pods.values() if pod.pod_uid == uid]
-        due_s = min([self._due_s.get(uid, math.inf), *told_s])
+        pod = self._job.pod_of(uid)
+        told_s = pod.due_s if pod is not None else math.inf
+        due_s = min(self._due_s.get(uid, math.inf), told_s)
         return self._job.loop.time() >= due_s - CLOCK_SLACK_S
 
     def _check_due(self, uid: str, member: str) -> None:

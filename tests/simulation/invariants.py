@@ -25,6 +25,7 @@ from rdzv.store import WatchEvent
 from rdzv.store.intervals import Interval
 from rdzv.store.memory.client import MemoryStore
 from tests.simulation.drain_invariants import DrainInvariants
+from tests.simulation.kept_worlds import KeptWorlds
 from tests.simulation.liveness import Liveness
 from tests.simulation.network import Sender
 from tests.simulation.nodes import KEYS
@@ -62,6 +63,7 @@ class Invariants:
         self.rounds = RoundInvariants(job, self.truth, self.break_)
         self.drains = DrainInvariants(job, self.rounds, self.break_)
         self.liveness = Liveness(job, lambda: self.snapshot, self.break_)
+        self.kept_worlds = KeptWorlds(job, self.truth, self.break_)
         self.quarantines = QuarantineInvariants(job, self.truth, self.break_)
         job.invariants = self
         job.engine.on_commit = self._committed
@@ -212,6 +214,7 @@ class Invariants:
     def look(self) -> None:
         """Look at what must not stand for long; to be called every second or so."""
         self.liveness.look()
+        self.kept_worlds.look(self.rounds.round, self.liveness.trained_s)
         now = self._job.loop.time()
         for pod in self._job.present():
             taken_in = pod.sidecar is not None and self._foreign & pod.sidecar.mirror.kvs.keys()

@@ -70,7 +70,9 @@ class Liveness:
         self._paused_s = min(self._paused_s, now) if self._job.paused else math.inf
         if self.trained_s > self._paused_s + bound_s:
             self._break(f"a world trains, though the job has been paused for {bound_s:.0f} s")
-        present = () if self._job.paused else self._job.present()
+        # While the store refuses writes, the world that has formed trains on, and no other.
+        excused = self._job.paused or self._job.engine.full
+        present = () if excused else self._job.present()
         healthy = {pod.pod_uid for pod in present if is_healthy(pod)}
         unmarked = healthy - self._in_retry_pause()
         if self._job.sizes.largest(len(unmarked)):

@@ -8,12 +8,13 @@ has given up, or was killed. What the client then knows is what a real driver wo
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
 
-from rdzv.errors import Compacted, StoreAmbiguous, StoreError, StoreUnavailable
+from rdzv.errors import Compacted, StoreAmbiguous, StoreError, StoreFull, StoreUnavailable
 from rdzv.store import (
     WATCH_PROGRESS_S,
     Compare,
@@ -27,8 +28,9 @@ from rdzv.store import (
 )
 from rdzv.store.interface import DEFAULT_TIMEOUT_S, WatchEvent
 from rdzv.store.intervals import Interval
+from rdzv.store.memory.actions import Action, Condition, Reply, writes
 from rdzv.store.memory.client import VERSION, transact
-from rdzv.store.memory.engine import MemoryEngine
+from rdzv.store.memory.engine import NO_SPACE, MemoryEngine
 from rdzv.store.memory.leases import Lease, LeaseTable
 from tests.simulation.timeline import Timeline
 from tests.support.clocks.virtual import Process, SimulatedLoop
@@ -72,8 +74,35 @@ class SimulatedEngine(MemoryEngine):
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(clock)
         self.life = 0
+        self._room_for = math.inf
         self.sender: Sender | None = None
         self.on_commit: Callable[[int, Sequence[WatchEvent], Sender | None], None] = lambda *_: None
+
+    def fill(self, after: int) -> None:
+        """Refuse all writes once so many more have landed: the last of them is refused, too.
+
+        etcd applies the write that takes the last room, and answers it as those that follow.
+        """
+        self._room_for, self.full = after, not after
+
+    def make_room(self) -> None:
+        """Take writes again."""
+        self._room_for, self.full = math.inf, False
+
+    def txn(
+        self,
+        conditions: Sequence[Condition],
+        then: Sequence[Action],
+        otherwise: Sequence[Action] = (),
+    ) -> tuple[bool, list[Reply]]:
+        """Apply one branch, with what becomes of the room."""
+        result = super().txn(conditions, then, otherwise)
+        if writes(then, otherwise):
+            self._room_for -= 1
+            if self._room_for == 0:
+                self.full = True
+                raise StoreFull(NO_SPACE)
+        return result
 
     def backup(self) -> Backup:
         """Keep what is there now."""
@@ -270,7 +299,9 @@ class Link:
 
         def act() -> StoreStatus:
             size, in_use = engine.size_bytes
-            return StoreStatus("memory", VERSION, 1, 1, 1, engine.revision, size, in_use)
+            return StoreStatus(
+                *("memory", VERSION, 1, 1, 1, engine.revision, size, in_use), errors=engine.alarms
+            )
 
         return await self._ask("status", act, timeout_s, write=False)
 

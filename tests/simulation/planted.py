@@ -37,6 +37,7 @@ from launcher_shim.c10d.rounds.reform import Reform, reform
 from launcher_shim.c10d.rounds.round_key import RoundKey
 from launcher_shim.c10d.stages import stage_name
 from rdzv.errors import StoreError
+from rdzv.members.former_lease import FormerLease
 from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Refuse
@@ -114,6 +115,18 @@ def lease_loss_ignored() -> list[Patch]:
         patch.object(MemberLease, "renew", renew),
         patch.object(Registrar, "_superseded", superseded),
     ]
+
+
+@plant("names-taken-over", 5)
+def name_of_a_leaver_taken() -> list[Patch]:
+    """A fresh pod takes its name over from one that drains, amid the save."""
+    return [patch.object(rdzv.members.registration, "_after_the_leaver", lambda *_: None)]
+
+
+@plant("refusals-in-peace", 10, first=1)
+def former_lease_ends() -> list[Patch]:
+    """A sidecar that starts again lets the lease before it end, though a full store grants none."""
+    return [patch.object(FormerLease, "after_refusal", lambda *_: None)]
 
 
 @plant("members", 30)

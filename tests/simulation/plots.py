@@ -7,7 +7,12 @@ from collections.abc import Mapping
 
 from tests.simulation.aliens import alien_key, untrue_record
 from tests.simulation.bounds import pause_for_a_while, set_gather, set_sizes
-from tests.simulation.departures import drain_patiently, notice, notice_and_cancel
+from tests.simulation.departures import (
+    drain_patiently,
+    notice,
+    notice_and_cancel,
+    take_name_over,
+)
 from tests.simulation.evictions import (
     evict_and_crash,
     evict_and_end_torchrun,
@@ -53,6 +58,7 @@ from tests.simulation.plot import (
     short_of_patience,
     tight,
 )
+from tests.simulation.refusals import join, refuse_writes, refuse_writes_in_peace
 from tests.simulation.restores import backup_of_former_lives, restore, restore_and_start_again
 from tests.simulation.returns import drain_behind_a_cut, lose_first_rank
 from tests.simulation.roll_outs import roll_out, set_bounds, straggler
@@ -150,6 +156,18 @@ BOUNDS: Mapping[Event, int] = {
     tear: 1,
 }
 
+REFUSALS: Mapping[Event, int] = {
+    refuse_writes: 6,
+    join: 2,
+    notice: 3,
+    notice_and_cancel: 1,
+    crash_briefly: 3,
+    crash: 1,
+    end_torchrun: 2,
+    die: 1,
+    cut_one: 1,
+}
+
 TRIOS, FEW, MANY = (3, 3, 4), (2, 3), (3, 4, 5)
 
 PLOTS = (
@@ -165,6 +183,12 @@ PLOTS = (
         "evicted-rounds",
         {**OUTAGES, end_torchrun: 2, evict_and_end_torchrun: 4},
         TRIOS,
+    ),
+    Plot(
+        "names-taken-over",
+        {take_name_over: 8, notice: 1, end_torchrun: 1, crash_briefly: 1, tear: 1, stall: 1},
+        TRIOS,
+        weight=2,
     ),
     Plot("evicted-drains", {**OUTAGES, notice: 2, evict_and_notice: 4}, TRIOS),
     # Who comes for one that went, under its name or another one, often stands in another block.
@@ -305,6 +329,8 @@ PLOTS = (
         any_shape,
         weight=2,
     ),
+    Plot("refusals", REFUSALS, FEW, any_shape, weight=2),
+    Plot("refusals-in-peace", {refuse_writes_in_peace: 4, tear: 1, stall: 1}, TRIOS, healthy=True),
     Plot("shards", SHARDS, (2, 3, 4), one_is_enough, (4, 8), shards=True),
     Plot("shards-restored", {**RESTORES, notice: 2}, (2, 3), shards=True),
     Plot("long", ANYTHING, MANY, any_shape, (12, 25), blocks=2),

@@ -260,6 +260,8 @@ async def _converse(sidecar: Sidecar, notice: Notice, told: asyncio.Future[Phase
 class SimulatedJob:
     """All pods of the job, past and present, and the store. ``disks_fail``: some saves fail.
 
+    ``replaced``: those that ran on when another one of their name came.
+
     ``stages``: how many torchruns the command of each container runs, one after the other.
     ``blocks``: over how many blocks of machines its pods are spread, if they know of any.
     ``sharded``: its ranks train shards. ``start_s``: how long at most a rank takes before it takes
@@ -294,6 +296,7 @@ class SimulatedJob:
         self.shards = ShardHistory(self)
         self.pods: dict[str, Pod] = {}
         self.strays: list[Pod] = []
+        self.replaced: list[Pod] = []
         self.launchers: dict[str, Launchers] = {}
         self.failure: BaseException | None = None
         self.director = loop.process("kubelet")
@@ -313,8 +316,10 @@ class SimulatedJob:
         self.former_sizes.append(self.sizes)
 
     def add(self, name: str) -> Pod:
-        """Start a pod under a name that nobody living has."""
+        """Start a pod, also under the name of one that has not gone yet."""
         self._uids += 1
+        if (former := self.pods.get(name)) is not None and not former.gone:
+            self.replaced.append(former)
         # A pod that comes for another one of its name may stand elsewhere.
         where = f"block-{self._uids % self.blocks}/rack-{self._uids % 3}" if self.blocks else ""
         pod = self.pods[name] = Pod(self, name, f"uid-{name}{self._uids}", self.template, where)
@@ -336,13 +341,27 @@ class SimulatedJob:
             return self.pods[name]
         return next(pod for pod in reversed(self.strays) if pod.name == name)
 
+    def pod_of(self, pod_uid: str) -> Pod | None:
+        """The pod of that UID, unless another one of its name has come since it went."""
+        pods = (*self.pods.values(), *self.replaced, *self.strays)
+        return next((pod for pod in pods if pod.pod_uid == pod_uid), None)
+
+    def inside(self, name: str, round: RoundId) -> Pod | None:
+        """The pod of that name whose torchrun is in ``round``."""
+        pods = [pod for pod in (self.pod(name), *self.replaced) if pod.name == name]
+        for pod in pods:
+            if pod.torchrun is not None and (pod.torchrun.run, pod.torchrun.round) == round:
+                return pod
+        return None
+
     def is_stray(self, name: str) -> bool:
         """Whether the pod of that name is one of a deleted Job."""
         return name not in self.pods
 
     def everybody(self) -> list[Pod]:
         """Pods that are not gone, those of deleted Jobs too."""
-        return [pod for pod in (*self.pods.values(), *self.strays) if not pod.gone]
+        pods = (*self.pods.values(), *self.replaced, *self.strays)
+        return [pod for pod in pods if not pod.gone]
 
     def next_number(self) -> int:
         """Number a process of the training containers."""

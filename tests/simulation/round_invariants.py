@@ -158,8 +158,7 @@ class RoundInvariants:
                 )
 
     def _is_in(self, member: str, round: RoundId) -> bool:
-        torchrun = self._job.pod(member).torchrun
-        return torchrun is not None and (torchrun.run, torchrun.round) == round
+        return self._job.inside(member, round) is not None
 
     def trains_whole(self, before: Snapshot, round: RoundId) -> bool:
         """Whether everybody who was in that round is, and somebody of them may train on.
@@ -169,8 +168,9 @@ class RoundInvariants:
         members = [seat.member for seat in self.frozen[round]]
         if all(self._job.is_stray(member) for member in members):
             return False
-        inside = all(self._is_in(member, round) for member in members)
-        return inside and not all(_may_go(before, self._job.pod(member)) for member in members)
+        inside = [pod for name in members if (pod := self._job.inside(name, round)) is not None]
+        whole = len(inside) == len(members)
+        return whole and not all(_may_go(before, pod) for pod in inside)
 
     def formed(self, torchrun: Torchrun, number: int, rank: int, size: int) -> None:
         """A torchrun was handed a world."""

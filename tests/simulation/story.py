@@ -87,7 +87,7 @@ class Story:
         else:
             await self._pass(self.random.uniform(1.0, 4.0))
         for _ in range(events):
-            self._tell(self.random.choices(list(plot.events), list(plot.events.values()))[0])
+            self.tell(self.random.choices(list(plot.events), list(plot.events.values()))[0])
             await self._pass(self.random.uniform(0.1, 3.0))
         await self._calm()
 
@@ -102,7 +102,8 @@ class Story:
             self.job.uploads_s = {name: self.random.uniform(*UPLOAD_S) for name in some}
         self.say(None, f"step {self.job.last_step} is the last one")
 
-    def _tell(self, event: Callable[[Story], None]) -> None:
+    def tell(self, event: Callable[[Story], None]) -> None:
+        """Let an event happen, and count it."""
         lines = len(self.job.timeline.lines)
         event(self)
         if len(self.job.timeline.lines) > lines:
@@ -146,6 +147,11 @@ class Story:
         """Start the sidecar of a pod that has none."""
         if not pod.gone and pod.sidecar is None:
             pod.start()
+
+    def take_over(self, pod: Pod) -> None:
+        """Let a pod of the same name come, as for one that was deleted by force; it runs on."""
+        if self.job.pods[pod.name] is pod:
+            self.come(pod.name)
 
     def replace(self, pod: Pod) -> None:
         """Let a pod of the same name come for one that is gone, or once it is."""

@@ -33,6 +33,8 @@ LIVE = (
     "failures",
     "never-started",
     "other-runs",
+    "refusals",
+    "refusals-in-peace",
     "returns",
     "scarce",
     "stages",
@@ -41,7 +43,7 @@ LIVE = (
     "uneven-ends",
     "unseen-drains",
 )
-"""Plots in which some pods cannot train, ever or for a while, and the others must."""
+"""Plots in which some pods, or all that are new, cannot train for a while, and the others must."""
 
 OTHERS = [plot.name for plot in PLOTS if plot.name not in LIVE]
 

@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.errors import Compacted, LeaseLost, StoreAmbiguous, StoreRefused, StoreUnavailable
-from rdzv.store import Put, WatchEvent
+from rdzv.errors import (
+    Compacted,
+    LeaseLost,
+    StoreAmbiguous,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
+from rdzv.store import Compare, Delete, Operation, Put, Range, WatchEvent
 from rdzv.store.intervals import Interval, key_bytes, key_text
 from rdzv.store.memory.actions import Erase, Read, Write
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
@@ -58,6 +65,35 @@ def test_renewed_leases_do_not_pile_up(clock: HandClock) -> None:
         clock.now_s += 3
         engine.keep_alive(1)
     assert len(engine.leases._queue) == 1
+
+
+async def test_a_full_store_refuses_what_needs_space_and_does_all_else(clock: HandClock) -> None:
+    engine = MemoryEngine(clock)
+    store = MemoryStore(engine)
+    await store.lease_grant(7, 10)
+    await store.txn([], [Put("a", b"1", lease=7), Put("b", b"2"), Put("c", b"3")])
+    engine.full = True
+    never = Compare("a", "version", "=", 9)
+    refused: list[tuple[list[Compare], list[Operation], list[Operation]]] = [
+        ([], [Put("d", b"4")], []),
+        ([never], [Put("d", b"4")], []),
+        ([never], [Range("a")], [Put("d", b"4")]),
+        ([], [Delete("b"), Put("d", b"4")], []),
+    ]
+    for compares, then, otherwise in refused:
+        with pytest.raises(StoreFull, match="database space exceeded"):
+            await store.txn(compares, then, otherwise)
+    with pytest.raises(StoreFull):
+        await store.lease_grant(8, 10)
+    clock.now_s += 9
+    assert await store.lease_keep_alive(7) == 10
+    assert (await store.txn([], [Delete("b")], [Range("a")])).succeeded
+    assert (await store.status()).errors == ("memberID:1 alarm:NOSPACE ",)
+    clock.now_s += 10
+    assert [kv.key for kv in (await store.range("", prefix=True)).kvs] == ["c"]
+    engine.full = False
+    assert (await store.txn([], [Put("d", b"4")])).succeeded
+    assert (await store.status()).errors == ()
 
 
 async def test_faults_lose_calls_and_answers() -> None:

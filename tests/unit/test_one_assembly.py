@@ -61,6 +61,7 @@ MADE_IN = {
     ("agent.drain.notice_socket", "NoticeSocket"): {DRAINS, "tests/contract/test_notice_socket.py"},
     ("agent.running", "RunningParts"): {
         "agent/sidecar.py",
+        "tests/contract/test_full_store.py",
         "tests/simulation/nodes.py",
     },
 }

@@ -74,6 +74,49 @@ def test_a_new_job_uid_starts_the_next_life_and_ends_the_old_one() -> None:
     assert decision.superseded_generation == 5
 
 
+LEAVER = replace(OTHER, name="w-0", pod_uid="uid-old", lease=7)
+LEAVES = Drain("uid-old", "w-0", "node pressure", "sigterm", 25.0, 2.0)
+TAKEN = Snapshot(
+    20,
+    JOB,
+    {"w-0": LEAVER, "w-1": OTHER},
+    incarnations={"w-0": Incarnation("w-0", 3, "uid-old")},
+    drains={"uid-old": LEAVES},
+)
+
+
+def test_a_fresh_pod_waits_for_the_pod_of_its_name_that_drains() -> None:
+    waiting = decide(TAKEN, waited_s=10)
+    assert isinstance(waiting, RetryLater)
+    assert waiting.retry_in_s == 15
+    assert "uid-old" in waiting.reason
+    by_hand = replace(TAKEN, drains={"uid-old": replace(LEAVES, seconds_left=None)})
+    assert isinstance(decide(by_hand, waited_s=1e6), RetryLater)
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        replace(TAKEN, drains={}),
+        replace(TAKEN, drains={"uid-old": replace(LEAVES, outcome="committed", step=9)}),
+        replace(TAKEN, members={"w-1": OTHER}),
+        replace(TAKEN, members={"w-0": replace(LEAVER, pod_uid="uid-older")}),
+    ],
+    ids=["not told to go", "may go", "without a lease", "no longer registered"],
+)
+def test_a_name_is_taken_over_from_a_pod_that_saves_nothing_more(snapshot: Snapshot) -> None:
+    assert registered(decide(snapshot)).incarnation.pod_uid == "uid-0"
+
+
+def test_a_name_is_taken_over_at_the_deadline_of_the_pod_that_has_it() -> None:
+    assert registered(decide(TAKEN, waited_s=25)).incarnation.pod_uid == "uid-0"
+
+
+def test_a_pod_that_was_there_before_waits_for_no_other_of_its_name() -> None:
+    # The store was restored from before it took the name over.
+    assert registered(decide(TAKEN, held=Held(5, 4))).incarnation.pod_uid == "uid-0"
+
+
 def test_an_unknown_uid_waits_beside_members_that_nobody_has_told_to_go() -> None:
     snapshot = Snapshot(20, replace(JOB, uid="present"), {"w-1": OTHER})
     unknown = replace(ME, job_uid="unknown")

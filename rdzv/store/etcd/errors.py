@@ -84,6 +84,8 @@ def outcome(code: StatusCode, message: str) -> Outcome:
     return Outcome.REFUSED if code in _REFUSALS else Outcome.AMBIGUOUS
 
 
+NO_SPACE_CURE = "etcdctl compact, then etcdctl defrag on every member, then etcdctl alarm disarm"
+
 _NOT_VERIFIED = (
     f"the store's certificate does not come from the authority in {named('--etcd-cacert')}, is not"
     " for this host name, or is out of date; see docs/security.md#set-up"
@@ -93,6 +95,11 @@ _NO_TLS = (
     f" {named('--etcd-cert')}; see docs/security.md#set-up"
 )
 _EXPLANATIONS = (
+    (
+        "mvcc: database space exceeded",
+        f"the store takes no writes (NOSPACE) until there is room: {NO_SPACE_CURE}; see"
+        " docs/faq.md#etcdserver-mvcc-database-space-exceeded",
+    ),
     ("CERTIFICATE_VERIFY_FAILED", _NOT_VERIFIED),
     ("BAD_SIGNATURE", _NOT_VERIFIED),
     ("Hostname Verification Check failed", _NOT_VERIFIED),

@@ -75,6 +75,11 @@ def check(actions: Sequence[Action]) -> None:
             written.add(key)
 
 
+def writes(then: Sequence[Action], otherwise: Sequence[Action]) -> bool:
+    """Return whether a transaction needs space: etcd asks before it judges the compares."""
+    return any(isinstance(action, Write) for action in (*then, *otherwise))
+
+
 def holds(condition: Condition, kvs: Reply) -> bool:
     """Judge a condition by the keys found in its interval; no key counts as one of all zeros."""
     if not kvs and condition.target == "value":

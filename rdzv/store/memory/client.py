@@ -146,7 +146,8 @@ class MemoryStore:
             engine = self.engine
             size, in_use = engine.size_bytes
             result = StoreStatus(
-                "memory", VERSION, engine.cluster_id, 1, 1, engine.revision, size, in_use
+                *("memory", VERSION, engine.cluster_id, 1, 1, engine.revision, size, in_use),
+                errors=engine.alarms,
             )
         return result
 

@@ -11,20 +11,25 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 
-from rdzv.errors import Compacted, StoreRefused
+from rdzv.errors import Compacted, StoreFull, StoreRefused
 from rdzv.store.interface import KeyValue, WatchEvent
 from rdzv.store.intervals import Interval, key_bytes, key_text
-from rdzv.store.memory.actions import Action, Condition, Read, Reply, Write, check, holds
+from rdzv.store.memory.actions import Action, Condition, Read, Reply, Write, check, holds, writes
 from rdzv.store.memory.leases import Lease, LeaseTable
 
 Change = tuple[bytes, WatchEvent, KeyValue | None]
 """The change of a key, and its value before."""
+
+NO_SPACE = "etcdserver: mvcc: database space exceeded"
+"""The error of etcd for what it refuses while its quota is used up."""
 
 
 class MemoryEngine:
     """The store itself. ``clock`` returns seconds that never go back, and ends leases.
 
     The history is bounded: beyond ``history_limit`` events the older half is compacted away.
+    ``full``: it has etcd's alarm NOSPACE, and refuses transactions with a put in either branch, and
+    new leases. Reads, watches, renewals, expiries and deletions go on.
     """
 
     def __init__(
@@ -38,6 +43,7 @@ class MemoryEngine:
         self.cluster_id = cluster_id
         self.revision = 1
         self.compact_revision = 0
+        self.full = False
         self.leases = LeaseTable()
         self._history_limit = history_limit
         self._kvs: dict[bytes, KeyValue] = {}
@@ -47,6 +53,11 @@ class MemoryEngine:
         self._watchers: dict[Watcher, None] = {}
         self._live_bytes = 0
         self._past_bytes = 0
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        """The errors of its status, as etcd words them."""
+        return ("memberID:1 alarm:NOSPACE ",) if self.full else ()
 
     @property
     def size_bytes(self) -> tuple[int, int]:
@@ -74,6 +85,8 @@ class MemoryEngine:
         Raises ``LeaseLost``, ``Compacted`` and ``StoreRefused``, and then has changed nothing.
         """
         self.expire_leases()
+        if self.full and writes(then, otherwise):
+            raise StoreFull(NO_SPACE)
         check(then)
         check(otherwise)
         for action in (*then, *otherwise):
@@ -102,6 +115,8 @@ class MemoryEngine:
     def grant(self, lease_id: int, ttl_s: int) -> bool:
         """Grant a lease; return False if it exists already."""
         self.expire_leases()
+        if self.full:
+            raise StoreFull(NO_SPACE)
         if lease_id in self.leases:
             return False
         if ttl_s <= 0:

@@ -11,7 +11,7 @@ from typing import Any
 from grpc import StatusCode
 from grpc.aio import ServicerContext
 
-from rdzv.errors import Compacted, LeaseLost, StoreError
+from rdzv.errors import Compacted, LeaseLost, StoreError, StoreFull
 from rdzv.store.interface import KeyValue
 from rdzv.store.intervals import Interval, key_bytes
 from rdzv.store.memory.actions import Action, Condition, Erase, Operator, Read, Reply, Target, Write
@@ -56,6 +56,8 @@ def _status(error: StoreError) -> tuple[StatusCode, str]:
             StatusCode.OUT_OF_RANGE,
             "etcdserver: mvcc: required revision has been compacted",
         )
+    if isinstance(error, StoreFull):
+        return StatusCode.RESOURCE_EXHAUSTED, str(error)
     if isinstance(error, UnsupportedError):
         return StatusCode.UNIMPLEMENTED, f"the embedded store has no {error}"
     return StatusCode.INVALID_ARGUMENT, f"etcdserver: {error}"
@@ -201,6 +203,7 @@ class ServedCalls:
             raft_term=1,
             raft_index=self._engine.revision,
             raft_applied_index=self._engine.revision,
+            errors=self._engine.alarms,
         )
 
     @_answering

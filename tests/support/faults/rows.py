@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from rdzv.errors import StoreAmbiguous, StoreFull, StoreUnavailable
 from rdzv.membership import snapshot_of
-from rdzv.store import Delete, Put
 from rdzv.store.etcd.client import EtcdStore
 from tests.support.faults.link import Link
 from tests.support.faults.rig import Fault, FaultRig
 from tests.support.histories.pods import pod
 from tests.support.store.certificates import Authority, write
+from tests.support.store.full import cure, fill
 
 Kind = Literal["leader", "follower"]
 QUOTA_BYTES = 48 << 20
@@ -158,23 +157,10 @@ async def lease_revoked(rig: FaultRig) -> None:
 
 
 async def no_space(rig: FaultRig, seconds: float) -> None:
-    filled = 0
-    while True:
-        try:
-            await rig.store.txn([], [Put(f"/fill/{filled}", bytes(1 << 20))])
-        except StoreFull as error:
-            rig.tell(f"etcd: after {filled} MiB: {error}")
-            break
-        except (StoreAmbiguous, StoreUnavailable):
-            continue
-        filled += 1
+    await fill(rig.store)
+    rig.tell("etcd: it takes no writes")
     await asyncio.sleep(seconds)
-    # As an operator would: delete, compact, defragment, disarm.
-    removed = await rig.store.txn([], [Delete("/fill/", prefix=True)], timeout_s=60)
-    await rig.store.compact(removed.revision, timeout_s=60)
-    etcdctl = rig.cluster.etcdctl
-    await rig.do("etcd: deleted, compacted, defragmented", partial(etcdctl, "defrag"))
-    await rig.do("etcd: disarmed", partial(etcdctl, "alarm", "disarm"))
+    await rig.do("etcd: deleted, compacted, defragmented, disarmed", partial(cure, rig.cluster))
 
 
 async def started_twice(rig: FaultRig) -> None:
