@@ -35,7 +35,6 @@ def stand_in(run: MirroredRun) -> dict[str, Standing]:
         word,
         RoundPolicy(1, 4),
         healthy_s=60.0,
-        heard_s=NOW_S,
         cut_off=False,
     )
     standings = stand(NOW_S, word, seen, RoundPolicy(1, 4))
@@ -202,7 +201,7 @@ def test_i11_a_world_all_of_whose_torchruns_were_started_again_gives_way(
     word = run.snapshot(run.revision, both)
     seen, found = RoundObservations(), []
     for now_s in (NOW_S, NOW_S + policy.return_s, NOW_S + policy.orphan_hold_s):
-        seen = observe(now_s, seen, word, policy, healthy_s=60.0, heard_s=now_s, cut_off=False)
+        seen = observe(now_s, seen, word, policy, healthy_s=60.0, cut_off=False)
         found.append(decide(now_s, word, seen, policy))
     # Until then, the records may be the backup's, of torchruns that are no more.
     assert [decision.round for decision in found[:2]] == [None, None]

@@ -218,7 +218,7 @@ def whoever_asks_joins(
 ) -> Reform:
     """Let in also those with whom no allowed size comes about."""
     asks = snapshot.round.complete and snapshot.newcomers()
-    return Reform("join") if asks else reform(now, snapshot, observations, policy)
+    return Reform("join", "planted") if asks else reform(now, snapshot, observations, policy)
 
 
 PLANTED = {
@@ -257,10 +257,10 @@ PLANTED = {
         4,
         "was handed",
     ),
-    "i11 fillers are forgotten": (
-        replace(alone("cut"), meets=True, fillers_latched=False),
-        1,
-        "in a world of nowhere",
+    "i11 a waiter is shown before the loss is written": (
+        Rules(3, RoundPolicy(2, 3), faults=("kill", "crash"), written=False),
+        2,
+        "nobody has written that",
     ),
     "i11 a run stays closed by failure": (
         replace(alone("give_up"), failures_reopen=False),

@@ -32,8 +32,6 @@ class Claim:
     """Whether its last view had it on the redundancy list, which only a promotion ends."""
     parks: bool = True
     """Whether its version of torch has a redundancy list, and its maximum is the job's."""
-    filled_round: int = -1
-    """The round for which it was given fillers: there it never meets the others."""
     world_since_s: float | None = None
     """Time at which it came into the world that it was last handed; None before the first, or if a
     sidecar before this one has handed it."""
