@@ -65,6 +65,22 @@ def test_a_world_that_the_store_has_lost_is_marked_when_it_is_written_again() ->
     assert run.round.restored
 
 
+def test_i11_that_a_world_must_form_again_outlives_a_restore_to_before_it_was_written() -> None:
+    run, ended = MirroredRun(RUN), replace(WORLD, ends="it has lost b")
+    assert not run.went_back(9, [])
+    run.apply(put(RUN.round, ended.to_json(), 9))
+    assert run.round == replace(ended, mod_revision=9)
+    assert run.went_back(4, [])
+    run.apply(put(RUN.round, WORLD.to_json(), 3))
+    assert run.lacks_round
+    assert run.round.ends == ended.ends
+
+
+def test_a_round_of_an_older_sidecar_says_nothing_of_its_end() -> None:
+    assert b"ends" not in WORLD.to_json()
+    assert Round.from_kv(KeyValue(RUN.round, WORLD.to_json(), 1, 9, 1, 0)).ends == ""
+
+
 def test_an_open_round_that_the_store_has_lost_may_be_entered() -> None:
     run = MirroredRun(RUN)
     assert not run.went_back(9, [])
@@ -120,10 +136,11 @@ def test_a_key_that_is_stored_again_is_not_lost() -> None:
         replace(WORLD, finishing=True),
         replace(WORLD, closed="success"),
         replace(WORLD, closed="failure"),
+        replace(WORLD, ends="it has lost b"),
         Round(4, former=("a", "b")),
         Round(5, True, frozen=WORLD.frozen),
     ],
-    ids=["finishing", "ended well", "failed", "over", "two rounds on"],
+    ids=["finishing", "ended well", "failed", "to form again", "over", "two rounds on"],
 )
 def test_what_a_world_met_by_may_go_once_nobody_meets_there(current: Round) -> None:
     events = [put(RUN.round, current.to_json(), 10), of_world("MASTER_ADDR", "delete", 11)]

@@ -36,7 +36,7 @@ Mode = Literal["off", "joining", "meeting", "in", "failed"]
 Nodes = tuple[Node | None, ...]
 Fault = Literal[
     "kill", "fail", "cut", "lapse", "crash", "lose_answer", "land_late", "close", "give_up",
-    "hurry", "drain", "cancel", "replace", "set",
+    "hurry", "drain", "cancel", "replace", "set", "refuse",
 ]  # fmt: skip
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 
@@ -136,7 +136,7 @@ class State(NamedTuple):
     """Everything. ``asked`` and ``shown`` are ghosts: what was true when the round was frozen.
 
     ``said``: the newest round whose first rank has said where they meet. ``is_set``: the policy is
-    the later one.
+    the later one. ``full``: the store takes no writes; leases end all the same.
     """
 
     revision: int
@@ -152,6 +152,7 @@ class State(NamedTuple):
     asked: tuple[Seat | None, ...]
     shown: tuple[Seat, ...] | None
     said: int = -1
+    full: bool = False
 
     @property
     def mirror(self) -> Mirror:
@@ -398,7 +399,8 @@ def essence(rules: Rules, state: State) -> tuple[object, ...]:
     shown = None if state.shown is None else tuple(map(of_seat, state.shown))
     ghosts = (asked, shown)
     said = number[state.said]
-    return (described[id(state)], rev[state.drained_at], sides, state.faults, said, *ghosts)
+    left = (state.faults, state.full)
+    return (described[id(state)], rev[state.drained_at], sides, *left, said, *ghosts)
 
 
 def _ranks(values: set[int]) -> dict[int, int]:
@@ -471,13 +473,16 @@ def check_end(rules: Rules, state: State) -> None:
 
 
 def _progress(rules: Rules, state: State) -> Iterator[Step]:
-    yield from _let_go_and_in(rules, state)
+    if state.full:
+        yield "the store takes writes again", state._replace(full=False)
+    else:
+        yield from _let_go_and_in(rules, state)
     for me, side in enumerate(state.sides):
         if not side.up:
             if state.registered[me]:
                 yield f"the lease of {me} ends", _lapse(state, me)
             continue
-        if side.late is not None:
+        if side.late is not None and not state.full:
             yield f"a late write of {me} lands", _land(rules, state, me)
         if side.connected:
             yield from _connected(rules, state, me)
@@ -485,7 +490,7 @@ def _progress(rules: Rules, state: State) -> Iterator[Step]:
             yield f"{me} is connected again", _mend(state, me)
             if state.registered[me]:
                 yield f"the lease of {me} ends", _lapse(state, me)
-        if side.connected and rules.never:
+        if side.connected and rules.never and not state.full:
             yield from _hurry(rules, state, me)
         if rules.names[me] in rules.never:
             continue
@@ -568,13 +573,15 @@ def _down(state: State, me: int) -> State:
 
 def _connected(rules: Rules, state: State, me: int) -> Iterator[Step]:
     side = state.sides[me]
-    if state.registered[me] != side.incarnation:
+    if state.registered[me] != side.incarnation and not state.full:
         yield f"{me} registers again", _register(state, me)
     if side.mirror != state.mirror:
         yield f"{me} sees the newest", _sync(state, me)
     for other, level in _missed(rules, side):
         levels = put(side.missing, other, level)
         yield f"{me} has missed {other} for long", _with(state, me, missing=levels)
+    if state.full:
+        return
     if _due(side):
         yield f"{me} writes its node", _write(rules, state, me)
         return
@@ -833,6 +840,8 @@ def _check_over(rules: Rules, state: State, mirror: Mirror) -> None:
 
 def _go_wrong(rules: Rules, state: State) -> Iterator[Step]:
     may: Callable[[Fault], bool] = rules.faults.__contains__
+    if may("refuse") and not state.full:
+        yield "the store refuses writes", state._replace(full=True)
     if rules.later is not None and may("set"):
         changed = state._replace(revision=state.revision + 1, is_set=not state.is_set)
         yield "the bounds are set", changed
@@ -860,13 +869,13 @@ def _go_wrong(rules: Rules, state: State) -> Iterator[Step]:
             yield f"{me} is cut off", _with(state, me, connected=False)
         if state.registered[me] and may("lapse"):
             yield f"the lease of {me} is lost", _lapse(state, me)
-        if side.connected and _due(side):
+        if side.connected and _due(side) and not state.full:
             yield from _lose(rules, state, me)
-        if side.connected and may("hurry"):
+        if side.connected and may("hurry") and not state.full:
             yield from _hurry(rules, state, me)
         current = state.round
         inside = side.mode == "in" and side.world is not None and side.world[0] == current.number
-        if inside and current.complete and not current.closed:
+        if inside and current.complete and not current.closed and not state.full:
             revision = state.revision + 1
             if may("close"):
                 closed = replace(current, closed="success", mod_revision=revision)
