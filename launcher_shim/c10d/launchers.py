@@ -88,7 +88,7 @@ class Launchers:
             run.rendezvous.remember(note.world)
         agent = connect(run.rendezvous, nonce, kept)
         if not foreign:
-            agent.resume(note.finished_round, note.filled_round)
+            agent.resume(note.finished_round)
         attachment = run.attached[author] = Attachment(run.kv, agent)
         log.info(
             "a torchrun of %s has outlived its sidecar and goes on",
@@ -114,7 +114,6 @@ class Launchers:
             self._generations.number or 0,
             agent.node,
             agent.finished_round,
-            agent.claim.filled_round,
             agent.world,
         )
 

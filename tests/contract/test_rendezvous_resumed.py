@@ -90,7 +90,7 @@ async def test_one_that_has_finished_by_an_older_sidecar_is_done_by_the_next_one
         await one.stop_sidecar("a")
         assert noted.node is not None
         await come_back(one, "a", noted.node)
-        done.wire.agent.resume(noted.finished_round, noted.filled_round)
+        done.wire.agent.resume(noted.finished_round)
         trains.can_stop.clear()
         fails.kill()
         await one.until(lambda: trains.restarts == 1)
@@ -120,7 +120,7 @@ async def test_a_client_that_a_newer_one_has_replaced_does_not_take_its_place_ba
 
 def test_a_note_that_is_none_of_ours_begins_a_new_client() -> None:
     node = Node("w-0", "in", "nonce", 1, "10.0.0.1", 7, 0, round=3, flavour="aware")
-    note = Note("run/ü", 2, node, finished_round=3, filled_round=2)
+    note = Note("run/ü", 2, node, finished_round=3)
     assert Note.read(note.encode()) == note
     assert Note.read(Note("run", 1).encode()) == Note("run", 1)
     world = Round(3, complete=True, frozen=(node.seat, node.seat._replace(member="w-1")))

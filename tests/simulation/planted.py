@@ -28,13 +28,17 @@ from agent.drain.notice_socket import Phase
 from agent.drain.own import OwnDrain
 from agent.hosts import HostDelivery
 from launcher_shim.c10d.kept_masters import KeptMasters
+from launcher_shim.c10d.rounds.claim import Claim
+from launcher_shim.c10d.rounds.decision import why_it_ends
 from launcher_shim.c10d.rounds.drain_view import newest
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.observations import stand
 from launcher_shim.c10d.rounds.rank_order import in_rank_order
 from launcher_shim.c10d.rounds.reform import Reform, reform
+from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.round_key import RoundKey
+from launcher_shim.c10d.rounds.views import View
 from launcher_shim.c10d.stages import stage_name
 from rdzv.errors import StoreError
 from rdzv.members.former_lease import FormerLease
@@ -265,15 +269,19 @@ def round_completed_twice() -> list[Patch]:
     return [patch.object(RoundKey, "decide", decide)]
 
 
-@plant("returns", 40, first=3)
-def fillers_forgotten() -> list[Patch]:
-    """Who was given a filler stays where it says, once all of its world are back."""
-    original = launcher_shim.c10d.rounds.views.view
+@plant("refusals-and-cuts", 6, first=3)
+def waiters_shown_before_they_are_written() -> list[Patch]:
+    """Each sidecar ends its world by what it sees itself, also if nobody can write the next one."""
+    original = Rendezvous.view_of
 
-    def view(*args: Any, **known: Any) -> Any:
-        return original(*args, **{**known, "filled_round": -1})
+    def view_of(self: Rendezvous, claim: Claim) -> View:
+        made, seen = original(self, claim), self._evaluator.evaluate()
+        node = self.place.live_node(claim)
+        due = why_it_ends(seen.snapshot, seen.standings, seen.reform)
+        stays = node is None or node.finished or not due
+        return replace(made, phantom=made.phantom or not stays)
 
-    return [patch("launcher_shim.c10d.rounds.rendezvous.view", view)]
+    return [patch.object(Rendezvous, "view_of", view_of)]
 
 
 @plant("earlier-lives-restored", 3)
@@ -296,13 +304,13 @@ def leavers_excused() -> list[Patch]:
     real = launcher_shim.c10d.rounds.decision.decide
 
     def decide(now: float, snapshot: Any, *others: Any) -> Any:
-        if stand(now, snapshot, *others).lost:
+        if stand(now, snapshot, *others[:2]).lost:
             leaving = snapshot.membership.leaving
             snapshot = replace(snapshot, membership=replace(snapshot.membership, granted=leaving))
         return real(now, snapshot, *others)
 
-    def shown(snapshot: Any, standings: Any, policy: Any, why: Any, node: Any, **known: Any) -> Any:
-        made = launcher_shim.c10d.rounds.views.view(snapshot, standings, policy, why, node, **known)
+    def shown(snapshot: Any, policy: Any, node: Any, **known: Any) -> Any:
+        made = launcher_shim.c10d.rounds.views.view(snapshot, policy, node, **known)
         leaves = node.member in snapshot.membership.leaving
         return replace(made, phantom=made.phantom and not leaves)
 
@@ -372,12 +380,11 @@ def restored_generation_followed() -> list[Patch]:
 @plant("uneven-ends", 12, first=5)
 def losses_untold_once_one_has_finished() -> list[Patch]:
     """Once one stands in the exit barrier, nobody is told that another one is lost."""
-    original = launcher_shim.c10d.rounds.views._is_lost
 
-    def is_lost(snapshot: Any, standings: Any) -> bool:
-        return not snapshot.round.finishing and original(snapshot, standings)
+    def ends(snapshot: Any, *others: Any) -> str:
+        return "" if snapshot.round.finishing else why_it_ends(snapshot, *others)
 
-    return [patch("launcher_shim.c10d.rounds.views._is_lost", is_lost)]
+    return [patch("launcher_shim.c10d.rounds.decision.why_it_ends", ends)]
 
 
 # --- drains ---
@@ -664,7 +671,7 @@ PLANTS |= {
     "stuck-workers-awaited": _as(
         "stuck-workers",
         12,
-        {f"{_C10D}.rounds.hang_watch.trains_no_more": lambda *_: False},
+        {f"{_C10D}.endpoint.RoundPolicy": partial(RoundPolicy, leave_s=math.inf)},
         first=4,
     ),
     # A rank begins its first step though the others of its round are held.

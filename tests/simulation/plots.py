@@ -58,7 +58,12 @@ from tests.simulation.plot import (
     short_of_patience,
     tight,
 )
-from tests.simulation.refusals import join, refuse_writes, refuse_writes_in_peace
+from tests.simulation.refusals import (
+    join,
+    refuse_writes,
+    refuse_writes_and_cut,
+    refuse_writes_in_peace,
+)
 from tests.simulation.restores import backup_of_former_lives, restore, restore_and_start_again
 from tests.simulation.returns import drain_behind_a_cut, lose_first_rank
 from tests.simulation.roll_outs import roll_out, set_bounds, straggler
@@ -331,6 +336,7 @@ PLOTS = (
     ),
     Plot("refusals", REFUSALS, FEW, any_shape, weight=2),
     Plot("refusals-in-peace", {refuse_writes_in_peace: 4, tear: 1, stall: 1}, TRIOS, healthy=True),
+    Plot("refusals-and-cuts", {refuse_writes_and_cut: 4, tear: 1, stall: 1}, TRIOS),
     Plot("shards", SHARDS, (2, 3, 4), one_is_enough, (4, 8), shards=True),
     Plot("shards-restored", {**RESTORES, notice: 2}, (2, 3), shards=True),
     Plot("long", ANYTHING, MANY, any_shape, (12, 25), blocks=2),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.departures import notice, notice_and_cancel
 from tests.simulation.launchers import die, end_torchrun
-from tests.simulation.outages import crash, crash_briefly, stall, tear
+from tests.simulation.outages import crash, crash_briefly, cut_one_for_long, freeze, stall, tear
 
 if TYPE_CHECKING:
     from tests.simulation.plot import Event
@@ -52,6 +52,11 @@ def refuse_writes(story: Story) -> None:
 def refuse_writes_in_peace(story: Story) -> None:
     """Refuse everybody's writes for a while in which nothing happens that may cost a world."""
     _refuse_writes(story, 0, (crash_briefly, tear, stall))
+
+
+def refuse_writes_and_cut(story: Story) -> None:
+    """Refuse everybody's writes for a while, in which leases end whose ranks train on."""
+    _refuse_writes(story, 0, (cut_one_for_long, freeze, crash))
 
 
 def _refuse_writes(story: Story, writes: int, events: Sequence[Event]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the torchrun of a pod counts as hung, and which worlds it is to leave."""
+"""When a torchrun is to leave its world, and when it counts as hung."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from launcher_shim.c10d.rounds import decision
 from launcher_shim.c10d.rounds.hanging import HangDecision, Signs, decide
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
-from launcher_shim.c10d.rounds.observations import RoundObservations, stand
-from launcher_shim.c10d.rounds.records import Node, Round
-from launcher_shim.c10d.rounds.views import trains_no_more
+from launcher_shim.c10d.rounds.observations import RoundObservations, observe, stand
+from launcher_shim.c10d.rounds.records import Node, NodeState, Round
+from launcher_shim.c10d.rounds.views import must_leave
 from tests.support.records import members, node, run, world
 
 NOW = 1000.0
@@ -21,27 +22,24 @@ WORLD = world()
 
 
 @pytest.mark.parametrize(
-    ("silent_s", "pending", "told_s", "says", "wake_s"),
+    ("silent_s", "pending", "stays", "says", "wake_s"),
     [
-        (0.0, False, None, "", 30.0),
-        (29.0, False, None, "", 1.0),
-        (30.0, False, None, "has sent no request for 30 s", math.inf),
-        (90.0, True, None, "", 30.0),
-        (1.0, False, 0.0, "", 29.0),
-        (1.0, False, 100.0, "", 20.0),
-        (1.0, False, 120.0, "its world 120 s ago", math.inf),
-        (1.0, True, 120.0, "its world 120 s ago", math.inf),
-        (30.0, False, 5.0, "has sent no request for 30 s", math.inf),
+        (0.0, False, False, "", 30.0),
+        (29.0, False, False, "", 1.0),
+        (30.0, False, False, "has sent no request for 30 s", math.inf),
+        (90.0, True, False, "", 30.0),
+        (1.0, False, True, "has not left its lost world for 120 s", math.inf),
+        (1.0, True, True, "has not left its lost world for 120 s", math.inf),
+        (30.0, False, True, "has sent no request for 30 s", math.inf),
     ],
 )
 def test_when_it_hangs(
-    silent_s: float, pending: bool, told_s: float | None, says: str, wake_s: float
+    silent_s: float, pending: bool, stays: bool, says: str, wake_s: float
 ) -> None:
-    told = None if told_s is None else NOW - told_s
-    decision = decide(NOW, Signs(NOW - silent_s, pending, told), POLICY)
-    assert says in decision.reason
-    assert decision == HangDecision(bool(says), decision.reason, decision.wake_at_s)
-    assert decision.wake_at_s - NOW == wake_s or decision.wake_at_s == wake_s == math.inf
+    found = decide(NOW, Signs(NOW - silent_s, pending, stays), POLICY)
+    assert says in found.reason
+    assert found == HangDecision(bool(says), found.reason, found.wake_at_s)
+    assert found.wake_at_s - NOW == wake_s or found.wake_at_s == wake_s == math.inf
 
 
 def test_torch_has_time_to_stop_workers_that_can_be_stopped() -> None:
@@ -50,61 +48,57 @@ def test_torch_has_time_to_stop_workers_that_can_be_stopped() -> None:
 
 
 A, B, C = (node(member, "in") for member in "abc")
-LOST = node("c", "left", left="closed")
-
-
-ALL = members("abc")
-
-
-def trains_on(
-    *nodes: Node, current: Round = WORLD, membership: RoundMembers = ALL, filled_round: int = -1
-) -> bool:
-    """Whether the world of the first of them still trains."""
-    snapshot = run(nodes, current, membership=membership)
-    standings = stand(NOW, snapshot, RoundObservations(), POLICY)
-    return not trains_no_more(snapshot, standings, nodes[0], filled_round)
+ENDING = world(ends="it has lost d")
 
 
 @pytest.mark.parametrize(
-    ("c", "current", "membership", "leaves"),
+    ("me", "current", "membership", "leaves"),
     [
-        (C, WORLD, ALL, False),
-        (LOST, WORLD, ALL, True),
-        (node("c", "left", left="done"), WORLD, ALL, False),
-        (C, world(closed="failure"), ALL, True),
-        (C, world(closed="success"), ALL, False),
-        (C, WORLD, members("abc", ends_round=True), True),
-        (C, WORLD, members("ab", leaving="c", granted="c"), True),
-        (C, WORLD, members("bc", leaving="a", ends_round=True), False),
-        (LOST, WORLD, members("bc", leaving="a"), True),
-        (LOST, WORLD, members("bc", leaving="a", granted="a"), False),
+        (A, WORLD, members("abc"), False),
+        (A, ENDING, members("abc"), True),
+        (A, world(closed="failure"), members("abc"), True),
+        (A, world(closed="success", ends="it has lost d"), members("abc"), False),
+        (A, ENDING, members("bc", leaving="a"), True),
+        (A, ENDING, members("bc", leaving="a", granted="a"), False),
+        (replace(A, finished=True), world(ends="it has lost d", finishing=True), members(), False),
+        (A, WORLD, members("abc", ends_round=True), False),
+        (A, WORLD, members("ab", leaving="c", granted="c"), False),
     ],
     ids=[
         "all well",
-        "one is lost",
-        "one was done",
+        "it is to form again",
         "closed by failure",
         "closed by success",
-        "it has saved",
-        "another one was let go",
-        "it leaves, and has saved",
-        "it leaves, and one is lost",
-        "it was let go, and one is lost",
+        "it leaves the job",
+        "it was let go",
+        "it has finished",
+        "a join was granted, and that is not written",
+        "another one was let go, and that is not written",
     ],
 )
-def test_which_world_trains_no_more(
-    c: Node, current: Round, membership: RoundMembers, leaves: bool
+def test_i11_a_world_is_left_once_that_is_written(
+    me: Node, current: Round, membership: RoundMembers, leaves: bool
 ) -> None:
-    assert trains_on(A, B, c, current=current, membership=membership) == (not leaves)
+    assert must_leave(run((me, B, C), current, membership=membership), me) == leaves
 
 
-def test_a_world_that_is_only_to_let_somebody_in_trains_until_it_does() -> None:
-    nodes = (A, B, C, node("d"))
-    assert run(nodes, WORLD).newcomers()
-    assert trains_on(*nodes, membership=members("abcd"))
+@pytest.mark.parametrize("state", ["in", "asking"])
+def test_i11_whoever_does_not_leave_a_world_that_ends_holds_nobody_up(state: NodeState) -> None:
+    """Also if its own sidecar writes nothing: the others have left, and ask."""
+    lost = run((node("a", ask=2), replace(B, state=state), node("d")), world("ab"))
+    ends = decision.decide(NOW, lost, RoundObservations(), POLICY).round
+    assert ends == replace(lost.round, ends="it has lost a")
+    snapshot = replace(lost, round=ends)
+    seen = observe(NOW, RoundObservations(), snapshot, POLICY, healthy_s=99, cut_off=False)
+    almost = decision.decide(NOW + POLICY.leave_s - 0.1, snapshot, seen, POLICY)
+    assert (almost.round, almost.wake_at_s) == (None, NOW + POLICY.leave_s)
+    after = decision.decide(NOW + POLICY.leave_s, snapshot, seen, POLICY)
+    assert after.round == decision.next_round(ends)
 
 
-def test_a_world_of_nowhere_trains_no_more_though_it_is_whole() -> None:
-    assert not trains_on(A, B, C, filled_round=3)
-    assert trains_on(A, B, C, filled_round=2)
-    assert trains_on(replace(A, round=2), B, C, filled_round=3)
+def test_a_sidecar_whose_watch_was_cut_counts_from_its_return() -> None:
+    snapshot = run((node("a", ask=2), B), world("ab", ends="it has lost a"))
+    seen = observe(NOW, RoundObservations(), snapshot, POLICY, healthy_s=99, cut_off=False)
+    seen = observe(NOW + 100, seen, snapshot, POLICY, healthy_s=1, cut_off=False)
+    assert stand(NOW + 200, snapshot, seen, POLICY).of[B.seat] == "here"
+    assert stand(NOW + 99 + POLICY.leave_s, snapshot, seen, POLICY).of[B.seat] == "hung"

@@ -35,7 +35,6 @@ def stand_in(run: MirroredRun) -> dict[str, Standing]:
         word,
         RoundPolicy(1, 4),
         healthy_s=60.0,
-        heard_s=NOW_S,
         cut_off=False,
     )
     standings = stand(NOW_S, word, seen, RoundPolicy(1, 4))
@@ -64,6 +63,22 @@ def test_a_world_that_the_store_has_lost_is_marked_when_it_is_written_again() ->
     run.apply(put(RUN.round, run.round.to_json(), 5))
     assert not run.lacks_round
     assert run.round.restored
+
+
+def test_i11_that_a_world_must_form_again_outlives_a_restore_to_before_it_was_written() -> None:
+    run, ended = MirroredRun(RUN), replace(WORLD, ends="it has lost b")
+    assert not run.went_back(9, [])
+    run.apply(put(RUN.round, ended.to_json(), 9))
+    assert run.round == replace(ended, mod_revision=9)
+    assert run.went_back(4, [])
+    run.apply(put(RUN.round, WORLD.to_json(), 3))
+    assert run.lacks_round
+    assert run.round.ends == ended.ends
+
+
+def test_a_round_of_an_older_sidecar_says_nothing_of_its_end() -> None:
+    assert b"ends" not in WORLD.to_json()
+    assert Round.from_kv(KeyValue(RUN.round, WORLD.to_json(), 1, 9, 1, 0)).ends == ""
 
 
 def test_an_open_round_that_the_store_has_lost_may_be_entered() -> None:
@@ -121,10 +136,11 @@ def test_a_key_that_is_stored_again_is_not_lost() -> None:
         replace(WORLD, finishing=True),
         replace(WORLD, closed="success"),
         replace(WORLD, closed="failure"),
+        replace(WORLD, ends="it has lost b"),
         Round(4, former=("a", "b")),
         Round(5, True, frozen=WORLD.frozen),
     ],
-    ids=["finishing", "ended well", "failed", "over", "two rounds on"],
+    ids=["finishing", "ended well", "failed", "to form again", "over", "two rounds on"],
 )
 def test_what_a_world_met_by_may_go_once_nobody_meets_there(current: Round) -> None:
     events = [put(RUN.round, current.to_json(), 10), of_world("MASTER_ADDR", "delete", 11)]
@@ -202,7 +218,7 @@ def test_i11_a_world_all_of_whose_torchruns_were_started_again_gives_way(
     word = run.snapshot(run.revision, both)
     seen, found = RoundObservations(), []
     for now_s in (NOW_S, NOW_S + policy.return_s, NOW_S + policy.orphan_hold_s):
-        seen = observe(now_s, seen, word, policy, healthy_s=60.0, heard_s=now_s, cut_off=False)
+        seen = observe(now_s, seen, word, policy, healthy_s=60.0, cut_off=False)
         found.append(decide(now_s, word, seen, policy))
     # Until then, the records may be the backup's, of torchruns that are no more.
     assert [decision.round for decision in found[:2]] == [None, None]

@@ -39,9 +39,7 @@ class Sidecar:
             frozenset({*here, *asking, *listed}), joins_wait=True, join_agreed=agreed
         )
         snapshot = run(nodes, self.current, membership=members)
-        self.seen = observe(
-            now, self.seen, snapshot, self.policy, healthy_s=99, heard_s=now, cut_off=False
-        )
+        self.seen = observe(now, self.seen, snapshot, self.policy, healthy_s=99, cut_off=False)
         return reform(now, snapshot, self.seen, self.policy)
 
 

@@ -71,6 +71,15 @@ def test_i1_many_faults_in_random_orders(nodes: int, policy: RoundPolicy) -> Non
     assert all(walk(Rounds(Rules(nodes, policy), 5), Random(seed)) > 10 for seed in range(8))
 
 
+def test_i11_a_store_that_refuses_writes_ends_no_world_whatever_lapses() -> None:
+    """Nobody leaves before that is written; once writes are taken, all that live are one world."""
+    rules = replace(TWO, faults=("refuse", "lapse", "cut"))
+    assert explore(Rounds(rules, 2), 3000).states == 3000
+    for nodes, policy in ((3, RoundPolicy(2, 3)), (3, RoundPolicy(1, 3)), (4, RoundPolicy(2, 3))):
+        rules = Rules(nodes, policy, faults=("refuse", "lapse", "cut", "crash", "kill", "drain"))
+        assert all(walk(Rounds(rules, 5), Random(seed)) > 10 for seed in range(10))
+
+
 def test_i11_nobody_stays_in_a_world_of_nowhere_when_its_first_rank_returns() -> None:
     rules = replace(alone("cut"), meets=True)
     assert explore(Rounds(rules, 1), 3000).states == 3000
@@ -218,7 +227,7 @@ def whoever_asks_joins(
 ) -> Reform:
     """Let in also those with whom no allowed size comes about."""
     asks = snapshot.round.complete and snapshot.newcomers()
-    return Reform("join") if asks else reform(now, snapshot, observations, policy)
+    return Reform("join", "planted") if asks else reform(now, snapshot, observations, policy)
 
 
 PLANTED = {
@@ -257,10 +266,10 @@ PLANTED = {
         4,
         "was handed",
     ),
-    "i11 fillers are forgotten": (
-        replace(alone("cut"), meets=True, fillers_latched=False),
-        1,
-        "in a world of nowhere",
+    "i11 a waiter is shown before the loss is written": (
+        Rules(3, RoundPolicy(2, 3), faults=("refuse", "lapse", "cut"), written=False),
+        4,
+        "nobody has written that",
     ),
     "i11 a run stays closed by failure": (
         replace(alone("give_up"), failures_reopen=False),

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from launcher_shim.c10d.rounds.decision import decide, why_it_ends
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
-from launcher_shim.c10d.rounds.observations import RoundObservations, Standings, observe, stand
+from launcher_shim.c10d.rounds.observations import RoundObservations, observe, stand
 from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
 from launcher_shim.c10d.rounds.reform import reform
-from launcher_shim.c10d.rounds.views import View, hand, must_form_again, somebody_goes_on, view
+from launcher_shim.c10d.rounds.views import View, hand, somebody_goes_on, view
 from launcher_shim.c10d.torch.rendering import FAR_FUTURE, WAITER, portray
 from launcher_shim.c10d.torch.state_codec import Flavour, NodeDesc, decode, encode
 from tests.support.records import members, node, run, world
@@ -19,14 +21,19 @@ from tests.support.records import members, node, run, world
 POLICY = RoundPolicy(min_nodes=2, max_nodes=4)
 ME = NodeDesc("10.0.0.1", 42, 0)
 WORLD, OPEN = world(), Round(3)
+NOTHING = RoundObservations()
 
 
-def standings(snapshot: RunSnapshot) -> Standings:
-    """Where all stand once whoever is missing has been so for long."""
-    seen = observe(
-        1e3, RoundObservations(), snapshot, POLICY, healthy_s=1e3, heard_s=2e3, cut_off=False
-    )
-    return stand(2e3, snapshot, seen, POLICY)
+def seen(snapshot: RunSnapshot) -> RoundObservations:
+    """What is known once whoever is missing has been so for long."""
+    return observe(1e3, RoundObservations(), snapshot, POLICY, healthy_s=1e3, cut_off=False)
+
+
+def written(snapshot: RunSnapshot) -> RunSnapshot:
+    """The same, once it is written that its world must form again, if it must."""
+    reforms = reform(2e3, snapshot, RoundObservations(), POLICY)
+    decided = decide(2e3, snapshot, seen(snapshot), POLICY, reforms).round
+    return replace(snapshot, round=decided) if decided is not None and decided.ends else snapshot
 
 
 def shown(
@@ -36,21 +43,14 @@ def shown(
     parked: bool = False,
     parks: bool = True,
     membership: RoundMembers | None = None,
-    filled_round: int = -1,
     waited_s: float = 0.0,
 ) -> View:
+    """The view of ``me``, once all that is due is written."""
     snapshot = run((me, *others), current, listed="abcdef", membership=membership)
-    return view(
-        snapshot,
-        standings(snapshot),
-        POLICY,
-        reform(2e3, snapshot, RoundObservations(), POLICY),
-        me,
-        parked=parked,
-        parks=parks,
-        filled_round=filled_round,
-        waited_s=waited_s,
-    )
+    how: Any = {"parked": parked, "parks": parks, "waited_s": waited_s}
+    before = view(snapshot, POLICY, me, **how)
+    assert not before.phantom or before.role != "participant" or current.is_ending
+    return view(written(snapshot), POLICY, me, **how)
 
 
 A, B, C = (node(member, "in") for member in "abc")
@@ -59,9 +59,9 @@ D = node("d")
 
 def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
     assert shown(A, B, C) == View("participant", WORLD)
-    gone = shown(A, B, node("c", "left"))
-    assert gone == View("participant", WORLD, phantom=True)
-    assert shown(A, B) == View("participant", WORLD, phantom=True)
+    gone = View("participant", replace(WORLD, ends="it has lost c"), phantom=True)
+    assert shown(A, B, node("c", "left")) == gone
+    assert shown(A, B) == gone
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,8 @@ def test_who_has_finished_leaves_open_what_another_one_goes_on_with(
     nodes = [one for one in (replace(A, finished=True), b, c) if one is not None]
     membership = members("abc", leaving=granted, granted=granted)
     snapshot = run(nodes, world(finishing=True), membership=membership)
-    assert somebody_goes_on(snapshot, standings(snapshot)) == goes_on
+    standings = stand(2e3, snapshot, seen(snapshot), POLICY)
+    assert somebody_goes_on(snapshot, standings) == goes_on
 
 
 @pytest.mark.parametrize(
@@ -198,13 +199,6 @@ def test_one_whose_round_is_no_longer_live_comes_back(current: Round) -> None:
     )
 
 
-@pytest.mark.parametrize("leaving", ["", "a"])
-def test_one_that_was_given_fillers_leaves_though_all_of_its_world_are_back(leaving: str) -> None:
-    membership = members("abc".replace(leaving, ""), leaving=leaving)
-    assert shown(A, B, C, membership=membership, filled_round=3).phantom
-    assert not shown(A, B, C, membership=membership, filled_round=2).phantom
-
-
 def test_one_that_was_given_up_for_hung_comes_back() -> None:
     hung = node("a", "left", left="hung")
     assert shown(hung, B, C) == View("apart", Round(3), phantom=True)
@@ -232,8 +226,8 @@ def test_one_that_was_given_up_for_hung_comes_back() -> None:
     ],
 )
 def test_one_that_asks(me: Node, current: Round, parked: bool, parks: bool, expected: str) -> None:
-    seen = shown(me, B, C, current=current, parked=parked, parks=parks)
-    assert (seen.role, seen.phantom) == (expected, False)
+    found = shown(me, B, C, current=current, parked=parked, parks=parks)
+    assert (found.role, found.phantom) == (expected, False)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +313,7 @@ def test_i11_a_round_is_handed_once_or_one_withdraws_from_it(
     nodes: tuple[Node, ...], current: Round, expected: Node | None
 ) -> None:
     snapshot = run(nodes, current)
-    assert hand(snapshot, stand(0, snapshot, RoundObservations(), POLICY), nodes[0]) == expected
+    assert hand(written(snapshot), nodes[0]) == expected
 
 
 @pytest.mark.parametrize(
@@ -341,9 +335,8 @@ def test_i11_a_round_is_handed_once_or_one_withdraws_from_it(
 )
 def test_when_a_round_must_form_again(nodes: tuple[Node, ...], current: Round, again: bool) -> None:
     snapshot = run(nodes, current)
-    standings = stand(0, snapshot, RoundObservations(), POLICY)
     reforms = reform(0, snapshot, RoundObservations(), POLICY)
-    assert must_form_again(snapshot, standings, reforms) == again
+    assert bool(why_it_ends(snapshot, stand(0, snapshot, NOTHING, POLICY), reforms)) == again
 
 
 # --- as torch reads it ---

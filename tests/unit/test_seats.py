@@ -13,7 +13,7 @@ import pytest
 
 from launcher_shim.c10d.rounds.decision import decide, next_round
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
-from launcher_shim.c10d.rounds.observations import RoundObservations, observe, stand
+from launcher_shim.c10d.rounds.observations import RoundObservations, observe
 from launcher_shim.c10d.rounds.records import LeftReason, Node, NodeState, Round
 from launcher_shim.c10d.rounds.reform import Reform, reform
 from launcher_shim.c10d.rounds.views import view
@@ -116,7 +116,7 @@ def test_the_first_world_waits_for_its_first_call_from_when_it_could_form() -> N
 def test_a_member_is_absent_from_when_it_was_first_seen_without_a_torchrun() -> None:
     def look(seen: RoundObservations, nodes: str, now: float) -> RoundObservations:
         snapshot = run(map(node, nodes), by_age="ab")
-        return observe(now, seen, snapshot, POLICY, healthy_s=9, heard_s=now, cut_off=False)
+        return observe(now, seen, snapshot, POLICY, healthy_s=9, cut_off=False)
 
     seen = look(RoundObservations(), "a", 10)
     assert look(seen, "a", 20).absent_s == {"b": 10}
@@ -128,10 +128,7 @@ def test_a_standby_that_asks_is_no_newcomer_to_a_full_world() -> None:
     snapshot = run([node("a"), *(node(m, "in") for m in "bcd")], world("bcd"))
     reforms = reform(NOW, snapshot, WATCHED, POLICY)
     assert reforms == Reform()
-    standings = stand(NOW, snapshot, WATCHED, POLICY)
-    spare = view(
-        snapshot, standings, POLICY, reforms, node("a"), parked=False, parks=True, filled_round=-1
-    )
+    spare = view(snapshot, POLICY, node("a"), parked=False, parks=True)
     assert (spare.role, spare.full) == ("parked", True)
 
 

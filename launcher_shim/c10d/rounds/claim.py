@@ -28,8 +28,6 @@ class Claim:
     """Whether its last view had it on the redundancy list, which only a promotion ends."""
     parks: bool = True
     """Whether its version of torch has a redundancy list, and its maximum is the job's."""
-    filled_round: int = -1
-    """The round for which it was given fillers: there it never meets the others."""
     world: World | None = None
     """The world that it was last handed; None before the first."""
     gave_up: bool = False

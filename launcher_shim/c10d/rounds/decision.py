@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decision on when a round is complete or over: pure, and the same in every sidecar.
+"""The decision on when a round is complete, must end, or is over: pure, the same in every sidecar.
 
 Agents never decide. A sidecar that sees a condition met writes it on the round key, under a compare
 on everything that the decision depends on; a sidecar that loses the race sees the winner's result.
@@ -16,9 +16,12 @@ from functools import partial
 
 from launcher_shim.c10d.rounds.choice import choose
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
-from launcher_shim.c10d.rounds.observations import GONE, RoundObservations, stand
+from launcher_shim.c10d.rounds.observations import GONE, RoundObservations, Standings, stand
 from launcher_shim.c10d.rounds.rank_order import in_rank_order
 from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.c10d.rounds.reform import Reform
+
+NO_REFORM = Reform()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +34,21 @@ class RoundDecision:
     """One sentence."""
     wake_at_s: float = math.inf
     """The time at which the decision may change by time alone."""
-    unheard: bool = False
-    """As in ``Standings``."""
 
 
 def decide(
-    now: float, snapshot: RunSnapshot, observations: RoundObservations, policy: RoundPolicy
+    now: float,
+    snapshot: RunSnapshot,
+    observations: RoundObservations,
+    policy: RoundPolicy,
+    reforms: Reform = NO_REFORM,
 ) -> RoundDecision:
     """Decide whether to complete, end or keep the round."""
     current = snapshot.round
     if current.closed == "success":
         return RoundDecision(None, "the run is closed by success")
     if current.complete:
-        return _over(now, snapshot, observations, policy)
+        return _over(now, snapshot, observations, policy, reforms)
     return _complete(now, snapshot, observations, policy)
 
 
@@ -53,20 +58,45 @@ def next_round(current: Round) -> Round:
     return Round(current.number + 1, former=former, mod_revision=current.mod_revision)
 
 
+def why_it_ends(snapshot: RunSnapshot, standings: Standings, reforms: Reform) -> str:
+    """Return why to write that the present world must form again; empty if it trains on, or ends.
+
+    All leave it once that is written, and not before: somebody can write the next round then.
+    """
+    current, membership = snapshot.round, snapshot.membership
+    if not current.complete or current.closed or current.ends:
+        return ""
+    if lost := [member for member in standings.lost if member not in membership.saved]:
+        others = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        return f"it has lost {', '.join(lost[:3])}{others}"
+    if current.finishing:
+        return ""
+    if membership.ends_round or any(s.member in membership.granted for s in current.frozen):
+        return "a leave, a join or a pause was granted"
+    # The whole world lets a newcomer in at once. Nodes that left for a newcomer, while others are
+    # reconnecting after a cut, would meet those only in yet another round.
+    if standings.uncertain or membership.joins_wait:
+        return ""
+    return reforms.reason if reforms.cause else ""
+
+
 def _over(
-    now: float, snapshot: RunSnapshot, observations: RoundObservations, policy: RoundPolicy
+    now: float,
+    snapshot: RunSnapshot,
+    observations: RoundObservations,
+    policy: RoundPolicy,
+    reforms: Reform,
 ) -> RoundDecision:
     current = snapshot.round
     standings = stand(now, snapshot, observations, policy)
     failed = bool(current.closed)
-    lost = failed or standings.lost
     # A granted member stands still until SIGTERM and is shown no waiter, so the others must not
     # wait for it to leave. While the run may end well, nodes in the exit barrier are not disturbed.
-    ends_well = current.finishing and not lost
+    ends_well = current.finishing and not current.is_ending
     granted = frozenset[str]() if ends_well else snapshot.membership.granted
     # A finished node stays in the barrier, as in plain torch, until the others suffice to go on.
     least = policy.sizes.smallest
-    enough = lost and len(snapshot.candidates(least)) >= least
+    enough = current.is_ending and len(snapshot.candidates(least)) >= least
     # A world that has failed is not kept for nodes that may return to it.
     gone = GONE | {"missing"} if failed else GONE
     staying = [
@@ -89,11 +119,13 @@ def _over(
             next_round(current),
             f"round {current.number} is over: all {len(current.frozen)} nodes have left it",
         )
+    if why := why_it_ends(snapshot, standings, reforms):
+        ended = replace(current, ends=why)
+        return RoundDecision(ended, f"round {current.number} must form again: {why}")
     return RoundDecision(
         None,
         f"round {current.number} goes on with {len(staying)} of {len(current.frozen)} nodes",
         standings.wake_at_s,
-        standings.unheard,
     )
 
 

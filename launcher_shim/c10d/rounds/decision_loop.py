@@ -12,13 +12,14 @@ from random import Random
 from launcher_shim.c10d.rounds import decision as forming
 from launcher_shim.c10d.rounds.evaluation import Evaluator
 from launcher_shim.c10d.rounds.hang_watch import HangWatch
-from launcher_shim.c10d.rounds.inputs import RoundPolicy
+from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.own_write import shown
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.rounds.round_key import RoundKey
 from launcher_shim.c10d.rounds.turns import delay_s, order
 from rdzv.diary import Diary
+from rdzv.errors import StoreFull
 from rdzv.job import JobClient
 from rdzv.members.guard import Registered
 
@@ -91,13 +92,12 @@ class DecisionLoop:
             if published != news:
                 published = news
                 self._changed()
-            decision = forming.decide(now, stored, self._evaluator.observations, self._policy())
+            observations, reforms = self._evaluator.observations, evaluation.reform
+            decision = forming.decide(now, stored, observations, self._policy(), reforms)
             wanted = self._run.round if self._run.lacks_round else decision.round
             self._diary.say(evaluation.reform.reason or decision.reason)
-            if decision.unheard:
-                self._evaluator.unconfirmed.set()
             hang_at_s = self._hang_watch.leave_if_hung(evaluation, now)
-            wake_at_s = min(decision.wake_at_s, evaluation.reform.wake_at_s, hang_at_s)
+            wake_at_s = min(decision.wake_at_s, reforms.wake_at_s, hang_at_s)
             if wanted is None:
                 due = None
             elif due is None or due[0] != wanted:
@@ -105,24 +105,24 @@ class DecisionLoop:
             registered = self._registered.lease() is not None
             if due is not None and (registered or now < due[1]):
                 if now >= due[1]:
-                    # After a lost race, wait for the watch: before that, there is nothing new to
-                    # decide by.
-                    written = await self._round_key.decide(due[0], stored) or 0
-                    await shown(self._client.mirror, written)
+                    await self._write(due[0], stored)
                 wake_at_s = min(wake_at_s, max(due[1], now + DUE_RETRY_S))
             await self._wait_for_news(wake_at_s, registered=registered)
             if self._clock() > wake_at_s + LATE_S:
                 # This sidecar itself was stopped: requests of the agent may still wait to be read.
                 self._hang_watch.excuse(self._clock())
+                self._evaluator.excuse(self._clock())
             await asyncio.sleep(COALESCE_S + COALESCE_PER_NODE_S * self._run.node_count)
 
-    async def confirm(self) -> None:
-        """Confirm the mirror whenever a node has been away for long enough to count as gone."""
-        while True:
-            await self._evaluator.unconfirmed.wait()
-            await self._client.confirm()
-            self._evaluator.unconfirmed.clear()
-            self.wake()
+    async def _write(self, wanted: Round, stored: RunSnapshot) -> None:
+        try:
+            written = await self._round_key.decide(wanted, stored) or 0
+        except StoreFull:
+            # Who is away may only wait to be registered again.
+            self._evaluator.cut_off = True
+        else:
+            # After a lost race, wait for the watch: before that, there is nothing new to decide by.
+            await shown(self._client.mirror, written)
 
     async def _wait_for_news(self, wake_at_s: float, *, registered: bool) -> None:
         """Wait for news, ``wake_at_s`` or, if the registration is not in force, for that."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -57,13 +56,11 @@ class Evaluator:
         life_since_s: float = -math.inf,
     ) -> None:
         self.observations = RoundObservations(life_since_s=life_since_s)
-        self.unconfirmed = asyncio.Event()
-        """Set while a node may be gone, and the mirror must be confirmed to be sure."""
-        self.restored = False
-        """Whether the store was restored or emptied since the last evaluation."""
+        self.cut_off = False
+        """Whether other nodes' keys may be away for no fault of theirs: since the last evaluation,
+        the store was restored or emptied, or has refused a write for want of space."""
         self._run = run
         self._own = own
-        self._client = client
         self._mirror = client.mirror
         self._member = member
         self._policy = policy
@@ -78,6 +75,11 @@ class Evaluator:
     def stored(self) -> RunSnapshot:
         """Return the run as the mirror has it."""
         return self._run.snapshot(self._mirror.certain_revision, self.members())
+
+    def excuse(self, now: float) -> None:
+        """Count the time to leave a world from ``now`` on, after a stop of this sidecar itself."""
+        since_s = max(self.observations.ending_since_s, now)
+        self.observations = replace(self.observations, ending_since_s=since_s)
 
     def outdate(self) -> None:
         """Drop the last evaluation."""
@@ -101,16 +103,13 @@ class Evaluator:
                 stored,
                 policy,
                 healthy_s=self._mirror.healthy_for_s(now),
-                heard_s=self._client.confirmed_s,
-                cut_off=self._own.take_loss() or self.restored,
+                cut_off=self._own.take_loss() or self.cut_off,
             )
-            self.restored = False
+            self.cut_off = False
             shown = stored
             if own is not None:
                 shown = replace(stored, nodes={**stored.nodes, self._member: own})
             standings = stand(now, shown, self.observations, policy)
-            if standings.unheard:
-                self.unconfirmed.set()
             reforms = reform(now, stored, self.observations, policy)
             evaluation = self._evaluation = Evaluation(own, stored, shown, standings, reforms)
         return evaluation

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decision on whether the torchrun of a pod hangs, so that the others go on without it. Pure.
 
-Only the sidecar that serves the torchrun may decide it: it alone sees its requests and has made the
-answers. A torchrun that is given up and goes on after all is in no world: it asks for the next.
+Only the sidecar that serves a silent torchrun can tell: it alone sees its requests. A torchrun that
+is given up and goes on after all is in no world: it asks for the next.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ class Signs:
     """Time of its last request, or of the answer to it."""
     pending: bool = False
     """Whether a request waits for its answer."""
-    leave_shown_s: float | None = None
-    """Time since which its view makes it leave a world that trains no more; None while it does
-    not."""
+    stays: bool = False
+    """Whether it has not left a world that must form again, for too long (``Standing``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +41,8 @@ def decide(now: float, signs: Signs, policy: RoundPolicy) -> HangDecision:
     silent_s = now - signs.seen_s
     if not signs.pending and silent_s >= policy.hung_s:
         return HangDecision(True, f"it has sent no request for {silent_s:.0f} s")
-    wake_at_s = (now if signs.pending else signs.seen_s) + policy.hung_s
-    if signs.leave_shown_s is None:
-        return HangDecision(wake_at_s=wake_at_s)
-    # Its keep-alive thread goes on asking while its main thread waits for workers that do not end.
-    shown_s = now - signs.leave_shown_s
-    if shown_s >= policy.leave_s:
-        return HangDecision(
-            True, f"it was told to leave its world {shown_s:.0f} s ago and has not left it"
-        )
-    return HangDecision(wake_at_s=min(wake_at_s, signs.leave_shown_s + policy.leave_s))
+    if signs.stays:
+        # Its keep-alive thread goes on asking while its main thread waits for workers that do not
+        # end.
+        return HangDecision(True, f"it has not left its lost world for {policy.leave_s:.0f} s")
+    return HangDecision(wake_at_s=(now if signs.pending else signs.seen_s) + policy.hung_s)

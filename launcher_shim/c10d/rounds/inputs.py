@@ -51,8 +51,8 @@ class RoundPolicy:
     """Time without a request after which an agent counts as hung. Its keep-alive thread sends one
     every 5 s."""
     leave_s: float = 120.0
-    """Time for which an agent may take to leave a world that trains no more, if it goes on sending
-    requests. torch gives workers 30 s before it kills them, and waits for those that the kernel
+    """Time for which an agent may take to leave a world that must form again, if its key is there.
+    torch gives workers 30 s before it kills them, and waits for those that the kernel
     cannot end. Too short: the others form a round without a slow node, and then another one with
     it. Too long: they wait for one that hangs."""
     hold_s: float = 2.0

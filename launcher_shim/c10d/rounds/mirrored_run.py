@@ -67,7 +67,8 @@ class MirroredRun:
     def _lacks_keys(self) -> bool:
         stored = self.stored_round
         live = stored.complete and not stored.restored and not stored.finishing
-        return live and not stored.closed and stored.number in self._unmet.values()
+        ends = stored.closed or stored.ends
+        return live and not ends and stored.number in self._unmet.values()
 
     @property
     def node_count(self) -> int:

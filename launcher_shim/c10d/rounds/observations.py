@@ -2,9 +2,10 @@
 """One sidecar's observations of a run over time, and the nodes that are gone according to them.
 
 A delete event alone cannot tell a death from a cut to the store. So a node whose key vanished is
-gone only once it has stayed away on a healthy watch, once the store, read after that, still has no
-key of it, and once another node of its world shows that the store can be reached. Nothing here is
-shared between sidecars: each counts for itself.
+gone only once it has stayed away on a healthy watch, and once another node of its world shows that
+the store can be reached. Nothing here is shared between sidecars: each counts for itself, and what
+it concludes counts once it is written, by compare on all nodes, so that a return that it has not
+read yet is no absence.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from launcher_shim.c10d.rounds.records import Seat
 
 CLOCK_SLACK_S = 0.1
 
-Standing = Literal["here", "missing", "left", "replaced", "lapsed", "done"]
+Standing = Literal["here", "missing", "left", "replaced", "lapsed", "hung", "done"]
 """The standing of a frozen node. ``missing``: its key is away, but not for long enough to count as
-gone."""
+gone. ``hung``: its world must form again, and it has not left for too long."""
 
-LOST: frozenset[Standing] = frozenset({"left", "replaced", "lapsed"})
+LOST: frozenset[Standing] = frozenset({"left", "replaced", "lapsed", "hung"})
 GONE: frozenset[Standing] = LOST | {"done"}
 
 
@@ -33,8 +34,6 @@ class RoundObservations:
 
     healthy_since_s: float = math.inf
     """Start of the time in which the watch has worked without a gap."""
-    heard_s: float = -math.inf
-    """The snapshot has all changes of the store up to then."""
     return_until_s: float = -math.inf
     """End of the time in which nodes that were cut off with this sidecar may be reconnecting."""
     missing_s: Mapping[Seat, float] = field(default_factory=dict)
@@ -47,6 +46,8 @@ class RoundObservations:
     """The round that was current at the last snapshot."""
     round_since_s: float = -math.inf
     """Time since which it has been the current round."""
+    ending_since_s: float = math.inf
+    """Time since which its world must form again."""
     met_min_s: float | None = None
     """Time since which at least ``min`` nodes have been asking in it; None while fewer do."""
     left_s: Mapping[Seat, float] = field(default_factory=dict)
@@ -70,16 +71,15 @@ def observe(
     policy: RoundPolicy,
     *,
     healthy_s: float,
-    heard_s: float,
     cut_off: bool,
 ) -> RoundObservations:
     """Add one snapshot to the observations.
 
     ``healthy_s``: for how long the watch has worked without a gap (0 while it does not).
-    ``heard_s``: the snapshot has all changes up to then. ``cut_off``: whether this sidecar's own
-    key is or was away, or the store was restored. After a cut, or a gap in the watch, other nodes
-    may have been cut off as well, so an absent key proves nothing until they have had time to
-    return. The same holds if the first node returns of a world that had vanished as a whole.
+    ``cut_off``: whether this sidecar's own key is or was away, or the store was restored, or takes
+    no writes. After a cut, or a gap in the watch, other nodes may have been cut off as well, so an
+    absent key proves nothing until they have had time to return. The same holds if the first node
+    returns of a world that had vanished as a whole.
     """
     missing = {
         seat: previous.missing_s.get(seat, now)
@@ -107,7 +107,6 @@ def observe(
     gather_since_s = previous.gather_since_s if same_round else None
     return RoundObservations(
         healthy_since_s=healthy_since_s,
-        heard_s=heard_s,
         return_until_s=_return_until(
             now, previous, policy, healthy_since_s, cut_off=cut_off or all_away
         ),
@@ -116,6 +115,7 @@ def observe(
         asked_s=asked,
         round_number=snapshot.round.number,
         round_since_s=previous.round_since_s if same_round else now,
+        ending_since_s=_ending_since(now, previous, snapshot, same_round=same_round),
         met_min_s=met_min,
         left_s={
             node.seat: previous.left_s.get(node.seat, now)
@@ -138,6 +138,14 @@ def _done(snapshot: RunSnapshot) -> frozenset[Seat]:
         for node in snapshot.nodes.values()
         if (node.finished or node.left_reason == "done") and node.seat in frozen
     )
+
+
+def _ending_since(
+    now: float, previous: RoundObservations, snapshot: RunSnapshot, *, same_round: bool
+) -> float:
+    if not snapshot.round.is_ending:
+        return math.inf
+    return min(previous.ending_since_s, now) if same_round else now
 
 
 def _return_until(
@@ -163,19 +171,11 @@ class Standings:
     of: Mapping[Seat, Standing]
     wake_at_s: float = math.inf
     """The time at which a standing may change by time alone."""
-    unheard: bool = False
-    """Whether a node has been away for long enough to be gone, once the mirror is confirmed."""
 
     @property
-    def lost(self) -> bool:
-        """Whether a node that had not finished is gone: the world must form again."""
-        return any(standing in LOST for standing in self.of.values())
-
-    def lost_beside(self, members: frozenset[str]) -> bool:
-        """Return whether a node that had not finished, and is of none of ``members``, is gone."""
-        return any(
-            standing in LOST and seat.member not in members for seat, standing in self.of.items()
-        )
+    def lost(self) -> list[str]:
+        """The members whose nodes had not finished and are gone: the world must form again."""
+        return [seat.member for seat, standing in self.of.items() if standing in LOST]
 
     @property
     def uncertain(self) -> bool:
@@ -188,6 +188,7 @@ def stand(
 ) -> Standings:
     """Decide on the standing of each frozen node of the present round."""
     of: dict[Seat, Standing] = {}
+    hung_at_s = max(observations.ending_since_s, observations.healthy_since_s) + policy.leave_s
     for seat in snapshot.round.frozen:
         node = snapshot.nodes.get(seat.member)
         if seat in observations.done and (node is None or node.seat != seat):
@@ -199,10 +200,11 @@ def stand(
         elif node.state == "left":
             of[seat] = "done" if node.left_reason == "done" else "left"
         else:
-            of[seat] = "here"
+            of[seat] = "here" if node.finished or now < hung_at_s else "hung"
+    wake_at_s = hung_at_s if now < hung_at_s else math.inf
     missing = [seat for seat, standing in of.items() if standing == "missing"]
     if not missing:
-        return Standings(of)
+        return Standings(of, wake_at_s)
     since = {
         seat: max(observations.missing_s.get(seat, now), observations.healthy_since_s)
         for seat in missing
@@ -222,10 +224,8 @@ def stand(
         # All at once: a cut, not a death, unless no node comes back for very long.
         due = dict.fromkeys(missing, max(since.values()) + policy.orphan_hold_s)
     else:
-        return Standings(of)
+        return Standings(of, wake_at_s)
     for seat in missing:
-        if min(now, observations.heard_s) >= due[seat]:
+        if now >= due[seat]:
             of[seat] = "lapsed"
-    wake_at_s = min((at for at in due.values() if at > now), default=math.inf)
-    unheard = any(observations.heard_s < at <= now for at in due.values())
-    return Standings(of, wake_at_s, unheard)
+    return Standings(of, min([wake_at_s, *(at for at in due.values() if at > now)]))

@@ -156,6 +156,12 @@ class Place:
         if node is not None and not node.finished:
             await self._write(replace(node, finished=True))
 
+    def forfeit(self, claim: Claim) -> None:
+        """Give the node of ``claim`` up, which waits for what its world has lost: it asks again."""
+        if (node := self.live_node(claim)) is not None and not node.finished:
+            self._own.aim(replace(node, state="left", left_reason="hung", round=0))
+            self._changed()
+
     def leave(self, claim: Claim, reason: LeftReason) -> None:
         """Put a tombstone on the node of ``claim``; it is written as soon as the store answers."""
         node = self.own_node(claim)

@@ -160,6 +160,9 @@ class Round:
     restored_at: int = 0
     """The store's revision at which the loss was noticed; 0 if unknown. Node records up to that
     revision may come from the backup and be older than this round."""
+    ends: str = ""
+    """The reason why its world must form again, in one sentence; empty while it trains on. Nothing
+    withdraws it, and no world is left without it: a store that takes no writes costs none."""
 
     def is_world_of(self, node: Node) -> bool:
         """Return whether ``node`` has a place in this round, not in another of that number."""
@@ -176,14 +179,19 @@ class Round:
         )
 
     @property
+    def is_ending(self) -> bool:
+        """Whether its world must leave it and form again, because the store says so."""
+        return self.complete and self.closed != "success" and bool(self.ends or self.closed)
+
+    @property
     def is_first(self) -> bool:
         """Whether it is the first round of a run."""
         return self.number % ROUNDS_PER_LIFE == 0
 
     @property
-    def age(self) -> tuple[int, bool, bool, bool]:
+    def age(self) -> tuple[int, bool, bool, bool, bool]:
         """A sort key for the records of one round: the greater one is the later one."""
-        return (self.number, self.complete, self.finishing, bool(self.closed))
+        return (self.number, self.complete, self.finishing, bool(self.closed), bool(self.ends))
 
     def to_json(self) -> bytes:
         """Encode for the store."""
@@ -199,6 +207,8 @@ class Round:
         if self.restored:
             fields["restored"] = True
             fields["restored_at"] = self.restored_at
+        if self.ends:
+            fields["ends"] = self.ends
         return dump_record(fields)
 
     @classmethod
@@ -224,6 +234,7 @@ class Round:
             former=tuple(former),
             restored=take(kv.key, fields, "restored", bool, False),
             restored_at=_count(kv.key, fields, "restored_at") if "restored_at" in fields else 0,
+            ends=take(kv.key, fields, "ends", str, ""),
         )
 
 

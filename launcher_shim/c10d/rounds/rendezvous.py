@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 from launcher_shim.c10d.rounds.claim import Claim
+from launcher_shim.c10d.rounds.decision import why_it_ends
 from launcher_shim.c10d.rounds.decision_loop import DecisionLoop
 from launcher_shim.c10d.rounds.drain_view import live_round
 from launcher_shim.c10d.rounds.evaluation import Evaluation, Evaluator
@@ -27,7 +28,7 @@ from launcher_shim.c10d.rounds.own_write import shown
 from launcher_shim.c10d.rounds.place import Place
 from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
 from launcher_shim.c10d.rounds.round_key import RoundKey
-from launcher_shim.c10d.rounds.views import View, hand, must_form_again, somebody_goes_on, view
+from launcher_shim.c10d.rounds.views import View, hand, somebody_goes_on, view
 from rdzv.drain.inputs import LiveRound
 from rdzv.job import JobClient
 from rdzv.keys import RunKeys
@@ -141,12 +142,11 @@ class Rendezvous:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._own.run(self._handing), name=f"node of {self.run_id}")
             tasks.create_task(self._decisions.decide(), name=f"rounds of {self.run_id}")
-            tasks.create_task(self._decisions.confirm(), name=f"absences in {self.run_id}")
 
     def remember(self, last_seen: Round) -> None:
         """Keep a round that an earlier sidecar has seen, if the store has lost it."""
         if self._run.remember(last_seen):
-            self._evaluator.restored = True
+            self._evaluator.cut_off = True
             self._own_node_changed()
 
     def end(self) -> None:
@@ -199,13 +199,10 @@ class Rendezvous:
         evaluation = self._evaluator.evaluate()
         return view(
             evaluation.snapshot,
-            evaluation.standings,
             self.policy(),
-            evaluation.reform,
             node,
             parked=claim.parked,
             parks=claim.parks,
-            filled_round=claim.filled_round,
             waited_s=self.clock() - claim.asked_s,
         )
 
@@ -219,10 +216,7 @@ class Rendezvous:
         own = self._own.node
         if own is not None and own.finished and own.round == round_number:
             return False
-        # In a restored round an unset key may have been set and lost: its nodes no longer meet
-        # there.
-        failed = current.closed == "failure" or current.restored
-        return failed or self._evaluator.evaluate().standings.lost
+        return current.is_ending or (own is not None and own.left_reason == "hung")
 
     def vetoes_close(self, node: Node, closed: ClosedWhy) -> bool:
         """Return whether ``node`` may not close the run.
@@ -242,9 +236,8 @@ class Rendezvous:
             for seat, standing in standings.of.items()
             if seat != node.seat and standing in ("here", "missing")
         ]
-        return len(others) >= self.policy().sizes.smallest or must_form_again(
-            snapshot, standings, evaluation.reform
-        )
+        again = snapshot.round.is_ending or why_it_ends(snapshot, standings, evaluation.reform)
+        return len(others) >= self.policy().sizes.smallest or bool(again)
 
     async def edit_round(self, node: Node, edit: Callable[[Round], Round | None]) -> None:
         """Change the round that ``node`` is in, as long as it is the live one."""
@@ -270,9 +263,9 @@ class Rendezvous:
         """Apply one batch; wake agents at once if it changes the round or the own node."""
         if self._run.went_back(self._mirror.revision, events):
             log.warning("the store was restored or emptied: writing what this sidecar knows again")
-            self._evaluator.restored = True
+            self._evaluator.cut_off = True
             self._own.forget()
-        news, looks = False, self._evaluator.restored
+        news, looks = False, self._evaluator.cut_off
         member_key = self._registered.member_key
         for event in events:
             touched = self._run.apply(event)
@@ -308,7 +301,7 @@ class Rendezvous:
         evaluation, node = self._evaluator.evaluate(), self._own.node
         if node is None:
             return None
-        handed = hand(evaluation.snapshot, evaluation.standings, node)
+        handed = hand(evaluation.snapshot, node)
         if handed is None:
             return None
         return Handing(handed, evaluation.snapshot.round.mod_revision)

@@ -34,8 +34,6 @@ class Note:
     """The client's node, if it has one."""
     finished_round: int = -1
     """The round whose exit barrier its agent has reached."""
-    filled_round: int = -1
-    """The round for which its agent was given fillers."""
     world: Round | None = None
     """The round that it is in, if a note has room for it: a restored store gets it from here if no
     sidecar is left that has seen it."""
@@ -46,7 +44,6 @@ class Note:
             "run_id": self.run_id,
             "generation": self.generation,
             "finished_round": self.finished_round,
-            "filled_round": self.filled_round,
         }
         if self.node is not None:
             fields["member"] = self.node.member
@@ -79,7 +76,6 @@ class Note:
                 take(name, fields, "generation", int),
                 node,
                 take(name, fields, "finished_round", int),
-                take(name, fields, "filled_round", int) if "filled_round" in fields else -1,
                 world,
             )
         except RecordError as error:

@@ -11,7 +11,7 @@ from random import Random
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.diary import Diary
-from rdzv.errors import RecordError, StoreAmbiguous, StoreError
+from rdzv.errors import RecordError, StoreAmbiguous, StoreError, StoreFull
 from rdzv.keys import RunKeys
 from rdzv.members.guard import Registered
 from rdzv.store import Compare, KeyValue, Put, Range, Store
@@ -46,6 +46,7 @@ class RoundKey:
         """Write ``wanted`` if nothing that it depends on has changed since ``stored``.
 
         Returns the revision that the watch must reach before a loser retries; None if unknown.
+        Raises ``StoreFull``.
         """
         try:
             result = await self._store.txn(
@@ -63,6 +64,8 @@ class RoundKey:
             # The watch will show the outcome; the compares make a retry harmless.
             self._diary.say(f"cannot write the round, retrying: {error}")
             await self._pause()
+            if isinstance(error, StoreFull):
+                raise
             return None
         if result.succeeded:
             self._diary.say(f"round {wanted.number} is {_stage(wanted)} in the store")
@@ -118,6 +121,8 @@ def _stage(current: Round) -> str:
         return f"closed by {current.closed}"
     if current.finishing:
         return "finishing"
+    if current.ends:
+        return "to form again"
     return "complete" if current.complete else "open"
 
 

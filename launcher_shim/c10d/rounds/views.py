@@ -14,7 +14,6 @@ from typing import Literal
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import Standings
 from launcher_shim.c10d.rounds.records import Node, Round
-from launcher_shim.c10d.rounds.reform import Reform
 
 Role = Literal["apart", "participant", "asking", "parked", "promoted", "waiting"]
 """The agent's position in the rendezvous, as its view shows it.
@@ -43,14 +42,11 @@ class View:
 
 def view(
     snapshot: RunSnapshot,
-    standings: Standings,
     policy: RoundPolicy,
-    reform: Reform,
     node: Node,
     *,
     parked: bool,
     parks: bool,
-    filled_round: int,
     waited_s: float = 0.0,
 ) -> View:
     """Build the view of ``node``; ``snapshot`` has its record as it should be.
@@ -58,16 +54,14 @@ def view(
     ``parked``: whether the agent was last shown ``parked`` (or may have been, before a restart) and
     has not taken itself off the list since. ``parks``: whether its torch has a redundancy list
     (from 2.3 on) and it has the job's maximum; if not, it waits in the wait list, where its join
-    may time out. ``filled_round``: the round for which it was given fillers. ``waited_s``: for how
-    many seconds its join timeout has run. A round below ``min`` may take days to form.
+    may time out. ``waited_s``: for how many seconds its join timeout has run. A round below ``min``
+    may take days to form.
     """
     current = snapshot.round
     member = node.member
     leaving = member in snapshot.membership.leaving
     if current.is_world_of(node):
-        again = trains_no_more(snapshot, standings, node, filled_round) or (
-            not leaving and not node.finished and must_form_again(snapshot, standings, reform)
-        )
+        again = must_leave(snapshot, node)
         return View("participant", current, phantom=again, closed=current.closed == "success")
     number = Round(current.number)
     if current.closed == "success":
@@ -87,25 +81,15 @@ def view(
     return View("apart", number, full=current.complete or not welcome)
 
 
-def trains_no_more(
-    snapshot: RunSnapshot, standings: Standings, node: Node, filled_round: int
-) -> bool:
-    """Return whether ``node`` must leave its world because it can train in it no more.
+def must_leave(snapshot: RunSnapshot, node: Node) -> bool:
+    """Return whether ``node``, which is in the present world, must leave it and ask again.
 
-    ``filled_round``: as for ``view``. A world that only waits to let a member in trains on.
+    That holds for draining members too: they do not train on with a node that is merely cut off
+    while the others form the next world. A granted member stands still until its SIGTERM. That one
+    node has finished excuses no other: without a lost one, they never finish.
     """
-    current = snapshot.round
-    if not current.is_world_of(node) or node.finished:
-        return False
-    # A filler cannot be taken back: its workers look for each other where no worker is, even if all
-    # nodes of its world have returned.
-    if filled_round == current.number:
-        return True
-    if node.member in snapshot.membership.granted:
-        return False
-    if _is_lost(snapshot, standings):
-        return True
-    return node.member not in snapshot.membership.leaving and _stands_still(snapshot)
+    granted = node.member in snapshot.membership.granted
+    return snapshot.round.is_ending and not node.finished and not granted
 
 
 def somebody_goes_on(snapshot: RunSnapshot, standings: Standings) -> bool:
@@ -128,55 +112,16 @@ def somebody_goes_on(snapshot: RunSnapshot, standings: Standings) -> bool:
     return False
 
 
-def must_form_again(snapshot: RunSnapshot, standings: Standings, reform: Reform) -> bool:
-    """Return whether the present world must leave its round and form a new one."""
-    current = snapshot.round
-    if not current.complete or current.closed == "success":
-        return False
-    membership = snapshot.membership
-    if _is_lost(snapshot, standings) or _stands_still(snapshot):
-        return True
-    if current.finishing:
-        return False
-    # The whole world lets a newcomer in at once. Nodes that left for a newcomer, while others are
-    # reconnecting after a cut, would meet those only in yet another round.
-    return bool(reform.cause) and not standings.uncertain and not membership.joins_wait
-
-
-def _is_lost(snapshot: RunSnapshot, standings: Standings) -> bool:
-    """Return whether no node of the present world can train or save in it any more.
-
-    That holds for draining members too: they leave it as the others do, and do not train on with a
-    node that is merely cut off while the others form the next world. A granted member stands still
-    until its SIGTERM. That one node has finished excuses no other: without the lost one, they never
-    finish.
-    """
-    current = snapshot.round
-    if not current.complete or current.closed == "success":
-        return False
-    return bool(current.closed) or standings.lost_beside(snapshot.membership.saved)
-
-
-def _stands_still(snapshot: RunSnapshot) -> bool:
-    """Return whether the present world has saved, and stands still for a leave or a join."""
-    current, membership = snapshot.round, snapshot.membership
-    if not current.complete or current.finishing or current.closed == "success":
-        return False
-    return membership.ends_round or any(s.member in membership.granted for s in current.frozen)
-
-
-def hand(snapshot: RunSnapshot, standings: Standings, node: Node) -> Node | None:
+def hand(snapshot: RunSnapshot, node: Node) -> Node | None:
     """Return ``node`` with a place in the completed round; None if there is nothing to change.
 
-    If a member is gone before all have their places, that world cannot form: ``node`` withdraws
-    and asks again. The same holds if the store has lost the round, and with it perhaps the
-    master's address, which no node stores again.
+    If the world must form again before all have their places, ``node`` withdraws and asks again.
+    The same holds if the store has lost the round, and with it perhaps the master's address, which
+    no node stores again.
     """
     current = snapshot.round
     if not current.complete or node.state != "asking" or node.seat not in current.frozen:
         return None
-    others = (standing for seat, standing in standings.of.items() if seat != node.seat)
-    gone = any(standing not in ("here", "missing") for standing in others)
-    if current.closed or current.restored or gone:
+    if current.is_ending or current.restored:
         return replace(node, ask=node.ask + 1)
     return replace(node, state="in", round=current.number)

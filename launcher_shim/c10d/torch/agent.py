@@ -176,13 +176,11 @@ class TorchAgent:
         if of_round is None:
             return None
         number, name = of_round
-        # An agent that got one such value gets the others too, even if all nodes may be back.
-        if number != self.claim.filled_round and not self._rendezvous.is_dead(number):
-            return None
-        made = filler(name)
-        if made is not None:
-            self.claim.filled_round = number
-        return made
+        rendezvous, made = self._rendezvous, filler(name)
+        if made is not None and rendezvous.round.restored and number == rendezvous.round.number:
+            # The key may have been set and lost: the nodes that wait for it meet nowhere.
+            rendezvous.place.forfeit(self.claim)
+        return made if rendezvous.is_dead(number) else None
 
     def news(self) -> Coroutine[Any, Any, object]:
         """Wait until ``filler`` or ``get_state`` may answer differently than at this call."""
@@ -236,10 +234,9 @@ class TorchAgent:
             None if self._rendezvous.place.live_node(self.claim) is None else self._rendezvous.round
         )
 
-    def resume(self, finished_round: int, filled_round: int) -> None:
+    def resume(self, finished_round: int) -> None:
         """Restore its state from the sidecar before this one."""
         self.finished_round = finished_round
-        self.claim.filled_round = filled_round
         if self._is_done():
             # Its record lacks this if that sidecar was of an older version.
             self._rendezvous.place.finish(self.claim)
@@ -248,7 +245,7 @@ class TorchAgent:
         """Move to the run of the job's next generation."""
         self._rendezvous = rendezvous
         self._drawn = None
-        self.finished_round = self.claim.filled_round = -1
+        self.finished_round = -1
         rendezvous.place.adopt(self.claim)
 
     # --- wishes ---

@@ -19,7 +19,7 @@ from functools import cache
 from random import Random
 from typing import Literal, NamedTuple, get_args
 
-from launcher_shim.c10d.rounds.decision import decide
+from launcher_shim.c10d.rounds.decision import decide, why_it_ends
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import LOST, RoundObservations, Standings, stand
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
@@ -36,7 +36,7 @@ Mode = Literal["off", "joining", "meeting", "in", "failed"]
 Nodes = tuple[Node | None, ...]
 Fault = Literal[
     "kill", "fail", "cut", "lapse", "crash", "lose_answer", "land_late", "close", "give_up",
-    "hurry", "drain", "cancel", "replace", "set",
+    "hurry", "drain", "cancel", "replace", "set", "refuse",
 ]  # fmt: skip
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 
@@ -70,7 +70,7 @@ class Rules:
     calm: bool = False
     incarnation_compare: bool = True
     meets: bool = False
-    fillers_latched: bool = True
+    written: bool = True
     failures_reopen: bool = True
     later: RoundPolicy | None = None
     reforms: Callable[..., Reform] = reform
@@ -136,7 +136,7 @@ class State(NamedTuple):
     """Everything. ``asked`` and ``shown`` are ghosts: what was true when the round was frozen.
 
     ``said``: the newest round whose first rank has said where they meet. ``is_set``: the policy is
-    the later one.
+    the later one. ``full``: the store takes no writes; leases end all the same.
     """
 
     revision: int
@@ -152,6 +152,7 @@ class State(NamedTuple):
     asked: tuple[Seat | None, ...]
     shown: tuple[Seat, ...] | None
     said: int = -1
+    full: bool = False
 
     @property
     def mirror(self) -> Mirror:
@@ -221,7 +222,6 @@ def look(
     own: Node | None,
     missing: tuple[int, ...],
     parked: bool,
-    filled: int,
 ) -> Sight:
     """Call the real functions on what sidecar ``me`` sees."""
     nodes, mine = mirror.nodes, own
@@ -241,7 +241,6 @@ def look(
     since = (NOW, CONFIRMED, HELD)
     seen = RoundObservations(
         healthy_since_s=NEVER,
-        heard_s=NOW,
         missing_s={
             seat: since[missing[rules.names.index(seat.member)]] for seat in mirror.round.frozen
         },
@@ -252,8 +251,9 @@ def look(
     if mirror.round.complete and rules.leavers_excused:
         known = replace(word, membership=replace(membership, granted=membership.leaving))
     policy = _policy(rules, mirror)
-    decided = decide(NOW, known, seen, policy).round
-    hurried = decide(NOW, known, replace(seen, met_min_s=NEVER), policy).round
+    reforms = rules.reforms(NOW, word, seen, policy)
+    decided = decide(NOW, known, seen, policy, reforms).round
+    hurried = decide(NOW, known, replace(seen, met_min_s=NEVER), policy, reforms).round
     shown = word if mine is None else replace(word, nodes={**word.nodes, rules.names[me]: mine})
     standings = stand(NOW, shown, seen, policy)
     seen_by_agent = None
@@ -261,18 +261,18 @@ def look(
     if mine is not None:
         seen_by_agent = view(
             shown,
-            standings,
             policy,
-            rules.reforms(NOW, word, seen, policy),
             mine,
             parked=parked,
             parks=True,
-            filled_round=filled,
             waited_s=math.inf if parked else 0.0,
         )
         if rules.names[me] in membership.leaving and not rules.leavers_told:
             seen_by_agent = replace(seen_by_agent, phantom=False)
-        handed = hand(shown, standings, mine)
+        if not rules.written and seen_by_agent.role == "participant":
+            due = why_it_ends(shown, standings, reforms)
+            seen_by_agent = replace(seen_by_agent, phantom=seen_by_agent.phantom or bool(due))
+        handed = hand(shown, mine)
         if handed is not None and own is not None and rules.by_create_revision:
             handed = replace(handed, nonce=own.nonce, ask=own.ask + handed.ask)
     frozen = mirror.round.frozen
@@ -286,8 +286,7 @@ def look(
 
 def sight(rules: Rules, me: int, side: Side) -> Sight:
     """What sidecar ``me`` makes of what it knows."""
-    filled = side.filled if rules.fillers_latched else -1
-    return look(rules, me, side.mirror, side.own, side.missing, side.parked, filled)
+    return look(rules, me, side.mirror, side.own, side.missing, side.parked)
 
 
 # --- states that differ in names only ---
@@ -358,6 +357,7 @@ def essence(rules: Rules, state: State) -> tuple[object, ...]:
             r.complete,
             r.closed,
             rev[r.mod_revision],
+            bool(r.ends),
             *map(of_seat, r.frozen),
             r.former,
             *map(of_node, m.nodes),
@@ -399,7 +399,8 @@ def essence(rules: Rules, state: State) -> tuple[object, ...]:
     shown = None if state.shown is None else tuple(map(of_seat, state.shown))
     ghosts = (asked, shown)
     said = number[state.said]
-    return (described[id(state)], rev[state.drained_at], sides, state.faults, said, *ghosts)
+    left = (state.faults, state.full)
+    return (described[id(state)], rev[state.drained_at], sides, *left, said, *ghosts)
 
 
 def _ranks(values: set[int]) -> dict[int, int]:
@@ -472,13 +473,16 @@ def check_end(rules: Rules, state: State) -> None:
 
 
 def _progress(rules: Rules, state: State) -> Iterator[Step]:
-    yield from _let_go_and_in(rules, state)
+    if state.full:
+        yield "the store takes writes again", state._replace(full=False)
+    else:
+        yield from _let_go_and_in(rules, state)
     for me, side in enumerate(state.sides):
         if not side.up:
             if state.registered[me]:
                 yield f"the lease of {me} ends", _lapse(state, me)
             continue
-        if side.late is not None:
+        if side.late is not None and not state.full:
             yield f"a late write of {me} lands", _land(rules, state, me)
         if side.connected:
             yield from _connected(rules, state, me)
@@ -486,7 +490,7 @@ def _progress(rules: Rules, state: State) -> Iterator[Step]:
             yield f"{me} is connected again", _mend(state, me)
             if state.registered[me]:
                 yield f"the lease of {me} ends", _lapse(state, me)
-        if side.connected and rules.never:
+        if side.connected and rules.never and not state.full:
             yield from _hurry(rules, state, me)
         if rules.names[me] in rules.never:
             continue
@@ -569,13 +573,15 @@ def _down(state: State, me: int) -> State:
 
 def _connected(rules: Rules, state: State, me: int) -> Iterator[Step]:
     side = state.sides[me]
-    if state.registered[me] != side.incarnation:
+    if state.registered[me] != side.incarnation and not state.full:
         yield f"{me} registers again", _register(state, me)
     if side.mirror != state.mirror:
         yield f"{me} sees the newest", _sync(state, me)
     for other, level in _missed(rules, side):
         levels = put(side.missing, other, level)
         yield f"{me} has missed {other} for long", _with(state, me, missing=levels)
+    if state.full:
+        return
     if _due(side):
         yield f"{me} writes its node", _write(rules, state, me)
         return
@@ -613,8 +619,10 @@ def _agent(rules: Rules, state: State, me: int) -> Iterator[Step]:
         if after is not None:
             yield f"the agent of {me} joins", after
     elif side.mode == "meeting":
-        yield from _meet(state, me, lost=sight(rules, me, side).standings.lost)
+        yield from _meet(state, me)
     elif side.mode == "in" and shown.phantom:
+        if shown.role == "participant" and not _is_written(state, side):
+            raise Broken(f"{me} is told to form again, and nobody has written that")
         if rules.calm:
             raise Broken(f"{me} is told to form again, though nothing has happened")
         yield f"the agent of {me} forms again", _leave_world(rules, state, me, shown)
@@ -652,7 +660,14 @@ def _finish(rules: Rules, state: State, me: int) -> State:
     return _with(state, me, mode=mode, world=(number, world))
 
 
-def _meet(state: State, me: int, *, lost: bool) -> Iterator[Step]:
+def _is_written(state: State, side: Side) -> bool:
+    """Whether the store says that the world of ``side`` must form again, or has."""
+    assert side.world is not None
+    current = state.round
+    return bool(current.ends or current.closed) or current.number > side.world[0]
+
+
+def _meet(state: State, me: int) -> Iterator[Step]:
     """The first rank says where; the others wait for that, or for a filler."""
     side = state.sides[me]
     assert side.world is not None
@@ -665,7 +680,7 @@ def _meet(state: State, me: int, *, lost: bool) -> Iterator[Step]:
             yield f"{me} says where round {number} meets", _with(said, me, mode="in")
     elif side.connected and state.said >= number:
         yield f"{me} meets the others", _with(state, me, mode="in")
-    elif side.mirror.round.number > number or (side.mirror.round.number == number and lost):
+    elif side.mirror.round.number > number or side.mirror.round.is_ending:
         yield f"{me} is given a filler", _with(state, me, mode="in", filled=number)
 
 
@@ -761,7 +776,11 @@ def _carry_out(rules: Rules, state: State, me: int, decided: Round) -> State | N
     if state.round.closed == "success":
         raise Broken(f"round {decided.number} after the run was closed")
     asked: list[Seat | None] = [None] * rules.nodes
-    if decided.complete:
+    if decided.ends:
+        if replace(decided, ends="") != state.round:
+            raise Broken(f"{decided} ends {state.round}")
+        asked = list(state.asked)
+    elif decided.complete:
         _check_frozen(rules, state, decided, _policy(rules, mirror))
         for seat in decided.frozen:
             at = rules.names.index(seat.member)
@@ -774,7 +793,7 @@ def _carry_out(rules: Rules, state: State, me: int, decided: Round) -> State | N
         revision=revision,
         round=replace(decided, mod_revision=revision),
         asked=tuple(asked),
-        shown=None,
+        shown=state.shown if decided.ends else None,
     )
 
 
@@ -821,6 +840,8 @@ def _check_over(rules: Rules, state: State, mirror: Mirror) -> None:
 
 def _go_wrong(rules: Rules, state: State) -> Iterator[Step]:
     may: Callable[[Fault], bool] = rules.faults.__contains__
+    if may("refuse") and not state.full:
+        yield "the store refuses writes", state._replace(full=True)
     if rules.later is not None and may("set"):
         changed = state._replace(revision=state.revision + 1, is_set=not state.is_set)
         yield "the bounds are set", changed
@@ -848,13 +869,13 @@ def _go_wrong(rules: Rules, state: State) -> Iterator[Step]:
             yield f"{me} is cut off", _with(state, me, connected=False)
         if state.registered[me] and may("lapse"):
             yield f"the lease of {me} is lost", _lapse(state, me)
-        if side.connected and _due(side):
+        if side.connected and _due(side) and not state.full:
             yield from _lose(rules, state, me)
-        if side.connected and may("hurry"):
+        if side.connected and may("hurry") and not state.full:
             yield from _hurry(rules, state, me)
         current = state.round
         inside = side.mode == "in" and side.world is not None and side.world[0] == current.number
-        if inside and current.complete and not current.closed:
+        if inside and current.complete and not current.closed and not state.full:
             revision = state.revision + 1
             if may("close"):
                 closed = replace(current, closed="success", mod_revision=revision)
