@@ -293,6 +293,8 @@ class Drain:
     def _write_progress(self, rank: boundary.Rank, inside: bool = True, away: bool = False) -> None:
         """Publish the progress; if that fails, remove the file, which is outdated then."""
         assert self._file is not None
+        assert self._gate is not None
+        self._file.page = self._gate.by_page
         try:
             self._file.write(
                 rank.step, inside, rank.held, rank.saving, rank.acked, rank.failed, away

@@ -68,13 +68,19 @@ class GateWriter:
         self._cut_since_s: float | None = None
         self._shown_since_s = clock()
         self._refused = False
+        self._page_alone = False
         self._diary = Diary(log)
 
     def restore(self) -> None:
         """Read the gate and the note of the voted epoch; may block for as long as the disk does."""
         try:
-            content = self._run_dir.content(layout.GATE)
-            self.shown = None if content is None else Gate.from_json(layout.GATE, content)
+            content = self._run_dir.gate()
+            if content is not None:
+                shown = Gate.from_json(layout.GATE_PAGE, content)
+                # The sidecar before may have died between the two files, or know no page.
+                self._run_dir.put_gate(content)
+                self._page_alone = self._run_dir.content(layout.GATE) != content
+                self.shown = shown
         except (OSError, RecordError) as error:
             log.warning(
                 "writing a new gate, the old one is unreadable: %s",
@@ -87,6 +93,8 @@ class GateWriter:
         """Follow the store and the ranks until cancelled."""
         while True:
             snapshot = await self._sight.snapshot()
+            if self._page_alone and self.shown is not None:
+                await self._show(self.shown)
             move = local(
                 await asyncio.to_thread(self._here),
                 commit=snapshot.commit_in_force,
@@ -116,6 +124,7 @@ class GateWriter:
             sent=self._voted.epoch,
             cut_for_s=0.0 if self._cut_since_s is None else now - self._cut_since_s,
             deadline_boot_s=self._own.due_boot_s,
+            page_alone=self._page_alone,
         )
 
     def _own_vote(self, snapshot: DrainingSnapshot) -> Vote | None:
@@ -137,8 +146,13 @@ class GateWriter:
         return False
 
     async def _show(self, gate: Gate) -> bool:
-        putting = asyncio.to_thread(self._run_dir.put, layout.GATE, gate.to_json())
-        if not await self._is_put(layout.GATE, putting):
+        content = gate.to_json()
+        # Ranks of 0.1 need a file of its own for each change. The page comes second, as the newer
+        # of the two is the one in force.
+        putting = asyncio.to_thread(self._run_dir.put, layout.GATE, content)
+        self._page_alone = not await self._is_put(layout.GATE, putting)
+        putting = asyncio.to_thread(self._run_dir.put_gate, content)
+        if not await self._is_put(layout.GATE_PAGE, putting):
             return False
         former, self.shown = self.shown or Gate(), gate
         if gate.reason and (gate.phase, gate.reason) != (former.phase, former.reason):
@@ -181,7 +195,7 @@ class GateWriter:
             least, most = POLL_S
             return min(most, max(least, POLL_SHARE * (self._clock() - self._shown_since_s)))
         # No event tells that the store has become unreachable, or reachable again: poll.
-        return LOOK_S if self._refused or phase in ("hold", "commit") else None
+        return LOOK_S if self._refused or self._page_alone or phase in ("hold", "commit") else None
 
     def _ranks_save(self, snapshot: DrainingSnapshot) -> bool:
         """Return whether this pod has voted and its save is neither acknowledged nor failed yet."""

@@ -20,6 +20,10 @@ from rdzv.records.commit import Commit, LastCommit, Phase, Vote
 from rdzv.records.drain import Drain
 
 
+REASON_CHARACTERS = 500
+"""Maximum length of a gate's reason: the page has a fixed size."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
     """The state that the ranks of one pod read at each step boundary."""
@@ -154,6 +158,8 @@ class RankProgress:
     """Whether it saves when a Horovod launcher's drain asks for it."""
     answered: tuple[int, int] | None = None
     """(ask, step) of its newest save of that kind."""
+    page: bool = False
+    """Whether it reads the gate's page; one of 0.1 reads ``gate.json`` alone."""
 
     def cursor_of(self, step: int) -> str:
         """Return the data cursor that the rank gave with the save of ``step``; empty for none."""
@@ -167,7 +173,7 @@ class Here:
     member: str
     pod_uid: str
     shown: Gate | None
-    """The gate file; None if there is none."""
+    """The gate that the page shows; None if it shows none."""
     ranks: tuple[RankProgress, ...]
     """The progress of the ranks, read after ``shown`` was written."""
     sent: int
@@ -176,6 +182,8 @@ class Here:
     """Seconds for which the store has been out of reach; 0 while it is within reach."""
     deadline_boot_s: float | None = None
     """As in ``Gate``."""
+    page_alone: bool = False
+    """Whether ``gate.json`` shows another gate than the page, as it cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +273,8 @@ def _wanted(
             of_former_life=of_former_life,
         )
         if commit is not None and round.live and commit.is_of(round.run, round.number):
-            wanted = replace(wanted, phase=commit.phase, step=commit.step, reason=commit.reason)
+            reason = commit.reason[:REASON_CHARACTERS]
+            wanted = replace(wanted, phase=commit.phase, step=commit.step, reason=reason)
             if commit.refused and not round.finishing:
                 # The round is about to end without a save: a step that began now would be lost.
                 wanted = replace(wanted, phase="hold", ending=True)
@@ -284,6 +293,8 @@ def _of_round(here: Here, round: LiveRound) -> Sequence[RankProgress]:
 
 
 def _vote(here: Here, commit: Commit, round: LiveRound) -> Move:
+    if here.page_alone and not all(rank.page for rank in here.ranks if rank.master == round.master):
+        return Move(reason="a rank reads gate.json alone, which cannot be written")
     if here.sent != commit.epoch:
         return Move(note=commit.epoch, reason=f"is about to vote in epoch {commit.epoch}")
     ranks = _of_round(here, round)

@@ -51,9 +51,10 @@ ROOT = str(Path(muster.__file__).parents[1])
 Start = Callable[..., subprocess.Popen[str]]
 
 
-@pytest.fixture
-def pod(tmp_path: Path) -> PodGate:
-    pod = PodGate(tmp_path, MASTER)
+@pytest.fixture(params=["page", "0.1"])
+def pod(tmp_path: Path, request: pytest.FixtureRequest) -> PodGate:
+    """The sidecar's side: of this version, or of one that knows no page."""
+    pod = PodGate(tmp_path, MASTER, by_page=request.param == "page")
     pod.show(IDLE)
     return pod
 
@@ -544,6 +545,7 @@ def test_nothing_untrue_stands_where_a_rank_cannot_tell(
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize("pod", ["0.1"], indirect=True)
 def test_a_gate_that_makes_no_sense_leaves_the_former_one_in_force(
     pod: PodGate, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -580,15 +582,20 @@ def test_a_rank_waits_for_the_gate_of_its_round_before_it_reads_the_last_commit(
     assert found == [41]
 
 
+@pytest.mark.parametrize("pod", ["0.1"], indirect=True)
 def test_the_wait_for_its_round_is_bounded_and_said(
     pod: PodGate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(muster.gate, "OWN_ROUND_WAIT_S", 0.02)
     (pod.run_dir / "env").touch()
     (pod.run_dir / "gate.json").unlink()
-    with make(pod) as drain:
+    drain = make(pod)
+    assert not drain._gate.wait_for_own(drain._file.rank)  # as muster.last_commit() does
+    monkeypatch.setattr(muster.gate, "OWN_ROUND_WAIT_S", 60.0)
+    with drain:
         assert drain.commit_due(1) is False
-    assert "has not confirmed within" in caplog.records[0].getMessage()
+    (said,) = caplog.records
+    assert "has not confirmed within" in said.getMessage()
 
 
 SCRIPT = """

@@ -86,6 +86,16 @@ def test_a_vote_is_the_first_step_that_no_rank_has_passed(
     assert (vote.vote, vote.away) == (expected, away)
 
 
+def test_no_vote_while_a_rank_reads_a_file_that_cannot_be_written() -> None:
+    vote = Vote(5, 3, "uid-a", 9)
+    assert move(HOLD, rank(8, page=True), shown=HELD, page_alone=True).vote == vote
+    assert move(HOLD, rank(8), shown=HELD, page_alone=True).vote is None
+    two = (rank(8, 0, 2, page=True), rank(8, 1, 2))
+    assert move(HOLD, *two, shown=HELD, page_alone=True).vote is None
+    gone = rank(8, 1, master="10.0.0.1:1")
+    assert move(HOLD, rank(8, page=True), gone, shown=HELD, page_alone=True).vote == vote
+
+
 REFUSED = replace(HOLD, phase="void", refused=True)
 ENDING = replace(HELD, ending=True)
 

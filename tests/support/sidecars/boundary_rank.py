@@ -13,7 +13,12 @@ from rdzv.drain.gate import Gate, RankProgress
 
 
 class BoundaryRank:
-    """One rank, beside the ``files`` of its pod. A subclass trains, publishes, and waits."""
+    """One rank, beside the ``files`` of its pod. A subclass trains, publishes, and waits.
+
+    ``_reads``: the file that has its gate, ``gate.json`` for one of 0.1.
+    """
+
+    _reads = layout.GATE_PAGE
 
     def __init__(self, master: str, files: Mapping[str, bytes]) -> None:
         self._files = files
@@ -48,10 +53,11 @@ class BoundaryRank:
     ) -> RankProgress:
         told, saved = self._told, self._saved.named
         done = (told.held, told.acked, told.failed, away, saved)
-        return RankProgress(local_rank, ranks, told.master, told.step, drain, *done)
+        place = (local_rank, ranks, told.master, told.step, drain)
+        return RankProgress(*place, *done, page=self._reads == layout.GATE_PAGE)
 
     def _gate(self) -> Gate | None:
-        content = self._files.get(layout.GATE)
+        content = self._files.get(self._reads)
         return None if content is None else _gate(content)
 
     def _rank_gate(self) -> boundary.RankGate | None:
@@ -63,4 +69,4 @@ class BoundaryRank:
 
 @lru_cache(maxsize=256)
 def _gate(content: bytes) -> Gate:
-    return Gate.from_json(layout.GATE, content)
+    return Gate.from_json(layout.GATE_PAGE, content)

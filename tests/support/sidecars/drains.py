@@ -114,6 +114,10 @@ class PodRunDir(MemoryRunDir):
         self.dead = False
         self._pod = pod
 
+    def put_gate(self, content: bytes) -> None:
+        if not self.dead:
+            super().put_gate(content)
+
     def _write(self, name: str, content: bytes, mode: int) -> None:
         if self._pod.disk_full:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -223,9 +227,9 @@ class Pod:
         """Its drain, as the store has it."""
         return self.job.snapshot.drains.get(self.uid)
 
-    def shown(self) -> object:
+    def shown(self, name: str = layout.GATE_PAGE) -> object:
         """The phase of the gate that its ranks read."""
-        return json.loads(self.files[layout.GATE])["phase"]
+        return json.loads(self.files[name])["phase"]
 
     def kept(self) -> dict[str, Any] | None:
         """What the run directory has of its drain."""
