@@ -202,6 +202,7 @@ def parse(content: bytes) -> Reading:
                 master=str(fields["master"]),
                 phase=phase,
                 step=None if step is None else int(step),
+                cut=fields.get("cut") is True,
             ),
             leaving=fields["leaving"] is True,
             deadline_boot_s=None if deadline_boot_s is None else float(deadline_boot_s),

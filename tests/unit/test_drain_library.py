@@ -219,13 +219,12 @@ def moved(pod: PodGate, commit: Commit, vote: Vote | None = None) -> Move:
     """What the sidecar makes of its ranks' progress and of the gate that it shows."""
     ranks = read_ranks(pod.run_dir / "progress")
     return local(
-        Here("member", "uid", replace(pod.gate, reason=""), ranks, sent=4),
+        Here("member", "uid", replace(pod.gate, reason=""), ranks),
         commit=commit,
         round=LiveRound("job", 3, True, ("member",), master=MASTER),
         drain=None,
         vote=vote,
         last_commit=None,
-        hold_s=10,
     )
 
 

@@ -25,6 +25,11 @@ class BoundaryRank:
         self._told = boundary.Rank(master)
         self._saved = SavedSteps()
 
+    @property
+    def has_given_up(self) -> bool:
+        """Whether it has trained on in an epoch, as the store took no writes."""
+        return self._told.failed is not None and self._told.failed[1] == boundary.CUT
+
     async def _publish(self) -> None:
         raise NotImplementedError
 
@@ -34,8 +39,14 @@ class BoundaryRank:
 
     async def _begin(self) -> None:
         """Wait until it may begin its first step."""
-        while not boundary.may_begin(self._told, self._rank_gate()):
-            await self._look_again()
+        while True:
+            verdict, self._told = boundary.begin(self._told, self._rank_gate())
+            if verdict == boundary.GO:
+                return
+            if verdict == boundary.PUBLISH:
+                await self._publish()
+            else:
+                await self._look_again()
 
     async def _follow(self) -> bool:
         """Do as the gate says until it says to go on, or to save (True)."""
@@ -64,7 +75,7 @@ class BoundaryRank:
         gate = self._gate()
         if gate is None:
             return None
-        return boundary.RankGate(gate.epoch, gate.master, gate.phase, gate.step)
+        return boundary.RankGate(gate.epoch, gate.master, gate.phase, gate.step, gate.cut)
 
 
 @lru_cache(maxsize=256)
