@@ -191,7 +191,8 @@ class GateWriter:
     async def _probe(self) -> None:
         """Ask whether the store takes writes, if ranks wait and nothing else has shown it."""
         now = self._clock()
-        if self._ranks_wait and now - max(self._writing.answered_s, self._probed_s) >= PROBE_S:
+        known_s = max(self._writing.answered_s, self._probed_s, self._shown_since_s)
+        if self._ranks_wait and now - known_s >= PROBE_S:
             await self._writing.probe()
             self._probed_s = self._clock()
 

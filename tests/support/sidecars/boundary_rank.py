@@ -25,10 +25,9 @@ class BoundaryRank:
         self._told = boundary.Rank(master)
         self._saved = SavedSteps()
 
-    @property
-    def has_given_up(self) -> bool:
+    def gave_up(self, epoch: int) -> bool:
         """Whether it has trained on in an epoch, as the store took no writes."""
-        return self._told.failed is not None and self._told.failed[1] == boundary.CUT
+        return self._told.failed == (epoch, boundary.CUT)
 
     async def _publish(self) -> None:
         raise NotImplementedError

@@ -504,9 +504,10 @@ class Job:
                 assert step in saved, f"{name}/{local_rank} saved {saved}, and {step} is done"
         for number in self.ended_rounds:
             step = max(step for at, step in self.done if at == number)
+            epoch = max(commit.epoch for commit in self.commits if commit.round == number)
             for name, local_rank in self.ranks_of[number]:
                 trained = max(self.pods[name].steps("step", number, local_rank))
-                if self.ranks_of[number][name, local_rank].has_given_up:
+                if self.ranks_of[number][name, local_rank].gave_up(epoch):
                     self.repeats[name, local_rank] = trained - step
                 else:
                     assert trained == step, f"{name}/{local_rank} trained {trained}, beyond {step}"
