@@ -14,9 +14,9 @@ At each boundary the rank publishes its state first and then reads the gate. The
 Before its first step, it publishes that it takes part and runs the loop with ``begin`` instead: a
 sidecar that has voted for the pod without this rank relies on it.
 
-A gate that is ``cut`` waits for a store that takes no writes. A rank that it stops publishes that the
-epoch has failed, and then goes on: the pod's sidecar acknowledges no such epoch, also after it has
-started again.
+A gate that is ``cut`` waits for a store that takes no writes. A rank that it stops publishes that
+the epoch has failed, and then goes on: the pod's sidecar acknowledges no such epoch, also after it
+has started again.
 
 After a save, call ``rank = acknowledge(rank)`` or ``rank = fail(rank, why)``, publish, and run the
 same loop again, which then ends with ``GO``. Every rank must come to the same boundaries.

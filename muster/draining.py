@@ -132,8 +132,8 @@ class Drain:
         """Report that all of this rank's save of ``step`` is on disk, where others can read it.
 
         If ``commit_due`` asked for this save, returns when training goes on. After a grant it does
-        so only if the store takes no writes for 30 s: else the round ends here, by the launcher's SIGTERM, which ends the process even if a
-        handler is installed for it.
+        so only if the store takes no writes for 30 s: else the round ends here, by the launcher's
+        SIGTERM, which ends the process even if a handler is installed for it.
 
         Any other save, such as a periodic checkpoint, is put on record, in a few microseconds: a
         step that every rank has reported becomes ``last_commit()``. It may be an earlier step, if a

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Optional, Tuple
 
 from muster.boundary import RankGate
 from muster.cursor import CommittedStep, decode
-from muster.gate_page import PAGE_NAME, READS, GatePage
+from muster.gate_page import PAGE_NAME, READS, MappedPage
 from muster.progress import RankIdentity
 
 log = logging.getLogger(__name__)
@@ -59,16 +59,13 @@ class Reading(NamedTuple):
 
 
 class GateFile:
-    """The gate of one run directory; parsed only when it has changed.
-
-    ``by_page``: whether the page was read last, and not ``gate.json``.
-    """
+    """The gate of one run directory; parsed only when it has changed."""
 
     def __init__(self, run_dir: str) -> None:
         self._run_dir = run_dir
         self._path = os.path.join(run_dir, GATE_NAME)
         self._page_path = os.path.join(run_dir, PAGE_NAME)
-        self._page: Optional[GatePage] = None
+        self._page: Optional[MappedPage] = None
         self._word = 0
         self._look_s = 0.0
         self._seen: Optional[Tuple[int, int, int]] = None
@@ -78,6 +75,7 @@ class GateFile:
 
     @property
     def by_page(self) -> bool:
+        """Whether the page was read last, and not ``gate.json``."""
         return self._page is not None
 
     def read(self) -> Optional[Reading]:
@@ -146,7 +144,7 @@ class GateFile:
         except (OSError, ValueError, RecursionError) as error:
             self._warn(error)
 
-    def _mapped(self) -> Tuple[Optional[GatePage], int]:
+    def _mapped(self) -> Tuple[Optional[MappedPage], int]:
         """Return the page in use, and when it was written (ns); None if there is none."""
         status = _status(self._page_path)
         if status is None:
@@ -154,12 +152,12 @@ class GateFile:
         page = self._page
         try:
             if page is None or page.inode != status.st_ino:
-                page = GatePage(self._page_path)
+                page = MappedPage(self._page_path)
         except (OSError, ValueError):
             return None, 0  # no page, or a file system that maps none: gate.json is there, too
         return (page if page.words[0] else None), status.st_mtime_ns
 
-    def _parse_page(self, page: GatePage) -> None:
+    def _parse_page(self, page: MappedPage) -> None:
         try:
             for _ in range(READS):
                 word = page.words[0]

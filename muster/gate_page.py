@@ -30,7 +30,7 @@ READS = 5
 """Maximum number of reads of a page that the sidecar may just be changing."""
 
 
-class GatePage:
+class MappedPage:
     """One page, mapped; raises ``OSError`` or ``ValueError`` if it cannot be."""
 
     def __init__(self, path: str) -> None:

@@ -75,7 +75,7 @@ class GateWriter:
         self._diary = Diary(log)
 
     def restore(self) -> None:
-        """Read the gate and what the ranks have answered; may block for as long as the disk does."""
+        """Read the gate and the ranks' answers; may block for as long as the disk does."""
         try:
             content = self._run_dir.gate()
             if content is not None:

@@ -60,9 +60,7 @@ class Drains:
         self.own = OwnDrain(
             run_dir, client, identity, writing(), grace_s=grace_s, boot_s=boot_clock
         )
-        self.gate_writer = GateWriter(
-            run_dir, client, identity, sight, writing(), self.own, clock
-        )
+        self.gate_writer = GateWriter(run_dir, client, identity, sight, writing(), self.own, clock)
         self.coordinator = Coordinator(
             *(client, registrar, sight, writing(), self.own, policy),
             clock=clock,

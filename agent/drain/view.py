@@ -34,9 +34,9 @@ class DrainView:
     """The present ``DrainingSnapshot`` of one pod, and the wait for the next.
 
     An epoch that was ``seen`` counts as used: ranks may have acknowledged in it even if a restored
-    store has lost it, and those acknowledgements must not count for another attempt. The commit that ends the round of this pod's ranks is
-    remembered, too, for a store that was restored to before it. ``ledgers`` returns those of all
-    data sets in shards; their changes end no wait.
+    store has lost it, and those acknowledgements must not count for another attempt. The commit
+    that ends the round of this pod's ranks is remembered, too, for a store that was restored to
+    before it. ``ledgers`` returns those of all data sets in shards; their changes end no wait.
     """
 
     def __init__(

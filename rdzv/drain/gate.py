@@ -19,7 +19,6 @@ from rdzv.records.codec import dump_record, load_record, take, take_cursor
 from rdzv.records.commit import Commit, LastCommit, Phase, Vote
 from rdzv.records.drain import Drain
 
-
 REASON_CHARACTERS = 500
 """Maximum length of a gate's reason: the page has a fixed size."""
 

@@ -31,7 +31,7 @@ async def stands(one: Job) -> None:
     """Wait until no rank makes a step any more."""
     world = one.ranks_of[one.number]
     made = -1
-    while made != (made := sum(len(rank.log) for rank in world.values())):
+    while made != (made := sum(len(rank.log) for rank in world.values())):  # noqa: ASYNC110
         await asyncio.sleep(1)
 
 

@@ -633,7 +633,9 @@ PLANTS |= {
         first=4,
     ),
     # A rank begins its first step though the others of its round are held.
-    "late-ranks-begin": _as("slow-starts", 25, {"muster.boundary.begin": lambda rank, _: ("go", rank)}),
+    "late-ranks-begin": _as(
+        "slow-starts", 25, {"muster.boundary.begin": lambda rank, _: ("go", rank)}
+    ),
     # What is written of drains compares no registration.
     "drains-not-fenced": _as(
         "evicted-drains", 20, {"agent.drain.writer.DrainWriter._registered": lambda *_: []}

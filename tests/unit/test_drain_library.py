@@ -23,7 +23,7 @@ import muster.draining
 import muster.gate
 import muster.progress
 from agent.rundir.progress import read_ranks
-from muster import step_listeners
+from muster import boundary, step_listeners
 from muster.draining import Drain
 from muster.gate import GateFile
 from muster.progress import ProgressFile
@@ -544,6 +544,43 @@ def test_nothing_untrue_stands_where_a_rank_cannot_tell(
     assert len(caplog.records) == 1
 
 
+def test_a_rank_at_a_cut_gate_tells_that_the_epoch_failed_and_trains_on(pod: PodGate) -> None:
+    with make(pod) as drain:
+        pod.show(HOLD)
+        with beside(lambda: drain.commit_due(1)):
+            pod.until(lambda told: told.held)
+            pod.show(replace(HOLD, cut=True))
+        told = pod.told()
+        assert (told.held, told.failed) == (False, (4, boundary.CUT))
+        pod.show(replace(COMMIT, epoch=5, step=2))
+        assert drain.commit_due(2)
+        with beside(lambda: drain.committed(2)):
+            pod.until(lambda told: told.acked == (5, 2))
+            pod.show(replace(COMMIT, epoch=5, step=2, cut=True))
+        told = pod.told()
+        assert (told.acked, told.failed) == ((5, 2), (5, boundary.CUT))
+
+
+def test_i7_a_rank_at_a_cut_gate_that_can_tell_nothing_and_take_nothing_back_stays(
+    pod: PodGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with make(pod) as drain:
+        pod.show(replace(COMMIT, step=2))
+        assert drain.commit_due(2)
+        with beside(lambda: drain.committed(2)) as parked:
+            pod.until(lambda told: told.acked == (4, 2))
+            with monkeypatch.context() as broken:
+                broken.setattr(ProgressFile, "write", fail)
+                broken.setattr(ProgressFile, "remove", fail)
+                pod.show(replace(COMMIT, step=2, cut=True))
+                time.sleep(0.05)
+                assert parked.is_alive(), "its sidecar would acknowledge what lies there"
+            pod.until(lambda told: told.failed == (4, boundary.CUT))
+
+
 @pytest.mark.parametrize("pod", ["0.1"], indirect=True)
 def test_a_gate_that_makes_no_sense_leaves_the_former_one_in_force(
     pod: PodGate, caplog: pytest.LogCaptureFixture
@@ -588,10 +625,13 @@ def test_the_wait_for_its_round_is_bounded_and_said(
     monkeypatch.setattr(muster.gate, "OWN_ROUND_WAIT_S", 0.02)
     (pod.run_dir / "env").touch()
     (pod.run_dir / "gate.json").unlink()
-    drain = make(pod)
-    assert not drain._gate.wait_for_own(drain._file.rank)  # as muster.last_commit() does
+    file, gate = (
+        ProgressFile(str(pod.run_dir / "progress"), OF_TORCHRUN),
+        GateFile(str(pod.run_dir)),
+    )
+    assert not gate.wait_for_own(file.rank)  # as muster.last_commit() does
     monkeypatch.setattr(muster.gate, "OWN_ROUND_WAIT_S", 60.0)
-    with drain:
+    with Drain(file, gate) as drain:
         assert drain.commit_due(1) is False
     (said,) = caplog.records
     assert "has not confirmed within" in said.getMessage()

@@ -68,7 +68,7 @@ def test_a_change_needs_no_space_and_keeps_the_file(tmp_path: Path) -> None:
 
 def test_the_longest_gate_fits(tmp_path: Path) -> None:
     pod, gate = PodGate(tmp_path), GateFile(str(tmp_path))
-    cursor = json.dumps("\"" * 511)
+    cursor = json.dumps('"' * 511)
     reason = "\u2013" * (REASON_CHARACTERS + 1)
     last = LastCommit(7, 3, 4, cursor=cursor)
     pod.show(replace(HOLD, run="r" * 253, master="m" * 253, reason=reason, last_commit=last))
@@ -95,10 +95,10 @@ def test_half_a_change_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     pod, gate = PodGate(tmp_path), GateFile(str(tmp_path))
     pod.show(IDLE)
     assert phase(gate) == "idle"
-    whole: Callable[..., Any] = mapped.GatePage.content
+    whole: Callable[..., Any] = mapped.MappedPage.content
 
-    def overtaken(self: mapped.GatePage, word: int) -> bytes | None:
-        monkeypatch.setattr(mapped.GatePage, "content", whole)
+    def overtaken(self: mapped.MappedPage, word: int) -> bytes | None:
+        monkeypatch.setattr(mapped.MappedPage, "content", whole)
         pod.show(replace(IDLE, epoch=9))
         pod.show(HOLD)
         content: bytes | None = whole(self, word)
@@ -106,7 +106,7 @@ def test_half_a_change_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return content
 
     pod.show(replace(IDLE, epoch=8))
-    monkeypatch.setattr(mapped.GatePage, "content", overtaken)
+    monkeypatch.setattr(mapped.MappedPage, "content", overtaken)
     assert phase(gate) == "hold"
 
 

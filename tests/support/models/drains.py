@@ -45,8 +45,9 @@ GENERATION = KEYS.in_generation(1)
 ROUND_KEY = GENERATION.run(RUN).round
 
 Fault = Literal["crash", "cut", "full", "rank", "fail", "lose", "vanish", "stuck", "stay"]
-"""``full``: the store is read, and takes no writes until an operator mends it. ``stuck``: a save never returns. Nobody ends that where no deadline asks for it. ``stay``: a rank
-never enters its next loop."""
+"""``full``: the store is read, and takes no writes until an operator mends it. ``stuck``: a save
+never returns. Nobody ends that where no deadline asks for it. ``stay``: a rank never enters its
+next loop."""
 FAULTS: tuple[Fault, ...] = ("crash", "cut", "full", "rank", "fail", "lose", "vanish")
 
 
@@ -224,7 +225,8 @@ def rank_gate(shown: Gate) -> boundary.RankGate:
 
 def gave_up(trainer: Trainer, epoch: int) -> bool:
     """Whether a rank's file says that it does not wait for this epoch any more."""
-    return trainer.told is not None and bool(trainer.told.failed) and trainer.told.failed[0] == epoch
+    failed = trainer.told and trainer.told.failed
+    return failed is not None and failed[0] == epoch
 
 
 class Names:
@@ -943,7 +945,10 @@ class World:
                     _swap(state, less, (where, cached(self.crashed, number))),
                 )
             if "cut" in faults and side.up and not side.cut:
-                yield f"{pod} is cut off", _swap(state, less, (where, cached(self.cut, number, True)))
+                yield (
+                    f"{pod} is cut off",
+                    _swap(state, less, (where, cached(self.cut, number, True))),
+                )
             if "lose" in faults and side.request is not None:
                 yield (
                     f"the request of {pod} is lost",
