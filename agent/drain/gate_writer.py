@@ -94,9 +94,20 @@ class GateWriter:
         answers = [mark for rank in ranks for mark in (rank.acked, rank.failed) if mark is not None]
         self._sight.seen = max([self.shown.epoch if self.shown else 0, *(e for e, _ in answers)])
 
+    async def wait_for_store(self) -> None:
+        """Leave the gate as it lies until the store is read for the first time, but for ``cut``."""
+        mirror = self._client.mirror
+        while mirror.sequence == 0:
+            await self._probe()
+            shown = self.shown
+            if shown is not None and shown.cut != self._is_cut():
+                await self._show(replace(shown, cut=not shown.cut))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S if self._ranks_wait else None):
+                    await mirror.changed_after(0)
+
     async def run(self) -> None:
         """Follow the store and the ranks until cancelled."""
-        await self._wait_for_store()
         while True:
             await self._probe()
             snapshot = await self._sight.snapshot()
@@ -171,18 +182,6 @@ class GateWriter:
         if gate.phase != former.phase:
             self._shown_since_s = self._clock()
         return True
-
-    async def _wait_for_store(self) -> None:
-        """Leave the gate as it lies until the store is read for the first time, but for ``cut``."""
-        mirror = self._client.mirror
-        while not mirror.loaded:
-            await self._probe()
-            shown = self.shown
-            if shown is not None and shown.cut != self._is_cut():
-                await self._show(replace(shown, cut=not shown.cut))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S if self._ranks_wait else None):
-                    await mirror.changed_after(0)
 
     @property
     def _ranks_wait(self) -> bool:

@@ -104,9 +104,9 @@ class Drains:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.notices.run(), name="notices")
             tasks.create_task(self.own.run(), name="own-drain")
-            tasks.create_task(self.gate_writer.run(), name="gate-writer")
-            await self._client.mirror.changed_after(0)
+            await self.gate_writer.wait_for_store()
             tasks.create_task(self.coordinator.run(), name="coordinator")
+            tasks.create_task(self.gate_writer.run(), name="gate-writer")
             tasks.create_task(self.saves.run(), name="saves")
             tasks.create_task(self.launcher_saves.run(), name="launcher-saves")
 
