@@ -605,7 +605,7 @@ PLANTS |= {
     ),
     # A stage goes on from the last commit of the one before.
     "steps-shared-by-stages": _as(
-        "stages", 8, {"rdzv.records.commit.LastCommit.is_of": lambda *_: True}
+        "stages", 8, {"rdzv.records.commit.LastCommit.is_of": lambda *_: True}, first=18
     ),
     # Every torchrun of a container comes to the run that the first one has closed.
     "stages-not-told-apart": _as(
