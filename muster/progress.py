@@ -15,6 +15,7 @@ import os
 import re
 import time
 import zlib
+from contextlib import suppress
 from typing import Callable, Mapping, Optional, Tuple
 
 from muster.boundary import Rank
@@ -164,11 +165,13 @@ class ProgressFile:
             self._descriptor = -1
 
     def remove(self) -> None:
-        """Delete the file: a line that is no longer true must not remain."""
+        """Delete the file: a line that is no longer true must not remain. Raises ``OSError``."""
         if self._descriptor >= 0 and self.of_this_process:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
+            # Only now: as long as the line is there, it can be written over or deleted.
             os.close(self._descriptor)
             self._descriptor = -1
-            os.unlink(self._path)
 
     def _create(self, line: bytes) -> None:
         try:

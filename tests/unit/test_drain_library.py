@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -564,8 +565,15 @@ def test_a_rank_at_a_cut_gate_tells_that_the_epoch_failed_and_trains_on(pod: Pod
 def test_i7_a_rank_at_a_cut_gate_that_can_tell_nothing_and_take_nothing_back_stays(
     pod: PodGate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pwrite = os.pwrite
+
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
+
+    def write(descriptor: int, line: bytes, at: int) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            fail()
+        return pwrite(descriptor, line, at)  # by the sidecar
 
     with make(pod) as drain:
         pod.show(replace(COMMIT, step=2))
@@ -573,8 +581,8 @@ def test_i7_a_rank_at_a_cut_gate_that_can_tell_nothing_and_take_nothing_back_sta
         with beside(lambda: drain.committed(2)) as parked:
             pod.until(lambda told: told.acked == (4, 2))
             with monkeypatch.context() as broken:
-                broken.setattr(ProgressFile, "write", fail)
-                broken.setattr(ProgressFile, "remove", fail)
+                broken.setattr(os, "pwrite", write)
+                broken.setattr(os, "unlink", fail)
                 pod.show(replace(COMMIT, step=2, cut=True))
                 time.sleep(0.05)
                 assert parked.is_alive(), "its sidecar would acknowledge what lies there"
