@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import time
 from typing import Any, NamedTuple, Optional, Tuple
 
@@ -147,7 +148,7 @@ class GateFile:
     def _mapped(self) -> Tuple[Optional[MappedPage], int]:
         """Return the page in use, and when it was written (ns); None if there is none."""
         status = _status(self._page_path)
-        if status is None:
+        if status is None or not stat.S_ISREG(status.st_mode):
             return None, 0
         page = self._page
         try:

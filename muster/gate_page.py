@@ -34,7 +34,7 @@ class MappedPage:
     """One page, mapped; raises ``OSError`` or ``ValueError`` if it cannot be."""
 
     def __init__(self, path: str) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             self.inode = os.fstat(descriptor).st_ino
             self._map = mmap.mmap(descriptor, PAGE_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)

@@ -17,6 +17,8 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
+from launcher_shim.rundir.safe_open import open_regular
+
 WORD = struct.Struct("<Q")
 HEAD = struct.Struct("<II")
 SLOT_BYTES = 8192
@@ -102,11 +104,10 @@ class GatePage:
 
     def _open(self, flags: int) -> int:
         """Open the page; raise ``OSError`` if what is there is not one that only we can change."""
-        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags)
+        descriptor = open_regular(self._path, flags, 0o644)
         found = os.fstat(descriptor)
-        shown = (found.st_mode, found.st_uid, found.st_nlink, found.st_size)
-        if shown != (stat.S_IFREG | 0o644, os.geteuid(), 1, PAGE_BYTES):
+        shown = (stat.S_IMODE(found.st_mode), found.st_uid, found.st_nlink, found.st_size)
+        if shown != (0o644, os.geteuid(), 1, PAGE_BYTES):
             os.close(descriptor)
             raise OSError(errno.EINVAL, f"{self._path.name} is no page of this user")
         return descriptor
