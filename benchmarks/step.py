@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of a step boundary: ``commit_due`` with no drain, beside a loop without it.
 
-The gate file is in a real directory on disk and changes between two blocks, as in a job; the loop
+The gate's page is in a real directory on disk and changes between two blocks, as in a job; the loop
 without it makes the same steps. Blocks of both take turns.
 """
 
@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from statistics import median
 
+from agent.rundir.gate_page import GatePage
 from benchmarks.figures import Bar, Figure, of_medians, percentile
 from muster.draining import Drain
 from muster.gate import GateFile
@@ -36,17 +37,14 @@ def _measure() -> list[Figure]:
     slow: list[float] = []
     bare_slow: list[float] = []
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as directory:
-        gate = Path(directory, "gate.json")
+        gate = GatePage(Path(directory, "gate.page"))
+        gate.make()
         environ = {"TORCHELASTIC_RUN_ID": "job", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "40123"}
         drain = Drain(ProgressFile(f"{directory}/progress", environ), GateFile(directory))
-        gate.write_bytes(Gate(run="job", round=0, master="10.0.0.7:40123").to_json())
+        gate.put(Gate(run="job", round=0, master="10.0.0.7:40123").to_json())
         with drain:
             for turn in range(ROUNDS):
-                aside = gate.with_suffix(".tmp")
-                aside.write_bytes(
-                    Gate(run="job", round=0, master="10.0.0.7:40123", epoch=turn).to_json()
-                )
-                aside.replace(gate)
+                gate.put(Gate(run="job", round=0, master="10.0.0.7:40123", epoch=turn).to_json())
                 first = turn * STEPS
                 times = [_step_us(drain, step) for step in range(first, first + STEPS)]
                 with_drain.append(median(times))

@@ -11,8 +11,12 @@ At each boundary the rank publishes its state first and then reads the gate. The
         elif verdict == WAIT: wait for another gate
         else: break                                # GO on, or SAVE
 
-Before its first step, it publishes that it takes part and waits until ``may_begin``: a sidecar that
-has voted for the pod without this rank relies on it.
+Before its first step, it publishes that it takes part and runs the loop with ``begin`` instead: a
+sidecar that has voted for the pod without this rank relies on it.
+
+A gate that is ``cut`` waits for a store that takes no writes. A rank that it stops publishes that
+the epoch has failed, and then goes on: the pod's sidecar acknowledges no such epoch, also after it
+has started again.
 
 After a save, call ``rank = acknowledge(rank)`` or ``rank = fail(rank, why)``, publish, and run the
 same loop again, which then ends with ``GO``. Every rank must come to the same boundaries.
@@ -28,15 +32,17 @@ GO = "go"
 SAVE = "save"
 
 COUNTS_ANEW = "the loop counts its steps anew"
+CUT = "the store took no writes, and training went on"
 
 
 class RankGate(NamedTuple):
-    """The part of ``gate.json`` that a rank acts on. ``master`` names the round it is for."""
+    """The part of the gate that a rank acts on. ``master`` names the round it is for."""
 
     epoch: int
     master: str
     phase: str
     step: Optional[int]
+    cut: bool = False
 
 
 class Rank(NamedTuple):
@@ -63,9 +69,14 @@ def enter_again(rank: Rank) -> Rank:
     return rank._replace(held=False, saving=0, former=rank.step)
 
 
-def may_begin(rank: Rank, gate: Optional[RankGate]) -> bool:
-    """Return whether a rank may begin its first step: not while the ranks of its round are held."""
-    return gate is None or gate.master != rank.master or gate.phase != "hold"
+def begin(rank: Rank, gate: Optional[RankGate]) -> Tuple[str, Rank]:
+    """Decide on ``PUBLISH``, ``WAIT`` or ``GO`` before the first step; return it and the new state.
+
+    A rank does not begin while those of its round are held.
+    """
+    if gate is None or gate.master != rank.master or gate.phase != "hold":
+        return GO, rank
+    return _give_up(rank, gate.epoch) if gate.cut else (WAIT, rank)
 
 
 def arrive(rank: Rank, step: int) -> Rank:
@@ -83,12 +94,15 @@ def decide(rank: Rank, gate: Optional[RankGate]) -> Tuple[str, Rank]:
         return (WAIT, rank) if rank.matched else _go(rank)
     if not rank.matched:
         rank = rank._replace(matched=True)
+    saves = gate.phase == "commit" and gate.step is not None and rank.step >= gate.step
+    if saves and not _has_answered(rank, gate.epoch):
+        return SAVE, rank._replace(saving=gate.epoch)
+    if gate.cut and (saves or gate.phase in ("hold", "done")):
+        return _give_up(rank, gate.epoch)
+    if saves:
+        return WAIT, rank
     if gate.phase == "hold":
         return (WAIT, rank) if rank.held else (PUBLISH, rank._replace(held=True))
-    if gate.phase == "commit" and gate.step is not None and rank.step >= gate.step:
-        if _has_answered(rank, gate.epoch):
-            return WAIT, rank
-        return SAVE, rank._replace(saving=gate.epoch)
     if _is_of_former(rank, gate) and not _has_answered(rank, gate.epoch):
         return PUBLISH, rank._replace(failed=(gate.epoch, COUNTS_ANEW))
     if gate.phase == "done":
@@ -110,6 +124,12 @@ def _go(rank: Rank) -> Tuple[str, Rank]:
     # A vote may rely on "held" for as long as it is published: withdraw it, and read the gate once
     # more, before the rank moves.
     return (PUBLISH, rank._replace(held=False)) if rank.held else (GO, rank)
+
+
+def _give_up(rank: Rank, epoch: int) -> Tuple[str, Rank]:
+    if rank.failed is None or rank.failed[0] != epoch:
+        return PUBLISH, rank._replace(failed=(epoch, CUT))
+    return _go(rank)
 
 
 def _is_of_former(rank: Rank, gate: RankGate) -> bool:

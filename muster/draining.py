@@ -46,6 +46,7 @@ class Drain:
         self._entered = False
         self._boundary = ENTERED_STEP
         self._unwritten = False
+        self._outdated = False
         self._warned = False
         self._ahead = False
         self._thread = 0
@@ -130,9 +131,9 @@ class Drain:
     def committed(self, step: int, cursor: Any = None) -> None:
         """Report that all of this rank's save of ``step`` is on disk, where others can read it.
 
-        If ``commit_due`` asked for this save, returns when training goes on. After a grant it never
-        does: the round ends here, by the launcher's SIGTERM, which ends the process even if a
-        handler is installed for it.
+        If ``commit_due`` asked for this save, returns when training goes on. After a grant it does
+        so only if the store takes no writes for 30 s: else the round ends here, by the launcher's
+        SIGTERM, which ends the process even if a handler is installed for it.
 
         Any other save, such as a periodic checkpoint, is put on record, in a few microseconds: a
         step that every rank has reported becomes ``last_commit()``. It may be an earlier step, if a
@@ -253,13 +254,18 @@ class Drain:
     def _wait_to_begin(self, parked: bool = False) -> None:
         """Wait while the ranks of this round are held."""
         assert self._gate is not None
-        reading = self._gate.read()
-        while reading is not None and not boundary.may_begin(self._rank, reading.gate):
-            if reading.ending and not parked:
-                with _sigterm_ends():
-                    return self._wait_to_begin(parked=True)
-            self._pause()
+        while True:
             reading = self._gate.read()
+            verdict, self._rank = boundary.begin(self._rank, reading.gate if reading else None)
+            if verdict == boundary.PUBLISH:
+                self._write_progress(self._rank)
+            elif verdict == boundary.GO and not self._is_unsafe(reading):
+                return
+            else:
+                if reading is not None and reading.ending and not parked:
+                    with _sigterm_ends():
+                        return self._wait_to_begin(parked=True)
+                self._pause()
 
     def _follow(self, parked: bool = False) -> bool:
         """Obey the gate until the rank may go on; return whether it has to save now."""
@@ -270,7 +276,7 @@ class Drain:
             self._rank = rank
             if verdict == boundary.PUBLISH:
                 self._write_progress(rank)
-            elif verdict == boundary.WAIT:
+            elif verdict == boundary.WAIT or (verdict == boundary.GO and self._is_unsafe(reading)):
                 if reading is not None:
                     over = reading.gate.master != rank.master
                     if over and reading.ended:
@@ -281,6 +287,10 @@ class Drain:
                 self._pause()
             else:
                 return verdict == boundary.SAVE
+
+    def _is_unsafe(self, reading: Optional[Reading]) -> bool:
+        """Return whether the sidecar may still acknowledge an epoch that this rank has given up."""
+        return self._outdated and reading is not None and reading.gate.cut
 
     def _pause(self) -> None:
         """Pause before the gate is read again."""
@@ -293,11 +303,13 @@ class Drain:
     def _write_progress(self, rank: boundary.Rank, inside: bool = True, away: bool = False) -> None:
         """Publish the progress; if that fails, remove the file, which is outdated then."""
         assert self._file is not None
+        assert self._gate is not None
+        self._file.page = self._gate.by_page
         try:
             self._file.write(
                 rank.step, inside, rank.held, rank.saving, rank.acked, rank.failed, away
             )
-            self._unwritten = False
+            self._unwritten = self._outdated = False
         except OSError as error:
             self._unwritten = True
             if not self._warned:
@@ -313,9 +325,11 @@ class Drain:
         assert self._file is not None
         try:
             self._file.remove()
+            self._outdated = False
         except OSError as error:
             # The file that remains is outdated: a save may then be asked for too early, but as this
             # rank cannot acknowledge it, it counts for no rank.
+            self._outdated = True
             log.warning("cannot delete the outdated progress file of this rank: %s", error)
 
     def _leave(self, why: str, away: bool = False) -> None:

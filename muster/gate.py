@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate, by which the sidecar tells this pod's ranks what to do: ``$MUSTER_RUN_DIR/gate.json``.
+"""The gate, by which the sidecar tells this pod's ranks what to do: ``$MUSTER_RUN_DIR/gate.page``.
 
-The sidecar renames a new one into place whenever something changes. A rank checks for that with one
-``stat`` at each step boundary. The standard library has no notification of a change made in another
-container, so a rank that has to wait polls every few milliseconds.
+A rank maps it and looks at one word at each step boundary (``muster.gate_page``). Beside a sidecar
+of 0.1 it is ``gate.json``, renamed into place whenever something changes, and a rank looks by
+``stat``. The standard library has no notification of a change made in another container, so a rank
+that has to wait polls every few milliseconds.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import time
 from typing import Any, NamedTuple, Optional, Tuple
 
 from muster.boundary import RankGate
 from muster.cursor import CommittedStep, decode
+from muster.gate_page import PAGE_NAME, READS, MappedPage
 from muster.progress import RankIdentity
 
 log = logging.getLogger(__name__)
@@ -31,6 +34,9 @@ POLL_S = 0.005
 
 OWN_ROUND_WAIT_S = 5.0
 """Maximum wait of a new rank until its sidecar has seen that the round is complete."""
+
+LOOK_S = 1.0
+"""Interval at which a rank asks whether the page that it has mapped is still the one in use."""
 
 
 class Reading(NamedTuple):
@@ -54,14 +60,24 @@ class Reading(NamedTuple):
 
 
 class GateFile:
-    """The gate file of one run directory; parsed only when it has changed."""
+    """The gate of one run directory; parsed only when it has changed."""
 
     def __init__(self, run_dir: str) -> None:
         self._run_dir = run_dir
         self._path = os.path.join(run_dir, GATE_NAME)
+        self._page_path = os.path.join(run_dir, PAGE_NAME)
+        self._page: Optional[MappedPage] = None
+        self._word = 0
+        self._look_s = 0.0
         self._seen: Optional[Tuple[int, int, int]] = None
         self._reading: Optional[Reading] = None
+        self._wait_until_s: Optional[float] = None
         self._warned = False
+
+    @property
+    def by_page(self) -> bool:
+        """Whether the page was read last, and not ``gate.json``."""
+        return self._page is not None
 
     def read(self) -> Optional[Reading]:
         """Read the present gate; None if there is none.
@@ -69,49 +85,104 @@ class GateFile:
         If it cannot be read or parsed, the last one stays in force, and a warning is logged once:
         to go on without knowing could mean to train past the step that all others save.
         """
-        try:
-            status = os.stat(self._path)
-            seen = (status.st_mtime_ns, status.st_ino, status.st_size)
-            if seen != self._seen:
-                with open(self._path, "rb") as file:
-                    self._reading = parse(file.read())
-                self._seen = seen
-        except FileNotFoundError:
-            if self._reading is None:
-                return None
-            self._warn("it is gone")
-        except (OSError, ValueError, RecursionError) as error:
-            self._warn(error)
+        page = self._page
+        if page is not None and time.monotonic() < self._look_s:
+            if page.words[0] != self._word:
+                self._parse_page(page)
+        else:
+            self._look()
         return self._reading
 
     def wait_for_own(self, rank: RankIdentity) -> bool:
         """Wait for the gate of this rank's round, which has all earlier commits.
 
         Returns whether it has come. Only a rank of torchrun beside a sidecar waits, for
-        ``OWN_ROUND_WAIT_S`` at most; it logs a warning if the gate has not come by then.
+        ``OWN_ROUND_WAIT_S`` in all at most; it logs a warning if the gate has not come by then.
         """
         waits = rank.of_torchrun and os.path.exists(os.path.join(self._run_dir, ENVIRONMENT_NAME))
-        deadline_s = time.monotonic() + (OWN_ROUND_WAIT_S if waits else 0.0)
         while True:
             reading = self.read()
             if reading is not None and reading.gate.master == rank.master:
                 return True
             if not waits:
                 return False
-            if time.monotonic() >= deadline_s:
-                log.warning(
-                    "the sidecar has not confirmed within %g s that this round (%s) is complete;"
-                    " training goes on without it, and the last commit may be missed",
-                    OWN_ROUND_WAIT_S,
-                    rank.master,
-                )
+            now_s = time.monotonic()
+            if self._wait_until_s is None:
+                self._wait_until_s = now_s + OWN_ROUND_WAIT_S
+            elif now_s >= self._wait_until_s:
+                if self._wait_until_s:
+                    self._wait_until_s = 0.0  # a second wait would be as vain
+                    log.warning(
+                        "the sidecar has not confirmed within %g s that this round (%s) is"
+                        " complete; training goes on without it, and the last commit may be missed",
+                        OWN_ROUND_WAIT_S,
+                        rank.master,
+                    )
                 return False
             time.sleep(POLL_S)
+
+    def _look(self) -> None:
+        """Read whichever of the two files was written last: a sidecar of 0.1 knows no page."""
+        self._look_s = time.monotonic() + LOOK_S
+        try:
+            page, page_ns = self._mapped()
+            status = _status(self._path)
+            if page is not None and (status is None or status.st_mtime_ns <= page_ns):
+                if page is not self._page or page.words[0] != self._word:
+                    self._page = page
+                    self._parse_page(page)
+                return
+            self._page = None
+            if status is None:
+                if self._reading is not None:
+                    self._warn("it is gone")
+                return
+            seen = (status.st_mtime_ns, status.st_ino, status.st_size)
+            if seen != self._seen:
+                with open(self._path, "rb") as file:
+                    self._reading = parse(file.read())
+                self._seen = seen
+        except (OSError, ValueError, RecursionError) as error:
+            self._warn(error)
+
+    def _mapped(self) -> Tuple[Optional[MappedPage], int]:
+        """Return the page in use, and when it was written (ns); None if there is none."""
+        status = _status(self._page_path)
+        if status is None or not stat.S_ISREG(status.st_mode):
+            return None, 0
+        page = self._page
+        try:
+            if page is None or page.inode != status.st_ino:
+                page = MappedPage(self._page_path)
+        except (OSError, ValueError):
+            return None, 0  # no page, or a file system that maps none: gate.json is there, too
+        return (page if page.words[0] else None), status.st_mtime_ns
+
+    def _parse_page(self, page: MappedPage) -> None:
+        try:
+            for _ in range(READS):
+                word = page.words[0]
+                content = page.content(word)
+                if content is not None:
+                    self._seen = None
+                    self._reading = parse(content)
+                    self._word = word
+                    return
+        except (ValueError, RecursionError) as error:
+            self._warn(error)
 
     def _warn(self, why: object) -> None:
         if not self._warned:
             self._warned = True
-            log.warning("cannot read %s, keeping the last gate read, if any: %s", self._path, why)
+            path = self._page_path if self.by_page else self._path
+            log.warning("cannot read %s, keeping the last gate read, if any: %s", path, why)
+
+
+def _status(path: str) -> Optional[os.stat_result]:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
 
 
 def parse(content: bytes) -> Reading:
@@ -130,6 +201,7 @@ def parse(content: bytes) -> Reading:
                 master=str(fields["master"]),
                 phase=phase,
                 step=None if step is None else int(step),
+                cut=fields.get("cut") is True,
             ),
             leaving=fields["leaving"] is True,
             deadline_boot_s=None if deadline_boot_s is None else float(deadline_boot_s),

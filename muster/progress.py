@@ -15,6 +15,7 @@ import os
 import re
 import time
 import zlib
+from contextlib import suppress
 from typing import Callable, Mapping, Optional, Tuple
 
 from muster.boundary import Rank
@@ -64,7 +65,8 @@ class ProgressFile:
     ``of_drain``: ``muster.drain()`` reports the steps now. ``left``: returns the rank's state on
     leaving the last such block. ``saved``: the steps it has saved, reported with all else.
     ``mute``: ``report_step`` has given up. ``saver``: this rank saves if that is asked for a
-    launcher that goes; ``answered``: (ask, step) of its newest save of that kind.
+    launcher that goes; ``answered``: (ask, step) of its newest save of that kind. ``page``: it
+    reads the gate's page.
     """
 
     def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
@@ -99,6 +101,7 @@ class ProgressFile:
         self.mute = False
         self.saver = False
         self.answered: Optional[Tuple[int, int]] = None
+        self.page = False
 
     @property
     def of_this_process(self) -> bool:
@@ -127,7 +130,7 @@ class ProgressFile:
             self._first = step
         record = (
             '%s"first":%d,"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d'
-            ',"acked":%s,"failed":%s%s%s%s%s%s}'
+            ',"acked":%s,"failed":%s%s%s%s%s%s%s}'
             % (
                 self._identity,
                 self._first,
@@ -143,6 +146,7 @@ class ProgressFile:
                 ',"cursors":true' if self.saved.with_cursors else "",
                 ',"saver":true' if self.saver else "",
                 ',"answered":[%d,%d]' % self.answered if self.answered else "",
+                ',"page":true' if self.page else "",
             )
         )
         summed = record.ljust(self._blanks_to - 1).encode("ascii") + b"\n"
@@ -161,11 +165,13 @@ class ProgressFile:
             self._descriptor = -1
 
     def remove(self) -> None:
-        """Delete the file: a line that is no longer true must not remain."""
+        """Delete the file: a line that is no longer true must not remain. Raises ``OSError``."""
         if self._descriptor >= 0 and self.of_this_process:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
+            # Only now: as long as the line is there, it can be written over or deleted.
             os.close(self._descriptor)
             self._descriptor = -1
-            os.unlink(self._path)
 
     def _create(self, line: bytes) -> None:
         try:
@@ -174,6 +180,13 @@ class ProgressFile:
             pass  # the sidecar has made it
         else:
             os.chmod(self.directory, 0o1777)
+        try:
+            self._replace(line)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._take_over(line):
+                raise
+
+    def _replace(self, line: bytes) -> None:
         temporary = os.path.join(self.directory, ".%d.%d.tmp" % (self.rank.local_rank, os.getpid()))
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
@@ -186,6 +199,23 @@ class ProgressFile:
             os.unlink(temporary)
             raise
         self._descriptor = descriptor
+
+    def _take_over(self, line: bytes) -> bool:
+        """Write over the line of the process before, which has ended; return False if that fails.
+
+        On a full disk there is no space for another file.
+        """
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        found = os.fstat(descriptor)
+        ours = found.st_uid == os.geteuid() and found.st_size == len(line)
+        if not ours or os.pwrite(descriptor, line, 0) != len(line):
+            os.close(descriptor)
+            return False
+        self._descriptor = descriptor
+        return True
 
 
 def plain(reason: str) -> str:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
 
 from agent.drain.own import OwnDrain
 from agent.drain.view import DrainView
-from agent.drain.voted_epoch import VotedEpoch
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from launcher_shim.rundir import layout
 from rdzv.diary import Diary
-from rdzv.drain.gate import Gate, Here, Move, local
-from rdzv.drain.inputs import DrainingSnapshot, DrainPolicy
+from rdzv.drain.gate import WAITS, Gate, Here, Move, local
+from rdzv.drain.inputs import DrainingSnapshot
 from rdzv.drain.launcher_save import ask_of, asked
 from rdzv.errors import RecordError
 from rdzv.job import JobClient
@@ -39,6 +41,12 @@ duration to 2 %."""
 LOOK_S = 0.5
 """Poll interval for an outage of the store, and retry interval of a failed write to the disk."""
 
+PROBE_S = 5.0
+"""While ranks wait, the longest time without a write: a sidecar that has none probes the store."""
+
+CUT_S = 30.0
+"""Ranks wait for a store that answers no write for so long, and then train on."""
+
 
 class GateWriter:
     """The keeper of one pod's gate. ``clock`` is monotonic, in seconds."""
@@ -49,44 +57,62 @@ class GateWriter:
         client: JobClient,
         identity: Identity,
         sight: DrainView,
-        voted: VotedEpoch,
         writing: DrainWriter,
         own: OwnDrain,
-        policy: DrainPolicy,
         clock: Callable[[], float],
     ) -> None:
         self.shown: Gate | None = None
         self._run_dir = run_dir
         self._sight = sight
         self._client = client
-        self._voted = voted
         self._writing = writing
         self._own = own
-        self._policy = policy
         self._clock = clock
         self._identity = identity
-        self._cut_since_s: float | None = None
-        self._shown_since_s = clock()
+        self._probed_s = self._shown_since_s = clock()
         self._refused = False
+        self._page_alone = False
         self._diary = Diary(log)
 
     def restore(self) -> None:
-        """Read the gate and the note of the voted epoch; may block for as long as the disk does."""
+        """Read the gate and the ranks' answers; may block for as long as the disk does."""
         try:
-            content = self._run_dir.content(layout.GATE)
-            self.shown = None if content is None else Gate.from_json(layout.GATE, content)
+            content = self._run_dir.gate()
+            if content is not None:
+                shown = Gate.from_json(layout.GATE_PAGE, content)
+                # The sidecar before may have died between the two files, or know no page.
+                self._run_dir.put_gate(content)
+                self._page_alone = self._run_dir.content(layout.GATE) != content
+                self.shown = shown
         except (OSError, RecordError) as error:
             log.warning(
                 "writing a new gate, the old one is unreadable: %s",
                 error,
                 extra={"event": "gate_unreadable"},
             )
-        self._voted.restore(self.shown.epoch if self.shown else 0)
+        ranks = self._run_dir.ranks()
+        answers = [mark for rank in ranks for mark in (rank.acked, rank.failed) if mark is not None]
+        self._sight.seen = max([self.shown.epoch if self.shown else 0, *(e for e, _ in answers)])
+
+    async def wait_for_store(self) -> None:
+        """Leave the gate as it lies until the store is read for the first time, but for ``cut``."""
+        mirror = self._client.mirror
+        while mirror.sequence == 0:
+            await self._probe()
+            shown = self.shown
+            if shown is not None and shown.cut != self._is_cut():
+                await self._show(replace(shown, cut=not shown.cut))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S if self._ranks_wait else None):
+                    await mirror.changed_after(0)
 
     async def run(self) -> None:
         """Follow the store and the ranks until cancelled."""
         while True:
+            await self._probe()
             snapshot = await self._sight.snapshot()
+            if self._page_alone and self.shown is not None:
+                await self._show(self.shown)
             move = local(
                 await asyncio.to_thread(self._here),
                 commit=snapshot.commit_in_force,
@@ -96,26 +122,20 @@ class GateWriter:
                 vote=self._own_vote(snapshot),
                 last_commit=snapshot.membership.commit_to_start_from,
                 of_former_life=snapshot.membership.commit_is_of_former_life,
-                hold_s=self._policy.hold_s,
                 ask=ask_of(asked(snapshot.membership)),
             )
             if not await self._do(move, snapshot):
                 await self._sight.changed_from(snapshot, self._pause_s(snapshot))
 
     def _here(self) -> Here:
-        now = self._clock()
-        if not self._client.mirror.loaded or self._client.mirror.healthy(now):
-            self._cut_since_s = None
-        elif self._cut_since_s is None:
-            self._cut_since_s = now
         return Here(
             member=self._identity.member,
             pod_uid=self._identity.pod_uid,
             shown=self.shown,
             ranks=self._run_dir.ranks(),
-            sent=self._voted.epoch,
-            cut_for_s=0.0 if self._cut_since_s is None else now - self._cut_since_s,
+            cut=self._is_cut(),
             deadline_boot_s=self._own.due_boot_s,
+            page_alone=self._page_alone,
         )
 
     def _own_vote(self, snapshot: DrainingSnapshot) -> Vote | None:
@@ -129,16 +149,19 @@ class GateWriter:
         """
         if move.gate is not None:
             return await self._show(move.gate)
-        if move.note is not None:
-            return await self._note(move.note)
         if move.vote is not None:
             self._diary.say(move.reason)
             return await self._send(move.vote, snapshot)
         return False
 
     async def _show(self, gate: Gate) -> bool:
-        putting = asyncio.to_thread(self._run_dir.put, layout.GATE, gate.to_json())
-        if not await self._is_put(layout.GATE, putting):
+        content = gate.to_json()
+        # Ranks of 0.1 need a file of its own for each change. The page comes second, as the newer
+        # of the two is the one in force.
+        putting = asyncio.to_thread(self._run_dir.put, layout.GATE, content)
+        self._page_alone = not await self._is_put(layout.GATE, putting)
+        putting = asyncio.to_thread(self._run_dir.put_gate, content)
+        if not await self._is_put(layout.GATE_PAGE, putting):
             return False
         former, self.shown = self.shown or Gate(), gate
         if gate.reason and (gate.phase, gate.reason) != (former.phase, former.reason):
@@ -148,12 +171,38 @@ class GateWriter:
                 gate.reason,
                 extra={"event": "gate", "phase": gate.phase, "epoch": gate.epoch},
             )
+        if gate.cut and not former.cut:
+            log.warning(
+                "the store has taken no writes for %.0f s: ranks that wait for it train on, and"
+                " nothing counts that they have saved for epoch %d",
+                CUT_S,
+                gate.epoch,
+                extra={"event": "gate_cut", "epoch": gate.epoch},
+            )
         if gate.phase != former.phase:
             self._shown_since_s = self._clock()
         return True
 
-    async def _note(self, epoch: int) -> bool:
-        return await self._is_put(layout.COMMIT, self._voted.note(epoch))
+    @property
+    def _ranks_wait(self) -> bool:
+        return self.shown is not None and self.shown.phase in WAITS
+
+    async def _probe(self) -> None:
+        """Ask whether the store takes writes, if ranks wait and nothing else has shown it."""
+        now = self._clock()
+        known_s = max(self._writing.answered_s, self._probed_s, self._shown_since_s)
+        if self._ranks_wait and now - known_s >= PROBE_S:
+            await self._writing.probe()
+            self._probed_s = self._clock()
+
+    def _is_cut(self) -> bool:
+        """Return whether ranks have waited for long enough for a store that answers no write."""
+        if self.shown is None or not self._ranks_wait:
+            return False
+        answered_s = self._writing.answered_s
+        if self.shown.cut and answered_s == -math.inf:
+            return True  # by the sidecar before
+        return self._clock() - max(answered_s, self._shown_since_s) >= CUT_S
 
     async def _is_put(self, name: str, putting: Awaitable[None]) -> bool:
         try:
@@ -180,8 +229,8 @@ class GateWriter:
         if phase == "commit" and self._ranks_save(snapshot):
             least, most = POLL_S
             return min(most, max(least, POLL_SHARE * (self._clock() - self._shown_since_s)))
-        # No event tells that the store has become unreachable, or reachable again: poll.
-        return LOOK_S if self._refused or phase in ("hold", "commit") else None
+        # No event tells that the store takes no writes, or takes them again: poll.
+        return LOOK_S if self._refused or self._page_alone or self._ranks_wait else None
 
     def _ranks_save(self, snapshot: DrainingSnapshot) -> bool:
         """Return whether this pod has voted and its save is neither acknowledged nor failed yet."""

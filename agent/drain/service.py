@@ -16,7 +16,6 @@ from agent.drain.notice_socket import NoticeSocket
 from agent.drain.own import OwnDrain
 from agent.drain.saves import SaveReporter
 from agent.drain.view import DrainView, RoundSource
-from agent.drain.voted_epoch import VotedEpoch
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from rdzv.drain.inputs import DrainPolicy
@@ -51,20 +50,17 @@ class Drains:
         random: Random,
     ) -> None:
         identity = registrar.identity
-        voted = VotedEpoch(run_dir)
-        sight = DrainView(client, rounds, identity.pod_uid, run_dir, voted, ledgers)
+        sight = DrainView(client, rounds, identity.pod_uid, run_dir, ledgers)
 
         def writing() -> DrainWriter:
             # One writer each: the backoff of one that loses a race delays no other.
-            return DrainWriter(client, registrar, random)
+            return DrainWriter(client, registrar, random, clock)
 
         policy = DrainPolicy(below_min)
         self.own = OwnDrain(
             run_dir, client, identity, writing(), grace_s=grace_s, boot_s=boot_clock
         )
-        self.gate_writer = GateWriter(
-            run_dir, client, identity, sight, voted, writing(), self.own, policy, clock
-        )
+        self.gate_writer = GateWriter(run_dir, client, identity, sight, writing(), self.own, clock)
         self.coordinator = Coordinator(
             *(client, registrar, sight, writing(), self.own, policy),
             clock=clock,
@@ -108,8 +104,7 @@ class Drains:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.notices.run(), name="notices")
             tasks.create_task(self.own.run(), name="own-drain")
-            # Before the first read of the store nothing is known: leave the gate file unchanged.
-            await self._client.mirror.changed_after(0)
+            await self.gate_writer.wait_for_store()
             tasks.create_task(self.coordinator.run(), name="coordinator")
             tasks.create_task(self.gate_writer.run(), name="gate-writer")
             tasks.create_task(self.saves.run(), name="saves")

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from agent.drain.voted_epoch import VotedEpoch
 from agent.rundir.files import RunDir
 from rdzv import listing
 from rdzv.drain.inputs import DrainingSnapshot, LiveRounds, places_of
@@ -34,11 +33,10 @@ class RoundSource(Protocol):
 class DrainView:
     """The present ``DrainingSnapshot`` of one pod, and the wait for the next.
 
-    An epoch that was seen counts as used, like the one that was ``voted`` in: ranks of other pods
-    may have acknowledged in it even if a restored store has lost it, and those acknowledgements
-    must not count for another attempt. The commit that ends the round of this pod's ranks is
-    remembered, too, for a store that was restored to before it. ``ledgers`` returns those of all
-    data sets in shards; their changes end no wait.
+    An epoch that was ``seen`` counts as used: ranks may have acknowledged in it even if a restored
+    store has lost it, and those acknowledgements must not count for another attempt. The commit
+    that ends the round of this pod's ranks is remembered, too, for a store that was restored to
+    before it. ``ledgers`` returns those of all data sets in shards; their changes end no wait.
     """
 
     def __init__(
@@ -47,16 +45,14 @@ class DrainView:
         rounds: RoundSource,
         pod_uid: str,
         run_dir: RunDir,
-        voted: VotedEpoch,
         ledgers: Callable[[], Sequence[ShardLedger]] = tuple,
     ) -> None:
+        self.seen = 0
         self._client = client
-        self._seen = 0
         self._ending: RoundEnding | None = None
         self._rounds = rounds
         self._pod_uid = pod_uid
         self._run_dir = run_dir
-        self._voted = voted
         self._ledgers = ledgers
         self._listed: tuple[Snapshot, Places, Listing] | None = None
 
@@ -67,7 +63,7 @@ class DrainView:
         await self._rounds.caught_up()
         membership, rounds = self._client.membership.snapshot(), self._rounds.live_rounds()
         if membership.commit is not None:
-            self._seen = max(self._seen, membership.commit.epoch)
+            self.seen = max(self.seen, membership.commit.epoch)
         # No torchrun has acted by what another pod's sidecar has seen.
         own = [] if rounds.own is None else [rounds.own]
         self._ending = ending_in(membership, own) or self._ending
@@ -80,7 +76,7 @@ class DrainView:
             pod_uid=self._pod_uid,
             revision=self._client.mirror.certain_revision,
             commands=commands,
-            used_epoch=max(self._voted.epoch, self._seen),
+            used_epoch=self.seen,
             own_round=rounds.own,
             ledgers=self._ledgers(),
             lost_commit=lost[0] if lost is not None else None,

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from random import Random
 from time import time
 
@@ -14,7 +15,7 @@ from rdzv.errors import StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.records.history import HistoryEntry
-from rdzv.store import Compare, Operation
+from rdzv.store import Compare, Operation, Put
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +28,20 @@ SEE_S = 5.0
 
 
 class DrainWriter:
-    """The writer of one member's transactions about drains, while it is registered."""
+    """The writer of one member's transactions about drains, while it is registered.
 
-    def __init__(self, client: JobClient, registrar: Registrar, random: Random) -> None:
+    ``answered_s``: when the store last answered one, by ``clock``; minus infinity before the first.
+    """
+
+    def __init__(
+        self,
+        client: JobClient,
+        registrar: Registrar,
+        random: Random,
+        clock: Callable[[], float],
+    ) -> None:
+        self.answered_s = -math.inf
+        self._clock = clock
         self._client = client
         self._registrar = registrar
         self._random = random
@@ -57,6 +69,7 @@ class DrainWriter:
             self.note(f"retrying a write about a drain: {error}")
             await self._pause()
             return False
+        self.answered_s = self._clock()
         try:
             async with asyncio.timeout(SEE_S):
                 await self._client.mirror.reached(result.revision)
@@ -68,6 +81,21 @@ class DrainWriter:
             await self._pause()
         self._lost_before = not result.succeeded
         return result.succeeded
+
+    async def probe(self) -> None:
+        """Ask the store whether it takes writes, for ``answered_s``; write nothing.
+
+        A transaction that could put something needs the right, the space and the quorum for that,
+        also where its compares never hold. It makes no revision, so that no watch hears of it.
+        """
+        key = self._client.keys.probe(self._registrar.identity.member)
+        never = [Compare(key, "version", "<", 0)]
+        try:
+            await self._client.store.txn(never, [Put(key, b"")])
+        except StoreError as error:
+            self.note(f"the store takes no writes: {error}")
+            return
+        self.answered_s = self._clock()
 
     def history(self, member: str, why: str, details: dict[str, object]) -> tuple[Operation, ...]:
         """Return the operations that write an entry about a drain of ``member``."""

@@ -21,6 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from agent.config.sidecar import Config
+from agent.rundir.gate_page import GatePage
 from agent.rundir.launch_report import LaunchReport, read_launch
 from agent.rundir.programs import EXEC_PROGRAMS, PROGRAMS, exec_program, program
 from agent.rundir.progress import read_ranks
@@ -78,6 +79,7 @@ class RunDir:
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
+        self._page = GatePage(self.path / layout.GATE_PAGE)
 
     @property
     def c10d_socket(self) -> Path:
@@ -104,6 +106,7 @@ class RunDir:
         with self._usable():
             self._make_dir(self.path / layout.PROGRESS, 0o1777)
             self._make_dir(self.path / layout.LAUNCH, 0o1777)
+            self._page.make()
             self._make_dir(self.path / layout.MODULES, 0o755)
             for package in LIBRARY:
                 self._make_dir(self.path / layout.MODULES / package, 0o755)
@@ -160,6 +163,21 @@ class RunDir:
     def put(self, name: str, content: bytes) -> None:
         """Rename a file into place for the training container; raise ``OSError`` if that fails."""
         self._write(name, content, 0o644)
+
+    def put_gate(self, content: bytes) -> None:
+        """Show ranks another gate, without new space on the disk; raise ``OSError`` if it fails."""
+        self._page.put(content)
+
+    def gate(self) -> bytes | None:
+        """Read the gate that was shown last; None if there is none. Raises ``OSError``.
+
+        A sidecar of 0.1 writes ``gate.json`` alone.
+        """
+        page, former = self._page.content(), self.content(layout.GATE)
+        if page is None or former is None:
+            return former if page is None else page[0]
+        newer = (self.path / layout.GATE).lstat().st_mtime_ns > page[1]
+        return former if newer else page[0]
 
     def content(self, name: str) -> bytes | None:
         """Read the file ``name``; None if it is absent or a link.

@@ -34,7 +34,8 @@ class ProgressLine:
     acknowledgement, ``failed`` the epoch and reason of a failed save. ``saved`` are steps that it
     has saved, for whatever cause: the newest, and some before. ``cursors``: it gives data cursors
     with them, in a file beside the line. ``saver``: it saves when a Horovod launcher's drain asks
-    for it; ``answered`` are the ask and the step of its newest save of that kind.
+    for it; ``answered`` are the ask and the step of its newest save of that kind. ``page``: it
+    reads the gate's page, where an older one has ``gate.json`` alone.
     """
 
     pid: int
@@ -57,6 +58,7 @@ class ProgressLine:
     cursors: bool = False
     saver: bool = False
     answered: tuple[int, int] | None = None
+    page: bool = False
 
 
 def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
@@ -101,6 +103,7 @@ def _rank(directory: Path, line: ProgressLine) -> RankProgress:
         cursors=tuple(cursors[step] for step in saved) if line.cursors else (),
         saver=line.saver,
         answered=line.answered,
+        page=line.page,
     )
 
 
@@ -145,6 +148,7 @@ def _parse(content: bytes) -> ProgressLine | None:
             cursors=fields.get("cursors") is True,
             saver=fields.get("saver") is True,
             answered=_pair({"answered": None, **fields}, "answered", int),
+            page=fields.get("page") is True,
         )
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of all files in the run directory, each defined only here.
 
-``import muster`` has no part of Muster beside it: it repeats the four names that it reads or
+``import muster`` has no part of Muster beside it: it repeats the five names that it reads or
 writes, and a test compares them. ``discover_hosts.sh`` repeats ``HOSTS``.
 """
 
@@ -41,8 +41,10 @@ horovodrun's."""
 MODULES = "python"
 """Directory of the modules for the training container."""
 
-GATE = "gate.json"
+GATE_PAGE = "gate.page"
 """The gate: whether ranks may go on, wait or save at their next boundary."""
+GATE = "gate.json"
+"""The same for ranks whose ``import muster`` is of 0.1, as far as the disk has room for it."""
 PROGRESS = "progress"
 """Directory with one file for each rank."""
 LAUNCH = "launch"
@@ -62,5 +64,3 @@ MASTERS = "masters.json"
 """The master's address of each of the newest worlds, by which its ranks know it."""
 DRAIN = "drain.json"
 """This pod's own drain."""
-COMMIT = "commit.json"
-"""The newest epoch that this pod may have voted in."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate that a sidecar shows its ranks, and its votes and acknowledgements for them: pure.
 
-The order is what makes it safe: the gate is written, *then* progress is read, *then* a note is
-written that a vote will be sent, *then* it is sent. ``local`` returns the next of these alone.
+The order is what makes it safe: the gate is written, *then* progress is read, *then* a vote or an
+acknowledgement is sent. ``local`` returns the next of these alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,13 @@ from rdzv.errors import RecordError
 from rdzv.records.codec import dump_record, load_record, take, take_cursor
 from rdzv.records.commit import Commit, LastCommit, Phase, Vote
 from rdzv.records.drain import Drain
+
+REASON_CHARACTERS = 500
+"""Maximum length of a gate's reason: the page has a fixed size."""
+
+
+WAITS: tuple[Phase, ...] = ("hold", "commit", "done")
+"""Phases in which ranks may wait for the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,8 @@ class Gate:
     one."""
     ending: bool = False
     """Whether the round is about to end without a save, as a rank takes no part in commits."""
+    cut: bool = False
+    """Whether ranks that wait give the epoch up, as the store takes no writes."""
 
     def to_json(self) -> bytes:
         """Encode the gate for the run directory."""
@@ -73,6 +82,7 @@ class Gate:
                 "ended": self.ended,
                 "ask": self.ask,
                 "ending": self.ending,
+                "cut": self.cut,
                 "last_commit": last
                 and {
                     "step": last.step,
@@ -115,6 +125,7 @@ class Gate:
             ended=take(name, fields, "ended", bool, False),
             ask=take(name, fields, "ask", int, 0),
             ending=take(name, fields, "ending", bool, False),
+            cut=take(name, fields, "cut", bool, False),
         )
 
 
@@ -154,6 +165,8 @@ class RankProgress:
     """Whether it saves when a Horovod launcher's drain asks for it."""
     answered: tuple[int, int] | None = None
     """(ask, step) of its newest save of that kind."""
+    page: bool = False
+    """Whether it reads the gate's page; one of 0.1 reads ``gate.json`` alone."""
 
     def cursor_of(self, step: int) -> str:
         """Return the data cursor that the rank gave with the save of ``step``; empty for none."""
@@ -167,25 +180,23 @@ class Here:
     member: str
     pod_uid: str
     shown: Gate | None
-    """The gate file; None if there is none."""
+    """The gate that the page shows; None if it shows none."""
     ranks: tuple[RankProgress, ...]
     """The progress of the ranks, read after ``shown`` was written."""
-    sent: int
-    """The epoch in the note of the last vote; 0 without one."""
-    cut_for_s: float = 0.0
-    """Seconds for which the store has been out of reach; 0 while it is within reach."""
+    cut: bool = False
+    """Whether the store has answered no write for too long while ranks wait."""
     deadline_boot_s: float | None = None
     """As in ``Gate``."""
+    page_alone: bool = False
+    """Whether ``gate.json`` shows another gate than the page, as it cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The next thing to do; at most one of ``gate``, ``note`` and ``vote`` is not None."""
+    """The next thing to do; at most one of ``gate`` and ``vote`` is not None."""
 
     gate: Gate | None = None
     """The gate to write."""
-    note: int | None = None
-    """The epoch to note as voted in."""
     vote: Vote | None = None
     """The vote to create if there is none, or to overwrite with the acknowledgement."""
     reason: str = ""
@@ -200,18 +211,16 @@ def local(
     drain: Drain | None,
     vote: Vote | None,
     last_commit: LastCommit | None,
-    hold_s: float,
     of_former_life: bool = False,
     ask: int = 0,
 ) -> Move:
-    """Return the next step: write the gate file, note the vote, or send it.
+    """Return the next step: write the gate, vote, or acknowledge.
 
     ``commit``, ``round``, ``drain`` (this pod's), ``vote`` (this member's, as stored) and
     ``last_commit`` (``of_former_life`` and ``ask``: as in ``Gate``) are as last read from the
-    store; without a ``round`` the gate file is not changed, but for ``ask``. ``hold_s``: how long a
-    sidecar that is cut off holds ranks it has not voted for.
+    store; without a ``round`` the gate is not changed, but for ``ask`` and ``cut``.
     """
-    wanted = _wanted(here, commit, round, drain, last_commit, hold_s, of_former_life)
+    wanted = _wanted(here, commit, round, drain, last_commit, of_former_life)
     wanted = replace(wanted, ask=ask)
     if wanted != here.shown:
         return Move(gate=wanted, reason=f"the gate is {wanted.phase}: {wanted.reason}")
@@ -219,7 +228,8 @@ def local(
         return Move(reason=f"the gate stays {wanted.phase}")
     if not commit.is_of(round.run, round.number):
         return Move(reason=f"the gate stays {wanted.phase}")
-    if here.cut_for_s or here.member not in round.members:
+    # Until a write is answered, a rank may be giving up what it has acknowledged.
+    if here.cut or here.member not in round.members:
         return Move(reason="this pod takes no part in it")
     if commit.phase == "hold" and (vote is None or vote.epoch != commit.epoch):
         return _vote(here, commit, round)
@@ -236,7 +246,6 @@ def _wanted(
     round: LiveRound | None,
     drain: Drain | None,
     last_commit: LastCommit | None,
-    hold_s: float,
     of_former_life: bool,
 ) -> Gate:
     """Return the gate that should be shown."""
@@ -265,15 +274,12 @@ def _wanted(
             of_former_life=of_former_life,
         )
         if commit is not None and round.live and commit.is_of(round.run, round.number):
-            wanted = replace(wanted, phase=commit.phase, step=commit.step, reason=commit.reason)
+            reason = commit.reason[:REASON_CHARACTERS]
+            wanted = replace(wanted, phase=commit.phase, step=commit.step, reason=reason)
             if commit.refused and not round.finishing:
                 # The round is about to end without a save: a step that began now would be lost.
                 wanted = replace(wanted, phase="hold", ending=True)
-    # A vote that was sent may be applied at any time, so after that only the store opens the gate.
-    if wanted.phase == "hold" and here.sent != wanted.epoch and here.cut_for_s >= hold_s:
-        why = "the store was unreachable before the vote"
-        wanted = replace(wanted, phase="void", ending=False, reason=why)
-    return wanted
+    return replace(wanted, cut=here.cut and wanted.phase in WAITS)
 
 
 def _of_round(here: Here, round: LiveRound) -> Sequence[RankProgress]:
@@ -284,9 +290,11 @@ def _of_round(here: Here, round: LiveRound) -> Sequence[RankProgress]:
 
 
 def _vote(here: Here, commit: Commit, round: LiveRound) -> Move:
-    if here.sent != commit.epoch:
-        return Move(note=commit.epoch, reason=f"is about to vote in epoch {commit.epoch}")
+    if here.page_alone and not all(rank.page for rank in here.ranks if rank.master == round.master):
+        return Move(reason="a rank reads gate.json alone, which cannot be written")
     ranks = _of_round(here, round)
+    if any(rank.failed and rank.failed[0] == commit.epoch for rank in ranks):
+        return Move(reason=f"a rank of this pod has given epoch {commit.epoch} up")
     first_free = max((r.step if r.held else r.step + 1 for r in ranks), default=None)
     says = "no: a rank takes no part" if first_free is None else f"step {first_free}"
     away = any(rank.away for rank in ranks)

@@ -14,10 +14,10 @@ from random import Random
 import pytest
 
 from rdzv.drain.inputs import DrainPolicy
-from tests.support.models.drains import FAULTS, HOLD_S, OUT_OF_TIME, Fault, Rules, State, World
+from tests.support.models.drains import FAULTS, OUT_OF_TIME, Fault, Rules, State, World
 from tests.support.models.explorer import after, explore, states_without_an_end, walk
 
-COMMIT_BELOW_MIN = DrainPolicy(below_min="commit", hold_s=HOLD_S)
+COMMIT_BELOW_MIN = DrainPolicy(below_min="commit")
 
 
 def exhausted(world: World, first: State | None = None) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import agent.drain.service
 from agent.drain.view import DrainView
+from launcher_shim.rundir import layout
 from rdzv.drain.inputs import DrainingSnapshot, DrainPolicy
 from rdzv.drain.transactions import cancel
 from rdzv.records.drain import Drain
@@ -22,6 +23,8 @@ from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.ranks import Loop
 
 pytestmark = pytest.mark.virtual
+
+OF_0_1 = Loop(of_0_1=True)
 
 
 class Looks:
@@ -132,7 +135,7 @@ async def test_a_writer_that_always_loses_pauses() -> None:
 
 
 async def test_a_full_disk_keeps_nobody_busy_and_is_tried_again(looks: Looks) -> None:
-    async with job("ab", below_min="commit", trains="ab") as one:
+    async with job("ab", below_min="commit", trains="ab", loop=OF_0_1) as one:
         one.pods["a"].disk_full = True
         client = one.pods["b"].notice("sigterm", 120)
         await one.until(one.phase_is("hold"))
@@ -148,7 +151,7 @@ async def test_a_full_disk_keeps_nobody_busy_and_is_tried_again(looks: Looks) ->
 
 
 async def test_a_gate_that_could_not_be_opened_is_opened_when_there_is_room() -> None:
-    async with job("ab", least=2, trains="ab") as one:
+    async with job("ab", least=2, trains="ab", loop=OF_0_1) as one:
         drained = one.pods["b"]
         drained.notice("control", 60)
         await one.pods["a"].soon(lambda: all(pod.shown() == "done" for pod in one.pods.values()))
@@ -156,7 +159,7 @@ async def test_a_gate_that_could_not_be_opened_is_opened_when_there_is_room() ->
         planned = cancel(KEYS, one.snapshot, drained.uid)
         assert not isinstance(planned, str)
         await MemoryStore(one.engine).txn(*planned)
-        await drained.soon(lambda: drained.shown() == "idle")
-        assert one.pods["a"].shown() == "done"
+        await drained.soon(lambda: drained.shown(layout.GATE) == "idle")
+        assert one.pods["a"].shown(layout.GATE) == "done"
         one.pods["a"].disk_full = False
         await one.goes_on()

@@ -105,7 +105,7 @@ async def unreadable_file(name: str, content: bytes, one: Job) -> None:
     await drained.start()
 
 
-FILES = ("drain.json", "gate.json", "commit.json")
+FILES = ("drain.json", "gate.json", "gate.page")
 CONTENTS = (b"", b"\xff\xfe", b'{"schema":1}', b"[" * 100_000)
 MISHAPS: dict[str, Mishap] = {
     **{f"b dies {when}": partial(dies, "b", when) for when in WHEN},

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import pytest
 
 from agent.drain.view import DrainView
-from agent.drain.voted_epoch import VotedEpoch
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.drain.decision import DrainDecision
 from rdzv.drain.transactions import transaction
@@ -80,7 +79,7 @@ async def test_i11_a_foreign_key_among_the_drains_keeps_no_commit_from_being_wri
     writer = MemoryStore(engine)
     async with pod(engine, "w-0", c10d_port=None) as one, asyncio.timeout(DEADLINE_S):
         run_dir = MemoryRunDir()
-        sight = DrainView(one.client, one.endpoint, "uid-w-0", run_dir, VotedEpoch(run_dir))
+        sight = DrainView(one.client, one.endpoint, "uid-w-0", run_dir)
         # Nothing of the membership changes after it.
         written = await writer.txn([], [Put(foreign_key, b"x")])
         await one.client.mirror.reached(written.revision)

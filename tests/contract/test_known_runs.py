@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from agent.drain.view import DrainView
-from agent.drain.voted_epoch import VotedEpoch
 from agent.rundir.files import RunDir
 from launcher_shim.c10d.kept_stages import KeptStages
 from launcher_shim.c10d.known_rounds import FOLLOWED_MAX
@@ -65,7 +64,7 @@ def outcomes(
 
 def sight_of(one: Pod, directory: Path) -> DrainView:
     run_dir = RunDir(str(directory))
-    return DrainView(one.client, one.endpoint, "uid-w-0", run_dir, VotedEpoch(run_dir))
+    return DrainView(one.client, one.endpoint, "uid-w-0", run_dir)
 
 
 async def test_a_sidecar_that_has_just_registered_looks_at_drains_with_the_runs_there_are(

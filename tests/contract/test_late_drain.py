@@ -35,7 +35,7 @@ async def test_a_write_that_lands_after_the_cancellation_drains_nobody(
     tmp_path: Path, commits: int
 ) -> None:
     async with client(MemoryEngine(now)) as one, member_of(one, lease_ttl_s=LONG_TTL_S) as member:
-        writing = DrainWriter(one, member, Random(1))
+        writing = DrainWriter(one, member, Random(1), now)
         run_dir = RunDir(str(tmp_path))
         own = OwnDrain(run_dir, one, member.identity, writing, grace_s=30.0, boot_s=now)
         own.notify(Notice("control", "test", 20.0))
@@ -55,7 +55,7 @@ async def test_a_write_that_lands_after_the_pod_has_outlived_its_drain_drains_no
     tmp_path: Path,
 ) -> None:
     async with client(MemoryEngine(now)) as one, member_of(one, lease_ttl_s=LONG_TTL_S) as member:
-        writing, now_s = DrainWriter(one, member, Random(1)), 0.0
+        writing, now_s = DrainWriter(one, member, Random(1), now), 0.0
         run_dir = RunDir(str(tmp_path))
         own = OwnDrain(run_dir, one, member.identity, writing, grace_s=30.0, boot_s=lambda: now_s)
         own.notify(Notice("prestop", "test", 20.0))

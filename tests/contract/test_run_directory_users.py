@@ -142,7 +142,7 @@ async def test_what_the_other_user_puts_in_the_place_of_a_file_stops_no_sidecar(
         await before.end()
 
     def put() -> None:
-        for name in ("state.json", "hosts", "gate.json", "commit.json", "drain.json"):
+        for name in ("state.json", "hosts", "gate.json", "gate.page", "drain.json"):
             path = run_dir / name
             path.unlink(missing_ok=True)
             if there == "a link":

@@ -647,7 +647,7 @@ PLANTS |= {
     ),
     # A stage goes on from the last commit of the one before.
     "steps-shared-by-stages": _as(
-        "stages", 8, {"rdzv.records.commit.LastCommit.is_of": lambda *_: True}
+        "stages", 8, {"rdzv.records.commit.LastCommit.is_of": lambda *_: True}, first=18
     ),
     # Every torchrun of a container comes to the run that the first one has closed.
     "stages-not-told-apart": _as(
@@ -675,7 +675,9 @@ PLANTS |= {
         first=4,
     ),
     # A rank begins its first step though the others of its round are held.
-    "late-ranks-begin": _as("slow-starts", 25, {"muster.boundary.may_begin": lambda *_: True}),
+    "late-ranks-begin": _as(
+        "slow-starts", 25, {"muster.boundary.begin": lambda rank, _: ("go", rank)}
+    ),
     # What is written of drains compares no registration.
     "drains-not-fenced": _as(
         "evicted-drains", 20, {"agent.drain.writer.DrainWriter._registered": lambda *_: []}

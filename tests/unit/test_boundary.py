@@ -4,6 +4,7 @@ from __future__ import annotations
 import pytest
 
 from muster.boundary import (
+    CUT,
     GO,
     PUBLISH,
     SAVE,
@@ -12,9 +13,9 @@ from muster.boundary import (
     RankGate,
     acknowledge,
     arrive,
+    begin,
     decide,
     fail,
-    may_begin,
 )
 
 MINE = "10.0.0.1:29500"
@@ -56,9 +57,9 @@ def test_a_held_rank_publishes_before_it_moves_and_reads_the_gate_again() -> Non
 
 def test_a_rank_begins_no_step_while_those_of_its_round_are_held() -> None:
     entered = Rank(MINE, -1, matched=True)
-    assert not may_begin(entered, gate("hold"))
+    assert begin(entered, gate("hold")) == (WAIT, entered)
     for shown in (None, gate("idle"), gate("void"), gate("commit", 3), gate("hold", master="x")):
-        assert may_begin(entered, shown)
+        assert begin(entered, shown) == (GO, entered)
 
 
 def test_i3_a_rank_saves_once_an_epoch_and_then_parks_until_training_goes_on() -> None:
@@ -70,6 +71,51 @@ def test_i3_a_rank_saves_once_an_epoch_and_then_parks_until_training_goes_on() -
     assert decide(saved, gate("done", 10))[0] == WAIT
     assert decide(saved, gate("void"))[0] == GO
     assert decide(saved, RankGate(6, MINE, "commit", 10))[0] == SAVE
+
+
+CUT_HOLD = gate("hold")._replace(cut=True)
+CUT_SAVE = gate("commit", 10)._replace(cut=True)
+CUT_DONE = gate("done", 10)._replace(cut=True)
+
+
+@pytest.mark.parametrize("shown", [CUT_HOLD, CUT_DONE])
+def test_a_rank_at_a_cut_gate_publishes_that_the_epoch_failed_and_then_goes_on(
+    shown: RankGate,
+) -> None:
+    verdict, given_up = decide(MATCHED, shown)
+    assert (verdict, given_up.failed) == (PUBLISH, (5, CUT))
+    assert decide(given_up, shown) == (GO, given_up)
+    verdict, held = decide(MATCHED, gate("hold"))
+    assert verdict == PUBLISH
+    verdict, given_up = decide(held, shown)
+    assert (verdict, given_up.failed, given_up.held) == (PUBLISH, (5, CUT), True)
+    verdict, free = decide(given_up, shown)
+    assert (verdict, free.held) == (PUBLISH, False)
+    assert decide(free, shown) == (GO, free)
+
+
+def test_i3_what_was_agreed_before_the_cut_is_saved_by_all_for_a_save_may_be_collective() -> None:
+    verdict, saving = decide(MATCHED, CUT_SAVE)
+    assert verdict == SAVE
+    saved = acknowledge(saving)
+    verdict, given_up = decide(saved, CUT_SAVE)
+    assert (verdict, given_up.acked, given_up.failed) == (PUBLISH, (5, 10), (5, CUT))
+    assert decide(given_up, CUT_SAVE)[0] == GO
+    assert decide(MATCHED._replace(step=9), CUT_SAVE)[0] == GO
+
+
+def test_a_rank_that_has_given_an_epoch_up_parks_in_it_once_the_store_is_back() -> None:
+    given_up = arrive(MATCHED, 13)._replace(acked=(5, 10), failed=(5, CUT))
+    for shown in (gate("commit", 10), gate("done", 10)):
+        assert decide(given_up, shown)[0] == WAIT
+    assert decide(given_up, RankGate(6, MINE, "commit", 13))[0] == SAVE
+
+
+def test_a_rank_begins_at_a_cut_gate_once_it_has_published_that_the_epoch_failed() -> None:
+    entered = Rank(MINE, -1, matched=True)
+    verdict, given_up = begin(entered, CUT_HOLD)
+    assert (verdict, given_up.failed) == (PUBLISH, (5, CUT))
+    assert begin(given_up, CUT_HOLD) == (GO, given_up)
 
 
 def test_a_save_that_failed_is_told_and_waits_for_the_word_of_the_others() -> None:

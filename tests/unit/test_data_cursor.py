@@ -172,11 +172,9 @@ def rank(number: int, cursor: str) -> RankProgress:
 def test_i12_ranks_of_one_pod_that_differ_fail_its_save() -> None:
     def acknowledged(*ranks: RankProgress) -> Vote | None:
         shown = Gate(5, "run", 3, MASTER, "commit", 10)
-        here = Here("a", "uid-a", shown, ranks, sent=5)
+        here = Here("a", "uid-a", shown, ranks)
         vote = Vote(5, 3, "uid-a", 10)
-        return local(
-            here, commit=SAVE, round=ROUND, drain=None, vote=vote, last_commit=None, hold_s=10.0
-        ).vote
+        return local(here, commit=SAVE, round=ROUND, drain=None, vote=vote, last_commit=None).vote
 
     same = acknowledged(rank(0, HERE), rank(1, HERE))
     assert same is not None

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,7 +24,7 @@ import muster.draining
 import muster.gate
 import muster.progress
 from agent.rundir.progress import read_ranks
-from muster import step_listeners
+from muster import boundary, step_listeners
 from muster.draining import Drain
 from muster.gate import GateFile
 from muster.progress import ProgressFile
@@ -51,9 +52,10 @@ ROOT = str(Path(muster.__file__).parents[1])
 Start = Callable[..., subprocess.Popen[str]]
 
 
-@pytest.fixture
-def pod(tmp_path: Path) -> PodGate:
-    pod = PodGate(tmp_path, MASTER)
+@pytest.fixture(params=["page", "0.1"])
+def pod(tmp_path: Path, request: pytest.FixtureRequest) -> PodGate:
+    """The sidecar's side: of this version, or of one that knows no page."""
+    pod = PodGate(tmp_path, MASTER, by_page=request.param == "page")
     pod.show(IDLE)
     return pod
 
@@ -218,13 +220,12 @@ def moved(pod: PodGate, commit: Commit, vote: Vote | None = None) -> Move:
     """What the sidecar makes of its ranks' progress and of the gate that it shows."""
     ranks = read_ranks(pod.run_dir / "progress")
     return local(
-        Here("member", "uid", replace(pod.gate, reason=""), ranks, sent=4),
+        Here("member", "uid", replace(pod.gate, reason=""), ranks),
         commit=commit,
         round=LiveRound("job", 3, True, ("member",), master=MASTER),
         drain=None,
         vote=vote,
         last_commit=None,
-        hold_s=10,
     )
 
 
@@ -544,6 +545,51 @@ def test_nothing_untrue_stands_where_a_rank_cannot_tell(
     assert len(caplog.records) == 1
 
 
+def test_a_rank_at_a_cut_gate_tells_that_the_epoch_failed_and_trains_on(pod: PodGate) -> None:
+    with make(pod) as drain:
+        pod.show(HOLD)
+        with beside(lambda: drain.commit_due(1)):
+            pod.until(lambda told: told.held)
+            pod.show(replace(HOLD, cut=True))
+        told = pod.told()
+        assert (told.held, told.failed) == (False, (4, boundary.CUT))
+        pod.show(replace(COMMIT, epoch=5, step=2))
+        assert drain.commit_due(2)
+        with beside(lambda: drain.committed(2)):
+            pod.until(lambda told: told.acked == (5, 2))
+            pod.show(replace(COMMIT, epoch=5, step=2, cut=True))
+        told = pod.told()
+        assert (told.acked, told.failed) == ((5, 2), (5, boundary.CUT))
+
+
+def test_i7_a_rank_at_a_cut_gate_that_can_tell_nothing_and_take_nothing_back_stays(
+    pod: PodGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pwrite = os.pwrite
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    def write(descriptor: int, line: bytes, at: int) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            fail()
+        return pwrite(descriptor, line, at)  # by the sidecar
+
+    with make(pod) as drain:
+        pod.show(replace(COMMIT, step=2))
+        assert drain.commit_due(2)
+        with beside(lambda: drain.committed(2)) as parked:
+            pod.until(lambda told: told.acked == (4, 2))
+            with monkeypatch.context() as broken:
+                broken.setattr(os, "pwrite", write)
+                broken.setattr(os, "unlink", fail)
+                pod.show(replace(COMMIT, step=2, cut=True))
+                time.sleep(0.05)
+                assert parked.is_alive(), "its sidecar would acknowledge what lies there"
+            pod.until(lambda told: told.failed == (4, boundary.CUT))
+
+
+@pytest.mark.parametrize("pod", ["0.1"], indirect=True)
 def test_a_gate_that_makes_no_sense_leaves_the_former_one_in_force(
     pod: PodGate, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -580,15 +626,23 @@ def test_a_rank_waits_for_the_gate_of_its_round_before_it_reads_the_last_commit(
     assert found == [41]
 
 
+@pytest.mark.parametrize("pod", ["0.1"], indirect=True)
 def test_the_wait_for_its_round_is_bounded_and_said(
     pod: PodGate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(muster.gate, "OWN_ROUND_WAIT_S", 0.02)
     (pod.run_dir / "env").touch()
     (pod.run_dir / "gate.json").unlink()
-    with make(pod) as drain:
+    file, gate = (
+        ProgressFile(str(pod.run_dir / "progress"), OF_TORCHRUN),
+        GateFile(str(pod.run_dir)),
+    )
+    assert not gate.wait_for_own(file.rank)  # as muster.last_commit() does
+    monkeypatch.setattr(muster.gate, "OWN_ROUND_WAIT_S", 60.0)
+    with Drain(file, gate) as drain:
         assert drain.commit_due(1) is False
-    assert "has not confirmed within" in caplog.records[0].getMessage()
+    (said,) = caplog.records
+    assert "has not confirmed within" in said.getMessage()
 
 
 SCRIPT = """

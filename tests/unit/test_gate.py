@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.boundary import CUT
 from muster.gate import parse
 from rdzv.drain.gate import Gate, Here, Move, RankProgress, local
 from rdzv.drain.inputs import LiveRound
@@ -38,7 +39,7 @@ def move(
     of_former_life: bool = False,
     **changes: object,
 ) -> Move:
-    here = Here("a", "uid-a", shown, ranks, sent=5)
+    here = Here("a", "uid-a", shown, ranks)
     return local(
         replace(here, **changes),  # type: ignore[arg-type]
         commit=commit,
@@ -46,17 +47,15 @@ def move(
         drain=drain,
         vote=vote,
         last_commit=last,
-        hold_s=10.0,
         of_former_life=of_former_life,
     )
 
 
-def test_the_gate_comes_before_the_note_and_the_note_before_the_vote() -> None:
-    assert move(HOLD, rank(8), sent=4).gate == HELD
-    noted = move(HOLD, rank(8), shown=HELD, sent=4)
-    assert (noted.note, noted.vote) == (5, None)
+def test_the_gate_comes_before_the_vote() -> None:
+    held = move(HOLD, rank(8))
+    assert (held.gate, held.vote) == (HELD, None)
     voted = move(HOLD, rank(8), shown=HELD)
-    assert (voted.note, voted.vote) == (None, Vote(5, 3, "uid-a", 9))
+    assert (voted.gate, voted.vote) == (None, Vote(5, 3, "uid-a", 9))
     assert move(HOLD, rank(8), shown=HELD, vote=Vote(5, 3, "uid-a", 9)).vote is None
 
 
@@ -86,6 +85,16 @@ def test_a_vote_is_the_first_step_that_no_rank_has_passed(
     assert (vote.vote, vote.away) == (expected, away)
 
 
+def test_no_vote_while_a_rank_reads_a_file_that_cannot_be_written() -> None:
+    vote = Vote(5, 3, "uid-a", 9)
+    assert move(HOLD, rank(8, page=True), shown=HELD, page_alone=True).vote == vote
+    assert move(HOLD, rank(8), shown=HELD, page_alone=True).vote is None
+    two = (rank(8, 0, 2, page=True), rank(8, 1, 2))
+    assert move(HOLD, *two, shown=HELD, page_alone=True).vote is None
+    gone = rank(8, 1, master="10.0.0.1:1")
+    assert move(HOLD, rank(8, page=True), gone, shown=HELD, page_alone=True).vote == vote
+
+
 REFUSED = replace(HOLD, phase="void", refused=True)
 ENDING = replace(HELD, ending=True)
 
@@ -94,9 +103,7 @@ def test_i2_ranks_are_held_while_their_world_is_about_to_end_without_a_save() ->
     assert move(REFUSED, rank(8), shown=HELD).gate == ENDING
     # Nobody votes in an attempt that is over.
     assert move(REFUSED, rank(8), shown=ENDING) == Move(reason="the gate stays hold")
-    opened = move(REFUSED, rank(8), shown=ENDING, sent=4, cut_for_s=10.0).gate
-    assert opened is not None
-    assert (opened.phase, opened.ending) == ("void", False)
+    assert move(REFUSED, rank(8), shown=ENDING, cut=True).gate == replace(ENDING, cut=True)
 
 
 def test_a_world_that_finishes_is_not_held_as_it_does_not_end_otherwise() -> None:
@@ -104,27 +111,51 @@ def test_a_world_that_finishes_is_not_held_as_it_does_not_end_otherwise() -> Non
     assert gate == replace(HELD, phase="void")
 
 
-def test_i3_only_the_store_opens_the_gate_once_a_vote_was_sent() -> None:
-    assert move(HOLD, rank(8), shown=HELD, cut_for_s=10.0).gate is None
-    opened = move(HOLD, rank(8), shown=HELD, sent=4, cut_for_s=10.0).gate
-    assert opened is not None
-    assert opened.phase == "void"
-    assert move(HOLD, rank(8), shown=HELD, sent=4, cut_for_s=9.0) == Move(
-        reason="this pod takes no part in it"
-    )
-    assert move(HOLD, rank(8), shown=opened, sent=4, cut_for_s=10.0).gate is None
-    again = move(HOLD, rank(8), shown=opened, sent=4).gate
-    assert again is not None
-    assert again.phase == "hold"
+SAVING = Gate(5, "run", 3, MASTER, "commit", 10)
+VOTE = Vote(5, 3, "uid-a", 9, mod_revision=80)
+DONE = replace(SAVE, phase="done")
+
+
+@pytest.mark.parametrize(
+    ("commit", "shown"), [(HOLD, HELD), (SAVE, SAVING), (DONE, replace(SAVING, phase="done"))]
+)
+def test_a_gate_at_which_ranks_wait_is_cut_while_the_store_takes_no_writes(
+    commit: Commit, shown: Gate
+) -> None:
+    cut = replace(shown, cut=True)
+    assert move(commit, rank(10), shown=shown, cut=True).gate == cut
+    # A vote or an acknowledgement could be of a rank that is about to give up.
+    acked = rank(10, acked=(5, 10))
+    assert move(commit, acked, shown=cut, cut=True, vote=None) == NO_PART
+    assert move(commit, acked, shown=cut, cut=True, vote=VOTE) == NO_PART
+    assert move(commit, acked, shown=cut, vote=VOTE).gate == shown
+
+
+NO_PART = Move(reason="this pod takes no part in it")
+
+
+def test_a_gate_at_which_no_rank_waits_is_not_cut() -> None:
+    for commit in (None, replace(HOLD, phase="void"), replace(HOLD, phase="idle")):
+        gate = move(commit, rank(8), cut=True).gate
+        assert gate is not None
+        assert not gate.cut
+
+
+def test_i7_an_epoch_that_a_rank_has_given_up_is_not_voted_in_and_not_acknowledged() -> None:
+    gave_up = rank(8, failed=(5, CUT))
+    assert move(HOLD, gave_up, shown=HELD).vote is None
+    assert move(HOLD, rank(8, failed=(4, CUT)), shown=HELD).vote == Vote(5, 3, "uid-a", 9)
+    for acked in (None, (5, 10)):
+        vote = move(SAVE, rank(12, acked=acked, failed=(5, CUT)), shown=SAVING, vote=VOTE).vote
+        assert vote == replace(VOTE, failed=CUT)
 
 
 def test_a_sidecar_that_starts_without_the_store_leaves_the_gate_as_it_lies() -> None:
     for shown in (HELD, replace(HELD, phase="done"), None):
-        found = move(None, rank(8), shown=shown, live=None, cut_for_s=60.0).gate
+        found = move(None, rank(8), shown=shown, live=None).gate
         assert found in (None, Gate())
-    opened = move(None, rank(8), shown=HELD, live=None, sent=4, cut_for_s=10.0).gate
-    assert opened is not None
-    assert opened.phase == "void"
+    cut = move(None, rank(8), shown=HELD, live=None, cut=True).gate
+    assert cut == replace(HELD, cut=True)
 
 
 def test_the_gate_speaks_of_the_live_round_only() -> None:
@@ -161,10 +192,6 @@ def test_a_pod_that_was_let_go_is_told_when_the_job_has_ended() -> None:
         gate = move(SAVE, rank(8), live=live, drain=drain).gate
         assert gate is not None
         assert gate.ended is ended
-
-
-SAVING = Gate(5, "run", 3, MASTER, "commit", 10)
-VOTE = Vote(5, 3, "uid-a", 9, mod_revision=80)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +250,7 @@ GATES = st.builds(
     last_commit=st.none() | st.builds(LastCommit, st.integers(), st.integers(0), st.integers(0)),
     of_former_life=st.booleans(),
     ending=st.booleans(),
+    cut=st.booleans(),
 )
 
 
@@ -240,7 +268,7 @@ def test_i8_other_bytes_are_no_gate(content: bytes) -> None:
 def test_the_gate_tells_whether_a_former_life_made_the_last_commit() -> None:
     last = LastCommit(7, 2, 4, job_uid="old", mod_revision=9)
     for former in (True, False):
-        made = move(None, last=last, of_former_life=former, sent=0).gate
+        made = move(None, last=last, of_former_life=former).gate
         assert made is not None
         assert (made.last_commit, made.of_former_life) == (LastCommit(7, 2, 4), former)
         read = parse(made.to_json())
@@ -249,6 +277,6 @@ def test_the_gate_tells_whether_a_former_life_made_the_last_commit() -> None:
 
 @pytest.mark.parametrize(("run", "shown"), [(ROUND.run, True), ("", True), ("before", False)])
 def test_ranks_are_shown_the_last_commit_of_their_run(run: str, shown: bool) -> None:
-    made = move(None, last=LastCommit(600, 2, 4, run=run), sent=0).gate
+    made = move(None, last=LastCommit(600, 2, 4, run=run)).gate
     assert made is not None
     assert made.last_commit == (LastCommit(600, 2, 4) if shown else None)

@@ -134,7 +134,7 @@ def test_a_rank_is_asked_by_its_gate_and_answers_by_its_progress(
     gate = GateFile(str(tmp_path))
     monkeypatch.setattr(muster.launcher_leave, "own_file", lambda: file)
     monkeypatch.setattr(muster.launcher_leave, "own_gate", lambda: gate)
-    here = Here("a", "uid-a", None, (), 0)
+    here = Here("a", "uid-a", None, ())
 
     def show(ask: int) -> None:
         move = local(
@@ -144,7 +144,6 @@ def test_a_rank_is_asked_by_its_gate_and_answers_by_its_progress(
             drain=None,
             vote=None,
             last_commit=None,
-            hold_s=POLICY.hold_s,
             ask=ask,
         )
         assert move.gate == Gate(ask=ask)

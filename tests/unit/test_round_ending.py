@@ -143,13 +143,12 @@ def put_back(snapshot: DrainingSnapshot) -> DrainDecision:
 
 def test_i3_the_gate_stays_shut_until_the_ending_is_put_back() -> None:
     move = local(
-        Here("a", "uid-a", Gate(), (), 0),
+        Here("a", "uid-a", Gate(), ()),
         commit=lost().commit_in_force,
         round=ROUND,
         drain=None,
         vote=None,
         last_commit=None,
-        hold_s=10.0,
     )
     assert move.gate is not None
     assert (move.gate.phase, move.gate.step) == ("done", 9)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import muster.gate
+import muster.gate_page
 import muster.progress
 import muster.shard_line
 from launcher_shim.rundir import layout
@@ -21,7 +22,7 @@ MISTAKABLE |= {layout.LAUNCH, layout.WORKERS, layout.TORCHRUN, layout.MUSTER_RUN
 MISTAKABLE |= {layout.HOROVODRUN}
 """Names that are words as well: where they stand between quotes, they may mean something else."""
 
-REPEATS = ("muster/gate.py", "muster/shard_line.py")
+REPEATS = ("muster/gate.py", "muster/gate_page.py", "muster/shard_line.py")
 """Modules of ``import muster``, which has no layout beside it."""
 
 
@@ -54,6 +55,7 @@ def test_a_name_stands_in_the_layout_alone(package: str) -> None:
 
 def test_import_muster_repeats_the_names_that_it_uses() -> None:
     assert muster.gate.GATE_NAME == layout.GATE
+    assert muster.gate_page.PAGE_NAME == layout.GATE_PAGE
     assert muster.gate.ENVIRONMENT_NAME == layout.ENVIRONMENT
     assert muster.progress.DIRECTORY_NAME == layout.PROGRESS
     assert muster.shard_line.SOCKET_NAME == layout.SHARDS_SOCKET

@@ -43,13 +43,31 @@ Verdict = tuple[str, boundary.Rank]
 
 
 def opens_after_sending(here: Here, **store: Any) -> Move:
-    """A sidecar that is cut off lets its rank go, although its vote was sent."""
-    held = here.shown is not None and here.shown.phase == "hold"
-    if here.shown is not None and held and here.cut_for_s >= store["hold_s"]:
+    """A sidecar that is cut off lets its rank go as if there had been no hold."""
+    if here.shown is not None and here.shown.phase == "hold" and here.cut:
         return Move(gate=replace(here.shown, phase="void"))
-    if here.shown is not None and here.shown.phase == "void" and here.cut_for_s:
+    if here.shown is not None and here.shown.phase == "void" and here.cut:
         return Move()
     return gate.local(here, **store)
+
+
+def waits_for_the_store_without_end(here: Here, **store: Any) -> Move:
+    """The gate is not marked cut."""
+    return gate.local(replace(here, cut=False), **store)
+
+
+def saved_is_saved(here: Here, **store: Any) -> Move:
+    """A save is acknowledged although the rank has given the epoch up since."""
+    ranks = tuple(replace(rank, failed=None) if rank.acked else rank for rank in here.ranks)
+    return gate.local(replace(here, ranks=ranks), **store)
+
+
+def gives_up_without_a_word(rank: boundary.Rank, read: boundary.RankGate | None) -> Verdict:
+    """A rank trains on before its file says that it has given the epoch up."""
+    verdict, after = boundary.decide(rank, read)
+    if verdict == boundary.PUBLISH and after.failed != rank.failed:
+        return boundary.GO, after
+    return verdict, after
 
 
 def votes_for_the_highest_boundary(here: Here, **store: Any) -> Move:
@@ -376,6 +394,20 @@ PLANTED = {
     "a sidecar lets its rank go after sending its vote": _local(
         opens_after_sending, Rules(faults=("cut",), fault_count=2), "runs past step"
     ),
+    "ranks wait without end for a store that takes no writes": _local(
+        waits_for_the_store_without_end, _only("full"), "takes no writes"
+    ),
+    "an epoch is acknowledged that a rank has given up": _local(
+        saved_is_saved, _only("full"), "that its rank has given up"
+    ),
+    "a sidecar that starts again does not know what its rank has given up": Planted(
+        {"failed_forgotten_at_start": True},
+        Rules(faults=("full", "crash"), fault_count=2),
+        "I",
+    ),
+    "i3 a rank trains on before its file says that it has given up": _rank(
+        gives_up_without_a_word, _only("full"), "I3"
+    ),
     "a held flag is not taken back": _rank(
         held_not_taken_back, HELD, "past step", *BOTH_HELD_AND_VOID
     ),
@@ -383,10 +415,10 @@ PLANTED = {
         {"gate_read_again": False}, HELD, "past step", BOTH_HELD_AND_VOID
     ),
     "a change of the commit does not compare the round": _writes(
-        round_not_compared, _only("rank", hurry=1), "I"
+        round_not_compared, _only("rank", hurry=1), "I", *OTHERS_STILL_SAVE
     ),
     "a sidecar clears the gate when it starts": Planted(
-        {"gate_cleared_at_start": True}, _only("crash"), "runs past step"
+        {"gate_cleared_at_start": True}, _only("crash"), "a rank of"
     ),
     "i3 all means all that can be reached": _decides(
         only_who_can_be_reached, _only("cut", hurry=2), "I3"

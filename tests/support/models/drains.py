@@ -24,7 +24,7 @@ from rdzv import listing
 from rdzv.drain import decision as draining
 from rdzv.drain import gate, transactions
 from rdzv.drain.cursors import DIFFER
-from rdzv.drain.gate import Gate, Here, Move, RankProgress
+from rdzv.drain.gate import WAITS, Gate, Here, Move, RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
 from rdzv.keys import JobKeys
 from rdzv.listing import Listing
@@ -38,17 +38,17 @@ from tests.support.models.explorer import Broken, put
 NOW = 1e6
 LONG = 1e5
 TOOK_S = 5.0
-HOLD_S = 10.0
 RUN = "r"
-HOLDS_BELOW_MIN = DrainPolicy(hold_s=HOLD_S)
+HOLDS_BELOW_MIN = DrainPolicy()
 KEYS = JobKeys("team", "digits")
 GENERATION = KEYS.in_generation(1)
 ROUND_KEY = GENERATION.run(RUN).round
 
-Fault = Literal["crash", "cut", "rank", "fail", "lose", "vanish", "stuck", "stay"]
-"""``stuck``: a save never returns. Nobody ends that where no deadline asks for it. ``stay``: a rank
-never enters its next loop."""
-FAULTS: tuple[Fault, ...] = ("crash", "cut", "rank", "fail", "lose", "vanish")
+Fault = Literal["crash", "cut", "full", "rank", "fail", "lose", "vanish", "stuck", "stay"]
+"""``full``: the store is read, and takes no writes until an operator mends it. ``stuck``: a save
+never returns. Nobody ends that where no deadline asks for it. ``stay``: a rank never enters its
+next loop."""
+FAULTS: tuple[Fault, ...] = ("crash", "cut", "full", "rank", "fail", "lose", "vanish")
 
 
 @dataclass(frozen=True)
@@ -127,13 +127,16 @@ class Request(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One sidecar, and what lies in its run directory. ``cut``: 2 is for longer than a hold."""
+    """One sidecar, and what lies in its run directory.
+
+    ``late``: the store has answered no write of it for long, while ranks wait.
+    """
 
     up: bool
-    cut: int
+    cut: bool
     mirror: int
     shown: Gate | None
-    sent: int
+    late: bool
     request: Request | None
     early: tuple[RankProgress, ...] | None = None
 
@@ -159,7 +162,10 @@ class Trainer(NamedTuple):
 
 
 class Env(NamedTuple):
-    """``due``: of each pod's deadline, 1 is its last chance. ``cancelled`` is a ghost."""
+    """``due``: of each pod's deadline, 1 is its last chance. ``cancelled`` is a ghost.
+
+    ``full``: the store takes no writes.
+    """
 
     due: tuple[int, ...]
     to_notice: tuple[int, ...]
@@ -169,6 +175,7 @@ class Env(NamedTuple):
     hurry: int
     cancelled: frozenset[int]
     base: int
+    full: bool = False
 
 
 State = tuple[int, ...]
@@ -178,8 +185,8 @@ ABSENT = Trainer("none", boundary.Rank(""), None)
 
 OTHERS_STILL_SAVE = (
     *("rank 0 at 0 goes", "rank 1 at 0 goes", "notice for 0", "0 hears", "0 writes hold"),
-    *("0 hears", "0 shows hold", "0 notes", "0 sends", "the request of 0 lands", "rank 0 arrives"),
-    *("1 hears", "1 shows hold", "1 notes", "1 sends", "the request of 1 lands", "0 hears"),
+    *("0 hears", "0 shows hold", "0 sends", "the request of 0 lands", "rank 0 arrives"),
+    *("1 hears", "1 shows hold", "1 sends", "the request of 1 lands", "0 hears"),
     *("0 writes commit", "0 hears", "0 shows commit", "rank 0 at 1 reads: save"),
     *("rank 0 at 1 saves", "0 sends", "the request of 0 lands"),
 )
@@ -190,9 +197,9 @@ OUT_OF_TIME = (*OTHERS_STILL_SAVE, *("(early) the deadline of 0 comes nearer",) 
 
 ALL_THREE_SAVE = (
     *("notice for 0", "rank 2 at 0 goes", "1 hears", "2 hears", "1 writes hold", "1 hears"),
-    *("1 shows hold", "1 notes", "1 sends", "the request of 1 lands", "1 hears", "2 hears"),
-    *("0 hears", "2 shows hold", "2 notes", "2 sends", "the request of 2 lands", "1 hears"),
-    *("rank 0 at 0 goes", "2 hears", "0 hears", "0 shows hold", "0 notes", "0 sends"),
+    *("1 shows hold", "1 sends", "the request of 1 lands", "1 hears", "2 hears"),
+    *("0 hears", "2 shows hold", "2 sends", "the request of 2 lands", "1 hears"),
+    *("rank 0 at 0 goes", "2 hears", "0 hears", "0 shows hold", "0 sends"),
     *("the request of 0 lands", "1 hears", "1 writes commit", "2 hears", "2 shows commit"),
     *("1 hears", "1 shows commit", "rank 1 at 0 goes", "0 hears", "0 shows commit"),
     *("rank 2 arrives", "rank 1 arrives", "rank 2 at 1 reads: save", "rank 1 at 1 reads: save"),
@@ -210,6 +217,16 @@ def name(pod: int) -> str:
 
 def token(number: int) -> str:
     return f"master-{number}"
+
+
+def rank_gate(shown: Gate) -> boundary.RankGate:
+    return boundary.RankGate(shown.epoch, shown.master, shown.phase, shown.step, shown.cut)
+
+
+def gave_up(trainer: Trainer, epoch: int) -> bool:
+    """Whether a rank's file says that it does not wait for this epoch any more."""
+    failed = trainer.told and trainer.told.failed
+    return failed is not None and failed[0] == epoch
 
 
 class Names:
@@ -247,6 +264,7 @@ class World:
     leavers_are_excused = True
     progress_before_gate = False
     gate_cleared_at_start = False
+    failed_forgotten_at_start = False
     waits_to_begin = True
 
     def __init__(self, rules: Rules, **mutation: Any) -> None:
@@ -277,7 +295,7 @@ class World:
             0, False, False, False, (), tuple(nodes), None, (None,) * count, (None,) * count, None
         )
         first = of(store)
-        side = Side(True, 0, first, None, 0, None)
+        side = Side(True, False, first, None, False, None)
         env = Env(
             (0,) * count,
             rules.notices,
@@ -507,7 +525,7 @@ class World:
         ranks = self.progress(pod, trainers)
         if self.progress_before_gate and side.early is not None:
             ranks = side.early
-        here = Here(name(pod), uid(pod), side.shown, ranks, side.sent, side.cut * HOLD_S / 2)
+        here = Here(name(pod), uid(pod), side.shown, ranks, side.late)
         move: Move = self.gate_local(
             here,
             commit=commit,
@@ -515,15 +533,12 @@ class World:
             drain=drain,
             vote=vote,
             last_commit=last,
-            hold_s=HOLD_S,
         )
         if move.gate is not None:
             shown = replace(move.gate, reason="")
             if shown == side.shown:
                 return None
             return f"{pod} shows {shown.phase}", self.names.of(side._replace(shown=shown))
-        if move.note is not None:
-            return f"{pod} notes", self.names.of(side._replace(sent=move.note))
         if move.vote is None or side.request is not None or side.cut:
             return None
         assert commit is not None
@@ -557,7 +572,7 @@ class World:
         """Do what a rank does by itself; None where it waits for its gate or for the others."""
         trainer: Trainer = self.names.part[number]
         shown = self.names.part[side].shown
-        read = shown and boundary.RankGate(shown.epoch, shown.master, shown.phase, shown.step)
+        read = shown and rank_gate(shown)
         if trainer.at == "start":
             if shown is None or shown.master != trainer.rank.master:
                 return None
@@ -566,9 +581,13 @@ class World:
             # It tells of no boundary yet: the first that it may save at is the one after this.
             return "begins", self.names.of(trainer._replace(at="enter", rank=rank, told=rank))
         if trainer.at == "enter":
-            waits = self.waits_to_begin and not boundary.may_begin(trainer.rank, read)
-            if waits and pod != self.rules.outsider:
+            verdict, rank = boundary.begin(trainer.rank, read)
+            if not self.waits_to_begin or pod == self.rules.outsider:
+                verdict = boundary.GO
+            if verdict == boundary.WAIT:
                 return None
+            if verdict == boundary.PUBLISH:
+                return "gives up", self.names.of(trainer._replace(rank=rank, told=rank))
             at: At = "end" if trainer.rank.step >= self.end_step else "train"
             return "goes", self.names.of(trainer._replace(at=at))
         if trainer.at == "publish":
@@ -621,7 +640,7 @@ class World:
         rank = boundary.arrive(trainer.rank, trainer.rank.step + stride)
         if self.gate_before_publishing:
             shown = self.names.part[side].shown
-            early = boundary.RankGate(shown.epoch, shown.master, shown.phase, shown.step)
+            early = rank_gate(shown)
             return self.names.of(trainer._replace(at="publish", rank=rank, read_early=early))
         return self.names.of(trainer._replace(at="read", rank=rank, told=rank))
 
@@ -650,6 +669,8 @@ class World:
         inside = [one for one in told if one.master == token(commit.round)]
         if pod == self.rules.outsider or len(inside) < len(ranks):
             return
+        if vote.acked is not None and any(gave_up(one, commit.epoch) for one in ranks):
+            raise Broken(f"{pod} acknowledges an epoch that its rank has given up")
         if vote.vote is None:
             raise Broken(f"the ranks of {pod} take part, and its sidecar says that they do not")
         failed = any(one.failed and one.failed[0] == commit.epoch for one in inside)
@@ -670,27 +691,32 @@ class World:
             where = self.side_at + pod
             number = state[where]
             side: Side = part[number]
-            if side.request is not None:
+            if side.request is not None and env.full:
+                refused = cached(self.lost, number)
+                yield f"the request of {pod} is refused", _swap(state, (where, refused))
+            elif side.request is not None:
                 after, mine = cached(self.landed, at, pod, number)
                 yield f"the request of {pod} lands", _swap(state, (0, after), (where, mine))
             if not side.up:
-                yield f"{pod} starts again", _swap(state, (where, cached(self.restarted, number)))
+                yield f"{pod} starts again", self.started(state, pod)
             else:
+                waits = side.shown is not None and side.shown.phase in WAITS
+                if waits and side.late != (side.cut or env.full):
+                    turned = self.names.of(side._replace(late=not side.late))
+                    what = "a write is answered" if side.late else "no write is answered for long"
+                    yield f"{what} to {pod}", _swap(state, (where, turned))
                 if side.cut:
-                    mended = cached(self.cut, number, 0)
+                    mended = cached(self.cut, number, False)
                     yield f"{pod} is connected again", _swap(state, (where, mended))
-                    if side.cut == 1:
-                        longer = cached(self.cut, number, 2)
-                        yield f"{pod} is cut off for long", _swap(state, (where, longer))
                 elif side.mirror != at:
                     yield f"{pod} hears", _swap(state, (where, cached(self.heard, number, at)))
-                if not side.cut and side.mirror >= 0:
+                if not side.cut and side.mirror >= 0 and not env.full:
                     made = cached(self.applied, at, side.mirror, pod, False, env.due)
                     if made is not None:
                         yield made[0], self.checked(state, made[1])
                 ranks = self.ranks_of[pod]
                 moved = cached(self.moved, pod, number, state[ranks.start : ranks.stop])
-                if moved is not None:
+                if moved is not None and not (env.full and moved[0].endswith("sends")):
                     yield moved[0], _swap(state, (where, moved[1]))
                 early: tuple[RankProgress, ...] = ()
                 if self.progress_before_gate and side.early is None:
@@ -708,7 +734,7 @@ class World:
                     yield f"SIGTERM passes to {pod}", self.terminated(state, store, pod, released)
                 if node == "stopped" and drain.outcome:
                     continue
-            elif node == "stopped":
+            elif node == "stopped" and not env.full:
                 yield (
                     f"{pod} asks again",
                     _swap(
@@ -716,7 +742,8 @@ class World:
                         (0, self.names.of(store._replace(nodes=put(store.nodes, pod, "asking")))),
                     ),
                 )
-        yield from self.round_steps(state, store)
+        if not env.full:
+            yield from self.round_steps(state, store)
 
     def rank_steps(self, state: State, store: Store, pod: int, side: int) -> Iterator[Step]:
         part, cached = self.names.part, self.cached
@@ -728,7 +755,7 @@ class World:
             if trainer.at == "train":
                 if not self.rules.lockstep or self.in_step(state, number):
                     if trainer.rank.master == token(store.number):
-                        self.may_arrive(state, store, pod)
+                        self.may_arrive(state, store, pod, trainer)
                     after = cached(self.arrived, pod, number, side)
                     yield f"rank {where - self.rank_at} arrives", _swap(state, (where, after))
                 continue
@@ -828,24 +855,34 @@ class World:
         drain = store.drains[pod]
         if released and not (drain and drain.outcome):
             raise Broken("I7: SIGTERM is released before the leave is on record")
-        side = self.names.of(Side(False, 0, -1, None, 0, None))
+        side = self.names.of(Side(False, False, -1, None, False, None))
         after = store._replace(nodes=put(store.nodes, pod, "gone"))
         return _swap(self.without_ranks(state, pod, after), (self.side_at + pod, side))
 
     # --- small changes of a sidecar ---
 
-    def restarted(self, number: int) -> int:
-        side: Side = self.names.part[number]
+    def started(self, state: State, pod: int) -> State:
+        """Start a sidecar: a gate that is cut stays so until a write is answered."""
+        where = self.side_at + pod
+        side: Side = self.names.part[state[where]]
         shown = side.shown
         if self.gate_cleared_at_start and shown is not None:
             shown = replace(shown, phase="idle", step=None)
-        return self.names.of(side._replace(up=True, mirror=-1, shown=shown))
+        late = shown is not None and shown.cut
+        after = side._replace(up=True, mirror=-1, shown=shown, late=late)
+        changes = [(where, self.names.of(after))]
+        if self.failed_forgotten_at_start:
+            for rank in self.ranks_of[pod]:
+                trainer: Trainer = self.names.part[state[rank]]
+                told = trainer.told and trainer.told._replace(failed=None)
+                changes.append((rank, self.names.of(trainer._replace(told=told))))
+        return _swap(state, *changes)
 
     def heard(self, number: int, at: int) -> int:
         return self.names.of(self.names.part[number]._replace(mirror=at))
 
-    def cut(self, number: int, level: int) -> int:
-        return self.names.of(self.names.part[number]._replace(cut=level))
+    def cut(self, number: int, off: bool) -> int:
+        return self.names.of(self.names.part[number]._replace(cut=off))
 
     def crashed(self, number: int) -> int:
         return self.names.of(self.names.part[number]._replace(up=False, mirror=-1, early=None))
@@ -859,6 +896,9 @@ class World:
         """Notices, joins and cancels: what people and the cluster do."""
         part, of = self.names.part, self.names.of
         env, store = part[state[1]], part[state[0]]
+        if env.full:
+            yield "the store takes writes again", _swap(state, (1, of(env._replace(full=False))))
+            return
         for pod in env.to_notice:
             if store.nodes[pod] in ("none", "gone") or store.closed:
                 continue
@@ -890,6 +930,9 @@ class World:
         if not env.faults or store.closed:
             return
         less = (1, self.names.of(env._replace(faults=env.faults - 1)))
+        if "full" in faults and not env.full:
+            full = self.names.of(env._replace(faults=env.faults - 1, full=True))
+            yield "the store takes no writes", _swap(state, (1, full))
         for pod in self.pods:
             where = self.side_at + pod
             number = state[where]
@@ -902,7 +945,10 @@ class World:
                     _swap(state, less, (where, cached(self.crashed, number))),
                 )
             if "cut" in faults and side.up and not side.cut:
-                yield f"{pod} is cut off", _swap(state, less, (where, cached(self.cut, number, 1)))
+                yield (
+                    f"{pod} is cut off",
+                    _swap(state, less, (where, cached(self.cut, number, True))),
+                )
             if "lose" in faults and side.request is not None:
                 yield (
                     f"the request of {pod} is lost",
@@ -941,7 +987,7 @@ class World:
             side: Side = part[state[self.side_at + pod]]
             if store.nodes[pod] in ("none", "gone"):
                 continue
-            if side.up and not side.cut and side.mirror >= 0:
+            if side.up and not side.cut and side.mirror >= 0 and not env.full:
                 made = self.cached(self.applied, at, side.mirror, pod, True, env.due)
                 if made is not None and made != self.cached(
                     self.applied, at, side.mirror, pod, False, env.due
@@ -993,7 +1039,8 @@ class World:
         assert store.commit is not None
         assert store.commit.step is not None
         for rank, trainer in self.inside(state, store):
-            if trainer.at in PAST and trainer.rank.step >= store.commit.step:
+            past = trainer.at in PAST and trainer.rank.step >= store.commit.step
+            if past and not gave_up(trainer, store.commit.epoch):
                 raise Broken(f"I3: rank {rank} is past step {store.commit.step} already")
 
     def contradicted(self, state: State, store: Store, cursor: str) -> bool:
@@ -1014,7 +1061,8 @@ class World:
         for rank, trainer in self.inside(state, store):
             if trainer.saved != (commit.epoch, commit.step):
                 raise Broken(f"I7: done, but rank {rank} saved {trainer.saved}")
-            if trainer.at in PAST or trainer.rank.step != commit.step:
+            moved = trainer.at in PAST or trainer.rank.step != commit.step
+            if moved and not gave_up(trainer, commit.epoch):
                 raise Broken(f"I3: done, but rank {rank} has gone on")
         if store.last.step != commit.step or not store.complete:
             raise Broken("I3: the last commit is another step than was saved")
@@ -1042,9 +1090,9 @@ class World:
                 raise Broken(f"I7: {pod} may go, but its commit is not on record")
             for where in self.ranks_of[pod]:
                 trainer: Trainer = self.names.part[state[where]]
-                if trainer.at != "none" and (
-                    trainer.saved is None or trainer.saved[1] != drain.step or trainer.at in PAST
-                ):
+                saved = trainer.saved is not None and trainer.saved[1] == drain.step
+                stays = trainer.at not in PAST or (commit and gave_up(trainer, commit.epoch))
+                if trainer.at != "none" and not (saved and stays):
                     raise Broken(f"I7: {pod} may go, but has not saved step {drain.step}")
 
     def may_go(self, at: int, number: int, pod: int) -> None:
@@ -1052,6 +1100,8 @@ class World:
         store, trainer = self.names.part[at], self.names.part[number]
         commit, step = store.commit, trainer.rank.step
         drain = store.drains[pod]
+        if commit is not None and gave_up(trainer, commit.epoch):
+            return  # whatever comes of that epoch, no checkpoint of it is wrong
         if drain and drain.outcome == "committed" and drain.step is not None and step >= drain.step:
             raise Broken(f"step {step + 1} is trained by {pod} after its grant")
         if not store.complete or trainer.rank.master != token(store.number) or commit is None:
@@ -1063,13 +1113,15 @@ class World:
         if commit.phase == "commit" and commit.step is not None and step >= commit.step:
             raise Broken(f"I3: a rank of {pod} runs past step {commit.step}")
 
-    def may_arrive(self, state: State, store: Store, pod: int) -> None:
+    def may_arrive(self, state: State, store: Store, pod: int, trainer: Trainer) -> None:
         """A rank of this round has finished a step: not if that ends without a save of all.
 
         Where some have trained, and then take no part, nobody knows of the steps of the others.
         """
         commit, rules = store.commit, self.rules
         if commit is None or not commit.refused or not commit.is_of(RUN, store.number):
+            return
+        if gave_up(trainer, commit.epoch):
             return
         ranks = [trainer for _, trainer in self.inside(state, store)]
         whole = len(ranks) == len(store.members) * rules.ranks and not store.finishing
@@ -1083,6 +1135,8 @@ class World:
         """
         store: Store = self.names.part[at]
         commit = store.commit
+        if any(store.nodes[pod] == "asking" for pod in store.members):
+            return  # it is over already: another one has left it
         snapshot, _ = self.membership(store)
         live = self.live_round(store)
         lost = bool(live.left) or any(
@@ -1108,6 +1162,12 @@ class World:
     def check_end(self, state: State) -> None:
         """Nothing can happen any more: everybody is done, gone, or waits for more members."""
         store: Store = self.names.part[state[0]]
+        env: Env = self.names.part[state[1]]
+        if env.full:
+            for rank, trainer in self.inside(state, store) if store.complete else ():
+                if trainer.at in ("enter", "read"):
+                    raise Broken(f"rank {rank} waits for ever for a store that takes no writes")
+            return
         few = not store.complete and len(self.listed(store)) < self.rules.least
         live = self.live_round(store)
         asked = bool(live.reforms) or any(store.drains[pod] for pod in store.members)

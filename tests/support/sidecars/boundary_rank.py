@@ -13,12 +13,21 @@ from rdzv.drain.gate import Gate, RankProgress
 
 
 class BoundaryRank:
-    """One rank, beside the ``files`` of its pod. A subclass trains, publishes, and waits."""
+    """One rank, beside the ``files`` of its pod. A subclass trains, publishes, and waits.
+
+    ``_reads``: the file that has its gate, ``gate.json`` for one of 0.1.
+    """
+
+    _reads = layout.GATE_PAGE
 
     def __init__(self, master: str, files: Mapping[str, bytes]) -> None:
         self._files = files
         self._told = boundary.Rank(master)
         self._saved = SavedSteps()
+
+    def gave_up(self, epoch: int) -> bool:
+        """Whether it has trained on in an epoch, as the store took no writes."""
+        return self._told.failed == (epoch, boundary.CUT)
 
     async def _publish(self) -> None:
         raise NotImplementedError
@@ -29,8 +38,14 @@ class BoundaryRank:
 
     async def _begin(self) -> None:
         """Wait until it may begin its first step."""
-        while not boundary.may_begin(self._told, self._rank_gate()):
-            await self._look_again()
+        while True:
+            verdict, self._told = boundary.begin(self._told, self._rank_gate())
+            if verdict == boundary.GO:
+                return
+            if verdict == boundary.PUBLISH:
+                await self._publish()
+            else:
+                await self._look_again()
 
     async def _follow(self) -> bool:
         """Do as the gate says until it says to go on, or to save (True)."""
@@ -48,19 +63,20 @@ class BoundaryRank:
     ) -> RankProgress:
         told, saved = self._told, self._saved.named
         done = (told.held, told.acked, told.failed, away, saved)
-        return RankProgress(local_rank, ranks, told.master, told.step, drain, *done)
+        place = (local_rank, ranks, told.master, told.step, drain)
+        return RankProgress(*place, *done, page=self._reads == layout.GATE_PAGE)
 
     def _gate(self) -> Gate | None:
-        content = self._files.get(layout.GATE)
+        content = self._files.get(self._reads)
         return None if content is None else _gate(content)
 
     def _rank_gate(self) -> boundary.RankGate | None:
         gate = self._gate()
         if gate is None:
             return None
-        return boundary.RankGate(gate.epoch, gate.master, gate.phase, gate.step)
+        return boundary.RankGate(gate.epoch, gate.master, gate.phase, gate.step, gate.cut)
 
 
 @lru_cache(maxsize=256)
 def _gate(content: bytes) -> Gate:
-    return Gate.from_json(layout.GATE, content)
+    return Gate.from_json(layout.GATE_PAGE, content)

@@ -24,7 +24,7 @@ from launcher_shim.c10d.rounds.drain_view import own
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.rundir import layout
 from rdzv.drain.inputs import LiveRound, LiveRounds
-from rdzv.errors import RecordError
+from rdzv.errors import RecordError, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.listing import decide
 from rdzv.members.registration import Held
@@ -35,7 +35,7 @@ from rdzv.snapshot import Snapshot
 from rdzv.store import Operation, Put, WatchEvent
 from rdzv.store.intervals import Interval
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.support.sidecars.cable import Cable, CabledStore
+from tests.support.sidecars.cable import Cable, CabledStore, Moment
 from tests.support.sidecars.jobs import KEYS, identity, surroundings
 from tests.support.sidecars.ranks import Loop, Rank
 from tests.support.sidecars.run_dir import MemoryRunDir
@@ -113,6 +113,10 @@ class PodRunDir(MemoryRunDir):
         self.files, self.progress = pod.files, pod.progress
         self.dead = False
         self._pod = pod
+
+    def put_gate(self, content: bytes) -> None:
+        if not self.dead:
+            super().put_gate(content)
 
     def _write(self, name: str, content: bytes, mode: int) -> None:
         if self._pod.disk_full:
@@ -223,9 +227,9 @@ class Pod:
         """Its drain, as the store has it."""
         return self.job.snapshot.drains.get(self.uid)
 
-    def shown(self) -> object:
+    def shown(self, name: str = layout.GATE_PAGE) -> object:
         """The phase of the gate that its ranks read."""
-        return json.loads(self.files[layout.GATE])["phase"]
+        return json.loads(self.files[name])["phase"]
 
     def kept(self) -> dict[str, Any] | None:
         """What the run directory has of its drain."""
@@ -318,7 +322,11 @@ class Client:
 
 @dataclass
 class Job:
-    """All of it. ``granted`` and ``done`` are what a watch of the store has shown of them."""
+    """All of it. ``granted`` and ``done`` are what a watch of the store has shown of them.
+
+    ``repeats``: how many steps each rank has made after the one that its round ended with, as the
+    store took no writes. They are known at the end.
+    """
 
     engine: MemoryEngine
     clock: Callable[[], float]
@@ -334,6 +342,7 @@ class Job:
     drained: set[str] = field(default_factory=set)
     ranks_of: dict[int, dict[tuple[str, int], Rank]] = field(default_factory=dict)
     evaluated: asyncio.Event = field(default_factory=asyncio.Event)
+    repeats: dict[tuple[str, int], int] = field(default_factory=dict)
     _wrongly_listed: set[str] = field(default_factory=set)
 
     def follow(self) -> None:
@@ -359,6 +368,21 @@ class Job:
     @property
     def commit(self) -> Commit:
         return self.snapshot.commit or Commit()
+
+    def refuse_writes(self, *names: str) -> None:
+        """Let the store take no writes of these pods, or of any; all is read as before."""
+
+        def refuse(moment: Moment, operations: Sequence[Operation]) -> None:
+            if moment == "sending":
+                raise StoreUnavailable("etcdserver: mvcc: database space exceeded")
+
+        for name in names or self.pods:
+            self.pods[name].cable.on_txn = refuse
+
+    def take_writes(self) -> None:
+        """Let the store take all writes again."""
+        for pod in self.pods.values():
+            pod.cable.on_txn = lambda moment, operations: None
 
     def phase_is(self, phase: str) -> Callable[[], bool]:
         return lambda: self.commit.phase == phase
@@ -480,9 +504,13 @@ class Job:
                 assert step in saved, f"{name}/{local_rank} saved {saved}, and {step} is done"
         for number in self.ended_rounds:
             step = max(step for at, step in self.done if at == number)
+            epoch = max(commit.epoch for commit in self.commits if commit.round == number)
             for name, local_rank in self.ranks_of[number]:
                 trained = max(self.pods[name].steps("step", number, local_rank))
-                assert trained == step, f"{name}/{local_rank} trained {trained}, beyond {step}"
+                if self.ranks_of[number][name, local_rank].gave_up(epoch):
+                    self.repeats[name, local_rank] = trained - step
+                else:
+                    assert trained == step, f"{name}/{local_rank} trained {trained}, beyond {step}"
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
+from agent.rundir.gate_page import GatePage
 from agent.rundir.progress import ProgressLine, read_line
 from rdzv.drain.gate import Gate
 
@@ -16,20 +17,28 @@ DEADLINE_S = 100.0
 
 
 class PodGate:
-    """One pod's run directory. A rank of it is of the round that ``master`` names."""
+    """One pod's run directory. A rank of it is of the round that ``master`` names.
 
-    def __init__(self, run_dir: Path, master: str = "") -> None:
+    ``by_page``: the sidecar is of this version, and not of 0.1.
+    """
+
+    def __init__(self, run_dir: Path, master: str = "", *, by_page: bool = True) -> None:
         self.run_dir = run_dir
+        self.page = GatePage(run_dir / "gate.page") if by_page else None
         self.master = master
         self.gate = Gate(master=master)
         run_dir.mkdir(exist_ok=True)
+        if self.page is not None:
+            self.page.make()
 
     def show(self, gate: Gate) -> None:
-        """Rename another gate into place."""
+        """Show another gate."""
         self.gate = gate
         aside = self.run_dir / ".gate.tmp"
         aside.write_bytes(gate.to_json())
         aside.replace(self.run_dir / "gate.json")
+        if self.page is not None:
+            self.page.put(gate.to_json())
 
     def told(self, local_rank: int = 0) -> ProgressLine:
         """What a rank has told last."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
+from launcher_shim.rundir import layout
 from muster import boundary
 from muster.draining import ENTERED_STEP
 from tests.support.sidecars.boundary_rank import BoundaryRank
@@ -28,7 +29,8 @@ class Loop:
 
     The first ``save_errors`` saves fail, which may end it. ``drains``: whether it takes part in
     drains. ``saves_every``: steps between two periodic checkpoints; 0: none. After each
-    ``steps_a_loop`` (0: never) it evaluates, until the job's ``evaluated``.
+    ``steps_a_loop`` (0: never) it evaluates, until the job's ``evaluated``. ``of_0_1``: its
+    ``import muster`` knows no page.
     """
 
     step_s: float = 0.05
@@ -39,6 +41,7 @@ class Loop:
     saves_every: int = 0
     steps_a_loop: int = 0
     ranks: int = 1
+    of_0_1: bool = False
 
 
 class Rank(BoundaryRank):
@@ -58,6 +61,8 @@ class Rank(BoundaryRank):
         self._errors = loop.save_errors
         self._random = Random(seed)
         self._former: boundary.Rank | None = None
+        if loop.of_0_1:
+            self._reads = layout.GATE
         self._task = asyncio.create_task(self._run(), name=f"rank of {pod.name}")
 
     async def end(self) -> None:

@@ -38,6 +38,14 @@ class MemoryRunDir(RunDir):
         content = self.files.get(layout.STATE)
         return State(pod_uid) if content is None else State.from_json(layout.STATE, content)
 
+    def put_gate(self, content: bytes) -> None:
+        """Change what lies there already, on a full disk as well."""
+        MemoryRunDir._write(self, layout.GATE_PAGE, content, 0o644)
+
+    def gate(self) -> bytes | None:
+        """What was shown last."""
+        return self.files.get(layout.GATE_PAGE, self.files.get(layout.GATE))
+
     def content(self, name: str) -> bytes | None:
         """What lies there under ``name``."""
         return self.files.get(name)

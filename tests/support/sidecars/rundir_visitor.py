@@ -31,12 +31,13 @@ def main() -> None:
 
 
 def train(run_dir: Path) -> dict[str, object]:
+    gate = GateFile(str(run_dir))
     told = {
         "variables": "PET_NNODES" in (run_dir / "env").read_text(),
         "hosts": subprocess.run([run_dir / "discover_hosts.sh"], capture_output=True).returncode,
         "program": (run_dir / "bin" / "muster-run").read_bytes()[:2] == b"#!",
         "library": (run_dir / "python" / "muster" / "__init__.py").stat().st_size > 0,
-        "gate": GateFile(str(run_dir)).read() is not None,
+        "gate": gate.read() is not None and gate.by_page,
         "connected": [connects(run_dir / name) for name in ("c10d.sock", "notice.sock")],
     }
     for process in range(2):  # the second is that of a later round

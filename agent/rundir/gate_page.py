@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate's page: a file of fixed size that is allocated once, and overwritten in place.
+
+What ``muster/gate_page.py`` maps and reads in the training container. A change is written to the
+slot that the present content is not in; then the generation word names that slot.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import stat
+import struct
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+from launcher_shim.rundir.safe_open import open_regular
+
+WORD = struct.Struct("<Q")
+HEAD = struct.Struct("<II")
+SLOT_BYTES = 8192
+FIRST_SLOT = 64
+PAGE_BYTES = FIRST_SLOT + 2 * SLOT_BYTES
+
+_MEMBARRIER = {"x86_64": 324, "aarch64": 283}
+_GLOBAL = 1
+
+
+class GatePage:
+    """The page at ``path``. Every method may block for as long as the disk does."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def make(self) -> None:
+        """Allocate the page, unless it is there; raise ``OSError`` if there is no room for it.
+
+        One that is there is kept, with its content: ranks have mapped it.
+        """
+        with suppress(OSError):
+            os.close(self._open(os.O_RDONLY))
+            return
+        temporary = self._path.with_name(f".{self._path.name}.tmp")
+        temporary.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o644)
+        try:
+            os.fchmod(descriptor, 0o644)  # whatever the umask is
+            _write(descriptor, bytes(PAGE_BYTES), 0)
+            os.fsync(descriptor)  # only then has every file system given it its blocks
+            os.replace(temporary, self._path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+
+    def content(self) -> tuple[bytes, int] | None:
+        """Read the content, and when it was written (ns); None if nothing whole is there."""
+        try:
+            descriptor = self._open(os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            page = os.pread(descriptor, PAGE_BYTES, 0)
+            written_ns = os.fstat(descriptor).st_mtime_ns
+        finally:
+            os.close(descriptor)
+        (word,) = WORD.unpack_from(page)
+        start = FIRST_SLOT + (word & 1) * SLOT_BYTES
+        checksum, length = HEAD.unpack_from(page, start)
+        start += HEAD.size
+        content = page[start : start + min(length, SLOT_BYTES - HEAD.size)]
+        if not content or zlib.crc32(content, zlib.crc32(page[: WORD.size])) != checksum:
+            return None
+        return content, written_ns
+
+    def put(self, content: bytes) -> None:
+        """Change the content; raise ``OSError`` if that fails.
+
+        Ranks that look from now on see it, and whatever a rank has written before it looked at the
+        former one is in its progress file.
+        """
+        if len(content) > SLOT_BYTES - HEAD.size:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(self._path))
+        try:
+            descriptor = self._open(os.O_RDWR)
+        except OSError:  # something else has taken its place
+            self.make()
+            descriptor = self._open(os.O_RDWR)
+        try:
+            (word,) = WORD.unpack(os.pread(descriptor, WORD.size, 0))
+            packed = WORD.pack((word + 1) % 2**64)
+            checksum = zlib.crc32(content, zlib.crc32(packed))
+            slot = FIRST_SLOT + ((word + 1) & 1) * SLOT_BYTES
+            _write(descriptor, HEAD.pack(checksum, len(content)) + content, slot)
+            _write(descriptor, packed, 0)
+        finally:
+            os.close(descriptor)
+        _fence()
+
+    def _open(self, flags: int) -> int:
+        """Open the page; raise ``OSError`` if what is there is not one that only we can change."""
+        descriptor = open_regular(self._path, flags, 0o644)
+        found = os.fstat(descriptor)
+        shown = (stat.S_IMODE(found.st_mode), found.st_uid, found.st_nlink, found.st_size)
+        if shown != (0o644, os.geteuid(), 1, PAGE_BYTES):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, f"{self._path.name} is no page of this user")
+        return descriptor
+
+
+def _write(descriptor: int, content: bytes, offset: int) -> None:
+    if os.pwrite(descriptor, content, offset) != len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _fence() -> None:
+    """Let no processor order a rank's look at the page before what the rank wrote first.
+
+    The rank has no fence in Python. Where the kernel has none either (gVisor), the system calls
+    around its write have to do.
+    """
+    number = _MEMBARRIER.get(platform.machine())
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, _GLOBAL, 0, 0)
