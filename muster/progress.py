@@ -64,7 +64,8 @@ class ProgressFile:
     ``of_drain``: ``muster.drain()`` reports the steps now. ``left``: returns the rank's state on
     leaving the last such block. ``saved``: the steps it has saved, reported with all else.
     ``mute``: ``report_step`` has given up. ``saver``: this rank saves if that is asked for a
-    launcher that goes; ``answered``: (ask, step) of its newest save of that kind.
+    launcher that goes; ``answered``: (ask, step) of its newest save of that kind. ``tag``: the
+    save tag that the script has asked for, empty before.
     """
 
     def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
@@ -99,6 +100,7 @@ class ProgressFile:
         self.mute = False
         self.saver = False
         self.answered: Optional[Tuple[int, int]] = None
+        self.tag = ""
 
     @property
     def of_this_process(self) -> bool:
@@ -127,7 +129,7 @@ class ProgressFile:
             self._first = step
         record = (
             '%s"first":%d,"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d'
-            ',"acked":%s,"failed":%s%s%s%s%s%s}'
+            ',"acked":%s,"failed":%s%s%s%s%s%s%s}'
             % (
                 self._identity,
                 self._first,
@@ -143,6 +145,7 @@ class ProgressFile:
                 ',"cursors":true' if self.saved.with_cursors else "",
                 ',"saver":true' if self.saver else "",
                 ',"answered":[%d,%d]' % self.answered if self.answered else "",
+                ',"tag":"%s"' % self.tag if self.tag else "",
             )
         )
         summed = record.ljust(self._blanks_to - 1).encode("ascii") + b"\n"

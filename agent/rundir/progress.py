@@ -17,7 +17,8 @@ from typing import Any
 from launcher_shim.rundir.progress_line import read_whole
 from launcher_shim.rundir.safe_open import read_untrusted
 from rdzv.drain.gate import RankProgress
-from rdzv.records.codec import CURSOR_MAX_BYTES
+from rdzv.errors import RecordError
+from rdzv.records.codec import CURSOR_MAX_BYTES, take_tag
 
 CURSORS_MAX_BYTES = 16 * 1024
 """Bound on a file of cursors: far more than those of the steps that a rank names."""
@@ -34,7 +35,8 @@ class ProgressLine:
     acknowledgement, ``failed`` the epoch and reason of a failed save. ``saved`` are steps that it
     has saved, for whatever cause: the newest, and some before. ``cursors``: it gives data cursors
     with them, in a file beside the line. ``saver``: it saves when a Horovod launcher's drain asks
-    for it; ``answered`` are the ask and the step of its newest save of that kind.
+    for it; ``answered`` are the ask and the step of its newest save of that kind. ``tag``: the save
+    tag that its script has asked for, empty for none.
     """
 
     pid: int
@@ -57,6 +59,7 @@ class ProgressLine:
     cursors: bool = False
     saver: bool = False
     answered: tuple[int, int] | None = None
+    tag: str = ""
 
 
 def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
@@ -101,6 +104,7 @@ def _rank(directory: Path, line: ProgressLine) -> RankProgress:
         cursors=tuple(cursors[step] for step in saved) if line.cursors else (),
         saver=line.saver,
         answered=line.answered,
+        tag=line.tag,
     )
 
 
@@ -145,8 +149,9 @@ def _parse(content: bytes) -> ProgressLine | None:
             cursors=fields.get("cursors") is True,
             saver=fields.get("saver") is True,
             answered=_pair({"answered": None, **fields}, "answered", int),
+            tag=take_tag("progress", fields),
         )
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError, RecordError):
         return None
 
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rdzv.drain.cursors import DIFFER, agreed, difference, left_to_others
+from rdzv.drain.cursors import DIFFER, TAGS, agreed, difference, left_to_others
 from rdzv.drain.inputs import (
     DrainingSnapshot,
     DrainObservations,
@@ -379,7 +379,8 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
     if not missing and saved:
         (step,) = saved
         given = [(vote.ranks, member, vote.cursor) for member, vote in votes.items()]
-        differ = difference(step, given)
+        tags = [(vote.ranks, member, vote.tag) for member, vote in votes.items()]
+        differ = difference(step, given) or difference(step, tags, TAGS)
         if differ:
             return _differs(scene, differ)
         if not is_known(step, round, scene.snapshot.ledgers):
@@ -393,7 +394,8 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
             failures=0,
             took_s=scene.now - scene.observations.epoch_since_s,
         )
-        last = LastCommit(step, round.number, commit.epoch, cursor=agreed(given), run=round.run)
+        told = {"cursor": agreed(given), "tag": agreed(tags)}
+        last = LastCommit(step, round.number, commit.epoch, run=round.run, **told)
         return replace(decision, last_commit=last)
     if not _anybody(scene):
         return _void(scene, _NONE_PENDING)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, get_args
 
-from rdzv.drain.cursors import agreed, difference, left_to_others
+from rdzv.drain.cursors import TAGS, agreed, difference, left_to_others
 from rdzv.drain.decision import granted
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import RecordError
-from rdzv.records.codec import dump_record, load_record, take, take_cursor
+from rdzv.records.codec import dump_record, load_record, take, take_cursor, take_tag
 from rdzv.records.commit import Commit, LastCommit, Phase, Vote
 from rdzv.records.drain import Drain
 
@@ -79,6 +79,7 @@ class Gate:
                     "round": last.round,
                     "epoch": last.epoch,
                     "cursor": last.cursor,
+                    "tag": last.tag,
                 },
                 "of_former_life": self.of_former_life,
             }
@@ -154,6 +155,8 @@ class RankProgress:
     """Whether it saves when a Horovod launcher's drain asks for it."""
     answered: tuple[int, int] | None = None
     """(ask, step) of its newest save of that kind."""
+    tag: str = ""
+    """The save tag that its script has asked for; empty for none."""
 
     def cursor_of(self, step: int) -> str:
         """Return the data cursor that the rank gave with the save of ``step``; empty for none."""
@@ -261,6 +264,7 @@ def _wanted(
                 last_commit.round,
                 last_commit.epoch,
                 cursor=last_commit.cursor,
+                tag=last_commit.tag,
             ),
             of_former_life=of_former_life,
         )
@@ -315,11 +319,12 @@ def _acknowledge(here: Here, commit: Commit, round: LiveRound, vote: Vote) -> Mo
         return Move(vote=replace(vote, failed=why), reason=why)
     step = saved[0]
     said = [((r.rank,), here.member, r.cursor_of(step)) for r in ranks]
-    differ = difference(step, said)
+    tags = [((r.rank,), here.member, r.tag) for r in ranks]
+    differ = difference(step, said) or difference(step, tags, TAGS)
     if differ:
         return Move(vote=replace(vote, failed=differ), reason=differ)
     numbers = tuple(sorted(r.rank for r in ranks))
-    acknowledged = replace(vote, acked=step, cursor=agreed(said), ranks=numbers)
+    acknowledged = replace(vote, acked=step, cursor=agreed(said), ranks=numbers, tag=agreed(tags))
     return Move(vote=acknowledged, reason=f"all ranks saved step {step}{left_to_others(said)}")
 
 
@@ -341,4 +346,5 @@ def _last_commit(name: str, fields: object) -> LastCommit:
         take(name, fields, "round", int),
         take(name, fields, "epoch", int),
         cursor=take_cursor(name, fields),
+        tag=take_tag(name, fields),
     )
