@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 
 from agent.drain.own import OwnDrain
@@ -23,7 +24,7 @@ from rdzv.drain.inputs import DrainingSnapshot, DrainPolicy
 from rdzv.drain.launcher_save import ask_of, asked
 from rdzv.errors import RecordError
 from rdzv.job import JobClient
-from rdzv.members.registration import Identity
+from rdzv.members.registrar import Registrar
 from rdzv.records.commit import Vote, vote_transaction
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class GateWriter:
         self,
         run_dir: RunDir,
         client: JobClient,
-        identity: Identity,
+        registrar: Registrar,
         sight: DrainView,
         voted: VotedEpoch,
         writing: DrainWriter,
@@ -64,7 +65,9 @@ class GateWriter:
         self._own = own
         self._policy = policy
         self._clock = clock
-        self._identity = identity
+        self._registrar = registrar
+        self._identity = registrar.identity
+        self._began_s = clock()
         self._cut_since_s: float | None = None
         self._shown_since_s = clock()
         self._refused = False
@@ -97,6 +100,7 @@ class GateWriter:
                 last_commit=snapshot.membership.commit_to_start_from,
                 of_former_life=snapshot.membership.commit_is_of_former_life,
                 hold_s=self._policy.hold_s,
+                cut_s=self._policy.cut_s,
                 ask=ask_of(asked(snapshot.membership)),
             )
             if not await self._do(move, snapshot):
@@ -115,8 +119,14 @@ class GateWriter:
             ranks=self._run_dir.ranks(),
             sent=self._voted.epoch,
             cut_for_s=0.0 if self._cut_since_s is None else now - self._cut_since_s,
+            leaseless_s=max(0.0, now - self._lease_ends_s),
             deadline_boot_s=self._own.due_boot_s,
         )
+
+    @property
+    def _lease_ends_s(self) -> float:
+        """Until when the pod has a lease, as far as this sidecar knows of one."""
+        return max(self._began_s, self._registrar.lease_valid_until_s)
 
     def _own_vote(self, snapshot: DrainingSnapshot) -> Vote | None:
         return snapshot.votes.get(self._identity.member)
@@ -181,7 +191,11 @@ class GateWriter:
             least, most = POLL_S
             return min(most, max(least, POLL_SHARE * (self._clock() - self._shown_since_s)))
         # No event tells that the store has become unreachable, or reachable again: poll.
-        return LOOK_S if self._refused or phase in ("hold", "commit") else None
+        if self._refused or phase in ("hold", "commit"):
+            return LOOK_S
+        if self._policy.cut_s == math.inf:
+            return None
+        return max(LOOK_S, self._lease_ends_s + self._policy.cut_s - self._clock())
 
     def _ranks_save(self, snapshot: DrainingSnapshot) -> bool:
         """Return whether this pod has voted and its save is neither acknowledged nor failed yet."""

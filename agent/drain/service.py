@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -19,7 +20,7 @@ from agent.drain.view import DrainView, RoundSource
 from agent.drain.voted_epoch import VotedEpoch
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
-from rdzv.drain.inputs import DrainPolicy
+from rdzv.drain.inputs import CUT_S, DrainPolicy
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.records.commit import Commit
@@ -30,8 +31,9 @@ class Drains:
     """The parts that see drains through, for one member whose launcher is in ``rounds``.
 
     ``notice_path``: the socket that takes notices, or None for no socket. ``grace_s``: the pod's
-    termination grace. ``below_min``: as in ``rdzv.drain.inputs.DrainPolicy``. ``ledgers`` returns
-    those of all data sets in shards. ``clock`` is monotonic, ``boot_clock`` that of
+    termination grace. ``below_min``: as in ``rdzv.drain.inputs.DrainPolicy``. ``on_cut``:
+    whether ranks wait once their pod has had no lease for ``CUT_S``. ``ledgers`` returns those of
+    all data sets in shards. ``clock`` is monotonic, ``boot_clock`` that of
     ``agent.boot_clock``; both in seconds.
     """
 
@@ -45,6 +47,7 @@ class Drains:
         notice_path: Path | None,
         grace_s: float,
         below_min: Literal["hold", "commit"],
+        on_cut: Literal["train", "hold"],
         ledgers: Callable[[], Sequence[ShardLedger]],
         clock: Callable[[], float],
         boot_clock: Callable[[], float],
@@ -58,12 +61,12 @@ class Drains:
             # One writer each: the backoff of one that loses a race delays no other.
             return DrainWriter(client, registrar, random)
 
-        policy = DrainPolicy(below_min)
+        policy = DrainPolicy(below_min, cut_s=CUT_S if on_cut == "hold" else math.inf)
         self.own = OwnDrain(
             run_dir, client, identity, writing(), grace_s=grace_s, boot_s=boot_clock
         )
         self.gate_writer = GateWriter(
-            run_dir, client, identity, sight, voted, writing(), self.own, policy, clock
+            run_dir, client, registrar, sight, voted, writing(), self.own, policy, clock
         )
         self.coordinator = Coordinator(
             *(client, registrar, sight, writing(), self.own, policy),
@@ -77,6 +80,7 @@ class Drains:
         self.launcher_saves = LauncherSaves(run_dir, client, registrar, writing())
         self.notices = NoticeSocket(notice_path, self.own.notify, self.own.phase_after)
         self._client = client
+        self._holds_on_cut = on_cut == "hold"
 
     @property
     def commit(self) -> Commit:
@@ -108,10 +112,13 @@ class Drains:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.notices.run(), name="notices")
             tasks.create_task(self.own.run(), name="own-drain")
+            if self._holds_on_cut:  # also if this sidecar starts while the store is away
+                tasks.create_task(self.gate_writer.run(), name="gate-writer")
             # Before the first read of the store nothing is known: leave the gate file unchanged.
             await self._client.mirror.changed_after(0)
             tasks.create_task(self.coordinator.run(), name="coordinator")
-            tasks.create_task(self.gate_writer.run(), name="gate-writer")
+            if not self._holds_on_cut:
+                tasks.create_task(self.gate_writer.run(), name="gate-writer")
             tasks.create_task(self.saves.run(), name="saves")
             tasks.create_task(self.launcher_saves.run(), name="launcher-saves")
 

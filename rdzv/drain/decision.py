@@ -394,8 +394,8 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
             failures=0,
             took_s=scene.now - scene.observations.epoch_since_s,
         )
-        told = {"cursor": agreed(given), "tag": agreed(tags)}
-        last = LastCommit(step, round.number, commit.epoch, run=round.run, **told)
+        last = LastCommit(step, round.number, commit.epoch, run=round.run)
+        last = replace(last, cursor=agreed(given), tag=agreed(tags))
         return replace(decision, last_commit=last)
     if not _anybody(scene):
         return _void(scene, _NONE_PENDING)

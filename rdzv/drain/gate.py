@@ -7,6 +7,7 @@ written that a vote will be sent, *then* it is sent. ``local`` returns the next 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, get_args
@@ -54,6 +55,9 @@ class Gate:
     one."""
     ending: bool = False
     """Whether the round is about to end without a save, as a rank takes no part in commits."""
+    on_cut: bool = False
+    """Whether the ranks wait because their pod has no lease; ``phase`` is hold. No epoch depends on
+    it, and the sidecar opens it by itself."""
 
     def to_json(self) -> bytes:
         """Encode the gate for the run directory."""
@@ -73,6 +77,7 @@ class Gate:
                 "ended": self.ended,
                 "ask": self.ask,
                 "ending": self.ending,
+                "on_cut": self.on_cut,
                 "last_commit": last
                 and {
                     "step": last.step,
@@ -116,6 +121,7 @@ class Gate:
             ended=take(name, fields, "ended", bool, False),
             ask=take(name, fields, "ask", int, 0),
             ending=take(name, fields, "ending", bool, False),
+            on_cut=take(name, fields, "on_cut", bool, False),
         )
 
 
@@ -177,6 +183,8 @@ class Here:
     """The epoch in the note of the last vote; 0 without one."""
     cut_for_s: float = 0.0
     """Seconds for which the store has been out of reach; 0 while it is within reach."""
+    leaseless_s: float = 0.0
+    """Seconds since the lease of the pod's registration ended; 0 while it has one."""
     deadline_boot_s: float | None = None
     """As in ``Gate``."""
 
@@ -204,6 +212,7 @@ def local(
     vote: Vote | None,
     last_commit: LastCommit | None,
     hold_s: float,
+    cut_s: float = math.inf,
     of_former_life: bool = False,
     ask: int = 0,
 ) -> Move:
@@ -211,11 +220,12 @@ def local(
 
     ``commit``, ``round``, ``drain`` (this pod's), ``vote`` (this member's, as stored) and
     ``last_commit`` (``of_former_life`` and ``ask``: as in ``Gate``) are as last read from the
-    store; without a ``round`` the gate file is not changed, but for ``ask``. ``hold_s``: how long a
-    sidecar that is cut off holds ranks it has not voted for.
+    store; without a ``round`` the gate file is not changed, but for ``ask`` and ``on_cut``.
+    ``hold_s``: how long a sidecar that is cut off holds ranks it has not voted for. ``cut_s``: as
+    in ``DrainPolicy``.
     """
     wanted = _wanted(here, commit, round, drain, last_commit, hold_s, of_former_life)
-    wanted = replace(wanted, ask=ask)
+    wanted = replace(_held_on_cut(here, wanted, cut_s), ask=ask)
     if wanted != here.shown:
         return Move(gate=wanted, reason=f"the gate is {wanted.phase}: {wanted.reason}")
     if commit is None or round is None or not round.live:
@@ -245,6 +255,8 @@ def _wanted(
     """Return the gate that should be shown."""
     if round is None:
         wanted = here.shown or Gate()
+        if wanted.on_cut:
+            wanted = replace(wanted, phase="idle", on_cut=False, reason="")
     else:
         let_go = drain is not None and granted(commit, drain)
         if last_commit is not None and not last_commit.is_of(round.run):
@@ -278,6 +290,20 @@ def _wanted(
         why = "the store was unreachable before the vote"
         wanted = replace(wanted, phase="void", ending=False, reason=why)
     return wanted
+
+
+def _held_on_cut(here: Here, wanted: Gate, cut_s: float) -> Gate:
+    """Return the gate that holds ranks which would train on without a lease for too long.
+
+    Others may form a world without this pod from then on. Once held, they wait for a lease.
+    """
+    held = here.shown is not None and here.shown.on_cut
+    if wanted.phase not in ("idle", "void") or not here.leaseless_s:
+        return wanted
+    if here.leaseless_s < cut_s and not held:
+        return wanted
+    why = "this pod has no lease in the store, so that others may train without it: its ranks wait"
+    return replace(wanted, phase="hold", step=None, on_cut=True, reason=why)
 
 
 def _of_round(here: Here, round: LiveRound) -> Sequence[RankProgress]:

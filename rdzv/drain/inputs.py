@@ -18,6 +18,9 @@ from rdzv.records.drain import Drain
 from rdzv.shards.ledger import ShardLedger
 from rdzv.snapshot import Snapshot
 
+CUT_S = 60.0
+"""``DrainPolicy.cut_s`` of a job that says so (``--on-cut=hold``)."""
+
 ReformCause = Literal["", "join", "shrink", "pause"]
 """The reason to form a world again that has lost no node. ``join``: it lets newcomers in.
 ``shrink``: it is larger than the job's sizes allow. ``pause``: the job is paused."""
@@ -144,6 +147,9 @@ class DrainPolicy:
     launch_s: float = 5.0
     """Time after a pod was delisted for which a Horovod launcher may still start a command in
     it."""
+    cut_s: float = math.inf
+    """Time without a lease after which the pod's ranks wait for one; infinite: they train on. It
+    has to be within the time for which others keep a world that vanished as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
