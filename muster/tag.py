@@ -44,12 +44,12 @@ def save_tag() -> str:
     file, gate = own_file(), own_gate()
     if file is None or gate is None:
         return ALONE
-    if not file.tag or file.tag < FIRST:
+    if file.tag < FIRST:
         # Unless the sidecar confirms the round later, ranks of one world may have different tags
         # and save parts that do not belong together: such a save counts for no rank.
         reading = gate.read() if gate.wait_for_own(file.rank) else None
         if reading is None or not file.rank.of_torchrun:
-            tag = _unconfirmed(file.rank, os.environ)
+            tag = unconfirmed_tag(file.rank, os.environ)
         else:
             tag = world_tag(reading.run, reading.round, file.rank.master)
         if tag != file.tag:
@@ -64,7 +64,7 @@ def world_tag(run: str, number: int, master: str) -> str:
     return _tag(life + 1, round, run, master)
 
 
-def _unconfirmed(rank: RankIdentity, environ: Mapping[str, str]) -> str:
+def unconfirmed_tag(rank: RankIdentity, environ: Mapping[str, str]) -> str:
     """Return a tag for a world of an unknown round, such as Horovod's: all ranks share a driver."""
     if rank.of_torchrun:
         return _tag(0, 0, environ.get("TORCHELASTIC_RUN_ID", ""), rank.master)

@@ -39,6 +39,7 @@ class JobShape:
     below_min: Literal["hold", "commit"] = "hold"
     grace_s: float = 30.0
     last_call_s: float = 2.0
+    on_cut: Literal["train", "hold"] = "train"
     job_uid: str = "uid-digits"
     quarantine: Terms = field(default=TERMS, repr=False)
 
@@ -80,6 +81,7 @@ class Sidecar:
             last_call_s=shape.last_call_s,
             grace_s=shape.grace_s,
             below_min=shape.below_min,
+            on_cut=shape.on_cut,
             relayed=True,
             quarantine=shape.quarantine,
         )

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 from launcher_shim.rundir import layout
-from muster import boundary
+from muster import boundary, tag
+from muster.progress import RankIdentity
 from muster.saved_steps import SavedSteps
 from rdzv.drain.gate import Gate, RankProgress
 
@@ -19,6 +21,7 @@ class BoundaryRank:
         self._files = files
         self._told = boundary.Rank(master)
         self._saved = SavedSteps()
+        self._tag = ""
 
     async def _publish(self) -> None:
         raise NotImplementedError
@@ -48,7 +51,23 @@ class BoundaryRank:
     ) -> RankProgress:
         told, saved = self._told, self._saved.named
         done = (told.held, told.acked, told.failed, away, saved)
-        return RankProgress(local_rank, ranks, told.master, told.step, drain, *done)
+        own = RankProgress(local_rank, ranks, told.master, told.step, drain, *done)
+        return replace(own, tag=self._tag)
+
+    def _ask_for_tag(self) -> str:
+        """Return the tag of its world, as ``muster.save_tag()`` does."""
+        if self._tag < tag.FIRST:
+            gate = self._gate()
+            if gate is not None and gate.master == self._told.master:
+                own = tag.world_tag(gate.run, gate.round, gate.master)
+            else:
+                address, _, port = self._told.master.partition(":")
+                environ = {"MASTER_ADDR": address, "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": ""}
+                own = tag.unconfirmed_tag(RankIdentity(environ), environ)
+            if own != self._tag:
+                self._tag = own
+                self._saved.forget()
+        return self._tag
 
     def _gate(self) -> Gate | None:
         content = self._files.get(layout.GATE)
