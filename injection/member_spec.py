@@ -60,7 +60,8 @@ class Demand:
     default. Longer: newcomers that come one after another cost one new world; shorter: one trains
     sooner."""
     on_cut: str | None
-    """What ranks do whose pod has had no lease for long; None for the sidecar's default."""
+    """The policy for ranks whose pod has had no lease for long; None for the sidecar's default.
+    ``hold``: no step is trained that another world may train as well, and none for so long."""
     endpoints: str
     """Members of the etcd cluster, separated by commas; with https:// for TLS."""
     image: str

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-CURSORS = "data cursors"
-TAGS = "save tags"
-DIFFER = (f"the {CURSORS} of step ", f"the {TAGS} of step ")
+CURSORS = "the data cursors of step "
+TAGS = "the save tags of step "
+DIFFER = (CURSORS, TAGS)
 """The starts of the sentences about a difference."""
 
 SHOWN_GROUPS = 3
@@ -27,8 +27,8 @@ def difference(
 ) -> str:
     """Return a sentence that names who gave which cursor; empty if all that gave one agree.
 
-    ``given`` are the numbers of ranks, the member they are of, and the cursor that they gave, or
-    ``what`` else.
+    ``given`` are the numbers of ranks, the member they are of, and what they gave: by default
+    their cursor.
     """
     by_cursor: dict[str, list[tuple[Sequence[int], str]]] = {}
     for ranks, member, cursor in given:
@@ -39,7 +39,7 @@ def difference(
     groups = sorted(by_cursor.items(), key=lambda group: (min(group[1]), group[0]))
     shown = [_says(cursor, who) for cursor, who in groups[:SHOWN_GROUPS]]
     more = [f"and {len(groups) - SHOWN_GROUPS} others"] if len(groups) > SHOWN_GROUPS else []
-    return f"the {what} of step {step} differ: {', '.join(shown + more)}"
+    return f"{what}{step} differ: {', '.join(shown + more)}"
 
 
 def left_to_others(given: Iterable[tuple[Sequence[int], str, str]]) -> str:

@@ -18,6 +18,7 @@ from unittest.mock import patch
 import launcher_shim.c10d.rounds.decision
 import launcher_shim.c10d.rounds.run_membership
 import launcher_shim.c10d.rounds.views
+import muster.tag
 import rdzv.drain.decision
 import rdzv.drain.gate
 import rdzv.listing
@@ -687,3 +688,38 @@ PLANTS |= {
         },
     ),
 }
+
+
+# --- worlds that are cut off ---
+
+
+@plant("long-cuts", 3, first=1)
+def tag_of_no_world() -> list[Patch]:
+    """All worlds save with one tag."""
+    return [patch("muster.tag._tag", lambda *place: "life00001-round000000-0123456789")]
+
+
+@plant("drains", 3)
+def tags_in_no_order() -> list[Patch]:
+    """A tag tells worlds apart, and not which of them is the newer one."""
+    original = muster.tag._tag
+    return [patch("muster.tag._tag", lambda life, round, *at: original(life, 999_999 - round, *at))]
+
+
+@plant("long-cuts-held", 3, first=4)
+def cut_never_holds() -> list[Patch]:
+    """Ranks train on for as long as their pod has no lease, whatever the job says."""
+    return [patch("rdzv.drain.gate._held_on_cut", lambda here, wanted, cut_s: wanted)]
+
+
+@plant("long-cuts-held", 3, first=2)
+def cut_holds_for_good() -> list[Patch]:
+    """Ranks that wait for a lease still wait once their pod has one."""
+    original = rdzv.drain.gate._held_on_cut
+
+    def held(here: Any, wanted: Any, cut_s: float) -> Any:
+        if here.shown is not None and here.shown.on_cut:
+            here = replace(here, leaseless_s=max(here.leaseless_s, 1.0))
+        return original(here, wanted, cut_s)
+
+    return [patch("rdzv.drain.gate._held_on_cut", held)]
