@@ -12,7 +12,8 @@ save waits before that; ``DRAIN_LOOP_ACCUMULATE`` (1) batches to a step; ``DRAIN
 never), rank 0's periodic checkpoint, which is not told of; ``DRAIN_LOOP_ALL_EVERY`` (0: never),
 that of all ranks, which is; ``DRAIN_LOOP_FAIL_SAVE`` (``STEP:RANK``): the first save of this rank
 from this step on raises; ``DRAIN_LOOP_CATCH`` (0): it is caught, and training goes on;
-``DRAIN_LOOP_TAG`` (0): the save tag is in the names of checkpoints; ``DRAIN_LOOP_LATE``, a directory: the last rank begins once ``begin`` is in it, and makes ``waits``.
+``DRAIN_LOOP_TAG`` (0): the save tag is in the names of checkpoints; ``DRAIN_LOOP_LATE``, a
+directory: the last rank begins once ``begin`` is in it, and makes ``waits``.
 """
 
 from __future__ import annotations
