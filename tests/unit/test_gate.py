@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from muster.gate import parse
 from rdzv.drain.gate import Gate, Here, Move, RankProgress, local
-from rdzv.drain.inputs import LiveRound
+from rdzv.drain.inputs import CUT_S, LiveRound
 from rdzv.errors import RecordError
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain
@@ -268,13 +269,14 @@ def on_cut(
     live: LiveRound | None = ROUND,
 ) -> Gate:
     """The next gate of a job that says ``--on-cut=hold``."""
-    given = move(commit, rank(8), shown=shown, live=live, cut_s=60.0, leaseless_s=leaseless_s)
+    given = move(commit, rank(8), shown=shown, live=live, cut_s=CUT_S, leaseless_s=leaseless_s)
     return given.gate or shown
 
 
 def test_i1_ranks_wait_once_their_pod_has_had_no_lease_for_long() -> None:
-    assert on_cut(OPEN, 59.9) == OPEN
-    held = on_cut(OPEN, 60.0)
+    assert RoundPolicy(1, 1).orphan_hold_s >= CUT_S, "others keep the world for that long"
+    assert on_cut(OPEN, CUT_S - 0.1) == OPEN
+    held = on_cut(OPEN, CUT_S)
     assert (held.phase, held.on_cut, held.epoch, held.step) == ("hold", True, 5, None)
     rank_gate = parse(held.to_json()).gate
     assert (rank_gate.phase, rank_gate.master) == ("hold", MASTER)
