@@ -29,7 +29,7 @@ DIRECTORY_NAME = "progress"
 BLOCK_BYTES = 512
 """The length of the line is a multiple of this: mostly twice, more with a very long host name."""
 
-VARYING_BYTES = 480
+VARYING_BYTES = 560
 """Maximum length of the fields after ``master``."""
 
 REASON_CHARACTERS = 80
