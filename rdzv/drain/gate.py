@@ -297,10 +297,11 @@ def _held_on_cut(here: Here, wanted: Gate, cut_s: float) -> Gate:
 
     Others may form a world without this pod from then on. Once held, they wait for a lease.
     """
-    held = here.shown is not None and here.shown.on_cut
-    if wanted.phase not in ("idle", "void") or not here.leaseless_s:
+    if not here.leaseless_s:
         return wanted
-    if here.leaseless_s < cut_s and not held:
+    held = here.shown is not None and here.shown.on_cut
+    opens = wanted.phase in ("idle", "void")
+    if not held and not (opens and here.leaseless_s >= cut_s):
         return wanted
     why = "this pod has no lease in the store, so that others may train without it: its ranks wait"
     return replace(wanted, phase="hold", step=None, on_cut=True, reason=why)

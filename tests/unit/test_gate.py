@@ -298,6 +298,10 @@ def test_i3_ranks_that_have_to_save_first_wait_as_the_store_says() -> None:
         shown = on_cut(OPEN, 0.0, commit)
         assert shown.phase == commit.phase
         assert on_cut(shown, 60.0, commit) == shown, "they stop by themselves"
+    # Without a lease the pod could neither vote nor acknowledge.
+    held = on_cut(OPEN, CUT_S)
+    assert [on_cut(held, 70.0, commit).on_cut for commit in (HOLD, SAVE)] == [True, True]
+    assert on_cut(held, 0.0, SAVE) == on_cut(OPEN, 0.0, SAVE)
     void = replace(HOLD, phase="void")
     assert on_cut(on_cut(OPEN, 0.0, void), 60.0, void).on_cut
 
