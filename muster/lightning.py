@@ -51,10 +51,10 @@ ASIDE = ".part"
 class MusterCallback(Callback):
     """A callback that saves at the step that all ranks agree on, and waits there as long as told.
 
-    It saves to ``muster-<step>-<save tag>.ckpt`` in ``directory`` and keeps the newest two. All
-    that the trainer saves has the tag in it; in place of a save ``LaterWorld`` is raised if a later
-    world saves there. A save of a
-    ``ModelCheckpoint`` to the same directory is put on record at the next step.
+    It saves to ``muster-<step>-<save tag>.ckpt`` in ``directory`` and keeps the newest two. A save
+    of a ``ModelCheckpoint`` to the same directory is put on record at the next step. All that the
+    trainer saves has the save tag in it. If a later world saves to ``directory``, ``LaterWorld`` is
+    raised in place of a save.
 
     ``sampler``: that of the loader. Its global batch stays the same in worlds of whatever sizes, by
     ``accumulate_grad_batches``, so that steps, epochs and schedules stay as they are; and training

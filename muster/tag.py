@@ -38,8 +38,9 @@ def save_tag() -> str:
     """Return the tag of the present world, to be part of each path that this world saves to.
 
     It is the same on every rank of the world, and stays the same as long as the process lives. Once
-    called, this rank's saves are on record with it: ``last_commit().tag``. A rank of torchrun waits
-    for its sidecar as ``drain()`` does. Without a sidecar it is always the same text.
+    called, this rank's saves are on record with it: ``last_commit().tag``. Call it in the rank's
+    own process. A rank of torchrun waits for its sidecar as ``drain()`` does. Without a sidecar it
+    is always the same text.
     """
     file, gate = own_file(), own_gate()
     if file is None or gate is None:
