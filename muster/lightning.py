@@ -29,7 +29,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from muster.choice import of_rank_0
-from muster.claim import Claim, is_left_behind
 from muster.cursor import CommittedStep
 from muster.data import ElasticSampler, seed_step
 from muster.draining import Drain, drain, last_commit
@@ -38,6 +37,7 @@ from muster.progress import own_file
 from muster.resuming import shortfall
 from muster.tag import TAG, save_tag
 from muster.torch_file import TAG_KEY, tag_of, whole_step
+from muster.world_mark import WorldMark, is_left_behind
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class MusterCallback(Callback):
         self._drain: Optional[Drain] = None
         self._step = -1
         self._told = -1
-        self._claim: Optional[Claim] = None
+        self._mark: Optional[WorldMark] = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take over the sampler; raise ``ValueError`` if the world is not torchrun's.
@@ -93,15 +93,15 @@ class MusterCallback(Callback):
         self._step = self._told = trainer.global_step
         self._drain = drain()
         self._drain.__enter__()
-        self._claim = Claim(self._directory, marks=trainer.is_global_zero)
-        self._claim.begin()
+        self._mark = WorldMark(self._directory, marks=trainer.is_global_zero)
+        self._mark.begin()
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: Dict[str, Any]
     ) -> None:
         """Put the save tag into a checkpoint, unless a later world saves here."""
-        if self._claim is not None:
-            self._claim.check()
+        if self._mark is not None:
+            self._mark.check()
             checkpoint[TAG_KEY] = save_tag()
 
     def on_train_batch_end(

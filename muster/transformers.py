@@ -27,12 +27,12 @@ from typing import Any, Optional, Type
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from muster.choice import of_rank_0
-from muster.claim import Claim, is_left_behind, mark, marked
 from muster.data import ElasticSampler
 from muster.draining import Drain, drain, last_commit
 from muster.resuming import shortfall
 from muster.tag import save_tag
 from muster.transformers_data import TrainerData
+from muster.world_mark import WorldMark, is_left_behind, mark, marked
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class MusterCallback(TrainerCallback):
     ) -> None:
         self._drain: Optional[Drain] = None
         self._data: Optional[TrainerData] = None
-        self._claim: Optional[Claim] = None
+        self._mark: Optional[WorldMark] = None
         if trainer is not None:
             self._data = TrainerData(trainer, global_batch, last)
             trainer.add_callback(self)
@@ -95,8 +95,8 @@ class MusterCallback(TrainerCallback):
         self._drain = drain()
         self._drain.__enter__()
         _taking_part = self
-        self._claim = Claim(str(args.output_dir), marks=state.is_world_process_zero)
-        self._claim.begin()
+        self._mark = WorldMark(str(args.output_dir), marks=state.is_world_process_zero)
+        self._mark.begin()
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -141,8 +141,8 @@ class MusterCallback(TrainerCallback):
 
     def _check(self, control: TrainerControl) -> None:
         """Raise ``LaterWorld`` where the trainer is about to save, and may not."""
-        if control.should_save and self._claim is not None:
-            self._claim.check()
+        if control.should_save and self._mark is not None:
+            self._mark.check()
 
     def _leave(
         self,

@@ -24,7 +24,7 @@ class LaterWorld(RuntimeError):
     """Another world of this job has begun since, and saves to the same directory."""
 
 
-class Claim:
+class WorldMark:
     """One world's claim to ``directory``. ``marks``: this is the rank that writes the mark.
 
     Without a sidecar that knows of the round it does nothing.
