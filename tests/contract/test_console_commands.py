@@ -138,6 +138,7 @@ async def test_status_as_json(server: EmbeddedServer) -> None:
         "at_unix_s": None,
         "step_of_all_ranks": 1200,
         "periodic": True,
+        "tag": None,
         "seen_step": 1234,
         "seen_at_unix_s": None,
         "steps_at_risk": 34,
