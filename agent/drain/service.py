@@ -31,10 +31,10 @@ class Drains:
     """The parts that see drains through, for one member whose launcher is in ``rounds``.
 
     ``notice_path``: the socket that takes notices, or None for no socket. ``grace_s``: the pod's
-    termination grace. ``below_min``: as in ``rdzv.drain.inputs.DrainPolicy``. ``on_cut``:
-    whether ranks wait once their pod has had no lease for ``CUT_S``. ``ledgers`` returns those of
-    all data sets in shards. ``clock`` is monotonic, ``boot_clock`` that of
-    ``agent.boot_clock``; both in seconds.
+    termination grace. ``below_min``: as in ``rdzv.drain.inputs.DrainPolicy``. ``on_cut``: whether
+    ranks wait once their pod has had no lease for ``CUT_S``. ``ledgers`` returns those of all data
+    sets in shards. ``clock`` is monotonic, ``boot_clock`` that of ``agent.boot_clock``; both in
+    seconds.
     """
 
     def __init__(
