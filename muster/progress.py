@@ -101,6 +101,7 @@ class ProgressFile:
         self.saver = False
         self.answered: Optional[Tuple[int, int]] = None
         self.tag = ""
+        self._tagged = self._identity
 
     @property
     def of_this_process(self) -> bool:
@@ -129,9 +130,9 @@ class ProgressFile:
             self._first = step
         record = (
             '%s"first":%d,"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d'
-            ',"acked":%s,"failed":%s%s%s%s%s%s%s}'
+            ',"acked":%s,"failed":%s%s%s%s%s%s}'
             % (
-                self._identity,
+                self._tagged,
                 self._first,
                 step,
                 time.time(),
@@ -145,7 +146,6 @@ class ProgressFile:
                 ',"cursors":true' if self.saved.with_cursors else "",
                 ',"saver":true' if self.saver else "",
                 ',"answered":[%d,%d]' % self.answered if self.answered else "",
-                ',"tag":"%s"' % self.tag if self.tag else "",
             )
         )
         summed = record.ljust(self._blanks_to - 1).encode("ascii") + b"\n"
@@ -156,6 +156,13 @@ class ProgressFile:
             self._create(line)
         elif os.pwrite(self._descriptor, line, 0) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+
+    def take_tag(self, tag: str) -> None:
+        """Report a save tag from now on, and no earlier saves, as they have other paths."""
+        if tag != self.tag:
+            self.tag = tag
+            self._tagged = '%s"tag":"%s",' % (self._identity, tag)
+            self.saved.forget()
 
     def close(self) -> None:
         """Write no more; the file stays until another process's file takes its place."""

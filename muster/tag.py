@@ -50,12 +50,9 @@ def save_tag() -> str:
         # and save parts that do not belong together: such a save counts for no rank.
         reading = gate.read() if gate.wait_for_own(file.rank) else None
         if reading is None or not file.rank.of_torchrun:
-            tag = unconfirmed_tag(file.rank, os.environ)
+            file.take_tag(unconfirmed_tag(file.rank, os.environ))
         else:
-            tag = world_tag(reading.run, reading.round, file.rank.master)
-        if tag != file.tag:
-            file.tag = tag
-            file.saved.forget()  # they have other paths
+            file.take_tag(world_tag(reading.run, reading.round, file.rank.master))
     return file.tag
 
 

@@ -91,10 +91,10 @@ def test_the_longest_line_has_the_length_of_the_first(tmp_path: Path) -> None:
     file = ProgressFile(str(tmp_path), {"TORCHELASTIC_RUN_ID": "j", "MASTER_ADDR": "h" * 253})
     file.write(1)
     first, most = (tmp_path / "0.json").stat().st_size, 10**18
+    file.take_tag(world_tag("job", most, file.rank.master))
     for step in range(85):
         file.saved.add(most + step, "{}")
     file.saver, file.answered = True, (most, most)
-    file.tag = world_tag("job", most, file.rank.master)
     file.write(most + 85, True, False, most, (most, most), (most, "x" * 1000), True)
     assert (tmp_path / "0.json").stat().st_size == first
     (line,) = read_lines(tmp_path)
