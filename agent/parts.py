@@ -151,6 +151,7 @@ def drains_of(
         notice_path=notice_path,
         grace_s=settings.grace_s,
         below_min=settings.below_min,
+        on_cut=settings.on_cut,
         ledgers=ledgers,
         clock=around.clock,
         boot_clock=around.boot_clock,

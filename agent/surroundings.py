@@ -119,6 +119,9 @@ class MemberSettings:
     below_min: Literal["hold", "commit"] = "hold"
     """The policy for a drain that leaves fewer than min."""
 
+    on_cut: Literal["train", "hold"] = "train"
+    """The policy for ranks whose pod has had no lease for ``ON_CUT_S``."""
+
     launcher_port: int = 29400
     """Loopback port at which the launcher should find the rendezvous."""
 
@@ -147,6 +150,7 @@ class MemberSettings:
             last_call_s=config.last_call_s,
             grace_s=config.grace_s,
             below_min=config.below_min,
+            on_cut=config.on_cut,
             quarantine=replace(TERMS, steps=config.restart_steps),
             launcher_port=config.c10d_port or config.relay_port,
             relayed=not config.c10d_port,

@@ -21,12 +21,19 @@ from horovod.torch.elastic import TorchState
 
 import muster
 
-CHECKPOINT = Path(os.environ.get("CHECKPOINT_DIR", "."), "horovod.pt")
+DIRECTORY, KEPT = Path(os.environ.get("CHECKPOINT_DIR", ".")), 3
+
+
+def found(tag: str = "*") -> list[Path]:
+    """The checkpoints of one launcher, or of all; the newest step is the last."""
+    return sorted(DIRECTORY.glob(f"horovod-*-{tag}.pt"))
 
 
 def save(state: TorchState) -> None:
-    """Put a checkpoint in the place of the one before: nobody ever sees half of one."""
-    nascent = CHECKPOINT.with_suffix(".part")
+    """Write a checkpoint aside and rename it into place: a kill leaves no half of one."""
+    tag = muster.save_tag()
+    checkpoint = DIRECTORY / f"horovod-{state.step:08d}-{tag}.pt"
+    nascent = checkpoint.with_suffix(".part")
     torch.save(
         {
             "model": state.model.state_dict(),
@@ -35,7 +42,9 @@ def save(state: TorchState) -> None:
         },
         nascent,
     )
-    os.replace(nascent, CHECKPOINT)
+    nascent.replace(checkpoint)
+    for old in found(tag)[:-KEPT]:
+        old.unlink()
 
 
 def main() -> None:
@@ -52,9 +61,9 @@ def main() -> None:
     sgd = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(sgd, named_parameters=net.named_parameters())
     state = TorchState(model=net, optimizer=optimizer, step=0)
-    if CHECKPOINT.exists():
-        # All read it: whoever becomes rank 0 gives it to the others.
-        saved = torch.load(CHECKPOINT)
+    if checkpoints := found():
+        # All read it: the one that becomes rank 0 gives it to the others.
+        saved = torch.load(checkpoints[-1])
         net.load_state_dict(saved["model"])
         sgd.load_state_dict(saved["optimizer"])
         state.step = saved["step"]

@@ -3,17 +3,16 @@
 
     muster local --nodes 3 --event drain:rank0@world3+5s -- torchrun examples/torch_dcp.py
 
-Each checkpoint is a directory ``step-<n>`` with a file of each rank's parameters and optimizer
-state; a world of another size loads it as well. Its part that is written last, ``.metadata``, is
-there once all ranks have written theirs. A step that all have committed is loaded whatever else
-lies there; a periodic checkpoint only if it is newer and whole.
+Each checkpoint is a directory ``<save tag>-<step>`` with a file of each rank's parameters and
+optimizer state; a world of another size loads it as well, and no other one writes there. Its part
+that is written last, ``.metadata``, is there once all ranks have written theirs. The step that all
+have committed is loaded; if none is on record, the newest whole one.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import time
 from pathlib import Path
@@ -50,40 +49,50 @@ class Checkpoints:
     def save(self, step: int) -> None:
         """Every rank writes its part; returns when all have."""
         net, optimizer = get_state_dict(self._net, self._optimizer)
-        path = self._directory / f"step-{step}"
+        path = self._path(step, muster.save_tag())
         if dist.get_rank() == 0:  # one that is written again must not look whole meanwhile
             (path / ".metadata").unlink(missing_ok=True)
         dist.barrier()
         dcp.save({"net": net, "optimizer": optimizer}, checkpoint_id=path)
         if dist.get_rank() == 0:
-            for older in sorted(self._whole())[:-KEPT]:
-                shutil.rmtree(self._directory / f"step-{older}")
+            # Tags sort as worlds form: what a later world has saved stays.
+            mine = sorted(found for found in self._whole() if found <= path)
+            for older in mine[:-KEPT]:
+                shutil.rmtree(older)
 
     def load(self) -> int:
-        """Load the newest step that counts, the same for every rank; 0 if there is none."""
-        found = self._whole()
-        committed = muster.last_commit()
-        if committed is not None and self._part_written_last(committed).exists():
-            found.add(committed)  # by its name: a listing may be out of date
+        """Load the checkpoint that counts, the same for every rank; 0 if there is none."""
         # Rank 0's choice is everybody's: another rank may have looked a moment later.
-        chosen = torch.tensor([max(found, default=0)], device=self._device)
-        dist.broadcast(chosen, 0)
-        step = muster.check_start(int(chosen), self._directory)
-        if step:
+        chosen = [self._newest() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(chosen, 0, device=self._device)
+        path = chosen[0]
+        step = muster.check_start(step_of(path) if path is not None else 0, self._directory)
+        if path is not None:
             net, optimizer = get_state_dict(self._net, self._optimizer)
             state = {"net": net, "optimizer": optimizer}
-            dcp.load(state, checkpoint_id=self._directory / f"step-{step}")
+            dcp.load(state, checkpoint_id=path)
             set_state_dict(
                 self._net, self._optimizer, model_state_dict=net, optim_state_dict=optimizer
             )
         return step
 
-    def _whole(self) -> set[int]:
-        found = self._directory.glob("step-*/.metadata")
-        return {int(re.sub("[^0-9]", "", path.parent.name)) for path in found}
+    def _newest(self) -> Path | None:
+        committed = muster.last_commit()
+        if committed is not None:  # by its name: a listing may be out of date
+            path = self._path(committed, committed.tag)
+            if (path / ".metadata").exists():
+                return path
+        return max(self._whole(), key=step_of, default=None)
 
-    def _part_written_last(self, step: int) -> Path:
-        return self._directory / f"step-{step}" / ".metadata"
+    def _whole(self) -> list[Path]:
+        return [path.parent for path in self._directory.glob("*/.metadata")]
+
+    def _path(self, step: int, tag: str) -> Path:
+        return self._directory / f"{tag}-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -26,25 +26,43 @@ import muster
 STEPS = int(os.environ.get("STEPS", "400"))
 STEP_S = 0.1  # there is time to watch; 0: full speed
 ROWS, BATCH = 4096, 64  # a batch is of all ranks together
-CHECKPOINT = Path(os.environ.get("CHECKPOINT_DIR", "checkpoints")) / "torch_ddp.pt"
+DIRECTORY, KEPT = Path(os.environ.get("CHECKPOINT_DIR", "checkpoints")), 3
+
+
+def path_of(step: int, tag: str) -> Path:
+    """No other world has this tag: a world that is cut off, and trains on, writes other files."""
+    return DIRECTORY / f"torch_ddp-{tag}-{step:08d}.pt"
 
 
 def save(step: int, parts: dict[str, Any]) -> None:
-    """Rank 0 writes aside and renames: a kill leaves the former checkpoint or this one."""
+    """Rank 0 writes aside and renames: a kill leaves no half of a checkpoint."""
     if dist.get_rank() == 0:
-        CHECKPOINT.parent.mkdir(parents=True, exist_ok=True)
+        DIRECTORY.mkdir(parents=True, exist_ok=True)
+        path = path_of(step, muster.save_tag())
         saved = {name: part.state_dict() for name, part in parts.items()}
-        torch.save({"step": step, **saved}, CHECKPOINT.with_suffix(".part"))
-        CHECKPOINT.with_suffix(".part").replace(CHECKPOINT)
+        torch.save({"step": step, **saved}, path.with_suffix(".part"))
+        path.with_suffix(".part").replace(path)
+        # Tags sort as worlds form: what a later world has saved stays.
+        for old in sorted(one for one in DIRECTORY.glob("torch_ddp-*.pt") if one <= path)[:-KEPT]:
+            old.unlink()
+
+
+def newest() -> Path | None:
+    """The checkpoint of the last commit; if there is none on record, the newest that lies there."""
+    committed = muster.last_commit()
+    if committed is not None and path_of(committed, committed.tag).exists():
+        return path_of(committed, committed.tag)
+    found = DIRECTORY.glob("torch_ddp-*.pt")
+    return max(found, key=lambda path: path.stem.rpartition("-")[2], default=None)
 
 
 def load(parts: dict[str, Any]) -> int:
     """Hand every rank what rank 0 finds; return its step, 0 where there is no checkpoint yet."""
     found: list[Any] = [{"step": 0}]
-    if dist.get_rank() == 0 and CHECKPOINT.exists():
-        found = [torch.load(CHECKPOINT, map_location="cpu", weights_only=True)]
+    if dist.get_rank() == 0 and (path := newest()) is not None:
+        found = [torch.load(path, map_location="cpu", weights_only=True)]
     dist.broadcast_object_list(found)
-    start = muster.check_start(found[0]["step"], CHECKPOINT.parent)
+    start = muster.check_start(found[0]["step"], DIRECTORY)
     if start:
         for name, part in parts.items():
             part.load_state_dict(found[0][name])

@@ -28,6 +28,7 @@ import muster
 
 GLOBAL_BATCH = 128
 TEST_IMAGES = 360
+KEPT = 3
 SEED = 20
 
 
@@ -57,23 +58,42 @@ def build_net() -> nn.Module:
     )
 
 
-def load_checkpoint(path: Path) -> dict[str, Any] | None:
+def path_of(directory: Path, step: int, tag: str) -> Path:
+    """The checkpoint of one step; no other world has this tag."""
+    return directory / f"torch_digits-{tag}-{step:08d}.pt"
+
+
+def newest(directory: Path) -> Path | None:
+    """The checkpoint of the last commit; if there is none on record, the newest that lies there."""
+    committed = muster.last_commit()
+    if committed is not None and path_of(directory, committed, committed.tag).exists():
+        return path_of(directory, committed, committed.tag)
+    found = directory.glob("torch_digits-*.pt")
+    return max(found, key=lambda path: path.stem.rpartition("-")[2], default=None)
+
+
+def load_checkpoint(directory: Path) -> dict[str, Any] | None:
     """Rank 0's checkpoint, handed to every rank, so that no two go on from different steps."""
     found: list[dict[str, Any] | None] = [None]
-    if dist.get_rank() == 0 and path.exists():
+    if dist.get_rank() == 0 and (path := newest(directory)) is not None:
         found[0] = torch.load(path, weights_only=True)
     dist.broadcast_object_list(found, 0)
     saved = found[0]
-    muster.check_start(saved["step"] if saved is not None else 0, path.parent)
+    muster.check_start(saved["step"] if saved is not None else 0, directory)
     return saved
 
 
-def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write aside and rename into place: a kill leaves the old checkpoint or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(f".{os.getpid()}.tmp")
+def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
+    """Write aside and rename into place: a kill leaves no half of a checkpoint."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = path_of(directory, state["step"], muster.save_tag())
+    aside = path.with_suffix(".tmp")
     torch.save(state, aside)
     aside.replace(path)
+    # Tags sort as worlds form: what a later world has saved stays.
+    mine = sorted(one for one in directory.glob("torch_digits-*.pt") if one <= path)
+    for old in mine[:-KEPT]:
+        old.unlink()
 
 
 def main() -> None:
@@ -84,7 +104,7 @@ def main() -> None:
     )
     parser.add_argument("--checkpoint-dir", default=os.environ.get("CHECKPOINT_DIR", "checkpoints"))
     arguments = parser.parse_args()
-    checkpoint = Path(arguments.checkpoint_dir) / "torch_digits.pt"
+    checkpoints = Path(arguments.checkpoint_dir)
 
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -92,7 +112,7 @@ def main() -> None:
     net = build_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     start = 0
-    if (saved := load_checkpoint(checkpoint)) is not None:
+    if (saved := load_checkpoint(checkpoints)) is not None:
         net.load_state_dict(saved["net"])
         optimizer.load_state_dict(saved["optimizer"])
         start = saved["step"]
@@ -117,7 +137,7 @@ def main() -> None:
             if drain.commit_due(step) or step % steps_per_epoch == 0:
                 if rank == 0:
                     state = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
-                    save_checkpoint(checkpoint, {**state, "step": step})
+                    save_checkpoint(checkpoints, {**state, "step": step})
                 drain.committed(step)
             next_step_s = max(next_step_s + arguments.step_ms / 1000, time.monotonic())
             time.sleep(max(0.0, next_step_s - time.monotonic()))

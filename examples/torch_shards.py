@@ -27,8 +27,9 @@ STEP_S, RECORD_S = (
 DIRECTORY = Path(os.environ.get("CHECKPOINT_DIR", "checkpoints"))
 
 
-def path_of(step: int) -> Path:
-    return DIRECTORY / f"torch_shards.{step}.pt"
+def path_of(step: int, tag: str) -> Path:
+    """No other world has this tag: one that is cut off, and trains on, writes other files."""
+    return DIRECTORY / f"torch_shards-{tag}-{step:08d}.pt"
 
 
 def save(step: int, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -36,22 +37,25 @@ def save(step: int, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     if dist.get_rank() == 0:
         DIRECTORY.mkdir(parents=True, exist_ok=True)
         parts = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(parts, path_of(step).with_suffix(".part"))
-        path_of(step).with_suffix(".part").replace(path_of(step))
-        steps = sorted(int(path.suffixes[0][1:]) for path in DIRECTORY.glob("torch_shards.*.pt"))
-        for old in steps[:-5]:
-            path_of(old).unlink()
+        path = path_of(step, muster.save_tag())
+        torch.save(parts, path.with_suffix(".part"))
+        path.with_suffix(".part").replace(path)
+        # Tags sort as worlds form: what a later world has saved stays.
+        mine = sorted(one for one in DIRECTORY.glob("torch_shards-*.pt") if one <= path)
+        for old in mine[:-5]:
+            old.unlink()
     dist.barrier()  # nobody says that it is saved before it is
 
 
 def load(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Load the checkpoint of the last commit on every rank; return its step."""
-    step = muster.last_commit() or 0
-    if step:
-        parts = torch.load(path_of(step), weights_only=True)
-        net.load_state_dict(parts["net"])
-        optimizer.load_state_dict(parts["optimizer"])
-    return step
+    committed = muster.last_commit()
+    if committed is None:
+        return 0
+    parts = torch.load(path_of(committed, committed.tag), weights_only=True)
+    net.load_state_dict(parts["net"])
+    optimizer.load_state_dict(parts["optimizer"])
+    return int(committed)
 
 
 def step_once(net: nn.Module, inputs: torch.Tensor, shards: muster.Shards) -> tuple[int, bool]:

@@ -21,20 +21,36 @@ import torch.distributed as dist
 import muster
 
 CHECKPOINT_EVERY_STEPS = 20
+KEPT = 3
 
 
-def load_step(path: Path) -> int:
-    """The step that the last checkpoint was taken at, 0 without one."""
-    step = int(json.loads(path.read_text())["step"]) if path.exists() else 0
-    return muster.check_start(step, path.parent)
+def path_of(directory: Path, step: int, tag: str) -> Path:
+    """The checkpoint of one step; no other world has this tag."""
+    return directory / f"torch_steps-{tag}-{step:08d}.json"
 
 
-def save_step(path: Path, step: int) -> None:
-    """Write the checkpoint aside and rename it into place: a kill leaves the old or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(f".{os.getpid()}.tmp")
+def load_step(directory: Path) -> int:
+    """The step of the last commit, else of the newest checkpoint; 0 without one."""
+    committed = muster.last_commit()
+    path = None if committed is None else path_of(directory, committed, committed.tag)
+    if path is None or not path.exists():
+        found = directory.glob("torch_steps-*.json")
+        path = max(found, key=lambda one: one.stem.rpartition("-")[2], default=None)
+    step = int(json.loads(path.read_text())["step"]) if path is not None else 0
+    return muster.check_start(step, directory)
+
+
+def save_step(directory: Path, step: int) -> None:
+    """Write the checkpoint aside and rename it into place: a kill leaves no half of one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = path_of(directory, step, muster.save_tag())
+    aside = path.with_suffix(".tmp")
     aside.write_text(json.dumps({"step": step}))
     aside.replace(path)
+    # Tags sort as worlds form: what a later world has saved stays.
+    mine = sorted(one for one in directory.glob("torch_steps-*.json") if one <= path)
+    for old in mine[:-KEPT]:
+        old.unlink()
 
 
 def main() -> None:
@@ -43,12 +59,12 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=50.0)
     parser.add_argument("--checkpoint-dir", default=os.environ.get("CHECKPOINT_DIR", "checkpoints"))
     arguments = parser.parse_args()
-    checkpoint = Path(arguments.checkpoint_dir) / "torch_steps.json"
+    checkpoints = Path(arguments.checkpoint_dir)
 
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # Rank 0's view of the checkpoint is everybody's, so that no two ranks start at different steps.
-    start = torch.tensor([load_step(checkpoint) if rank == 0 else 0])
+    start = torch.tensor([load_step(checkpoints) if rank == 0 else 0])
     dist.broadcast(start, 0)
     print(f"rank {rank} of {world_size} starts at step {int(start)}", flush=True)
 
@@ -61,7 +77,7 @@ def main() -> None:
                 raise RuntimeError(f"step {step}: {int(ranks)} ranks in a world of {world_size}")
             if drain.commit_due(step) or step % CHECKPOINT_EVERY_STEPS == 0:
                 if rank == 0:
-                    save_step(checkpoint, step)
+                    save_step(checkpoints, step)
                 drain.committed(step)
             next_step_s = max(next_step_s + arguments.step_ms / 1000, time.monotonic())
             time.sleep(max(0.0, next_step_s - time.monotonic()))

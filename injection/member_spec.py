@@ -59,6 +59,9 @@ class Demand:
     """Time for which the first newcomer waits for others, in seconds; None for the sidecar's
     default. Longer: newcomers that come one after another cost one new world; shorter: one trains
     sooner."""
+    on_cut: str | None
+    """The policy for ranks whose pod has had no lease for long; None for the sidecar's default.
+    ``hold``: no step is trained that another world may train as well, and none for so long."""
     endpoints: str
     """Members of the etcd cluster, separated by commas; with https:// for TLS."""
     image: str
@@ -140,6 +143,7 @@ def demand(
         sizes=settings.sizes or (),
         unit=settings.unit,
         gather_s=settings.gather_s,
+        on_cut=settings.on_cut,
         endpoints=",".join(settings.etcd_endpoints or ()),
         image=settings.image or "",
         secret=settings.etcd_secret,

@@ -139,6 +139,16 @@ class TemplateSettings:
             otherwise="60s",
         )
     )
+    on_cut: str | None = field(
+        Setting(
+            "--on-cut",
+            texts.one_of("train", "hold"),
+            None,
+            "train|hold",
+            "What ranks do once their pod has had no lease for 60 s: train on, or wait for one.",
+            otherwise="train",
+        )
+    )
     etcd_endpoints: tuple[str, ...] | None = field(
         Setting(
             "--etcd-endpoints",

@@ -151,6 +151,7 @@ class SidecarContainer:
             "MUSTER_SIZES": ",".join(map(str, self.want.sizes)) or None,
             "MUSTER_UNIT": self.want.unit,
             "MUSTER_GATHER": None if self.want.gather_s is None else f"{self.want.gather_s:g}s",
+            "MUSTER_ON_CUT": self.want.on_cut,
             "MUSTER_ETCD_ENDPOINTS": self.want.endpoints,
             "MUSTER_ROLE": "launcher" if self.role == "launcher" else None,
             # For a launcher those of its workers: the slots of its own pod are always 0.

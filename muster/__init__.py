@@ -12,6 +12,7 @@ from muster.learning_rate import scale_lr
 from muster.progress import report_step
 from muster.resuming import CheckpointMissing, check_start
 from muster.sharding import Shards, ShardsLost, shards
+from muster.tag import save_tag
 
 __version__ = "0.2.0.dev0"
 
@@ -28,6 +29,7 @@ __all__ = [
     "report_save",
     "report_step",
     "save_asked",
+    "save_tag",
     "scale_lr",
     "shards",
 ]

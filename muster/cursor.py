@@ -48,14 +48,19 @@ def decode(text: str) -> Any:
 
 
 class CommittedStep(int):
-    """The step of a commit, which is an ``int``, and its ``cursor``: None if none was given."""
+    """The step of a commit, which is an ``int``.
+
+    ``cursor``: None if none was given. ``tag``: the save tag of the world that saved it; empty if
+    its ranks have not asked for one, so that the checkpoint has a name of the script's own.
+    """
 
     cursor: Any
+    tag: str
 
-    def __new__(cls, step: int, cursor: Any = None) -> CommittedStep:
-        """Create it from a step and its cursor."""
+    def __new__(cls, step: int, cursor: Any = None, tag: str = "") -> CommittedStep:
+        """Create it from a step, its cursor and its tag."""
         made = super().__new__(cls, step)
-        made.cursor = cursor
+        made.cursor, made.tag = cursor, tag
         return made
 
 

@@ -409,7 +409,8 @@ def drain() -> Drain:
 def last_commit() -> Optional[CommittedStep]:
     """Return the newest step that all ranks of a world saved and acknowledged; None without one.
 
-    Its ``cursor`` is what all of them gave to ``committed`` with it; None if they gave none.
+    Its ``cursor`` is what all of them gave to ``committed`` with it; None if they gave none. Its
+    ``tag`` is the ``save_tag()`` of that world; empty if its ranks did not ask for one.
 
     Call it before ``muster.drain()``, to load the checkpoint of that step. It waits as ``drain()``
     does. None also without a sidecar. The step may be of a former life of the job, whose

@@ -45,7 +45,7 @@ class Reading(NamedTuple):
     ``of_former_life``: ``last_commit`` was made by a job of this name that was deleted since.
     ``ended``: this pod was let go, and the others have ended well since. ``ask`` names the drain of
     a Horovod launcher for which a rank is to save; 0 without one. ``ending``: the round is about to
-    end without a save.
+    end without a save. ``run`` and ``round``: those that ``gate.master`` belongs to.
     """
 
     gate: RankGate
@@ -57,6 +57,8 @@ class Reading(NamedTuple):
     ended: bool = False
     ask: int = 0
     ending: bool = False
+    run: str = ""
+    round: int = -1
 
 
 class GateFile:
@@ -211,10 +213,13 @@ def parse(content: bytes) -> Reading:
             ended=fields.get("ended") is True,
             ask=int(fields.get("ask", 0)),
             ending=fields.get("ending") is True,
+            run=str(fields.get("run", "")),
+            round=int(fields.get("round", -1)),
         )
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError("a field is missing or of another type: %s" % error) from error
 
 
 def _committed(last: Any) -> CommittedStep:
-    return CommittedStep(int(last["step"]), decode(str(last.get("cursor", ""))))
+    tag = str(last.get("tag", ""))
+    return CommittedStep(int(last["step"]), decode(str(last.get("cursor", ""))), tag)

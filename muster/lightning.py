@@ -23,18 +23,21 @@ from __future__ import annotations
 import glob
 import logging
 import os
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from muster.choice import of_rank_0
+from muster.cursor import CommittedStep
 from muster.data import ElasticSampler, seed_step
 from muster.draining import Drain, drain, last_commit
 from muster.lightning_data import recount, take_over, weigh
 from muster.progress import own_file
 from muster.resuming import shortfall
-from muster.torch_file import whole_step
+from muster.tag import TAG, save_tag
+from muster.torch_file import TAG_KEY, tag_of, whole_step
+from muster.world_mark import WorldMark, is_left_behind
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +51,10 @@ ASIDE = ".part"
 class MusterCallback(Callback):
     """A callback that saves at the step that all ranks agree on, and waits there as long as told.
 
-    It saves to ``muster-<step>.ckpt`` in ``directory`` and keeps the newest two. A save of a
-    ``ModelCheckpoint`` to the same directory is put on record at the next step.
+    It saves to ``muster-<step>-<save tag>.ckpt`` in ``directory`` and keeps the newest two. A save
+    of a ``ModelCheckpoint`` to the same directory is put on record at the next step. All that the
+    trainer saves has the save tag in it. If a later world saves to ``directory``, ``LaterWorld`` is
+    raised in place of a save.
 
     ``sampler``: that of the loader. Its global batch stays the same in worlds of whatever sizes, by
     ``accumulate_grad_batches``, so that steps, epochs and schedules stay as they are; and training
@@ -63,6 +68,7 @@ class MusterCallback(Callback):
         self._drain: Optional[Drain] = None
         self._step = -1
         self._told = -1
+        self._mark: Optional[WorldMark] = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take over the sampler; raise ``ValueError`` if the world is not torchrun's.
@@ -87,6 +93,16 @@ class MusterCallback(Callback):
         self._step = self._told = trainer.global_step
         self._drain = drain()
         self._drain.__enter__()
+        self._mark = WorldMark(self._directory, marks=trainer.is_global_zero)
+        self._mark.begin()
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: Dict[str, Any]
+    ) -> None:
+        """Put the save tag into a checkpoint, unless a later world saves here."""
+        if self._mark is not None:
+            self._mark.check()
+            checkpoint[TAG_KEY] = save_tag()
 
     def on_train_batch_end(
         self,
@@ -175,7 +191,8 @@ class MusterCallback(Callback):
 
     def _save(self, trainer: Trainer, step: int) -> None:
         """Write a checkpoint aside and rename it, so that a kill leaves no partial one."""
-        path = _path(self._directory, step)
+        tag = save_tag()
+        path = _path(self._directory, step, tag)
         aside = path + ASIDE
         trainer.save_checkpoint(aside)
         trainer.strategy.checkpoint_io.teardown()  # waits for a write in the background
@@ -186,10 +203,11 @@ class MusterCallback(Callback):
         if os.path.isdir(path):  # of a failed attempt at this very step
             trainer.strategy.remove_checkpoint(path)
         os.replace(aside, path)
-        own = glob.glob(os.path.join(glob.escape(self._directory), "muster-*.ckpt"))
+        directory = glob.escape(self._directory)
+        own = _not_later(glob.glob(os.path.join(directory, "muster-*.ckpt")), tag)
         for older in sorted(own, key=os.path.getmtime)[:-KEPT]:
             trainer.strategy.remove_checkpoint(older)
-        for unfinished in glob.glob(os.path.join(glob.escape(self._directory), "muster-*" + ASIDE)):
+        for unfinished in _not_later(glob.glob(os.path.join(directory, "muster-*" + ASIDE)), tag):
             trainer.strategy.remove_checkpoint(unfinished)
 
 
@@ -203,12 +221,14 @@ def last_checkpoint(directory: str) -> Optional[str]:
     return of_rank_0(lambda: _newest(directory, last_commit()))
 
 
-def _newest(directory: str, committed: Optional[int]) -> Optional[str]:
-    own = None if committed is None else _path(directory, committed)
+def _newest(directory: str, committed: Optional[CommittedStep]) -> Optional[str]:
+    own = None if committed is None else _path(directory, committed, committed.tag)
     steps: Dict[str, int] = {}
     for path in glob.glob(os.path.join(glob.escape(directory), "*.ckpt")):
         step = _whole_step(path)
-        if step is not None:
+        if step is not None and is_left_behind(step, tag_of(_described(path)), committed):
+            log.warning("%s is of a world that was cut off: passed over", path)
+        elif step is not None:
             steps[path] = step
         elif path != own:
             log.warning("%s is not whole, or no checkpoint of Lightning's: passed over", path)
@@ -216,7 +236,7 @@ def _newest(directory: str, committed: Optional[int]) -> Optional[str]:
     if committed is not None and own and (os.path.isfile(own) or _whole_step(own) is not None):
         steps[own] = committed
     # Of two of the same step, prefer the one that was renamed into place.
-    ordered = sorted(steps, key=lambda path: (steps[path], path == _path(directory, steps[path])))
+    ordered = sorted(steps, key=lambda path: (steps[path], path == own, _is_own(path)))
     newest = ordered[-1] if ordered else None
     missing, _ = shortfall(steps[newest] if newest else 0, directory)
     if missing:
@@ -224,10 +244,25 @@ def _newest(directory: str, committed: Optional[int]) -> Optional[str]:
     return newest
 
 
-def _path(directory: str, step: int) -> str:
-    return os.path.join(directory, "muster-%d.ckpt" % step)
+def _path(directory: str, step: int, tag: str) -> str:
+    return os.path.join(directory, "muster-%d%s.ckpt" % (step, "-" + tag if tag else ""))
+
+
+def _is_own(path: str) -> bool:
+    return os.path.basename(path).startswith("muster-")
+
+
+def _not_later(paths: List[str], tag: str) -> List[str]:
+    """Leave out what a later world saves: it counts, and this world does not know of it."""
+    tags = {path: TAG.search(os.path.basename(path)) for path in paths}
+    return [path for path, found in tags.items() if found is None or found.group() <= tag]
 
 
 def _whole_step(path: str) -> Optional[int]:
     """Return the step of a whole file, or of a sharded checkpoint's last part; else None."""
-    return whole_step(os.path.join(path, "meta.pt") if os.path.isdir(path) else path)
+    return whole_step(_described(path))
+
+
+def _described(path: str) -> str:
+    """Return the file that describes a checkpoint: itself, or its last part if it is sharded."""
+    return os.path.join(path, "meta.pt") if os.path.isdir(path) else path

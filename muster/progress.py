@@ -30,7 +30,7 @@ DIRECTORY_NAME = "progress"
 BLOCK_BYTES = 512
 """The length of the line is a multiple of this: mostly twice, more with a very long host name."""
 
-VARYING_BYTES = 480
+VARYING_BYTES = 560
 """Maximum length of the fields after ``master``."""
 
 REASON_CHARACTERS = 80
@@ -66,7 +66,7 @@ class ProgressFile:
     leaving the last such block. ``saved``: the steps it has saved, reported with all else.
     ``mute``: ``report_step`` has given up. ``saver``: this rank saves if that is asked for a
     launcher that goes; ``answered``: (ask, step) of its newest save of that kind. ``page``: it
-    reads the gate's page.
+    reads the gate's page. ``tag``: the save tag that the script has asked for, empty before.
     """
 
     def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
@@ -102,6 +102,8 @@ class ProgressFile:
         self.saver = False
         self.answered: Optional[Tuple[int, int]] = None
         self.page = False
+        self.tag = ""
+        self._tagged = self._identity
 
     @property
     def of_this_process(self) -> bool:
@@ -132,7 +134,7 @@ class ProgressFile:
             '%s"first":%d,"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d'
             ',"acked":%s,"failed":%s%s%s%s%s%s%s}'
             % (
-                self._identity,
+                self._tagged,
                 self._first,
                 step,
                 time.time(),
@@ -157,6 +159,13 @@ class ProgressFile:
             self._create(line)
         elif os.pwrite(self._descriptor, line, 0) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+
+    def take_tag(self, tag: str) -> None:
+        """Report a save tag from now on, and no earlier saves, as they have other paths."""
+        if tag != self.tag:
+            self.tag = tag
+            self._tagged = '%s"tag":"%s",' % (self._identity, tag)
+            self.saved.forget()
 
     def close(self) -> None:
         """Write no more; the file stays until another process's file takes its place."""

@@ -18,9 +18,10 @@ class SavedSteps:
     """The saves to report: ``named``, newest first, and their ``cursors``, empty texts for none."""
 
     def __init__(self) -> None:
-        self._begin()
+        self.forget()
 
-    def _begin(self) -> None:
+    def forget(self) -> None:
+        """Name none of the saves so far."""
         self.named: Tuple[int, ...] = ()
         self.cursors: Dict[int, str] = {}
         self.with_cursors = False
@@ -50,4 +51,4 @@ class SavedSteps:
     def come_to(self, step: int) -> None:
         """Forget saves of later steps: they are of a loop that has counted its steps otherwise."""
         if self.named and self.named[0] > step:
-            self._begin()
+            self.forget()

@@ -30,7 +30,9 @@ from muster.choice import of_rank_0
 from muster.data import ElasticSampler
 from muster.draining import Drain, drain, last_commit
 from muster.resuming import shortfall
+from muster.tag import save_tag
 from muster.transformers_data import TrainerData
+from muster.world_mark import WorldMark, is_left_behind, mark, marked
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +42,9 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 class MusterCallback(TrainerCallback):
     """A callback that has the trainer save at the step that all ranks agree on, and waits as told.
 
-    The save is the trainer's own, rotated as all its checkpoints are. At that step nothing is
-    evaluated: the time before a pod has to go is for the save.
+    The save is the trainer's own, rotated as all its checkpoints are, with the world's save tag in
+    it (``muster-tag``). At that step nothing is evaluated: the time before a pod has to go is for
+    the save. If a later world saves to ``output_dir``, ``LaterWorld`` is raised in place of a save.
 
     A trainer does not call its callbacks if ``train()`` raises: ``with MusterCallback() as
     callback`` around it then stops taking part. Without it, a script that goes on after that takes
@@ -61,6 +64,7 @@ class MusterCallback(TrainerCallback):
     ) -> None:
         self._drain: Optional[Drain] = None
         self._data: Optional[TrainerData] = None
+        self._mark: Optional[WorldMark] = None
         if trainer is not None:
             self._data = TrainerData(trainer, global_batch, last)
             trainer.add_callback(self)
@@ -91,6 +95,8 @@ class MusterCallback(TrainerCallback):
         self._drain = drain()
         self._drain.__enter__()
         _taking_part = self
+        self._mark = WorldMark(str(args.output_dir), marks=state.is_world_process_zero)
+        self._mark.begin()
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -108,12 +114,21 @@ class MusterCallback(TrainerCallback):
         if self._drain is not None and self._drain.commit_due(state.global_step):
             control.should_save = True
             control.should_evaluate = False
+        self._check(control)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """See before a save at the end of an epoch that no later world saves here."""
+        self._check(control)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Report the trainer's save, whether a drain or the trainer itself has asked for it."""
         if self._drain is not None:
+            if state.is_world_process_zero:
+                mark(_path(str(args.output_dir), state.global_step), save_tag())
             sampler = self.sampler
             cursor = None if sampler is None else sampler.cursor
             self._drain.committed(state.global_step, cursor=cursor)
@@ -123,6 +138,11 @@ class MusterCallback(TrainerCallback):
     ) -> None:
         """Stop taking part in drains."""
         self._leave()
+
+    def _check(self, control: TrainerControl) -> None:
+        """Raise ``LaterWorld`` where the trainer is about to save, and may not."""
+        if control.should_save and self._mark is not None:
+            self._mark.check()
 
     def _leave(
         self,
@@ -157,7 +177,11 @@ def _newest(output_dir: str, committed: Optional[int]) -> Optional[str]:
     if os.path.isdir(output_dir):
         matches = map(_CHECKPOINT.fullmatch, os.listdir(output_dir))
         steps.update(int(match.group(1)) for match in matches if match)
-    newest = max((step for step in steps if _is_whole(_path(output_dir, step), step)), default=-1)
+    whole = [step for step in steps if _is_whole(_path(output_dir, step), step)]
+    behind = {s for s in whole if is_left_behind(s, marked(_path(output_dir, s)), committed)}
+    if behind:
+        log.warning("steps %s are of a world that was cut off: passed over", sorted(behind))
+    newest = max((step for step in whole if step not in behind), default=-1)
     missing, _ = shortfall(max(newest, 0), output_dir)
     if missing:
         log.warning("%s", missing)

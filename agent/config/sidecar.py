@@ -372,6 +372,17 @@ class Config(JobConfig):
             " the deadline, commit lets the pod go once all have saved.",
         )
     )
+    on_cut: Literal["train", "hold"] = field(
+        Setting(
+            "--on-cut",
+            texts.one_of("train", "hold"),
+            "train",
+            "train|hold",
+            "What the ranks of a pod do once it has had no lease in the store for 60 s: train on,"
+            " or wait at their next step boundary until it has one again. Without the store, pods"
+            " that have it may form another world meanwhile, which goes on from the last commit.",
+        )
+    )
     restart_steps: int = field(
         Setting(
             "--restart-steps",

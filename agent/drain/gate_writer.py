@@ -20,12 +20,12 @@ from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from launcher_shim.rundir import layout
 from rdzv.diary import Diary
-from rdzv.drain.gate import WAITS, Gate, Here, Move, local
+from rdzv.drain.gate import WAITS, Gate, Here, Move, held_on_cut, local
 from rdzv.drain.inputs import DrainingSnapshot
 from rdzv.drain.launcher_save import ask_of, asked
 from rdzv.errors import RecordError
 from rdzv.job import JobClient
-from rdzv.members.registration import Identity
+from rdzv.members.registrar import Registrar
 from rdzv.records.commit import Vote, vote_transaction
 
 log = logging.getLogger(__name__)
@@ -55,11 +55,13 @@ class GateWriter:
         self,
         run_dir: RunDir,
         client: JobClient,
-        identity: Identity,
+        registrar: Registrar,
         sight: DrainView,
         writing: DrainWriter,
         own: OwnDrain,
         clock: Callable[[], float],
+        *,
+        on_cut_s: float,
     ) -> None:
         self.shown: Gate | None = None
         self._run_dir = run_dir
@@ -68,8 +70,10 @@ class GateWriter:
         self._writing = writing
         self._own = own
         self._clock = clock
-        self._identity = identity
-        self._probed_s = self._shown_since_s = clock()
+        self._on_cut_s = on_cut_s
+        self._registrar = registrar
+        self._identity = registrar.identity
+        self._began_s = self._probed_s = self._shown_since_s = clock()
         self._refused = False
         self._page_alone = False
         self._diary = Diary(log)
@@ -95,15 +99,17 @@ class GateWriter:
         self._sight.seen = max([self.shown.epoch if self.shown else 0, *(e for e, _ in answers)])
 
     async def wait_for_store(self) -> None:
-        """Leave the gate as it lies until the store is read for the first time, but for ``cut``."""
+        """Leave the gate as it lies until the store is read for the first time, but for cuts."""
         mirror = self._client.mirror
         while mirror.sequence == 0:
             await self._probe()
-            shown = self.shown
-            if shown is not None and shown.cut != self._is_cut():
-                await self._show(replace(shown, cut=not shown.cut))
+            if (shown := self.shown) is not None:
+                wanted = replace(shown, cut=self._is_cut())
+                wanted = held_on_cut(wanted, shown, self._leaseless_s, self._on_cut_s)
+                if wanted != shown:
+                    await self._show(wanted)
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S if self._ranks_wait else None):
+                async with asyncio.timeout(self._look_in_s):
                     await mirror.changed_after(0)
 
     async def run(self) -> None:
@@ -122,6 +128,7 @@ class GateWriter:
                 vote=self._own_vote(snapshot),
                 last_commit=snapshot.membership.commit_to_start_from,
                 of_former_life=snapshot.membership.commit_is_of_former_life,
+                on_cut_s=self._on_cut_s,
                 ask=ask_of(asked(snapshot.membership)),
             )
             if not await self._do(move, snapshot):
@@ -134,9 +141,19 @@ class GateWriter:
             shown=self.shown,
             ranks=self._run_dir.ranks(),
             cut=self._is_cut(),
+            leaseless_s=self._leaseless_s,
             deadline_boot_s=self._own.due_boot_s,
             page_alone=self._page_alone,
         )
+
+    @property
+    def _leaseless_s(self) -> float:
+        return max(0.0, self._clock() - self._lease_ends_s)
+
+    @property
+    def _lease_ends_s(self) -> float:
+        """Until when the pod has a lease, as far as this sidecar knows of one."""
+        return max(self._began_s, self._registrar.lease_valid_until_s)
 
     def _own_vote(self, snapshot: DrainingSnapshot) -> Vote | None:
         return snapshot.votes.get(self._identity.member)
@@ -185,7 +202,8 @@ class GateWriter:
 
     @property
     def _ranks_wait(self) -> bool:
-        return self.shown is not None and self.shown.phase in WAITS
+        shown = self.shown
+        return shown is not None and shown.phase in WAITS and not shown.on_cut
 
     async def _probe(self) -> None:
         """Ask whether the store takes writes, if ranks wait and nothing else has shown it."""
@@ -230,7 +248,16 @@ class GateWriter:
             least, most = POLL_S
             return min(most, max(least, POLL_SHARE * (self._clock() - self._shown_since_s)))
         # No event tells that the store takes no writes, or takes them again: poll.
-        return LOOK_S if self._refused or self._page_alone or self._ranks_wait else None
+        return LOOK_S if self._refused or self._page_alone else self._look_in_s
+
+    @property
+    def _look_in_s(self) -> float | None:
+        """Seconds until the gate may have to change though nothing has happened; None for never."""
+        if self._ranks_wait or (self.shown is not None and self.shown.on_cut):
+            return LOOK_S
+        if self._on_cut_s == math.inf:
+            return None
+        return max(LOOK_S, self._lease_ends_s + self._on_cut_s - self._clock())
 
     def _ranks_save(self, snapshot: DrainingSnapshot) -> bool:
         """Return whether this pod has voted and its save is neither acknowledged nor failed yet."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -18,6 +19,7 @@ from agent.drain.saves import SaveReporter
 from agent.drain.view import DrainView, RoundSource
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
+from rdzv.drain.gate import ON_CUT_S
 from rdzv.drain.inputs import DrainPolicy
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
@@ -29,9 +31,10 @@ class Drains:
     """The parts that see drains through, for one member whose launcher is in ``rounds``.
 
     ``notice_path``: the socket that takes notices, or None for no socket. ``grace_s``: the pod's
-    termination grace. ``below_min``: as in ``rdzv.drain.inputs.DrainPolicy``. ``ledgers`` returns
-    those of all data sets in shards. ``clock`` is monotonic, ``boot_clock`` that of
-    ``agent.boot_clock``; both in seconds.
+    termination grace. ``below_min``: as in ``rdzv.drain.inputs.DrainPolicy``. ``on_cut``: whether
+    ranks wait once their pod has had no lease for ``ON_CUT_S``. ``ledgers`` returns those of all
+    data sets in shards. ``clock`` is monotonic, ``boot_clock`` that of ``agent.boot_clock``; both
+    in seconds.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Drains:
         notice_path: Path | None,
         grace_s: float,
         below_min: Literal["hold", "commit"],
+        on_cut: Literal["train", "hold"],
         ledgers: Callable[[], Sequence[ShardLedger]],
         clock: Callable[[], float],
         boot_clock: Callable[[], float],
@@ -60,7 +64,10 @@ class Drains:
         self.own = OwnDrain(
             run_dir, client, identity, writing(), grace_s=grace_s, boot_s=boot_clock
         )
-        self.gate_writer = GateWriter(run_dir, client, identity, sight, writing(), self.own, clock)
+        self.gate_writer = GateWriter(
+            *(run_dir, client, registrar, sight, writing(), self.own, clock),
+            on_cut_s=ON_CUT_S if on_cut == "hold" else math.inf,
+        )
         self.coordinator = Coordinator(
             *(client, registrar, sight, writing(), self.own, policy),
             clock=clock,
@@ -104,7 +111,10 @@ class Drains:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.notices.run(), name="notices")
             tasks.create_task(self.own.run(), name="own-drain")
-            await self.gate_writer.wait_for_store()
+            if self._holds_on_cut:  # also if this sidecar starts while the store is away
+                tasks.create_task(self.gate_writer.run(), name="gate-writer")
+            # Before the first read of the store nothing is known: leave the gate file unchanged.
+            await self._client.mirror.changed_after(0)
             tasks.create_task(self.coordinator.run(), name="coordinator")
             tasks.create_task(self.gate_writer.run(), name="gate-writer")
             tasks.create_task(self.saves.run(), name="saves")

@@ -17,7 +17,8 @@ from typing import Any
 from launcher_shim.rundir.progress_line import read_whole
 from launcher_shim.rundir.safe_open import read_untrusted
 from rdzv.drain.gate import RankProgress
-from rdzv.records.codec import CURSOR_MAX_BYTES
+from rdzv.errors import RecordError
+from rdzv.records.codec import CURSOR_MAX_BYTES, take_tag
 
 CURSORS_MAX_BYTES = 16 * 1024
 """Bound on a file of cursors: far more than those of the steps that a rank names."""
@@ -35,7 +36,8 @@ class ProgressLine:
     has saved, for whatever cause: the newest, and some before. ``cursors``: it gives data cursors
     with them, in a file beside the line. ``saver``: it saves when a Horovod launcher's drain asks
     for it; ``answered`` are the ask and the step of its newest save of that kind. ``page``: it
-    reads the gate's page, where an older one has ``gate.json`` alone.
+    reads the gate's page, where an older one has ``gate.json`` alone. ``tag``: the save tag that
+    its script has asked for, empty for none.
     """
 
     pid: int
@@ -59,6 +61,7 @@ class ProgressLine:
     saver: bool = False
     answered: tuple[int, int] | None = None
     page: bool = False
+    tag: str = ""
 
 
 def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
@@ -104,6 +107,7 @@ def _rank(directory: Path, line: ProgressLine) -> RankProgress:
         saver=line.saver,
         answered=line.answered,
         page=line.page,
+        tag=line.tag,
     )
 
 
@@ -149,8 +153,9 @@ def _parse(content: bytes) -> ProgressLine | None:
             saver=fields.get("saver") is True,
             answered=_pair({"answered": None, **fields}, "answered", int),
             page=fields.get("page") is True,
+            tag=take_tag("progress", fields),
         )
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError, RecordError):
         return None
 
 

@@ -14,6 +14,7 @@ class LastSave:
     """The newest saved step of a job, and the steps since.
 
     ``step``: the newest that all ranks have saved, or None; ``periodic``: no commit asked for it.
+    ``tag``: the save tag in the path of its checkpoint, empty if the script has a name of its own.
     ``newest``: a later step that only the members ``newest_of`` have saved, or None. ``seen_step``:
     the furthest step that the world has reported, or None. Times are by the writer's wall clock,
     0.0 if unknown. ``finishing``: first ranks have ended well, so nothing is to be saved any more.
@@ -27,6 +28,7 @@ class LastSave:
     seen_step: int | None = None
     seen_at_unix_s: float = 0.0
     finishing: bool = False
+    tag: str = ""
 
     @property
     def steps_at_risk(self) -> int | None:
@@ -42,7 +44,8 @@ class LastSave:
         saved = "no step is saved by all ranks"
         if self.step is not None:
             cause = "periodic save" if self.periodic else "commit"
-            saved = f"step {self.step:,} by all ranks ({cause}{_ago(self.at_unix_s, now_unix_s)})"
+            ago = _ago(self.at_unix_s, now_unix_s)
+            saved = f"step {self.step:,} by all ranks ({cause}, {self.tag or 'untagged'}{ago})"
         parts = [f"last save: {saved}"]
         if self.newest is not None:
             names = ", ".join(self.newest_of[:NAMED_MAX])
@@ -66,6 +69,7 @@ class LastSave:
             "at_unix_s": None if newer else self.at_unix_s or None,
             "step_of_all_ranks": self.step,
             "periodic": self.periodic,
+            "tag": self.tag or None,
             "seen_step": self.seen_step,
             "seen_at_unix_s": self.seen_at_unix_s or None,
             "steps_at_risk": self.steps_at_risk,

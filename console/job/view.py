@@ -145,6 +145,7 @@ class JobView:
             finishing=run is not None and run.round.finishing,
             seen_step=None if furthest is None or furthest.step < 0 else furthest.step,
             seen_at_unix_s=0.0 if furthest is None else furthest.at_unix_s,
+            tag="" if last is None else last.tag,
         )
 
     def members(self) -> list[tuple[Member, str, str]]:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agreement of all ranks that have saved a step on where the data go on from it: pure.
+"""The agreement of all ranks that have saved a step on what they say of it: pure.
+
+They say where in the data it is (the cursor), and which world's path they saved to (the tag).
 
 A step whose ranks are at different places in the data is no place to resume from: in the next world
 some samples would be trained twice, and others never. A rank that gives no cursor leaves it to the
@@ -10,18 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-DIFFER = "the data cursors of step "
-"""The start of the sentence about a difference."""
+CURSORS = "the data cursors of step "
+TAGS = "the save tags of step "
+DIFFER = (CURSORS, TAGS)
+"""The starts of the sentences about a difference."""
 
 SHOWN_GROUPS = 3
 SHOWN_CHARACTERS = 80
 """The number of different cursors that the sentence shows, and the characters of each."""
 
 
-def difference(step: int, given: Iterable[tuple[Sequence[int], str, str]]) -> str:
+def difference(
+    step: int, given: Iterable[tuple[Sequence[int], str, str]], what: str = CURSORS
+) -> str:
     """Return a sentence that names who gave which cursor; empty if all that gave one agree.
 
-    ``given`` are the numbers of ranks, the member they are of, and the cursor that they gave.
+    ``given`` are the numbers of ranks, the member they are of, and what they gave: by default
+    their cursor.
     """
     by_cursor: dict[str, list[tuple[Sequence[int], str]]] = {}
     for ranks, member, cursor in given:
@@ -32,7 +39,7 @@ def difference(step: int, given: Iterable[tuple[Sequence[int], str, str]]) -> st
     groups = sorted(by_cursor.items(), key=lambda group: (min(group[1]), group[0]))
     shown = [_says(cursor, who) for cursor, who in groups[:SHOWN_GROUPS]]
     more = [f"and {len(groups) - SHOWN_GROUPS} others"] if len(groups) > SHOWN_GROUPS else []
-    return f"{DIFFER}{step} differ: {', '.join(shown + more)}"
+    return f"{what}{step} differ: {', '.join(shown + more)}"
 
 
 def left_to_others(given: Iterable[tuple[Sequence[int], str, str]]) -> str:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rdzv.drain.cursors import DIFFER, agreed, difference, left_to_others
+from rdzv.drain.cursors import DIFFER, TAGS, agreed, difference, left_to_others
 from rdzv.drain.inputs import (
     DrainingSnapshot,
     DrainObservations,
@@ -393,7 +393,8 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
     if not missing and saved:
         (step,) = saved
         given = [(vote.ranks, member, vote.cursor) for member, vote in votes.items()]
-        differ = difference(step, given)
+        tags = [(vote.ranks, member, vote.tag) for member, vote in votes.items()]
+        differ = difference(step, given) or difference(step, tags, TAGS)
         if differ:
             return _differs(scene, differ)
         if not is_known(step, round, scene.snapshot.ledgers):
@@ -407,7 +408,8 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
             failures=0,
             took_s=scene.now - scene.observations.epoch_since_s,
         )
-        last = LastCommit(step, round.number, commit.epoch, cursor=agreed(given), run=round.run)
+        last = LastCommit(step, round.number, commit.epoch, run=round.run)
+        last = replace(last, cursor=agreed(given), tag=agreed(tags))
         return replace(decision, last_commit=last)
     if not _anybody(scene):
         return _void(scene, _NONE_PENDING)

@@ -7,21 +7,26 @@ acknowledgement is sent. ``local`` returns the next of these alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, get_args
 
-from rdzv.drain.cursors import agreed, difference, left_to_others
+from rdzv.drain.cursors import TAGS, agreed, difference, left_to_others
 from rdzv.drain.decision import granted
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import RecordError
-from rdzv.records.codec import dump_record, load_record, take, take_cursor
+from rdzv.records.codec import dump_record, load_record, take, take_cursor, take_tag
 from rdzv.records.commit import Commit, LastCommit, Phase, Vote
 from rdzv.records.drain import Drain
 
 REASON_CHARACTERS = 500
 """Maximum length of a gate's reason: the page has a fixed size."""
 
+
+ON_CUT_S = 60.0
+"""Seconds without a lease after which ranks wait for one, if the job says ``--on-cut=hold``: others
+keep a world for that long that vanished as a whole."""
 
 WAITS: tuple[Phase, ...] = ("hold", "commit", "done")
 """Phases in which ranks may wait for the store."""
@@ -63,6 +68,9 @@ class Gate:
     """Whether the round is about to end without a save, as a rank takes no part in commits."""
     cut: bool = False
     """Whether ranks that wait give the epoch up, as the store takes no writes."""
+    on_cut: bool = False
+    """Whether the ranks wait because their pod has no lease; ``phase`` is hold. No epoch depends on
+    it, and the sidecar opens it by itself."""
 
     def to_json(self) -> bytes:
         """Encode the gate for the run directory."""
@@ -83,12 +91,14 @@ class Gate:
                 "ask": self.ask,
                 "ending": self.ending,
                 "cut": self.cut,
+                "on_cut": self.on_cut,
                 "last_commit": last
                 and {
                     "step": last.step,
                     "round": last.round,
                     "epoch": last.epoch,
                     "cursor": last.cursor,
+                    "tag": last.tag,
                 },
                 "of_former_life": self.of_former_life,
             }
@@ -126,6 +136,7 @@ class Gate:
             ask=take(name, fields, "ask", int, 0),
             ending=take(name, fields, "ending", bool, False),
             cut=take(name, fields, "cut", bool, False),
+            on_cut=take(name, fields, "on_cut", bool, False),
         )
 
 
@@ -167,6 +178,8 @@ class RankProgress:
     """(ask, step) of its newest save of that kind."""
     page: bool = False
     """Whether it reads the gate's page; one of 0.1 reads ``gate.json`` alone."""
+    tag: str = ""
+    """The save tag that its script has asked for; empty for none."""
 
     def cursor_of(self, step: int) -> str:
         """Return the data cursor that the rank gave with the save of ``step``; empty for none."""
@@ -185,6 +198,8 @@ class Here:
     """The progress of the ranks, read after ``shown`` was written."""
     cut: bool = False
     """Whether the store has answered no write for too long while ranks wait."""
+    leaseless_s: float = 0.0
+    """Seconds since the lease of the pod's registration ended; 0 while it has one."""
     deadline_boot_s: float | None = None
     """As in ``Gate``."""
     page_alone: bool = False
@@ -211,6 +226,7 @@ def local(
     drain: Drain | None,
     vote: Vote | None,
     last_commit: LastCommit | None,
+    on_cut_s: float = math.inf,
     of_former_life: bool = False,
     ask: int = 0,
 ) -> Move:
@@ -218,10 +234,11 @@ def local(
 
     ``commit``, ``round``, ``drain`` (this pod's), ``vote`` (this member's, as stored) and
     ``last_commit`` (``of_former_life`` and ``ask``: as in ``Gate``) are as last read from the
-    store; without a ``round`` the gate is not changed, but for ``ask`` and ``cut``.
+    store; without a ``round`` the gate is not changed, but for ``ask``, ``cut`` and ``on_cut``.
+    ``on_cut_s``: the time without a lease after which ranks wait for one; infinite: they train on.
     """
     wanted = _wanted(here, commit, round, drain, last_commit, of_former_life)
-    wanted = replace(wanted, ask=ask)
+    wanted = held_on_cut(replace(wanted, ask=ask), here.shown, here.leaseless_s, on_cut_s)
     if wanted != here.shown:
         return Move(gate=wanted, reason=f"the gate is {wanted.phase}: {wanted.reason}")
     if commit is None or round is None or not round.live:
@@ -251,6 +268,8 @@ def _wanted(
     """Return the gate that should be shown."""
     if round is None:
         wanted = here.shown or Gate()
+        if wanted.on_cut:
+            wanted = replace(wanted, phase="idle", on_cut=False, reason="")
     else:
         let_go = drain is not None and granted(commit, drain)
         if last_commit is not None and not last_commit.is_of(round.run):
@@ -270,6 +289,7 @@ def _wanted(
                 last_commit.round,
                 last_commit.epoch,
                 cursor=last_commit.cursor,
+                tag=last_commit.tag,
             ),
             of_former_life=of_former_life,
         )
@@ -280,6 +300,22 @@ def _wanted(
                 # The round is about to end without a save: a step that began now would be lost.
                 wanted = replace(wanted, phase="hold", ending=True)
     return replace(wanted, cut=here.cut and wanted.phase in WAITS)
+
+
+def held_on_cut(wanted: Gate, shown: Gate | None, leaseless_s: float, on_cut_s: float) -> Gate:
+    """Return the gate that holds ranks which would train on without a lease for too long.
+
+    Others may form a world without this pod from then on. Once held, they wait for a lease.
+    """
+    if not leaseless_s:
+        return wanted
+    held = shown is not None and shown.on_cut
+    opens = wanted.cut or wanted.phase in ("idle", "void")
+    if not held and not (opens and leaseless_s >= on_cut_s):
+        return wanted
+    why = "this pod has no lease in the store, so that others may train without it: its ranks wait"
+    held_gate = replace(wanted, phase="hold", step=None, cut=False, ending=False)
+    return replace(held_gate, on_cut=True, reason=why)
 
 
 def _of_round(here: Here, round: LiveRound) -> Sequence[RankProgress]:
@@ -323,11 +359,12 @@ def _acknowledge(here: Here, commit: Commit, round: LiveRound, vote: Vote) -> Mo
         return Move(vote=replace(vote, failed=why), reason=why)
     step = saved[0]
     said = [((r.rank,), here.member, r.cursor_of(step)) for r in ranks]
-    differ = difference(step, said)
+    tags = [((r.rank,), here.member, r.tag) for r in ranks]
+    differ = difference(step, said) or difference(step, tags, TAGS)
     if differ:
         return Move(vote=replace(vote, failed=differ), reason=differ)
     numbers = tuple(sorted(r.rank for r in ranks))
-    acknowledged = replace(vote, acked=step, cursor=agreed(said), ranks=numbers)
+    acknowledged = replace(vote, acked=step, cursor=agreed(said), ranks=numbers, tag=agreed(tags))
     return Move(vote=acknowledged, reason=f"all ranks saved step {step}{left_to_others(said)}")
 
 
@@ -349,4 +386,5 @@ def _last_commit(name: str, fields: object) -> LastCommit:
         take(name, fields, "round", int),
         take(name, fields, "epoch", int),
         cursor=take_cursor(name, fields),
+        tag=take_tag(name, fields),
     )

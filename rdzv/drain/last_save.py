@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rdzv.drain.cursors import agreed, difference, left_to_others
+from rdzv.drain.cursors import TAGS, agreed, difference, left_to_others
 from rdzv.drain.gate import RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
 from rdzv.drain.known_weights import is_known
@@ -35,6 +35,9 @@ def saves_of(
     if not own or any(rank.local_world_size != len(own) for rank in own):
         return None
     common = frozenset.intersection(*(frozenset(rank.saved) for rank in own))
+    tags = [((rank.rank,), member, rank.tag) for rank in own]
+    if difference(-1, tags, TAGS):
+        common = frozenset()
     said = {step: [((r.rank,), member, r.cursor_of(step)) for r in own] for step in common}
     alike = [step for step in common if not difference(step, said[step])]
     steps = tuple(sorted(alike, reverse=True))[:STEPS_MAX]
@@ -50,15 +53,17 @@ def saves_of(
         max(rank.step for rank in own),
         cursors=cursors if any(cursors) else (),
         ranks=tuple(sorted(rank.rank for rank in own)),
+        tag=agreed(tags) if common else "",
     )
 
 
 def differing(ranks: Iterable[RankProgress], round: LiveRound | None, member: str) -> str:
-    """Return which ranks of this pod gave different data cursors with one save; empty for none."""
+    """Return what this pod's ranks say differently of one save; empty if they agree."""
     own = [rank for rank in ranks if round is not None and rank.master == round.master]
     for step in sorted({step for rank in own for step in rank.saved}, reverse=True):
         said = [((r.rank,), member, r.cursor_of(step)) for r in own if step in r.saved]
-        differ = difference(step, said)
+        tags = [((r.rank,), member, r.tag) for r in own]
+        differ = difference(step, said) or difference(step, tags, TAGS)
         if differ:
             return differ
     return ""
@@ -98,7 +103,11 @@ def decide(
     common = frozenset.intersection(*(frozenset(one.steps) for one in told))
     newer = sorted((step for step in common if step > _floor(snapshot, round)), reverse=True)
     said = {step: [(one.ranks, one.member, one.cursor_of(step)) for one in told] for step in newer}
-    differ = {step: difference(step, given) for step, given in said.items()}
+    tags = [(one.ranks, one.member, one.tag) for one in told]
+    differ = {
+        step: difference(step, given) or difference(step, tags, TAGS)
+        for step, given in said.items()
+    }
     alike = (step for step in newer if not differ[step])
     step = next((step for step in alike if is_known(step, round, snapshot.ledgers)), None)
     if step is None:
@@ -113,6 +122,7 @@ def decide(
         periodic=True,
         cursor=agreed(said[step]),
         run=round.run,
+        tag=agreed(tags),
     )
     return saved, f"all ranks have saved step {step}{left_to_others(said[step])}"
 

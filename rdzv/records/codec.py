@@ -9,6 +9,7 @@ cannot stop a job.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -25,6 +26,9 @@ LAST_UNIX_S = 253_402_300_799
 
 CURSOR_MAX_BYTES = 1024
 """The longest data cursor, in JSON: that of ``muster.cursor``."""
+
+TAG = re.compile(r"[a-z0-9-]{0,40}")
+"""The form of a save tag; empty for none."""
 
 T = TypeVar("T")
 
@@ -84,6 +88,14 @@ def take_cursor(key: str, fields: Mapping[str, Any], name: str = "cursor") -> st
     text = take(key, fields, name, str, "")
     if len(text) > CURSOR_MAX_BYTES:
         raise RecordError(f"{key}: {name!r} is longer than {CURSOR_MAX_BYTES} bytes")
+    return text
+
+
+def take_tag(key: str, fields: Mapping[str, Any]) -> str:
+    """Take the save tag, empty if it is missing; raise ``RecordError`` for another text."""
+    text = take(key, fields, "tag", str, "")
+    if TAG.fullmatch(text) is None:
+        raise RecordError(f"{key}: 'tag' is {text[:80]!r}, which is no save tag")
     return text
 
 

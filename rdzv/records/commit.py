@@ -19,6 +19,7 @@ from rdzv.records.codec import (
     take,
     take_cursor,
     take_seconds,
+    take_tag,
     take_unix_s,
 )
 from rdzv.records.drain import Drain
@@ -119,7 +120,8 @@ class Vote:
     ``vote`` is the first step that none of its ranks can have passed; None is a *no*: a rank takes
     no part. ``acked`` is the step that all its ranks saved, ``failed`` why they did not. ``away``:
     a rank was between two blocks that take part, so that its next boundary may be far off. With
-    ``acked`` come the numbers of its ``ranks``, and the data ``cursor`` that each of them gave.
+    ``acked`` come the numbers of its ``ranks``, the data ``cursor`` that each of them gave, and the
+    save ``tag``; both empty for none.
     """
 
     epoch: int
@@ -131,6 +133,7 @@ class Vote:
     away: bool = False
     cursor: str = ""
     ranks: tuple[int, ...] = ()
+    tag: str = ""
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
@@ -146,6 +149,7 @@ class Vote:
                 "away": self.away,
                 "cursor": self.cursor,
                 "ranks": self.ranks,
+                "tag": self.tag,
             }
         )
 
@@ -164,6 +168,7 @@ class Vote:
             away=take(kv.key, fields, "away", bool, False),
             cursor=take_cursor(kv.key, fields),
             ranks=_ranks(kv.key, fields),
+            tag=take_tag(kv.key, fields),
             mod_revision=kv.mod_revision,
         )
 
@@ -177,7 +182,8 @@ class LastCommit:
     has to go on from it; its epoch still counts. ``periodic``: no commit asked for the save.
     ``at_unix_s`` is the writer's wall clock, for people; 0.0 if it is unknown. ``cursor``: where in
     the data training goes on from it, JSON that every rank gave; or empty. ``run``: the run that
-    the round is of; empty in a record of an older sidecar.
+    the round is of; empty in a record of an older sidecar. ``tag``: the save tag of the world that
+    saved it, empty if its ranks have asked for none.
     """
 
     step: int
@@ -189,6 +195,7 @@ class LastCommit:
     at_unix_s: float = 0.0
     cursor: str = ""
     run: str = ""
+    tag: str = ""
     mod_revision: int = 0
 
     def is_of(self, run: str) -> bool:
@@ -211,6 +218,7 @@ class LastCommit:
                 "at_unix_s": round(self.at_unix_s, 3),
                 "cursor": self.cursor,
                 "run": self.run,
+                "tag": self.tag,
             }
         )
 
@@ -228,6 +236,7 @@ class LastCommit:
             at_unix_s=take_unix_s(kv.key, fields, "at_unix_s"),
             cursor=take_cursor(kv.key, fields),
             run=take(kv.key, fields, "run", str, ""),
+            tag=take_tag(kv.key, fields),
             mod_revision=kv.mod_revision,
         )
 

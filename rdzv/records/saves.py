@@ -8,7 +8,7 @@ from typing import Self
 
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
-from rdzv.records.codec import dump_record, load_record, take, take_cursor, take_unix_s
+from rdzv.records.codec import dump_record, load_record, take, take_cursor, take_tag, take_unix_s
 from rdzv.store import KeyValue
 
 STEPS_MAX = 8
@@ -23,7 +23,8 @@ class PodSaves:
     ``newest``: the newest step that any of them has saved, None before the first. ``step``: the
     boundary that the furthest of them had come to at ``at_unix_s``, by the pod's wall clock, which
     is for people. ``cursors``: the data cursor of each of ``steps``, empty for none; there are no
-    cursors at all if the ranks give none. ``ranks`` are the numbers of its ranks.
+    cursors at all if the ranks give none. ``ranks`` are the numbers of its ranks. ``tag``: the save
+    tag of the paths that they saved to, empty if they have asked for none.
     """
 
     member: str
@@ -36,6 +37,7 @@ class PodSaves:
     at_unix_s: float = 0.0
     cursors: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
+    tag: str = ""
     mod_revision: int = 0
 
     def cursor_of(self, step: int) -> str:
@@ -55,6 +57,7 @@ class PodSaves:
                 "at_unix_s": round(self.at_unix_s, 3),
                 "cursors": self.cursors,
                 "ranks": self.ranks,
+                "tag": self.tag,
             }
         )
 
@@ -81,5 +84,6 @@ class PodSaves:
             at_unix_s=take_unix_s(kv.key, fields, "at_unix_s"),
             cursors=tuple(take_cursor(kv.key, {"cursor": one}) for one in cursors),
             ranks=tuple(ranks),
+            tag=take_tag(kv.key, fields),
             mod_revision=kv.mod_revision,
         )

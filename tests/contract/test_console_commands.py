@@ -108,7 +108,7 @@ async def test_status_shows_members_and_rounds(server: EmbeddedServer) -> None:
     assert "spot: d is delisted, and no save has begun" in ended.out
     assert "digits  7      training  a b            c" in ended.out
     assert (
-        "last save: step 1,200 by all ranks (periodic save);"
+        "last save: step 1,200 by all ranks (periodic save, untagged);"
         " step 1,220 not by all ranks yet (by a); 34 steps at risk (at step 1,234)"
     ) in ended.out
     assert "cannot be read" in ended.out
@@ -138,6 +138,7 @@ async def test_status_as_json(server: EmbeddedServer) -> None:
         "at_unix_s": None,
         "step_of_all_ranks": 1200,
         "periodic": True,
+        "tag": None,
         "seen_step": 1234,
         "seen_at_unix_s": None,
         "steps_at_risk": 34,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.tag import world_tag
 from rdzv.drain.gate import Gate
 from rdzv.records.commit import LastCommit
 from tests.support.ports import free_ports
@@ -56,9 +57,11 @@ def test_an_example_goes_on_from_the_step_that_all_have_saved(tmp_path: Path, ex
         step = pod.told().step + 2
         pod.show(replace(idle, epoch=1, phase="commit", step=step))
         pod.until(lambda told: told.acked == (1, step))
+        tag = pod.told().tag
         process.terminate()
         assert process.wait(START_S) == -signal.SIGTERM
-    last = LastCommit(step, 0, 1)
+    assert tag == world_tag("job", 0, rounds[0])
+    last = LastCommit(step, 0, 1, tag=tag)
     pod.show(replace(idle, round=1, master=rounds[1], epoch=1, last_commit=last))
     with training(pod, example, (step + 80) // EXAMPLES[example]) as process:
         said, complaints = process.communicate(timeout=START_S)

@@ -13,9 +13,15 @@ from typing import Any
 
 import pytest
 
+from muster.cursor import CommittedStep
 from muster.progress import RankIdentity
+from muster.tag import ALONE, world_tag
 from tests.support.ports import free_ports
 from tests.support.training.worker import SCRIPTS, START_S, worker
+
+OWN = f"muster-{{}}-{ALONE}.ckpt"
+"""A checkpoint of the callback's beside no sidecar."""
+EARLIER, LATER = world_tag("job", 3, "a:1"), world_tag("job", 4, "b:1")
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -28,15 +34,16 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def commit(library: Any, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    monkeypatch.setattr(library, "last_commit", lambda: step)
+def commit(library: Any, monkeypatch: pytest.MonkeyPatch, step: int, tag: str = "") -> None:
+    monkeypatch.setattr(library, "last_commit", lambda: CommittedStep(step, tag=tag))
 
 
-def save(path: Path, step: int) -> Path:
+def save(path: Path, step: int, tag: str = "") -> Path:
     import torch
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"epoch": 0, "global_step": step, "state_dict": {"w": torch.zeros(1000)}}, path)
+    state = {"epoch": 0, "global_step": step, "state_dict": {"w": torch.zeros(1000)}}
+    torch.save({**state, **({"muster_tag": tag} if tag else {})}, path)
     return path
 
 
@@ -92,6 +99,37 @@ def test_without_a_commit_the_newest_whole_one_is_taken(tmp_path: Path, library:
     assert library.last_checkpoint(str(tmp_path)) is None
 
 
+def test_a_world_that_was_cut_off_is_not_gone_on_from(
+    tmp_path: Path, library: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    committed = save(tmp_path / f"muster-20-{LATER}.ckpt", 20, LATER)
+    alone = save(tmp_path / "epoch=1-step=30.ckpt", 30, EARLIER)
+    commit(library, monkeypatch, 20, LATER)
+    assert library.last_checkpoint(str(tmp_path)) == str(committed)
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{alone} is of a world that was cut off: passed over"
+    ]
+    newer = save(tmp_path / "epoch=1-step=31.ckpt", 31, LATER)
+    assert library.last_checkpoint(str(tmp_path)) == str(newer)
+
+
+def test_i1_a_world_that_was_cut_off_removes_nothing_of_a_later_one(
+    tmp_path: Path, library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (10, 11, 12):
+        (tmp_path / f"muster-{step}-{LATER}.ckpt").write_bytes(b"whole")
+    (tmp_path / f"muster-13-{LATER}.ckpt.part").write_bytes(b"half")
+    monkeypatch.setattr(library, "save_tag", lambda: EARLIER)
+    callback = library.MusterCallback(str(tmp_path))
+    for step in (10, 20, 30):
+        callback._save(FakeTrainer(), step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *(f"muster-{step}-{LATER}.ckpt" for step in (10, 11, 12)),
+        f"muster-13-{LATER}.ckpt.part",
+        *(f"muster-{step}-{EARLIER}.ckpt" for step in (20, 30)),
+    ]
+
+
 class FakeTrainer:
     """What the callback asks of a trainer; once ``ended``, a save comes half as far."""
 
@@ -121,14 +159,14 @@ def test_a_save_that_is_killed_leaves_no_checkpoint_and_the_next_clears_up(
 ) -> None:
     callback, trainer = library.MusterCallback(str(tmp_path)), FakeTrainer()
     callback._save(trainer, 10)
-    assert (tmp_path / "muster-10.ckpt").read_bytes() == b"whole"
+    assert (tmp_path / OWN.format(10)).read_bytes() == b"whole"
     trainer.ended = True
     with pytest.raises(SystemExit):
         callback._save(trainer, 20)
-    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["muster-10.ckpt"]
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == [OWN.format(10)]
     trainer.ended = False
     callback._save(trainer, 30)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["muster-10.ckpt", "muster-30.ckpt"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [OWN.format(10), OWN.format(30)]
     assert trainer.waited == 2, "for a plug-in that writes in the background"
 
 

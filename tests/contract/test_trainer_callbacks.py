@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent.rundir.progress import read_line
+from muster.tag import world_tag
+from muster.world_mark import mark, marked
 from rdzv.drain.gate import Gate
 from rdzv.records.commit import LastCommit
 from tests.support.sidecars.pod_gate import PodGate
@@ -24,6 +26,7 @@ ENDLESS = "1000000"
 """Steps of a run that is ended on the way."""
 
 MASTER, NEXT_MASTER = "10.0.0.7:40123", "10.0.0.8:40999"
+TAG = world_tag("job", 0, MASTER)
 
 
 def counted(log: Path) -> list[int]:
@@ -34,7 +37,7 @@ def counted(log: Path) -> list[int]:
     ("script", "checkpoint"),
     [
         ("transformers_loop.py", "checkpoint-{}/trainer_state.json"),
-        ("lightning_loop.py", "muster-{}.ckpt"),
+        ("lightning_loop.py", f"muster-{{}}-{TAG}.ckpt"),
     ],
 )
 def test_a_trainer_saves_parks_and_goes_on_from_there(
@@ -63,7 +66,7 @@ def test_a_trainer_saves_parks_and_goes_on_from_there(
         step = pod.told().step + 5
         pod.show(replace(idle, epoch=2, phase="commit", step=step))
         pod.until(lambda told: told.acked == (2, step))
-        last = LastCommit(step, 0, 2)
+        last = LastCommit(step, 0, 2, tag=pod.told().tag)
         pod.show(replace(idle, epoch=2, phase="done", step=step, last_commit=last))
         process.send_signal(signal.SIGTERM)
         assert process.wait(START_S) == -signal.SIGTERM
@@ -103,6 +106,21 @@ def test_what_a_trainer_saves_by_itself_is_told_once_it_is_there(
         assert told.saved[0] <= told.step
         for step in told.saved:
             assert list(checkpoints.glob(checkpoint.format(step))), f"step {step} is not there"
+
+
+@pytest.mark.parametrize("script", ["transformers_loop.py", "lightning_loop.py"])
+def test_i1_a_trainer_that_was_cut_off_stops_at_its_next_save(tmp_path: Path, script: str) -> None:
+    pod = PodGate(tmp_path / "pod", MASTER)
+    pod.show(Gate(run="job", round=0, master=MASTER))
+    files = checkpoints, _ = tmp_path / "checkpoints", tmp_path / "log"
+    loop = SCRIPTS / script
+    with worker(loop, *files, ENDLESS, run_dir=pod.run_dir, master=MASTER, SAVE_STEPS="5") as rank:
+        pod.until(lambda told: told.saved, timeout_s=START_S)
+        assert (marked(str(checkpoints)), pod.told().tag) == (TAG, TAG)
+        mark(str(checkpoints), world_tag("job", 1, NEXT_MASTER))
+        _, complaints = rank.communicate(timeout=START_S)
+        assert rank.returncode == 1
+    assert "a later world of this job saves to" in complaints
 
 
 @pytest.mark.parametrize("how", ["with", pytest.param("without", marks=pytest.mark.long)])

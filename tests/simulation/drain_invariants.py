@@ -39,6 +39,7 @@ class DrainInvariants:
     def _forget(self, round: RoundId) -> None:
         self._ended_at.pop(round, None)
         self._ends_shown.discard(round)
+        self._job.invariants.splits.forget(round)
         self._job.worlds = {k: world for k, world in self._job.worlds.items() if k[0] != round}
 
     def shown(self, commit: Commit) -> None:

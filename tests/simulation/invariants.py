@@ -33,6 +33,7 @@ from tests.simulation.pods import Pod, SimulatedJob
 from tests.simulation.quarantine_invariants import QuarantineInvariants
 from tests.simulation.ranks import Rank
 from tests.simulation.round_invariants import RoundInvariants
+from tests.simulation.split_invariants import SplitInvariants
 from tests.simulation.torchrun import Torchrun
 
 DELIVERY_S = 1.0
@@ -60,7 +61,8 @@ class Invariants:
         self._went: set[str] = set()
         self._ever_listed: set[str] = set()
         self._foreign: set[str] = set()
-        self.rounds = RoundInvariants(job, self.truth, self.break_)
+        self.splits = SplitInvariants(job, self.break_)
+        self.rounds = RoundInvariants(job, self.truth, self.splits, self.break_)
         self.drains = DrainInvariants(job, self.rounds, self.break_)
         self.liveness = Liveness(job, lambda: self.snapshot, self.break_)
         self.kept_worlds = KeptWorlds(job, self.truth, self.break_)
@@ -86,6 +88,7 @@ class Invariants:
         kvs = engine.read(Interval.of(KEYS.prefix, prefix=True))
         self.truth.replace(kvs, engine.revision)
         self._unlisted |= self._ever_listed - self._listed(self.snapshot)
+        self.splits.restored()
         self.rounds.restored()
         self.drains.restored()
 
@@ -135,6 +138,7 @@ class Invariants:
             self._check_template(before, after, sender)
             self._note_listed(before, after, sender)
             self.drains.committed(before, after)
+            self.splits.committed(before, after)
 
     def _check_sender(
         self, before: Snapshot, events: Sequence[WatchEvent], sender: Sender | None

@@ -39,6 +39,7 @@ class JobShape:
     below_min: Literal["hold", "commit"] = "hold"
     grace_s: float = 30.0
     last_call_s: float = 2.0
+    on_cut: Literal["train", "hold"] = "train"
     job_uid: str = "uid-digits"
     quarantine: Terms = field(default=Terms(steps=20), repr=False)
     """Of steps that take up to two seconds, a world makes as many in less than a minute."""
@@ -81,6 +82,7 @@ class Sidecar:
             last_call_s=shape.last_call_s,
             grace_s=shape.grace_s,
             below_min=shape.below_min,
+            on_cut=shape.on_cut,
             relayed=True,
             quarantine=shape.quarantine,
         )

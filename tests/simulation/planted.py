@@ -18,6 +18,7 @@ from unittest.mock import patch
 import launcher_shim.c10d.rounds.decision
 import launcher_shim.c10d.rounds.run_membership
 import launcher_shim.c10d.rounds.views
+import muster.tag
 import rdzv.drain.decision
 import rdzv.drain.gate
 import rdzv.listing
@@ -731,3 +732,37 @@ PLANTS |= {
         },
     ),
 }
+
+
+# --- worlds that are cut off ---
+
+
+@plant("long-cuts", 3, first=1)
+def tag_of_no_world() -> list[Patch]:
+    """All worlds save with one tag."""
+    return [patch("muster.tag._tag", lambda *place: "life00001-round000000-0123456789")]
+
+
+@plant("drains", 3)
+def tags_in_no_order() -> list[Patch]:
+    """A tag tells worlds apart, and not which of them is the newer one."""
+    original = muster.tag._tag
+    return [patch("muster.tag._tag", lambda life, round, *at: original(life, 999_999 - round, *at))]
+
+
+@plant("long-cuts-held", 3, first=4)
+def cut_never_holds() -> list[Patch]:
+    """Ranks train on for as long as their pod has no lease, whatever the job says."""
+    return [patch("rdzv.drain.gate.held_on_cut", lambda wanted, *others: wanted)]
+
+
+@plant("long-cuts-held", 3, first=2)
+def cut_holds_for_good() -> list[Patch]:
+    """Ranks that wait for a lease still wait once their pod has one."""
+    original = rdzv.drain.gate.held_on_cut
+
+    def held(wanted: Any, shown: Any, leaseless_s: float, on_cut_s: float) -> Any:
+        leaseless_s = max(leaseless_s, 1.0) if shown is not None and shown.on_cut else leaseless_s
+        return original(wanted, shown, leaseless_s, on_cut_s)
+
+    return [patch("rdzv.drain.gate.held_on_cut", held)]

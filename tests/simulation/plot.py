@@ -49,6 +49,16 @@ def any_shape(random: Random, pods: int) -> JobShape:
     return JobShape(least=random.randint(1, min(most, pods)), most=most)
 
 
+def patient(random: Random, pods: int) -> JobShape:
+    """A place for each pod; ranks may wait once their pod has had no lease for long."""
+    return replace(roomy(random, pods), on_cut=random.choice(("train", "hold")))
+
+
+def held_on_cut(random: Random, pods: int) -> JobShape:
+    """Often fewer places than pods; ranks wait once their pod has had no lease for long."""
+    return replace(tight(random, pods), on_cut="hold")
+
+
 def one_is_enough(random: Random, pods: int) -> JobShape:
     """A place for each pod, and a world may be of one."""
     return JobShape(least=1, most=pods)

@@ -29,6 +29,7 @@ from tests.simulation.launchers import (
     one_fails_at_first,
     stick,
 )
+from tests.simulation.long_cuts import cut_all_for_long, cut_some_for_long, cut_world_for_long
 from tests.simulation.other_runs import failed_run, other_run
 from tests.simulation.outages import (
     bad_weather,
@@ -50,10 +51,12 @@ from tests.simulation.plot import (
     Plot,
     any_shape,
     exact,
+    held_on_cut,
     impatient,
     in_twos,
     one_is_enough,
     one_or_two,
+    patient,
     roomy,
     short_of_patience,
     tight,
@@ -83,6 +86,16 @@ OUTAGES: Mapping[Event, int] = {
     bad_weather: 2,
 }
 BRIEF: Mapping[Event, int] = {cut_all: 2, tear: 2, stall: 2, compact: 1, crash_briefly: 2}
+LONG_CUTS: Mapping[Event, int] = {
+    cut_world_for_long: 5,
+    cut_all_for_long: 2,
+    cut_some_for_long: 3,
+    crash_briefly: 1,
+    tear: 1,
+    end_torchrun: 1,
+    die: 1,
+    notice: 1,
+}
 ROUNDS: Mapping[Event, int] = {
     **OUTAGES,
     die: 2,
@@ -204,6 +217,9 @@ PLOTS = (
         blocks=2,
         weight=2,
     ),
+    Plot("long-cuts", LONG_CUTS, (2, 3, 4), tight, (2, 4), weight=2),
+    Plot("long-cuts-held", LONG_CUTS, (2, 3, 4), held_on_cut, (2, 4), weight=2),
+    Plot("long-outages", {cut_all_for_long: 3, tear: 1}, TRIOS, patient, (1, 3), healthy=True),
     Plot("spare-outages", BRIEF, (2, 3, 4), tight, healthy=True),
     Plot("spare-rounds", ROUNDS, MANY, tight, blocks=3, weight=3),
     Plot("spare-drains", DRAINS, MANY, tight, weight=4),

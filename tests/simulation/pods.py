@@ -50,6 +50,8 @@ class Pod:
     latest, in virtual time. ``run``: the run id that its launcher is started with. ``stage``: of
     which torchrun of its command it is the turn, in this ``container``; ``took_part``: whether one
     of that container has come to a rendezvous. ``topology``: where its machine stands.
+    ``cut_off``: its node has no way to the store, whichever sidecar runs. ``began_s``: when the
+    sidecar started.
     """
 
     def __init__(
@@ -70,6 +72,8 @@ class Pod:
         self.took_part = False
         self.terminating = False
         self.due_s = math.inf
+        self.cut_off = False
+        self.began_s = 0.0
         self._job = job
         self._lives = 0
         self.run_dir.on_hosts = lambda content: job.invariants.delivered(self, content)
@@ -91,13 +95,14 @@ class Pod:
         """Start a sidecar; its cable is as bad as the weather is."""
         job = self._job
         self._lives += 1
+        self.began_s = job.loop.time()
         job.timeline.add(self.name, f"its sidecar starts, life {self._lives}")
         job.invariants.saw(self, {})
         link = Link(
             self.name, job.loop, job.engine, job.network, Random(job.random.random()), job.timeline
         )
         link.weather = job.weather
-        if not job.whole:
+        if not job.whole or self.cut_off:
             link.cut(refuses=job.refuses)
         self.sidecar = Sidecar(
             job.loop,
@@ -401,6 +406,7 @@ class SimulatedJob:
         """Give it back to everybody."""
         self.whole = True
         for pod in self.everybody():
+            pod.cut_off = False
             if pod.link is not None and not pod.link.whole:
                 pod.link.mend()
 

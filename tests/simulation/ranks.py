@@ -119,6 +119,7 @@ class Rank(BoundaryRank):
         while True:
             step += 1
             world.began[name] = step
+            self._job.invariants.splits.begins(self, step)
             await world.begin(step)
             if self._shards is not None:
                 await self._shards.take(step)
@@ -163,6 +164,8 @@ class Rank(BoundaryRank):
         if gate is not None and matched:
             last = gate.last_commit
             self._job.invariants.starts(self, last.step if last is not None else 0)
+            if last is not None:
+                self._job.invariants.splits.loads(self, last)
         self._told = self._told._replace(step=ENTERED_STEP, matched=matched)
         await self._publish()
         await self._begin()
@@ -196,6 +199,7 @@ class Rank(BoundaryRank):
 
     def _note_saved(self, step: int) -> None:
         self.world.saved.setdefault(self.pod.name, set()).add(step)
+        self._job.invariants.splits.wrote(self, self._ask_for_tag(), step)
         self._saved.add(step)
         self._job.shards.saved(self.world, step)
 

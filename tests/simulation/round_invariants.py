@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.drain.decision import granted
 from rdzv.mirror import Mirror
@@ -16,6 +17,7 @@ from tests.simulation.nodes import KEYS
 from tests.simulation.other_runs import FAILED, FRESH
 from tests.simulation.pods import Pod, SimulatedJob
 from tests.simulation.ranks import RoundId
+from tests.simulation.split_invariants import SplitInvariants
 from tests.simulation.torchrun import NO_RESTARTS, RUN, SECOND, Torchrun
 
 RUNS = (RUN, SECOND, FAILED, FRESH)
@@ -24,6 +26,10 @@ ENDINGS = {
     for run in RUNS
 }
 """How the keys of their rounds end, in every life of the job."""
+
+
+KEPT_S = RoundPolicy(1, 1).orphan_hold_s
+"""A world whose members all vanished is kept for so long."""
 
 
 class RoundInvariants:
@@ -36,7 +42,13 @@ class RoundInvariants:
     whose first beginning nobody knows of any more.
     """
 
-    def __init__(self, job: SimulatedJob, truth: Mirror, break_: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        job: SimulatedJob,
+        truth: Mirror,
+        splits: SplitInvariants,
+        break_: Callable[[str], None],
+    ) -> None:
         self.frozen: dict[RoundId, tuple[Seat, ...]] = {}
         self.run = RUN
         self.round = Round()
@@ -48,6 +60,7 @@ class RoundInvariants:
         self.begins_again: Callable[[RoundId], None] = lambda round: None
         self._job = job
         self._truth = truth
+        self._splits = splits
         self._break = break_
         self._rounds: dict[str, Round] = {}
         self._newest: dict[str, Round] = {}
@@ -124,6 +137,9 @@ class RoundInvariants:
         if (former := self.frozen.get((run, new.number - 1))) is not None:
             self._job.invariants.quarantines.replaced(before, keys, former, new.frozen)
         for other, number in [one for one in self.frozen if one[0] == run and one[1] < new.number]:
+            world = [seat.member for seat in self.frozen[other, number]]
+            if self._splits.have_been_away(world, KEPT_S):
+                continue  # they cannot know of it, nor can those who have the store know of them
             if self.trains_whole(before, (other, number)):
                 self._break(f"I1: round {new.number} is formed while all of {number} train on")
 

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from muster.boundary import CUT
 from muster.gate import parse
-from rdzv.drain.gate import Gate, Here, Move, RankProgress, local
+from rdzv.drain.gate import ON_CUT_S, Gate, Here, Move, RankProgress, local
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import RecordError
 from rdzv.records.commit import Commit, LastCommit, Vote
@@ -37,6 +39,7 @@ def move(
     vote: Vote | None = None,
     last: LastCommit | None = None,
     of_former_life: bool = False,
+    on_cut_s: float = math.inf,
     **changes: object,
 ) -> Move:
     here = Here("a", "uid-a", shown, ranks)
@@ -47,6 +50,7 @@ def move(
         drain=drain,
         vote=vote,
         last_commit=last,
+        on_cut_s=on_cut_s,
         of_former_life=of_former_life,
     )
 
@@ -280,3 +284,58 @@ def test_ranks_are_shown_the_last_commit_of_their_run(run: str, shown: bool) -> 
     made = move(None, last=LastCommit(600, 2, 4, run=run)).gate
     assert made is not None
     assert made.last_commit == (LastCommit(600, 2, 4) if shown else None)
+
+
+IDLE = Commit(5, "run", 3, mod_revision=60)
+OPEN = Gate(5, "run", 3, MASTER)
+
+
+def on_cut(
+    shown: Gate,
+    leaseless_s: float,
+    commit: Commit | None = IDLE,
+    live: LiveRound | None = ROUND,
+) -> Gate:
+    """The next gate of a job that says ``--on-cut=hold``."""
+    waits = {"on_cut_s": ON_CUT_S, "leaseless_s": leaseless_s}
+    given = move(commit, rank(8), shown=shown, live=live, **waits)
+        commit, rank(8), shown=shown, live=live, on_cut_s=ON_CUT_S, leaseless_s=leaseless_s
+    )
+    return given.gate or shown
+
+
+def test_i1_ranks_wait_once_their_pod_has_had_no_lease_for_long() -> None:
+    assert RoundPolicy(1, 1).orphan_hold_s >= ON_CUT_S, "others keep the world for that long"
+    assert on_cut(OPEN, ON_CUT_S - 0.1) == OPEN
+    held = on_cut(OPEN, ON_CUT_S)
+    assert (held.phase, held.on_cut, held.epoch, held.step) == ("hold", True, 5, None)
+    rank_gate = parse(held.to_json()).gate
+    assert (rank_gate.phase, rank_gate.master) == ("hold", MASTER)
+    assert Gate.from_json("gate.json", held.to_json()) == held
+
+
+def test_i5_ranks_that_wait_for_a_lease_train_on_with_it() -> None:
+    held = on_cut(OPEN, 60.0)
+    assert on_cut(held, 700.0) == held
+    assert on_cut(held, 0.0) == OPEN
+    # A sidecar that starts meanwhile knows neither the round nor for how long.
+    assert on_cut(held, 0.1, None, None) == held
+    opened = on_cut(held, 0.0, None, None)
+    assert (opened.phase, opened.on_cut) == ("idle", False)
+
+
+def test_i3_ranks_that_have_to_save_first_wait_as_the_store_says() -> None:
+    for commit in (HOLD, SAVE, replace(SAVE, phase="done")):
+        shown = on_cut(OPEN, 0.0, commit)
+        assert shown.phase == commit.phase
+        assert on_cut(shown, 60.0, commit) == shown, "they stop by themselves"
+    # Without a lease the pod could neither vote nor acknowledge.
+    held = on_cut(OPEN, ON_CUT_S)
+    assert [on_cut(held, 70.0, commit).on_cut for commit in (HOLD, SAVE)] == [True, True]
+    assert on_cut(held, 0.0, SAVE) == on_cut(OPEN, 0.0, SAVE)
+    void = replace(HOLD, phase="void")
+    assert on_cut(on_cut(OPEN, 0.0, void), 60.0, void).on_cut
+
+
+def test_i5_a_job_that_does_not_ask_for_it_trains_on_without_the_store() -> None:
+    assert move(IDLE, rank(8), shown=OPEN, leaseless_s=1e6).gate is None

@@ -145,8 +145,11 @@ def test_a_sidecar_takes_what_it_is_told(wrap: str) -> None:
 
 
 def test_sizes_of_a_world_stay_on_the_template_and_go_with_their_annotation() -> None:
-    first = injected(manifest(command=["a"]), max_nodes="8", sizes="2,4,8", gather_s="30s").text
+    first = injected(
+        manifest(command=["a"]), max_nodes="8", sizes="2,4,8", gather_s="30s", on_cut="hold"
+    ).text
     env = variables(sidecars(first)[0])
+    assert env["MUSTER_ON_CUT"] == "hold"
     assert (env["MUSTER_SIZES"], env["MUSTER_GATHER"], "MUSTER_UNIT" in env) == (
         "2,4,8",
         "30s",

@@ -53,6 +53,7 @@ def found(snapshot: DrainingSnapshot, *pods: PodSaves) -> int | None:
 
 
 BOTH = (pod("a", 40, 20), pod("b", 20))
+TAG, UNCONFIRMED = "life00001-round000003-0a1b2c3d4e", "life00000-round000000-0a1b2c3d4e"
 
 
 def test_the_newest_common_step_becomes_the_last_commit_and_keeps_the_epoch() -> None:
@@ -219,3 +220,28 @@ def test_a_loop_that_counts_anew_has_saved_nothing_of_later_steps() -> None:
     assert saved.named == (40,)
     saved.come_to(1)
     assert not saved.named
+
+
+def test_a_save_is_on_record_with_the_tag_that_its_ranks_give() -> None:
+    for tags in ((TAG, TAG), (TAG, ""), ("", TAG)):
+        told = {n: pod(n, 20, tag=tag) for n, tag in zip("ab", tags, strict=True)}
+        saved, _ = decide(scene(LAST), told)
+        assert saved is not None
+        assert saved.tag == TAG
+    saved, _ = decide(scene(LAST), {one.member: one for one in BOTH})
+    assert saved is not None
+    assert saved.tag == ""
+
+
+def test_parts_under_two_tags_are_no_save() -> None:
+    told = {"a": pod("a", 20, tag=TAG), "b": pod("b", 20, tag=UNCONFIRMED, ranks=(1,))}
+    saved, why = decide(scene(LAST), told)
+    assert saved is None
+    assert why.startswith("the save tags of step 20 differ: ")
+    ranks = [
+        RankProgress(at, 2, ROUND.master, 20, True, False, saved=(20,), rank=at, tag=tag)
+        for at, tag in enumerate((TAG, UNCONFIRMED))
+    ]
+    own = saves_of(ranks, ROUND, "a", "uid-a")
+    assert own is not None
+    assert (own.steps, own.newest, own.tag) == ((), 20, "")

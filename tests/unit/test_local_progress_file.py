@@ -20,6 +20,7 @@ import muster.progress
 from agent.rundir.progress import is_gone, read_line, read_lines, read_ranks
 from launcher_shim.rundir.progress_line import is_whole
 from muster.progress import BLOCK_BYTES, ProgressFile
+from muster.tag import world_tag
 from rdzv.drain.gate import RankProgress
 
 ROOT = Path(muster.__file__).parent
@@ -83,6 +84,21 @@ def test_the_line_is_overwritten_where_it_is(tmp_path: Path) -> None:
     again = ProgressFile(str(tmp_path), {})
     again.write(4)
     assert path.stat().st_ino != inode, "the file of another process is never written into"
+
+
+def test_the_longest_line_has_the_length_of_the_first(tmp_path: Path) -> None:
+    """Otherwise the end of it would stay behind the next one."""
+    file = ProgressFile(str(tmp_path), {"TORCHELASTIC_RUN_ID": "j", "MASTER_ADDR": "h" * 253})
+    file.write(1)
+    first, most = (tmp_path / "0.json").stat().st_size, 10**18
+    file.take_tag(world_tag("job", most, file.rank.master))
+    for step in range(85):
+        file.saved.add(most + step, "{}")
+    file.saver, file.answered = True, (most, most)
+    file.write(most + 85, True, False, most, (most, most), (most, "x" * 1000), True)
+    assert (tmp_path / "0.json").stat().st_size == first
+    (line,) = read_lines(tmp_path)
+    assert (len(line.saved), line.tag) == (4, file.tag)
 
 
 def test_what_is_told_is_read(tmp_path: Path) -> None:

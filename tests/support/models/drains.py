@@ -1217,7 +1217,7 @@ class World:
 
 def _short(failed: str) -> str:
     """Why a save failed, as far as anybody acts by it."""
-    return DIFFER if failed.startswith(DIFFER) else failed[:1]
+    return DIFFER[0] if failed.startswith(DIFFER) else failed[:1]
 
 
 def _actor(state: State, after: State) -> int:

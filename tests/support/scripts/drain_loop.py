@@ -12,7 +12,8 @@ save waits before that; ``DRAIN_LOOP_ACCUMULATE`` (1) batches to a step; ``DRAIN
 never), rank 0's periodic checkpoint, which is not told of; ``DRAIN_LOOP_ALL_EVERY`` (0: never),
 that of all ranks, which is; ``DRAIN_LOOP_FAIL_SAVE`` (``STEP:RANK``): the first save of this rank
 from this step on raises; ``DRAIN_LOOP_CATCH`` (0): it is caught, and training goes on;
-``DRAIN_LOOP_LATE``, a directory: the last rank begins once ``begin`` is in it, and makes ``waits``.
+``DRAIN_LOOP_TAG`` (0): the save tag is in the names of checkpoints; ``DRAIN_LOOP_LATE``, a
+directory: the last rank begins once ``begin`` is in it, and makes ``waits``.
 """
 
 from __future__ import annotations
@@ -35,12 +36,16 @@ ACCUMULATE = int(os.environ.get("DRAIN_LOOP_ACCUMULATE", "1"))
 CATCH = bool(int(os.environ.get("DRAIN_LOOP_CATCH", "0")))
 EVERY = int(os.environ.get("DRAIN_LOOP_EVERY", "0"))
 ALL_EVERY = int(os.environ.get("DRAIN_LOOP_ALL_EVERY", "0"))
+TAGGED = bool(int(os.environ.get("DRAIN_LOOP_TAG", "0")))
 LATE = os.environ.get("DRAIN_LOOP_LATE", "")
 FAIL_STEP, _, FAIL_RANK = os.environ.get("DRAIN_LOOP_FAIL_SAVE", "-1:-1").partition(":")
 
 
 class Checkpoints:
-    """Files of all ranks in one directory: ``<step>.<rank>.json``, and rank 0's periodic one."""
+    """Files of all ranks in one directory: ``<step>.<rank>.json``, and rank 0's periodic one.
+
+    With tags: ``<save tag>.<step>.<rank>.json``.
+    """
 
     def __init__(self, directory: Path, rank: int, size: int) -> None:
         self._directory = directory
@@ -50,7 +55,8 @@ class Checkpoints:
     def save(self, name: str, step: int, model: int) -> None:
         path = self._directory / name
         aside = path.with_suffix(f".{self._rank}.{os.getpid()}.tmp")
-        aside.write_text(json.dumps({"step": step, "model": model, "size": self._size}))
+        saved = {"step": step, "model": model, "size": self._size, "pid": os.getpid()}
+        aside.write_text(json.dumps(saved))
         aside.replace(path)
 
     def commit(self, step: int, model: int) -> None:
@@ -61,16 +67,22 @@ class Checkpoints:
         if 0 <= int(FAIL_STEP) <= step and self._rank == int(FAIL_RANK) and not failed.exists():
             failed.touch()
             raise OSError(28, "No space left on device")
-        self.save(f"{step}.{self._rank}.json", step, model)
+        self.save(self.name_of(step, self._rank), step, model)
+
+    def name_of(self, step: int, rank: int, tag: str = "") -> str:
+        if TAGGED:
+            return f"{tag or muster.save_tag()}.{step}.{rank}.json"
+        return f"{step}.{rank}.json"
 
     def resume(self) -> tuple[int, int]:
         """Step and model to go on from: the last commit, or a periodic checkpoint that is newer."""
         found = (0, 0)
         committed = muster.last_commit()
-        if committed is not None and (self._directory / f"{committed}.0.json").exists():
-            found = self._load(f"{committed}.0.json")
+        tag = committed.tag if committed is not None and TAGGED else ""
+        if committed is not None and (self._directory / self.name_of(committed, 0, tag)).exists():
+            found = self._load(self.name_of(committed, 0, tag))
             for rank in range(found[1]):
-                assert self._load(f"{committed}.{rank}.json")[0] == committed
+                assert self._load(self.name_of(committed, rank, tag))[0] == committed
             found = (committed, committed)
         if (self._directory / "periodic.json").exists():
             found = max(found, self._load("periodic.json", whole=True))
@@ -136,7 +148,7 @@ def main() -> None:
                     saves.write(f"{at_s} {step} {rank} {size} {restarts} {os.getpid()} {master}\n")
                     drain.committed(step)
             if ALL_EVERY and step % ALL_EVERY == 0:
-                checkpoints.save(f"{step}.{rank}.json", step, model)
+                checkpoints.save(checkpoints.name_of(step, rank), step, model)
                 drain.committed(step)
             if EVERY and rank == 0 and step % EVERY == 0:
                 checkpoints.save("periodic.json", step, model)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from launcher_shim.rundir import layout
-from muster import boundary
+from muster import boundary, tag
+from muster.progress import RankIdentity
 from muster.saved_steps import SavedSteps
 from rdzv.drain.gate import Gate, RankProgress
 
@@ -24,6 +25,7 @@ class BoundaryRank:
         self._files = files
         self._told = boundary.Rank(master)
         self._saved = SavedSteps()
+        self._tag = ""
 
     def gave_up(self, epoch: int) -> bool:
         """Whether it has trained on in an epoch, as the store took no writes."""
@@ -64,7 +66,23 @@ class BoundaryRank:
         told, saved = self._told, self._saved.named
         done = (told.held, told.acked, told.failed, away, saved)
         place = (local_rank, ranks, told.master, told.step, drain)
-        return RankProgress(*place, *done, page=self._reads == layout.GATE_PAGE)
+        page = self._reads == layout.GATE_PAGE
+        return RankProgress(*place, *done, page=page, tag=self._tag)
+
+    def _ask_for_tag(self) -> str:
+        """Return the tag of its world, as ``muster.save_tag()`` does."""
+        if self._tag < tag.FIRST:
+            gate = self._gate()
+            if gate is not None and gate.master == self._told.master:
+                own = tag.world_tag(gate.run, gate.round, gate.master)
+            else:
+                address, _, port = self._told.master.partition(":")
+                environ = {"MASTER_ADDR": address, "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": ""}
+                own = tag.unconfirmed_tag(RankIdentity(environ), environ)
+            if own != self._tag:
+                self._tag = own
+                self._saved.forget()
+        return self._tag
 
     def _gate(self) -> Gate | None:
         content = self._files.get(self._reads)

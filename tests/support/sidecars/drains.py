@@ -160,6 +160,7 @@ class Pod:
             lease_ttl_s=self.job.lease_ttl_s,
             grace_s=self.job.grace_s,
             below_min=self.job.below_min,
+            on_cut=self.job.on_cut,
         )
         self.client = client = job_client(around, KEYS)
         self.mirror, self.membership = client.mirror, client.membership
@@ -334,6 +335,7 @@ class Job:
     grace_s: float
     below_min: Literal["hold", "commit"]
     lease_ttl_s: float
+    on_cut: Literal["train", "hold"]
     pods: dict[str, Pod] = field(default_factory=dict)
     number: int = -1
     done: list[tuple[int, int]] = field(default_factory=list)
@@ -523,6 +525,7 @@ async def job(
     loop: Loop = PLAIN,
     notice_path: Path | None = None,
     lease_ttl_s: float = LEASE_TTL_S,
+    on_cut: Literal["train", "hold"] = "train",
     **own: Loop,
 ) -> AsyncIterator[Job]:
     """Start a sidecar for each name; those of ``trains`` form a world.
@@ -530,7 +533,7 @@ async def job(
     ``notice_path``: where the last one takes notices by a socket, too.
     """
     clock = asyncio.get_running_loop().time
-    one = Job(MemoryEngine(clock), clock, least, grace_s, below_min, lease_ttl_s)
+    one = Job(MemoryEngine(clock), clock, least, grace_s, below_min, lease_ttl_s, on_cut)
     one.follow()
     try:
         for name in names:

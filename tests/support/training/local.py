@@ -32,7 +32,7 @@ class LocalJob:
         self.name = f"job-{uuid.uuid4().hex[:8]}"
         self.report = directory / "report"
         self.logs = directory / "logs"
-        self.checkpoint = directory / "checkpoints" / "torch_steps.json"
+        self.checkpoints = directory / "checkpoints"
         self._hurry = directory / "hurry"
         self.hold = directory / "hold"
         """While it exists, as the test may have made it before, ``paced_script.py`` waits."""
@@ -40,7 +40,7 @@ class LocalJob:
         environ = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "CHECKPOINT_DIR": str(self.checkpoint.parent),
+            "CHECKPOINT_DIR": str(self.checkpoints),
             "PACED_SCRIPT_HURRY": str(self._hurry),
             "PACED_SCRIPT_HOLD": str(self.hold),
         }

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The save tag: one for each world, the same on all of its ranks, and on record with its saves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import muster.draining
+import muster.gate
+import muster.progress
+from agent.rundir.progress import read_ranks
+from launcher_shim.c10d.rounds.records import ROUNDS_PER_LIFE
+from muster.tag import ALONE, FIRST, TAG, save_tag, world_tag
+from rdzv.drain.gate import Gate, Here, local
+from rdzv.drain.inputs import LiveRound
+from rdzv.records.codec import TAG as STORED
+from rdzv.records.commit import Commit, LastCommit, Vote
+from tests.support.sidecars.pod_gate import PodGate
+
+MASTER = "10.0.0.7:40123"
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "job",
+    "MASTER_ADDR": "10.0.0.7",
+    "MASTER_PORT": "40123",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "1",
+}
+SHOWN = Gate(run="job", round=ROUNDS_PER_LIFE + 12, master=MASTER)
+OWN = world_tag("job", ROUNDS_PER_LIFE + 12, MASTER)
+
+
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodGate:
+    """A pod with a sidecar, whose one rank is this process."""
+    pod = PodGate(tmp_path, MASTER)
+    (tmp_path / "env").write_text("")
+    for name, value in {**TORCHRUN, "MUSTER_RUN_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(muster.gate, "OWN_ROUND_WAIT_S", 0.02)
+    monkeypatch.setattr(muster.progress, "_file", None)
+    monkeypatch.setattr(muster.progress, "_looked", False)
+    monkeypatch.setattr(muster.draining, "_gate", None)
+    return pod
+
+
+def test_rounds_of_a_life_are_counted_alike() -> None:
+    assert muster.tag.ROUNDS_PER_LIFE == ROUNDS_PER_LIFE
+
+
+@given(st.integers(0, 10**9), st.text(max_size=20), st.integers(0, 10**9), st.text(max_size=20))
+def test_tags_sort_as_rounds_and_fit_a_path(one: int, run: str, two: int, master: str) -> None:
+    tags = world_tag(run, one, master), world_tag(run, two, master)
+    places = [tag[: -len("-8f3a1c2d9b")] for tag in tags]
+    assert (places[0] < places[1]) == (one < two)
+    for tag in tags:
+        assert TAG.fullmatch(tag)
+        assert STORED.fullmatch(tag)
+        assert len(tag) <= 40
+        assert tag > ALONE
+
+
+def test_worlds_of_one_number_have_tags_of_their_own() -> None:
+    """As after a restore of the store; two at once never meet at one address."""
+    assert world_tag("job", 3, "10.0.0.7:1") != world_tag("job", 3, "10.0.0.8:1")
+    assert world_tag("job", 3, MASTER) != world_tag("job#2", 3, MASTER)
+
+
+def test_without_a_sidecar_the_tag_is_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MUSTER_RUN_DIR", raising=False)
+    monkeypatch.setattr(muster.progress, "_file", None)
+    monkeypatch.setattr(muster.progress, "_looked", False)
+    monkeypatch.setattr(muster.draining, "_gate", None)
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert save_tag() == save_tag() == ALONE
+    assert TAG.fullmatch(ALONE)
+
+
+def test_a_rank_has_the_tag_of_its_round(pod: PodGate) -> None:
+    pod.show(SHOWN)
+    assert save_tag() == OWN
+    pod.show(replace(SHOWN, round=SHOWN.round + 1, master="10.0.0.8:1"))
+    assert save_tag() == OWN, "the process is still of the former round"
+
+
+def test_a_round_that_no_sidecar_confirms_has_the_first_of_tags(pod: PodGate) -> None:
+    pod.show(replace(SHOWN, master="10.0.0.8:1"))
+    unconfirmed = save_tag()
+    assert ALONE < unconfirmed < FIRST < OWN
+    assert TAG.fullmatch(unconfirmed)
+
+
+def test_what_was_saved_under_another_tag_is_reported_no_more(pod: PodGate) -> None:
+    with muster.drain() as drain:
+        drain.commit_due(1)
+        save_tag()
+        drain.committed(1)
+        assert read_ranks(pod.run_dir / "progress")[0].saved == (1,)
+        pod.show(SHOWN)
+        drain.commit_due(2)
+        assert save_tag() == OWN
+        drain.committed(2)
+        (rank,) = read_ranks(pod.run_dir / "progress")
+    assert (rank.saved, rank.tag) == ((2,), OWN)
+
+
+def test_horovods_worlds_differ_by_their_driver(
+    pod: PodGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "10.0.0.1")
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1234")
+    tag = save_tag()
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1235")
+    assert ALONE < save_tag() < FIRST
+    assert save_tag() != tag
+
+
+def test_a_save_is_on_record_with_its_tag(pod: PodGate) -> None:
+    pod.show(SHOWN)
+    with muster.drain() as drain:
+        drain.commit_due(1)
+        assert read_ranks(pod.run_dir / "progress")[0].tag == "", "it has asked for none"
+        pod.show(replace(SHOWN, epoch=4, phase="commit", step=2))
+        assert drain.commit_due(2)
+        save_tag()
+        pod.show(SHOWN)
+        drain.committed(2)
+    ranks = read_ranks(pod.run_dir / "progress")
+    here = Here("a", "uid-a", replace(SHOWN, epoch=4, phase="commit", step=2), ranks)
+    acked = replace(ranks[0], acked=(4, 2), drain=True, local_world_size=1)
+    move = local(
+        replace(here, ranks=(acked,)),
+        commit=Commit(4, "job", SHOWN.round, "commit", 2),
+        round=LiveRound("job", SHOWN.round, True, ("a", "b"), master=MASTER),
+        drain=None,
+        vote=Vote(4, SHOWN.round, "uid-a", 2, mod_revision=9),
+        last_commit=None,
+    )
+    assert move.vote is not None, move.reason
+    assert (move.vote.acked, move.vote.tag) == (2, OWN)
+
+
+def test_a_new_world_finds_the_tag_of_the_last_commit(pod: PodGate) -> None:
+    tag = world_tag("job", 11, MASTER)
+    pod.show(replace(SHOWN, last_commit=LastCommit(40, 11, 3, tag=tag)))
+    committed = muster.last_commit()
+    assert committed == 40
+    assert committed is not None
+    assert committed.tag == tag
+    pod.show(replace(SHOWN, last_commit=LastCommit(41, 11, 3)))
+    committed = muster.last_commit()
+    assert committed is not None
+    assert committed.tag == ""
