@@ -59,6 +59,13 @@ class Demand:
     """Time for which the first newcomer waits for others, in seconds; None for the sidecar's
     default. Longer: newcomers that come one after another cost one new world; shorter: one trains
     sooner."""
+    first_call_s: float | None
+    """Time for which a world waits for a pod whose torchrun has never connected, in seconds; None
+    for the sidecar's default. Longer: fewer worlds while pods come; shorter: the first trains
+    sooner."""
+    last_call_s: float | None
+    """Time for which a world waits for a torchrun that was there before, in seconds; None for the
+    sidecar's default. Longer: such a one is more often in it; shorter: the others train sooner."""
     endpoints: str
     """Members of the etcd cluster, separated by commas; with https:// for TLS."""
     image: str
@@ -140,6 +147,8 @@ def demand(
         sizes=settings.sizes or (),
         unit=settings.unit,
         gather_s=settings.gather_s,
+        first_call_s=settings.first_call_s,
+        last_call_s=settings.last_call_s,
         endpoints=",".join(settings.etcd_endpoints or ()),
         image=settings.image or "",
         secret=settings.etcd_secret,

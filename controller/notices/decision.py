@@ -45,6 +45,7 @@ class NoticeGiven:
     keys: JobKeys
     member: Member
     signs: tuple[Sign, ...]
+    preempted: bool = False
 
     @property
     def reason(self) -> str:
@@ -62,6 +63,14 @@ class NoticeLifted:
 
 
 @dataclass(frozen=True, slots=True)
+class PreemptionSeen:
+    """A drain, whoever requested it, to mark as one of a pod that makes room for another one."""
+
+    keys: JobKeys
+    drain: Drain
+
+
+@dataclass(frozen=True, slots=True)
 class NoticeDecision:
     """The decision for one job. ``asked``: the requests to remember for its pods.
 
@@ -70,6 +79,7 @@ class NoticeDecision:
 
     asks: tuple[NoticeGiven, ...] = ()
     lifts: tuple[NoticeLifted, ...] = ()
+    marks: tuple[PreemptionSeen, ...] = ()
     asked: Mapping[str, Asked] = field(default_factory=dict)
     wake_at_s: float = math.inf
 
@@ -88,12 +98,16 @@ def decide(
     """
     asks: list[NoticeGiven] = []
     lifts: list[NoticeLifted] = []
+    marks: list[PreemptionSeen] = []
     kept: dict[str, Asked] = {}
     wake_at_s = math.inf
     going: set[str] = set()
     for member in sorted(job.snapshot.members.values(), key=lambda one: one.age_order):
         uid = member.pod_uid
         pod = pods.get(uid)
+        drain = job.snapshot.drains.get(uid)
+        if pod is not None and pod.preempted and drain and not (drain.preempted or drain.outcome):
+            marks.append(PreemptionSeen(job.keys, drain))
         node = nodes.get(pod.node) if pod is not None else None
         if pod is None or node is None or pod.deleted:
             # Nothing is known of the pod, or it is terminating, which the kubelet reports.
@@ -103,7 +117,6 @@ def decide(
         signs = signs_of(pod, node, policy)
         before = asked.get(uid, Asked())
         here = replace(before, signs=before.signs & {sign.key for sign in signs})
-        drain = job.snapshot.drains.get(uid)
         if drain is not None:
             # Whoever cancels this drain, of whatever source, knows of these signs.
             here = replace(here, signs=frozenset(sign.key for sign in signs))
@@ -112,13 +125,13 @@ def decide(
         elif _is_news(signs, here) and _may_ask(signs, job, member, going):
             again_s = here.lifted_s + policy.again_s
             if now >= again_s:
-                asks.append(NoticeGiven(job.keys, member, signs))
+                asks.append(NoticeGiven(job.keys, member, signs, pod.preempted))
                 going.add(uid)
             else:
                 wake_at_s = min(wake_at_s, again_s)
         if here != Asked():
             kept[uid] = here
-    return NoticeDecision(tuple(asks), tuple(lifts), kept, wake_at_s)
+    return NoticeDecision(tuple(asks), tuple(lifts), tuple(marks), kept, wake_at_s)
 
 
 def signs_of(pod: PodSeen, node: NodeSeen, policy: NoticePolicy) -> tuple[Sign, ...]:

@@ -127,11 +127,21 @@ class _Scene:
         self.concerned = any(snapshot.member_of(drain) is not None for drain in drains.values())
         self.enough = is_enough(snapshot.membership, snapshot.listing) and self._enough_ask(rules)
         paused = rules.paused
-        self.may_grant = self.enough or paused or policy.below_min == "commit"
+        self.may_grant = self.enough or paused or policy.below_min == "commit" or self.is_last_world
         # Without enough others the next world could not form: newcomers wait with the leavers.
         self.reforms: ReformCause = ""
         if self.round is not None and (self.enough or paused):
             self.reforms = self.round.reforms
+
+    @property
+    def is_last_world(self) -> bool:
+        """Whether no replacement can come before a pod of it has gone: none is waited for.
+
+        All drain, or one of them makes room for a pod that Kubernetes prefers.
+        """
+        listing = self.snapshot.listing
+        all_drain = not listing.listed and not listing.standby
+        return all_drain or any(drain.preempted for drain in self.inside.values())
 
     def _enough_ask(self, rules: Job) -> bool:
         """Return whether ``min`` of the listed train or ask to; a launcher may never come."""
@@ -231,6 +241,7 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
     snapshot, uid = scene.snapshot, drain.pod_uid
     if scene.outlived(uid):
         return "", ""
+    may_grant = scene.may_grant or drain.preempted
     outcome: Outcome = "committed" if scene.served(uid) else "uncommitted"
     if uid in scene.inside:
         assert scene.round is not None
@@ -246,7 +257,7 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
             return outcome, why
     elif uid == snapshot.pod_uid and scene.untrained and snapshot.commands is None:
         return "uncommitted", "nothing has been trained yet"
-    elif uid == snapshot.pod_uid and scene.may_grant and not snapshot.commands:
+    elif uid == snapshot.pod_uid and may_grant and not snapshot.commands:
         # Only the pod's own sidecar knows whether a launcher's commands run in it.
         if snapshot.commands is None and not scene.trains_elsewhere(drain):
             return outcome, "it takes part in no round"

@@ -43,6 +43,9 @@ def transaction(
         least = min(rules.sizes.smallest, COUNTED_MAX)
         counted = snapshot.listing.listed[:least]
         compares += [Compare(here.member(one.name), "create", ">", 0) for one in counted]
+        if not snapshot.listing.listed:
+            # All drain, so none is kept: a member that has come since would be a replacement.
+            compares.append(Compare(here.members, "create", "<", snapshot.revision + 1, True))
     operations: list[Operation] = []
     if decision.commit is not None:
         operations.append(Put(here.commit, decision.commit.to_json()))
@@ -99,6 +102,16 @@ def take_over(
         after = replace(after, seconds_left=drain.seconds_left, reserve_s=drain.reserve_s)
     key = keys.in_generation(snapshot.job.generation).drain(drain.pod_uid)
     return [Compare(key, "mod", "=", held.mod_revision)], [Put(key, after.to_json())]
+
+
+def preempted(
+    keys: JobKeys, snapshot: Snapshot, drain: Drain
+) -> tuple[list[Compare], list[Operation]]:
+    """Build the transaction that marks a drain, as it is, as one of a pod that makes room."""
+    assert snapshot.job is not None
+    key = keys.in_generation(snapshot.job.generation).drain(drain.pod_uid)
+    marked = replace(drain, preempted=True)
+    return [Compare(key, "mod", "=", drain.mod_revision)], [Put(key, marked.to_json())]
 
 
 def _left_s(drain: Drain) -> float:

@@ -14,9 +14,10 @@ from agent.drain.notice import Notice, Source
 from agent.drain.own_record import OwnDrainRecord
 from launcher_shim.c10d.rounds.records import Node
 from launcher_shim.pod.grace import reserve_s
+from rdzv.drain.transactions import preempted
 from rdzv.records.drain import Drain
 from rdzv.store import Put
-from tests.support.sidecars.drains import HERE, RUN, job
+from tests.support.sidecars.drains import HERE, KEYS, RUN, job
 from tests.support.sidecars.ranks import Loop
 
 pytestmark = pytest.mark.virtual
@@ -71,9 +72,22 @@ async def test_i10_a_replacement_lets_it_go_once_its_launcher_asks() -> None:
         assert await client.release() == "committed"
 
 
-async def test_when_every_member_is_drained_all_save_and_go_at_their_deadline() -> None:
+async def test_i10_a_pod_that_makes_room_waits_for_no_replacement() -> None:
+    async with job("ab", least=2, trains="ab") as one:
+        # Nobody waits here for as long as this deadline is away.
+        client = one.pods["b"].notice("sigterm", 3600)
+        await one.until(one.phase_is("done"))
+        assert "released" not in client.phases
+        held = one.snapshot.drains["uid-b"]
+        _, writes = preempted(KEYS, one.snapshot, held)
+        await one.put(*writes)
+        assert await client.release() == "committed"
+
+
+async def test_i10_when_every_member_is_drained_all_save_and_go() -> None:
     async with job("ab", trains="ab") as one:
-        clients = [one.pods[name].notice("sigterm", 6) for name in "ab"]
+        # Nobody waits here for as long as this deadline is away.
+        clients = [one.pods[name].notice("sigterm", 3600) for name in "ab"]
         assert {await client.release() for client in clients} == {"committed"}
         assert len(one.done) == 1
         assert {commit.epoch for commit in one.commits} == {1}

@@ -380,6 +380,29 @@ def test_i10_below_min_nobody_is_let_go_before_the_deadline() -> None:
         assert not decided(gone).drains
 
 
+def test_i10_below_min_all_go_if_no_replacement_can_come() -> None:
+    preempted = replace(A, preempted=True)
+    alone = scene(DONE, preempted, votes=SAVED, members="ab", least=2)
+    assert becomes(alone).granted == ("uid-a",)
+    # The world ends with that pod: who drains for another reason is not kept in it.
+    both = scene(replace(DONE, leaving=("uid-a", "uid-b")), preempted, B, votes=SAVED, least=3)
+    assert becomes(both).granted == ("uid-a", "uid-b")
+    # A preemption that is over says nothing about the next one.
+    former = replace(preempted, pod_uid="uid-z", member="z", outcome="committed")
+    assert not decided(scene(DONE, A, former, votes=SAVED, members="ab", least=2)).drains
+    for drains in ((A, B), (replace(A, source="operator"), B)):
+        none_stays = scene(replace(DONE, leaving=("uid-a", "uid-b")), *drains, members="ab")
+        assert becomes(none_stays).granted == ("uid-a", "uid-b")
+    replaced = scene(replace(DONE, leaving=("uid-a", "uid-b")), A, B, members="abc", least=2)
+    assert not decided(replaced).drains
+
+
+def test_i10_a_pod_of_which_no_replacement_can_come_is_not_kept_outside_of_a_round() -> None:
+    outside = replace(ROUND, members=("b",))
+    gone = scene(None, replace(A, preempted=True), members="ab", least=2, live=outside, me="a")
+    assert decided(gone).drains["uid-a"].outcome == "uncommitted"
+
+
 def test_who_stays_behind_is_told_once_that_the_step_is_saved() -> None:
     both = replace(DONE, leaving=("uid-a", "uid-b"), saved=("uid-a", "uid-b"))
     commit = becomes(scene(both, A, B, least=2), seen(due_s={"uid-a": NOW}))
