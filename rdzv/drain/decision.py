@@ -26,7 +26,7 @@ from rdzv.drain.inputs import (
     ReformCause,
 )
 from rdzv.drain.known_weights import is_known
-from rdzv.drain.launcher_save import is_of_launcher, released
+from rdzv.drain.launcher_save import asked, is_of_launcher, released
 from rdzv.listing import Listing
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain, Outcome
@@ -72,14 +72,13 @@ def decide(
             continue
         outcome, why = _without_commit(scene, drain)
         if outcome:
-            step = scene.commit.step if scene.served(uid) else None
-            ended[uid] = replace(drain, outcome=outcome, step=drain.step if drain.saver else step)
+            ended[uid] = replace(drain, outcome=outcome, step=scene.saved_step(drain))
             reasons.append(f"{drain.member} may go ({outcome}): {why}")
         else:
             moments.append(scene.due_s(uid))
             if uid == snapshot.pod_uid:
-                launcher = is_of_launcher(snapshot.membership, drain)
-                moments.append(scene.promised_s if launcher else scene.launched_s)
+                saves = scene.save_asked(drain) is not None
+                moments.append(scene.promised_s if saves else scene.launched_s)
     if moved.commit is not None or not reasons:
         reasons.insert(0, moved.reason)
     # A moment that has passed needs no wake-up: what is due waits for something else than time.
@@ -169,6 +168,20 @@ class _Scene:
         """The time from which a launcher no longer waits for a promise to save."""
         return self.observations.own_since_s + self.policy.promise_s
 
+    def save_asked(self, drain: Drain) -> Drain | None:
+        """Return the drain whose save this pod waits for: a launcher, or a host of its last."""
+        if is_of_launcher(self.snapshot.membership, drain):
+            return drain
+        hosts_ranks = drain.pod_uid == self.snapshot.pod_uid and self.snapshot.commands
+        return asked(self.snapshot.membership) if hosts_ranks else None
+
+    def saved_step(self, drain: Drain) -> int | None:
+        """Return the step on record that the drain ends with; None without one."""
+        ask = self.save_asked(drain)
+        if ask is not None:
+            return ask.step
+        return self.commit.step if self.served(drain.pod_uid) else None
+
     def due_s(self, uid: str) -> float:
         """Return the latest time at which the pod gets SIGTERM; infinite without a deadline."""
         return self.observations.due_s.get(uid, math.inf)
@@ -250,9 +263,9 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
         refused = this_round and commit.refused and uid in commit.leaving
         if refused and scene.may_grant and not round.finishing:
             return "uncommitted", commit.reason
-    elif uid == snapshot.pod_uid and is_of_launcher(snapshot.membership, drain):
+    elif uid == snapshot.pod_uid and (ask := scene.save_asked(drain)) is not None:
         seen_for_s = scene.now - scene.observations.own_since_s
-        outcome, why = released(drain, snapshot.membership, seen_for_s, scene.policy.promise_s)
+        outcome, why = released(ask, snapshot.membership, seen_for_s, scene.policy.promise_s)
         if outcome:
             return outcome, why
     elif uid == snapshot.pod_uid and scene.untrained and snapshot.commands is None:
