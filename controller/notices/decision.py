@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drains to request and to cancel: a pure function of the observed state.
 
-A drain that somebody else requested is never cancelled, nor one that is granted or whose pod is
-being terminated. If a user cancels one, it is not requested again while the same sign lasts.
+A drain that somebody else requested is never cancelled, nor one whose pod is being terminated. If a user cancels one, it is not requested again while the same sign lasts.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from controller.jobs.state import JobState
 from controller.notices.node import NodeSeen
 from controller.notices.policy import NoticePolicy
 from controller.owners.pods import PodSeen
-from rdzv.drain.decision import granted
 from rdzv.keys import JobKeys
 from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.records.job import Member
@@ -120,7 +118,7 @@ def decide(
         if drain is not None:
             # Whoever cancels this drain, of whatever source, knows of these signs.
             here = replace(here, signs=frozenset(sign.key for sign in signs))
-            if not signs and _may_be_lifted(job, drain):
+            if not signs and _may_be_lifted(drain):
                 lifts.append(NoticeLifted(job.keys, drain, f"{pod.node} is in service again"))
         elif _is_news(signs, here) and _may_ask(signs, job, member, going):
             again_s = here.lifted_s + policy.again_s
@@ -185,9 +183,9 @@ def _leaves_enough(job: JobState, member: Member, going: set[str]) -> bool:
     return len([one for one in stay if one.name != member.name]) >= rules.sizes.smallest
 
 
-def _may_be_lifted(job: JobState, drain: Drain) -> bool:
-    """Return whether only the controller requested the drain, and the pod is not released yet."""
-    return _is_ours(drain) and not drain.ends and not granted(job.snapshot.commit, drain)
+def _may_be_lifted(drain: Drain) -> bool:
+    """Return whether only the controller requested the drain, and the pod is not being ended."""
+    return _is_ours(drain) and not drain.ends
 
 
 def _is_ours(drain: Drain) -> bool:

@@ -44,15 +44,11 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any]]] = {
         "_may_ask",
         lambda signs, job, member, going: notices._leaves_enough(job, member, going),
     ),
-    "a drain stays although its sign is gone": ("_may_be_lifted", lambda job, drain: False),
-    "a granted drain is taken back": (
+    "a drain stays although its sign is gone": (
         "_may_be_lifted",
-        lambda job, drain: notices._is_ours(drain) and not drain.ends,
+        lambda drain: notices._is_ours(drain) and not drain.ends and not drain.outcome,
     ),
-    "the drain of a pod that is being ended is taken back": (
-        "_may_be_lifted",
-        lambda job, drain: notices._is_ours(drain) and not drain.outcome,
-    ),
+    "the drain of a pod that is being ended is taken back": ("_may_be_lifted", notices._is_ours),
 }
 
 
