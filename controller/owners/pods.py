@@ -9,6 +9,7 @@ from typing import Any
 
 from controller.admission.owner import Owner, owner_of
 from controller.cluster.api import Object
+from injection.settings import LABEL
 from rdzv.errors import ConfigError
 
 
@@ -24,7 +25,8 @@ class PodSeen:
     object that created the pod itself. ``disruption``: why Kubernetes is about to end it, from its
     condition; empty without one. ``preempted``: that is to make room for a pod of a higher
     priority. ``tolerates``: keys of the taints that it tolerates. ``deleted``:
-    whether its termination has begun.
+    whether its termination has begun. ``job``: the value of its label. ``unplaced``: whether the
+    scheduler has found no node for it.
     """
 
     uid: str
@@ -37,6 +39,8 @@ class PodSeen:
     disruption: str = ""
     preempted: bool = False
     deleted: bool = False
+    job: str = ""
+    unplaced: bool = False
 
     @property
     def reference(self) -> dict[str, Any]:
@@ -75,6 +79,13 @@ def pod_seen(pod: Object) -> PodSeen:
         disruption=next((text or "DisruptionTarget" for text in sentences), ""),
         preempted=any(one.get("reason") == PREEMPTED for one in disrupted),
         deleted=bool(metadata.get("deletionTimestamp")),
+        job=(metadata.get("labels") or {}).get(LABEL, ""),
+        unplaced=not metadata.get("deletionTimestamp")
+        and any(
+            (one.get("type"), one.get("reason")) == ("PodScheduled", "Unschedulable")
+            and one.get("status") == "False"
+            for one in conditions
+        ),
     )
 
 

@@ -145,6 +145,11 @@ def test_what_the_api_shows_is_taken_in() -> None:
     assert not pod_seen(pod).preempted
     condition["status"] = "False"
     assert pod_seen(pod).disruption == ""
+    assert not pod_seen(pod).unplaced
+    condition |= {"type": "PodScheduled", "reason": "Unschedulable"}
+    assert pod_seen(pod).unplaced
+    pod["metadata"] = {**seen.reference, "uid": "uid-a", "deletionTimestamp": "now"}
+    assert not pod_seen(pod).unplaced
 
 
 def test_the_drain_of_a_preempted_pod_says_so_whoever_asked_for_it() -> None:
