@@ -62,7 +62,7 @@ class OwnDrainRecord:
         return self._with(OwnDrainRecord.of_notice(self.pod_uid, notice, now_boot_s, grace_s))
 
     def and_drain(self, drain: Drain, now_boot_s: float) -> OwnDrainRecord:
-        """Return the notes with a drain as another has just stored it: the earliest deadline counts.
+        """Return the notes with a drain just stored by another: the earliest deadline counts.
 
         Whoever takes a drain over may leave it less time, or make an order of it.
         """

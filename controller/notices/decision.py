@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drains to request and to cancel: a pure function of the observed state.
 
-A drain that somebody else requested is never cancelled, nor one whose pod is being terminated. If a user cancels one, it is not requested again while the same sign lasts.
+A drain that somebody else requested is never cancelled, nor one whose pod is being terminated. If a
+user cancels one, it is not requested again while the same sign lasts.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from controller.cluster.api import Object
 from injection.settings import LABEL
 from rdzv.errors import ConfigError
 
-
 PREEMPTED = "PreemptionByScheduler"
 """Reason of the condition DisruptionTarget: the scheduler ends the pod to make room."""
 

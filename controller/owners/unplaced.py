@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 
 from controller.cluster.collection import Collection
@@ -59,7 +58,8 @@ class UnplacedWriter:
         made = replace(record, unplaced=count)
         try:
             result = await self._jobs.store.txn(
-                [Compare(keys.job, "mod", "=", record.mod_revision)], [Put(keys.job, made.to_json())]
+                [Compare(keys.job, "mod", "=", record.mod_revision)],
+                [Put(keys.job, made.to_json())],
             )
         except StoreError as error:
             log.warning(

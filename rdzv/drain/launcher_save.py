@@ -4,7 +4,7 @@
 There is no round whose ranks could agree on a step, and none is needed: Horovod's ranks are in step
 at each ``state.commit()``, and one of them saves for all. The sidecar of its pod promises it in the
 launcher's drain, and then stores there which step was saved. Without a promise the launcher does
-not wait for long. Where all its hosts drain, what the ranks have in memory ends as well: then one of
+not wait for long. If all its hosts drain, what the ranks have in memory ends as well: then one of
 their drains stands for the launcher's.
 """
 

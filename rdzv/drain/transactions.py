@@ -133,9 +133,7 @@ def cancel(
     return lift(keys, snapshot, drain)
 
 
-def lift(
-    keys: JobKeys, snapshot: Snapshot, drain: Drain
-) -> tuple[list[Compare], list[Operation]]:
+def lift(keys: JobKeys, snapshot: Snapshot, drain: Drain) -> tuple[list[Compare], list[Operation]]:
     """Build the transaction that ends a drain before its pod: the pod is listed again.
 
     If its leave was granted, its round ends all the same, and it joins the next one.

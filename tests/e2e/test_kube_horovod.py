@@ -25,7 +25,7 @@ def mpi_operator(operator: Kubelab, sidecar_in_lab: str) -> Kubelab:
     return operator
 
 
-def inference(node: str) -> Object:
+def inference(node: str, name: str = "inference") -> Object:
     """A pod of a higher PriorityClass, for which one worker has to go."""
     resources = {"requests": {"cpu": "1500m", "memory": "64Mi"}}
     container: Object = {
@@ -42,7 +42,7 @@ def inference(node: str) -> Object:
         "terminationGracePeriodSeconds": 1,
         "containers": [container],
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "inference"}, "spec": spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
 def test_a_preempted_worker_is_drained_and_taken_in_again(
@@ -59,6 +59,26 @@ def test_a_preempted_worker_is_drained_and_taken_in_again(
         job.trains_with(2, other_than=both)
         job.nothing_is_lost()
         assert job.conditions()["Running"] == "True"
+
+
+@pytest.mark.long
+def test_all_workers_make_room_once_one_rank_has_saved(
+    mpi_operator: Kubelab, tmp_path: Path
+) -> None:
+    workload = ElasticMPIJob(cpu="1100m", grace_s=GRACE_S, starts_again=True)
+    with HorovodJob(mpi_operator, tmp_path, workload) as job:
+        both = job.trains_with(2)
+        pods = {node: f"inference-{node}" for node in ("node-a", "node-b")}
+        job.tell("an inference pod is applied for each node")
+        job.apply(*(inference(node, name) for node, name in pods.items()))
+        # Less than half of the grace of the workers.
+        ready = ("wait", "--for=condition=Ready", "pod", *pods.values(), "--timeout=85s")
+        job.kubectl(*ready)
+        job.tell("both are ready")
+        assert "Failed" not in job.conditions()
+        job.kubectl("delete", "pod", *pods.values(), "--wait=false")
+        job.trains_with(2, other_than=both)
+        job.nothing_is_lost()
 
 
 @pytest.mark.long

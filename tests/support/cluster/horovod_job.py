@@ -116,6 +116,8 @@ class ElasticMPIJob(Workload):
 
     most: int = 3
     least: int = 1
+    starts_again: bool = False
+    """Whether the launcher's container starts again where it fails, as without any worker."""
 
     def manifest(self, directory: Path) -> Object:
         """The object; its pods write to ``directory``."""
@@ -152,6 +154,8 @@ class ElasticMPIJob(Workload):
                 "env": [{"name": name, "value": value} for name, value in variables.items()],
             }
             if role == "Launcher":
+                if self.starts_again:
+                    job["spec"]["mpiReplicaSpecs"][role]["restartPolicy"] = "OnFailure"
                 spec["nodeSelector"] = {"kubernetes.io/hostname": "node-a"}
                 line = container["command"]
                 patience = ["--gloo-timeout-seconds", "120"]

@@ -61,9 +61,10 @@ class Rules:
     ``faults``: kinds, of which ``fault_count`` happen; ``hurry``: timers that run out early.
     ``lockstep``: a rank waits in its next collective for all others. ``begun``: the first round has
     begun, and all have heard of it. ``deadlines``: a drain has one. ``outsider``: a pod whose
-    ranks take no part in drains. ``preempted``: pods that make room for others. ``block``: after so many boundaries a rank leaves its training
-    loop, evaluates, and enters the next one; 0: there is one loop. ``cursors``: what each rank
-    gives with a save as where the data go on; none of them without.
+    ranks take no part in drains. ``preempted``: pods that make room for others. ``block``: after
+    so many boundaries a rank leaves its training loop, evaluates, and enters the next one; 0: there
+    is one loop. ``cursors``: what each rank gives with a save as where the data go on; none of them
+    without.
     """
 
     members: int = 2
@@ -867,9 +868,7 @@ class World:
             if store.nodes[pod] in ("none", "gone") or store.closed:
                 continue
             preempted = pod in self.rules.preempted
-            drain = Drain(
-                uid(pod), name(pod), "spot", "hand", preempted=preempted, mod_revision=1
-            )
+            drain = Drain(uid(pod), name(pod), "spot", "hand", preempted=preempted, mod_revision=1)
             after = of(store._replace(drains=put(store.drains, pod, drain)))
             told = env._replace(to_notice=tuple(p for p in env.to_notice if p != pod))
             yield f"notice for {pod}", _swap(state, (0, after), (1, of(told)))
