@@ -169,7 +169,7 @@ class _Scene:
         return self.observations.own_since_s + self.policy.promise_s
 
     def save_asked(self, drain: Drain) -> Drain | None:
-        """Return the drain whose save this pod waits for: a launcher, or a host of its last."""
+        """Return the drain whose save this pod waits for, of a horovodrun that ends with it."""
         if is_of_launcher(self.snapshot.membership, drain):
             return drain
         hosts_ranks = drain.pod_uid == self.snapshot.pod_uid and self.snapshot.commands

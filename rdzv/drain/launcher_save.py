@@ -4,8 +4,8 @@
 There is no round whose ranks could agree on a step, and none is needed: Horovod's ranks are in step
 at each ``state.commit()``, and one of them saves for all. The sidecar of its pod promises it in the
 launcher's drain, and then stores there which step was saved. Without a promise the launcher does
-not wait for long. If all its hosts drain, what the ranks have in memory ends as well: then one of
-their drains stands for the launcher's.
+not wait for long. If all its hosts make room for other pods, what the ranks have in memory ends as
+well: then one of their drains stands for the launcher's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def asked(snapshot: Snapshot) -> Drain | None:
     """Return the drain in which a rank is asked to save, even if it is over: the launcher's.
 
     A drain in progress comes before one that is over, of a launcher that has yet to leave. If no
-    launcher drains, but all its hosts do, it is the newest of theirs.
+    launcher drains, but all its hosts make room for other pods, it is the newest of theirs.
     """
     # Search the few launchers, not the many drains: every sidecar does so at each change.
     launchers = [one for one in snapshot.members.values() if one.role == "launcher"]
@@ -32,7 +32,7 @@ def asked(snapshot: Snapshot) -> Drain | None:
     hosts: list[Drain] = []
     for member in snapshot.members.values():
         drain = snapshot.drains.get(member.pod_uid)
-        if drain is not None:
+        if drain is not None and drain.preempted:
             hosts.append(drain)
         elif member.role != "launcher":
             return None

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.cluster.chart_release import ChartRelease
 from tests.support.cluster.horovod_job import (
     RESTRICTED,
     ElasticMPIJob,
@@ -17,6 +19,12 @@ from tests.support.cluster.lab import TRAINER_IMAGE, Kubelab, Object
 from tests.support.cluster.workload import GRACE_S
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture
+def chart(kubelab: Kubelab, sidecar_in_lab: str) -> Iterator[ChartRelease]:
+    with ChartRelease(kubelab) as chart:
+        yield chart
 
 
 @pytest.fixture
@@ -62,26 +70,6 @@ def test_a_preempted_worker_is_drained_and_taken_in_again(
 
 
 @pytest.mark.long
-def test_all_workers_make_room_once_one_rank_has_saved(
-    mpi_operator: Kubelab, tmp_path: Path
-) -> None:
-    workload = ElasticMPIJob(cpu="1100m", grace_s=GRACE_S, starts_again=True)
-    with HorovodJob(mpi_operator, tmp_path, workload) as job:
-        both = job.trains_with(2)
-        pods = {node: f"inference-{node}" for node in ("node-a", "node-b")}
-        job.tell("an inference pod is applied for each node")
-        job.apply(*(inference(node, name) for node, name in pods.items()))
-        # Less than half of the grace of the workers.
-        ready = ("wait", "--for=condition=Ready", "pod", *pods.values(), "--timeout=85s")
-        job.kubectl(*ready)
-        job.tell("both are ready")
-        assert "Failed" not in job.conditions()
-        job.kubectl("delete", "pod", *pods.values(), "--wait=false")
-        job.trains_with(2, other_than=both)
-        job.nothing_is_lost()
-
-
-@pytest.mark.long
 def test_workers_come_and_go_as_the_object_is_edited_and_rank_0_leaves(
     mpi_operator: Kubelab, tmp_path: Path
 ) -> None:
@@ -99,3 +87,23 @@ def test_workers_come_and_go_as_the_object_is_edited_and_rank_0_leaves(
         job.trains_with(2, other_than=world)
         job.nothing_is_lost()
         assert "Failed" not in job.conditions()
+
+
+@pytest.mark.long
+def test_all_workers_make_room_once_one_rank_has_saved(
+    chart: ChartRelease, mpi_operator: Kubelab, tmp_path: Path
+) -> None:
+    workload = ElasticMPIJob(cpu="1100m", grace_s=GRACE_S, starts_again=True)
+    with HorovodJob(mpi_operator, tmp_path, workload, labelled=True) as job:
+        both = job.trains_with(2)
+        pods = {node: f"inference-{node}" for node in ("node-a", "node-b")}
+        job.tell("an inference pod is applied for each node")
+        job.apply(*(inference(node, name) for node, name in pods.items()))
+        # Less than half of the grace of the workers.
+        ready = ("wait", "--for=condition=Ready", "pod", *pods.values(), "--timeout=85s")
+        job.kubectl(*ready)
+        job.tell("both are ready")
+        assert "Failed" not in job.conditions()
+        job.kubectl("delete", "pod", *pods.values(), "--wait=false")
+        job.trains_with(2, other_than=both)
+        job.nothing_is_lost()

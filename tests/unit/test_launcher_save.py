@@ -130,19 +130,18 @@ def host(drain: Drain, *others: Drain, seen_for_s: float, commands: int | None =
     return decide(seen_for_s, snapshot, times, POLICY).drains.get("uid-a")
 
 
-def test_if_all_hosts_drain_one_rank_saves_and_all_go() -> None:
-    last = replace(WORKER_LEAVES, pod_uid="uid-b", member="b", created_revision=42)
-    assert asked(job(WORKER_LEAVES, last)) == last
+def test_if_all_hosts_make_room_one_rank_saves_and_all_go() -> None:
+    first = replace(WORKER_LEAVES, preempted=True)
+    last = replace(first, pod_uid="uid-b", member="b", created_revision=42)
+    assert asked(job(first, last)) == last
     promised, saved = replace(last, saver="b"), replace(last, saver="b", step=7)
-    assert host(WORKER_LEAVES, promised, seen_for_s=99.0) is None
-    assert host(WORKER_LEAVES, saved, seen_for_s=0.5) == replace(
-        WORKER_LEAVES, outcome="committed", step=7
-    )
-    assert host(WORKER_LEAVES, last, seen_for_s=POLICY.promise_s) == replace(
-        WORKER_LEAVES, outcome="uncommitted"
-    )
+    assert host(first, promised, seen_for_s=99.0) is None
+    assert host(first, saved, seen_for_s=0.5) == replace(first, outcome="committed", step=7)
+    assert host(first, last, seen_for_s=POLICY.promise_s) == replace(first, outcome="uncommitted")
     # Others go on without it.
-    assert host(WORKER_LEAVES, seen_for_s=99.0) is None
+    assert host(first, seen_for_s=99.0) is None
+    # A pod that comes for the other one gets the ranks' state handed over.
+    assert host(first, replace(last, preempted=False), seen_for_s=99.0) is None
 
 
 def test_a_promise_outlives_its_record() -> None:
