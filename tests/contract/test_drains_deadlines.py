@@ -19,7 +19,8 @@ from rdzv.drain.transactions import cancel, preempted
 from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
-from tests.support.sidecars.drains import HERE, KEYS, RUN, Pod, job
+from tests.support.sidecars.drains import HERE, RUN, Pod, job
+from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.ranks import Loop
 
 pytestmark = pytest.mark.virtual
