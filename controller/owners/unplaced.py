@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from controller.cluster.collection import Collection
@@ -23,13 +24,12 @@ log = logging.getLogger(__name__)
 GATHER_S = 0.2
 """Delay to batch changes: pods of one owner come together."""
 AGAIN_S = 1.0
-"""Retry interval after a failed write, and interval of a look in any case."""
+"""Retry interval after a failed write."""
 
 
-def unplaced_of(keys: JobKeys, pods: Mapping[str, PodSeen]) -> int:
-    """Count the pods of a job that the scheduler has found no node for."""
-    name = (keys.namespace, job_label(keys.job_name))
-    return sum(one.unplaced for one in pods.values() if (one.namespace, one.job) == name)
+def unplaced(pods: Iterable[PodSeen]) -> Counter[tuple[str, str]]:
+    """Count the pods that the scheduler has found no node for, by namespace and job label."""
+    return Counter((one.namespace, one.job) for one in pods if one.unplaced)
 
 
 class UnplacedWriter:
@@ -45,13 +45,17 @@ class UnplacedWriter:
             await part.changed_after(0)
         while True:
             before = (self._jobs.sequence, self._pods.sequence)
-            written = [await self._keep(*one) for one in self._jobs.states().items()]
+            counts = unplaced(self._pods.items.values())
+            written = [
+                await self._keep(keys, job, counts[keys.namespace, job_label(keys.job_name)])
+                for keys, job in self._jobs.states().items()
+            ]
             await self._change(before, None if all(written) else AGAIN_S)
             await asyncio.sleep(GATHER_S)
 
-    async def _keep(self, keys: JobKeys, job: JobState) -> bool:
-        """Write the number of one job if it has changed; return whether none is left to write."""
-        record, count = job.snapshot.job, unplaced_of(keys, self._pods.items)
+    async def _keep(self, keys: JobKeys, job: JobState, count: int) -> bool:
+        """Write the number of one job if it has changed; return False to be tried again."""
+        record = job.snapshot.job
         # The number of a job without members says nothing: its next life begins with a new one.
         if record is None or not job.snapshot.members or record.unplaced == count:
             return True
