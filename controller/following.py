@@ -25,6 +25,7 @@ from controller.notices.policy import NoticePolicy
 from controller.owners.owners import Owners
 from controller.owners.pods import pod_seen
 from controller.owners.reconciler import OwnerReconciler
+from controller.owners.unplaced import UnplacedWriter
 from controller.page.serving import serving_page
 from rdzv.errors import MusterError
 from rdzv.store.access import Access
@@ -84,6 +85,9 @@ async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> N
                             annotates=config.annotations == "on",
                         )
                         tasks.create_task(restarted("reconciling owners", reconciler.run))
+                    if config.desired == "on":
+                        writer = UnplacedWriter(jobs, pods)
+                        tasks.create_task(restarted("counting pods without a node", writer.run))
                     if config.notices == "on":
                         policy = NoticePolicy(
                             config.notice_taints,

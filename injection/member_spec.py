@@ -62,6 +62,13 @@ class Demand:
     on_cut: str | None
     """The policy for ranks whose pod has had no lease for long; None for the sidecar's default.
     ``hold``: no step is trained that another world may train as well, and none for so long."""
+    first_call_s: float | None
+    """Time for which a world waits for a pod whose torchrun has never connected, in seconds; None
+    for the sidecar's default. Longer: fewer worlds while pods come; shorter: the first trains
+    sooner."""
+    last_call_s: float | None
+    """Time for which a world waits for a torchrun that was there before, in seconds; None for the
+    sidecar's default. Longer: such a one is more often in it; shorter: the others train sooner."""
     endpoints: str
     """Members of the etcd cluster, separated by commas; with https:// for TLS."""
     image: str
@@ -144,6 +151,8 @@ def demand(
         unit=settings.unit,
         gather_s=settings.gather_s,
         on_cut=settings.on_cut,
+        first_call_s=settings.first_call_s,
+        last_call_s=settings.last_call_s,
         endpoints=",".join(settings.etcd_endpoints or ()),
         image=settings.image or "",
         secret=settings.etcd_secret,

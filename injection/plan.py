@@ -93,7 +93,10 @@ def plan(
     conflicts.refuse(pod, path, container, want)
     granted = granted_s(pod, path)
     wrapped, prefix, command = _wrapping(workload, container, told.settings.wrap, horovod)
-    lets_go = workload.replaces_late(template) and not former.says_below_min
+    below_min = told.settings.below_min
+    if below_min is None and workload.replaces_late(template) and not former.says_below_min:
+        below_min = "commit"
+    lets_go = below_min == "commit"
     made = SidecarContainer(
         want=want,
         role=horovod or template.role,
@@ -102,7 +105,8 @@ def plan(
         resources=conflicts.resources(pod, path, former),
         lease_ttl_s=former.told("lease_ttl_s"),
         start_timeout_s=former.told("start_timeout_s"),
-        lets_go_below_min=lets_go,
+        # The sidecar's own default need not be written, unless a user has written another value.
+        below_min=below_min if lets_go or former.says_below_min else None,
     )
     result = InjectionPlan(
         container=str(container.get("name")),

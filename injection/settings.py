@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from agent.config import parsers as texts
 from agent.config.size_faults import size_faults
@@ -147,6 +147,37 @@ class TemplateSettings:
             "train|hold",
             "What ranks do once their pod has had no lease for 60 s: train on, or wait for one.",
             otherwise="train",
+        )
+    )
+    below_min: Literal["hold", "commit"] | None = field(
+        Setting(
+            "--below-min",
+            texts.one_of("hold", "commit"),
+            None,
+            "hold|commit",
+            "What a drain does that would leave fewer than min: wait for a replacement until the"
+            " deadline, or let the pod go once all have saved.",
+            otherwise="commit where a replacement comes only once the pod is gone, else hold",
+        )
+    )
+    first_call_s: float | None = field(
+        Setting(
+            "--first-call",
+            texts.duration_s(0, 3600),
+            None,
+            "TIME",
+            "How long a world of at least min waits for a pod whose torchrun has never connected.",
+            otherwise="30s",
+        )
+    )
+    last_call_s: float | None = field(
+        Setting(
+            "--last-call",
+            texts.duration_s(0, 600),
+            None,
+            "TIME",
+            "How long a world of at least min waits for a torchrun that was there before.",
+            otherwise="2s",
         )
     )
     etcd_endpoints: tuple[str, ...] | None = field(

@@ -60,7 +60,8 @@ TOPOLOGY_PART = "TOPOLOGY_PART_"
 kubelet reads these variables."""
 
 BELOW_MIN = "MUSTER_BELOW_MIN"
-"""Set if a replacement comes only once the pod is gone, unless the user has set another value."""
+"""Set if asked for, or if a replacement comes only once the pod is gone, unless the user has set
+another value."""
 
 RUN_MOUNT = {"name": RUN_VOLUME, "mountPath": RUN_DIR}
 
@@ -86,7 +87,7 @@ class SidecarContainer:
     resources: Mapping[str, Any]
     lease_ttl_s: float
     start_timeout_s: float
-    lets_go_below_min: bool
+    below_min: str | None
 
     def container(self) -> dict[str, Any]:
         """Build the container, to be the first of initContainers."""
@@ -150,14 +151,16 @@ class SidecarContainer:
             "MUSTER_MAX": self.want.most,
             "MUSTER_SIZES": ",".join(map(str, self.want.sizes)) or None,
             "MUSTER_UNIT": self.want.unit,
-            "MUSTER_GATHER": None if self.want.gather_s is None else f"{self.want.gather_s:g}s",
+            "MUSTER_GATHER": _time(self.want.gather_s),
+            "MUSTER_FIRST_CALL": _time(self.want.first_call_s),
+            "MUSTER_LAST_CALL": _time(self.want.last_call_s),
             "MUSTER_ON_CUT": self.want.on_cut,
             "MUSTER_ETCD_ENDPOINTS": self.want.endpoints,
             "MUSTER_ROLE": "launcher" if self.role == "launcher" else None,
             # For a launcher those of its workers: the slots of its own pod are always 0.
             "MUSTER_SLOTS": self.want.slots,
             "MUSTER_GRACE_S": self.grace_s,
-            BELOW_MIN: "commit" if self.lets_go_below_min else None,
+            BELOW_MIN: self.below_min,
             "MUSTER_RUN_DIR": RUN_DIR,
             # Set even if they are the defaults, so that no Service's variable takes their place.
             "MUSTER_C10D_PORT": 0 if self.wrapped else self.want.relay_port,
@@ -272,6 +275,10 @@ def is_ours(variable: Mapping[str, Any]) -> bool:
     if "secretKeyRef" in (variable.get("valueFrom") or {}):
         return True
     return str(variable.get("value")).startswith(f"{SECRET_DIR}/")
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds:g}s"
 
 
 def _from_secret(secret: str | None, key: str) -> dict[str, Any]:

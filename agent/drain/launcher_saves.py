@@ -65,7 +65,7 @@ class LauncherSaves:
         if not await self._writing.txn([same], [Put(key, drain.to_json())]):
             return False
         log.info(
-            "a rank of this pod %s before the launcher %s goes",
+            "a rank of this pod %s before %s goes",
             "saves" if drain.step is None else f"has saved step {drain.step}",
             drain.member,
             extra={"event": "launcher_save", "step": drain.step},

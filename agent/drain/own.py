@@ -21,13 +21,13 @@ from launcher_shim.pod.grace import FAREWELL_S
 from launcher_shim.rundir import layout
 from rdzv.drain.inputs import LiveRound
 from rdzv.drain.phases import phase_of
-from rdzv.drain.transactions import first_write, outdate_first_write
+from rdzv.drain.transactions import first_write, lift
 from rdzv.errors import RecordError
 from rdzv.job import JobClient
 from rdzv.members.registration import Identity
 from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Delete, Operation, Put
+from rdzv.store import Compare, Operation, Put
 
 log = logging.getLogger(__name__)
 
@@ -157,6 +157,7 @@ class OwnDrain:
         if drain is not None:
             now_s = self._boot_s()
             if notes is None:
+                self._phase = None
                 notes = OwnDrainRecord.of_drain(drain, now_s)
                 log.info(
                     "draining, as asked for by %s: %s",
@@ -168,7 +169,7 @@ class OwnDrain:
                         "seconds_left": drain.seconds_left,
                     },
                 )
-            if drain.seconds_left != self._recorded[0]:
+            if drain.seconds_left != self._recorded[0] or drain.source not in notes.sources:
                 left_s = drain.seconds_left
                 self._recorded = (left_s, None if left_s is None else now_s + left_s)
                 notes = notes.and_drain(drain, now_s)
@@ -242,18 +243,15 @@ class OwnDrain:
             self._recorded = (record.seconds_left, notes.deadline_boot_s)
             return first_write(self._client.keys, snapshot, record)
         unchanged = [Compare(key, "mod", "=", drain.mod_revision)]
+        after = replace(drain, ending=drain.ending or (notes.ending and not drain.ends))
         if drain.outcome:
             outlived_s = notes.outlived_boot_s
             if outlived_s is None or now_s < outlived_s:
-                return None
-            why = (
-                f"the pod outlives its grace: only its {notes.stopped} was stopped, and it may come"
-                " back"
-            )
+                return None if after == drain else (unchanged, [Put(key, after.to_json())])
+            why = "the pod outlives its deadline, and is not being ended: it may come back"
             history = self._writing.history(drain.member, why, {"outcome": "cancelled"})
-            holds, again = outdate_first_write(self._client.keys, snapshot, drain.member)
-            return [*unchanged, *holds], [Delete(key), *again, *history]
-        after = replace(drain, ending=drain.ending or (notes.ending and not drain.ends))
+            compares, operations = lift(self._client.keys, snapshot, drain)
+            return compares, [*operations, *history]
         if drain.source == CONTROLLER and notes.other_source:
             # The controller's reason may go away, and this notice stays valid.
             after = replace(after, source=notes.other_source, requested_by=drain.member)

@@ -16,7 +16,7 @@ from launcher_shim.pod.grace import reserve_s
 from launcher_shim.rundir import layout
 from rdzv.errors import RecordError
 from rdzv.records.codec import dump_record, load_record, take, take_seconds
-from rdzv.records.drain import CONTROLLER, ENDING_SOURCES, Drain
+from rdzv.records.drain import CONTROLLER, ENDING_SOURCES, SIGNS, Drain
 
 SAME_DEADLINE_S = 1.0
 """Tolerance between equal deadlines, in seconds: a repeated notice differs by its own delay."""
@@ -59,23 +59,22 @@ class OwnDrainRecord:
 
     def and_notice(self, notice: Notice, now_boot_s: float, grace_s: float) -> OwnDrainRecord:
         """Return the notes with another notice added: the earliest deadline counts."""
-        other = OwnDrainRecord.of_notice(self.pod_uid, notice, now_boot_s, grace_s)
-        both = replace(self, sources=tuple(dict.fromkeys((*self.sources, notice.source))))
-        return both._within(other)
+        return self._with(OwnDrainRecord.of_notice(self.pod_uid, notice, now_boot_s, grace_s))
 
     def and_drain(self, drain: Drain, now_boot_s: float) -> OwnDrainRecord:
-        """Return the notes with the deadline of a drain just stored by another, if it is earlier.
+        """Return the notes with a drain just stored by another: the earliest deadline counts.
 
-        Whoever takes a drain over may leave it less time.
+        Whoever takes a drain over may leave it less time, or make an order of it.
         """
-        return self._within(OwnDrainRecord.of_drain(drain, now_boot_s))
+        return self._with(OwnDrainRecord.of_drain(drain, now_boot_s))
 
-    def _within(self, other: OwnDrainRecord) -> OwnDrainRecord:
-        """Return these notes with the deadline and reserve of ``other`` if it is earlier."""
+    def _with(self, other: OwnDrainRecord) -> OwnDrainRecord:
+        """Return these notes with the sources of ``other``, and its deadline if it is earlier."""
+        both = replace(self, sources=tuple(dict.fromkeys((*self.sources, *other.sources))))
         ours_s = math.inf if self.deadline_boot_s is None else self.deadline_boot_s
         if other.deadline_boot_s is None or other.deadline_boot_s > ours_s - SAME_DEADLINE_S:
-            return self
-        return replace(self, deadline_boot_s=other.deadline_boot_s, reserve_s=other.reserve_s)
+            return both
+        return replace(both, deadline_boot_s=other.deadline_boot_s, reserve_s=other.reserve_s)
 
     @property
     def due_boot_s(self) -> float | None:
@@ -94,21 +93,15 @@ class OwnDrainRecord:
 
     @property
     def outlived_boot_s(self) -> float | None:
-        """The moment after which a pod that still lives was not being ended; None if it surely is.
+        """The moment after which a pod that still lives was not being ended; None for none.
 
-        The end of a pod runs the preStop hook of the sidecar, and stops the training container. If
-        only one of the two gave notice, only that container was stopped.
+        There is none for an order. The end of a pod runs the preStop hook of the sidecar, and stops
+        the training container: both notices together are no mistake.
         """
-        if self.deadline_boot_s is None or not self.stopped:
+        certain = "prestop" in self.sources and not {"sigterm", "hold"}.isdisjoint(self.sources)
+        if self.deadline_boot_s is None or certain or not SIGNS.issuperset(self.sources):
             return None
         return self.deadline_boot_s + OUTLIVED_S
-
-    @property
-    def stopped(self) -> str:
-        """The container that was stopped, if the notices can be of one alone; otherwise empty."""
-        if set(self.sources) == {"prestop"}:
-            return "sidecar"
-        return "training container" if {"sigterm", "hold"}.issuperset(self.sources) else ""
 
     def after_cancellation(self) -> OwnDrainRecord | None:
         """Return the notes without what was cancelled; None if the pod is not being ended.

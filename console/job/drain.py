@@ -89,8 +89,8 @@ def drain(
 ) -> int:
     """Drain MEMBER: delist it at once, save the same step on all ranks, let it leave.
 
-    Its launcher is then out of the job and stays idle until its pod is deleted. A pod that is
-    drained is not listed again.
+    Its launcher is then out of the job and stays idle until its pod is deleted, or until the drain
+    is cancelled.
     """
     by_hand = _ByHand(
         config,

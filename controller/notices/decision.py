@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drains to request and to cancel: a pure function of the observed state.
 
-A drain that somebody else requested is never cancelled, nor one that is granted or whose pod is
-being terminated. If a user cancels one, it is not requested again while the same sign lasts.
+A drain that somebody else requested is never cancelled, nor one whose pod is being terminated. If a
+user cancels one, it is not requested again while the same sign lasts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from controller.jobs.state import JobState
 from controller.notices.node import NodeSeen
 from controller.notices.policy import NoticePolicy
 from controller.owners.pods import PodSeen
-from rdzv.drain.decision import granted
 from rdzv.keys import JobKeys
 from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.records.job import Member
@@ -45,6 +44,7 @@ class NoticeGiven:
     keys: JobKeys
     member: Member
     signs: tuple[Sign, ...]
+    preempted: bool = False
 
     @property
     def reason(self) -> str:
@@ -62,6 +62,14 @@ class NoticeLifted:
 
 
 @dataclass(frozen=True, slots=True)
+class PreemptionSeen:
+    """A drain, whoever requested it, to mark as one of a pod that makes room for another one."""
+
+    keys: JobKeys
+    drain: Drain
+
+
+@dataclass(frozen=True, slots=True)
 class NoticeDecision:
     """The decision for one job. ``asked``: the requests to remember for its pods.
 
@@ -70,6 +78,7 @@ class NoticeDecision:
 
     asks: tuple[NoticeGiven, ...] = ()
     lifts: tuple[NoticeLifted, ...] = ()
+    marks: tuple[PreemptionSeen, ...] = ()
     asked: Mapping[str, Asked] = field(default_factory=dict)
     wake_at_s: float = math.inf
 
@@ -88,12 +97,16 @@ def decide(
     """
     asks: list[NoticeGiven] = []
     lifts: list[NoticeLifted] = []
+    marks: list[PreemptionSeen] = []
     kept: dict[str, Asked] = {}
     wake_at_s = math.inf
     going: set[str] = set()
     for member in sorted(job.snapshot.members.values(), key=lambda one: one.age_order):
         uid = member.pod_uid
         pod = pods.get(uid)
+        drain = job.snapshot.drains.get(uid)
+        if pod is not None and pod.preempted and drain and not (drain.preempted or drain.outcome):
+            marks.append(PreemptionSeen(job.keys, drain))
         node = nodes.get(pod.node) if pod is not None else None
         if pod is None or node is None or pod.deleted:
             # Nothing is known of the pod, or it is terminating, which the kubelet reports.
@@ -103,22 +116,21 @@ def decide(
         signs = signs_of(pod, node, policy)
         before = asked.get(uid, Asked())
         here = replace(before, signs=before.signs & {sign.key for sign in signs})
-        drain = job.snapshot.drains.get(uid)
         if drain is not None:
             # Whoever cancels this drain, of whatever source, knows of these signs.
             here = replace(here, signs=frozenset(sign.key for sign in signs))
-            if not signs and _may_be_lifted(job, drain):
+            if not signs and _may_be_lifted(drain):
                 lifts.append(NoticeLifted(job.keys, drain, f"{pod.node} is in service again"))
         elif _is_news(signs, here) and _may_ask(signs, job, member, going):
             again_s = here.lifted_s + policy.again_s
             if now >= again_s:
-                asks.append(NoticeGiven(job.keys, member, signs))
+                asks.append(NoticeGiven(job.keys, member, signs, pod.preempted))
                 going.add(uid)
             else:
                 wake_at_s = min(wake_at_s, again_s)
         if here != Asked():
             kept[uid] = here
-    return NoticeDecision(tuple(asks), tuple(lifts), kept, wake_at_s)
+    return NoticeDecision(tuple(asks), tuple(lifts), tuple(marks), kept, wake_at_s)
 
 
 def signs_of(pod: PodSeen, node: NodeSeen, policy: NoticePolicy) -> tuple[Sign, ...]:
@@ -172,9 +184,9 @@ def _leaves_enough(job: JobState, member: Member, going: set[str]) -> bool:
     return len([one for one in stay if one.name != member.name]) >= rules.sizes.smallest
 
 
-def _may_be_lifted(job: JobState, drain: Drain) -> bool:
-    """Return whether only the controller requested the drain, and the pod is not released yet."""
-    return _is_ours(drain) and not drain.ends and not granted(job.snapshot.commit, drain)
+def _may_be_lifted(drain: Drain) -> bool:
+    """Return whether only the controller requested the drain, and the pod is not being ended."""
+    return _is_ours(drain) and not drain.ends
 
 
 def _is_ours(drain: Drain) -> bool:

@@ -20,13 +20,14 @@ from controller.notices.decision import (
     NoticeDecision,
     NoticeGiven,
     NoticeLifted,
+    PreemptionSeen,
     after_ask,
     after_lift,
 )
 from controller.notices.node import NodeSeen
 from controller.notices.policy import NoticePolicy
 from controller.owners.pods import PodSeen
-from rdzv.drain.transactions import cancel, first_write
+from rdzv.drain.transactions import cancel, first_write, preempted
 from rdzv.errors import StoreAmbiguous, StoreError
 from rdzv.keys import JobKeys
 from rdzv.records.drain import CONTROLLER, Drain
@@ -95,22 +96,23 @@ class NoticeExecutor:
             uids = {one.pod_uid for one in job.snapshot.members.values()} & self._asked.keys()
             kept = {uid: self._asked[uid] for uid in uids}
             return NoticeDecision(asked=kept, wake_at_s=now + DEFECT_AGAIN_S)
-        if not made.asks and not made.lifts:
+        if not (made.asks or made.lifts or made.marks):
             self._defective.discard(job.keys)
         return made
 
     async def _carry_out(self, keys: JobKeys, made: NoticeDecision) -> float:
         """Carry out the decision for one job; return the time of the next evaluation."""
-        if not made.asks and not made.lifts:
+        if not (made.asks or made.lifts or made.marks):
             return made.wake_at_s
         try:
+            marked = [await self._mark(one) for one in made.marks]
             asked = [await self._ask(one) for one in made.asks]
             lifted = [await self._lift(one) for one in made.lifts]
         except Exception as error:
             self._tell(keys, error)
             return self._clock() + DEFECT_AGAIN_S
         self._defective.discard(keys)
-        return made.wake_at_s if all([*asked, *lifted]) else self._clock() + AGAIN_S
+        return made.wake_at_s if all([*marked, *asked, *lifted]) else self._clock() + AGAIN_S
 
     def _tell(self, keys: JobKeys, error: Exception) -> None:
         """Log a defect once until the job is fine again, as every change anywhere evaluates it."""
@@ -130,6 +132,7 @@ class NoticeExecutor:
             seconds_left=self._policy.deadline_s,
             reserve_s=min(RESERVE_MOST_S, self._policy.deadline_s / RESERVE_PART),
             requested_by=self._me,
+            preempted=ask.preempted,
         )
         compares, operations = first_write(ask.keys, job.snapshot, record)
         key = ask.keys.in_generation(job.snapshot.job.generation).member(ask.member.name)
@@ -143,6 +146,20 @@ class NoticeExecutor:
             ask.keys.job_name,
             ask.reason,
             extra={"event": "notice_given", "member": ask.member.name, "reason": ask.reason},
+        )
+        return True
+
+    async def _mark(self, mark: PreemptionSeen) -> bool:
+        job = self._jobs.state(mark.keys)
+        if job is None or job.snapshot.job is None:
+            return False
+        if not await self._write(mark.keys, *preempted(mark.keys, job.snapshot, mark.drain)):
+            return False
+        log.info(
+            "%s of job %s is preempted: it waits for no replacement",
+            mark.drain.member,
+            mark.keys.job_name,
+            extra={"event": "preemption_seen", "member": mark.drain.member},
         )
         return True
 

@@ -215,7 +215,7 @@ class Endpoint:
         return self._calls(
             rules.min_workers,
             rules.max_workers,
-            desired=rules.desired,
+            desired=rules.expected,
             allowed_sizes=rules.allowed_sizes,
             unit=rules.unit,
             gather_s=rules.gather_s,

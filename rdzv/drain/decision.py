@@ -26,7 +26,7 @@ from rdzv.drain.inputs import (
     ReformCause,
 )
 from rdzv.drain.known_weights import is_known
-from rdzv.drain.launcher_save import is_of_launcher, released
+from rdzv.drain.launcher_save import asked, is_of_launcher, released
 from rdzv.listing import Listing
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain, Outcome
@@ -75,14 +75,13 @@ def decide(
             continue
         outcome, why = _without_commit(scene, drain)
         if outcome:
-            step = scene.commit.step if scene.served(uid) else None
-            ended[uid] = replace(drain, outcome=outcome, step=drain.step if drain.saver else step)
+            ended[uid] = replace(drain, outcome=outcome, step=scene.saved_step(drain))
             reasons.append(f"{drain.member} may go ({outcome}): {why}")
         else:
             moments.append(scene.due_s(uid))
             if uid == snapshot.pod_uid:
-                launcher = is_of_launcher(snapshot.membership, drain)
-                moments.append(scene.promised_s if launcher else scene.launched_s)
+                saves = scene.save_asked(drain) is not None
+                moments.append(scene.promised_s if saves else scene.launched_s)
     if moved.commit is not None or not reasons:
         reasons.insert(0, moved.reason)
     # A moment that has passed needs no wake-up: what is due waits for something else than time.
@@ -130,11 +129,21 @@ class _Scene:
         self.concerned = any(snapshot.member_of(drain) is not None for drain in drains.values())
         self.enough = is_enough(snapshot.membership, snapshot.listing) and self._enough_ask(rules)
         paused = rules.paused
-        self.may_grant = self.enough or paused or policy.below_min == "commit"
+        self.may_grant = self.enough or paused or policy.below_min == "commit" or self.is_last_world
         # Without enough others the next world could not form: newcomers wait with the leavers.
         self.reforms: ReformCause = ""
         if self.round is not None and (self.enough or paused):
             self.reforms = self.round.reforms
+
+    @property
+    def is_last_world(self) -> bool:
+        """Whether no replacement can come before a pod of it has gone: none is waited for.
+
+        All drain, or one of them makes room for a pod that Kubernetes prefers.
+        """
+        listing = self.snapshot.listing
+        all_drain = not listing.listed and not listing.standby
+        return all_drain or any(drain.preempted for drain in self.inside.values())
 
     def _enough_ask(self, rules: Job) -> bool:
         """Return whether ``min`` of the listed train or ask to; a launcher may never come."""
@@ -161,6 +170,20 @@ class _Scene:
     def promised_s(self) -> float:
         """The time from which a launcher no longer waits for a promise to save."""
         return self.observations.own_since_s + self.policy.promise_s
+
+    def save_asked(self, drain: Drain) -> Drain | None:
+        """Return the drain whose save this pod waits for, of a horovodrun that ends with it."""
+        if is_of_launcher(self.snapshot.membership, drain):
+            return drain
+        hosts_ranks = drain.pod_uid == self.snapshot.pod_uid and self.snapshot.commands
+        return asked(self.snapshot.membership) if hosts_ranks else None
+
+    def saved_step(self, drain: Drain) -> int | None:
+        """Return the step on record that the drain ends with; None without one."""
+        ask = self.save_asked(drain)
+        if ask is not None:
+            return ask.step
+        return self.commit.step if self.served(drain.pod_uid) else None
 
     def due_s(self, uid: str) -> float:
         """Return the latest time at which the pod gets SIGTERM; infinite without a deadline."""
@@ -240,6 +263,7 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
     snapshot, uid = scene.snapshot, drain.pod_uid
     if scene.outlived(uid):
         return "", ""
+    may_grant = scene.may_grant or drain.preempted
     outcome: Outcome = "committed" if scene.served(uid) else "uncommitted"
     if uid in scene.inside:
         assert scene.round is not None
@@ -248,14 +272,14 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
         refused = this_round and commit.refused and uid in commit.leaving
         if refused and scene.may_grant and not round.finishing:
             return "uncommitted", commit.reason
-    elif uid == snapshot.pod_uid and is_of_launcher(snapshot.membership, drain):
+    elif uid == snapshot.pod_uid and (ask := scene.save_asked(drain)) is not None:
         seen_for_s = scene.now - scene.observations.own_since_s
-        outcome, why = released(drain, snapshot.membership, seen_for_s, scene.policy.promise_s)
+        outcome, why = released(ask, snapshot.membership, seen_for_s, scene.policy.promise_s)
         if outcome:
             return outcome, why
     elif uid == snapshot.pod_uid and scene.untrained and snapshot.commands is None:
         return "uncommitted", "nothing has been trained yet"
-    elif uid == snapshot.pod_uid and scene.may_grant and not snapshot.commands:
+    elif uid == snapshot.pod_uid and may_grant and not snapshot.commands:
         # Only the pod's own sidecar knows whether a launcher's commands run in it.
         if snapshot.commands is None and not scene.trains_elsewhere(drain):
             return outcome, "it takes part in no round"

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drain of a Horovod launcher: which pod saves before, and when the launcher may go. Pure.
+"""The end of a horovodrun: which pod saves before, and when the launcher or its hosts may go. Pure.
 
 There is no round whose ranks could agree on a step, and none is needed: Horovod's ranks are in step
 at each ``state.commit()``, and one of them saves for all. The sidecar of its pod promises it in the
 launcher's drain, and then stores there which step was saved. Without a promise the launcher does
-not wait for long.
+not wait for long. If all its hosts make room for other pods, what the ranks have in memory ends as
+well: then one of their drains stands for the launcher's.
 """
 
 from __future__ import annotations
@@ -17,15 +18,25 @@ from rdzv.snapshot import Snapshot
 
 
 def asked(snapshot: Snapshot) -> Drain | None:
-    """Return the drain of the job's launcher, even if it is over, while that is a member.
+    """Return the drain in which a rank is asked to save, even if it is over: the launcher's.
 
-    A drain in progress comes before one that is over, of a launcher that has yet to leave.
+    A drain in progress comes before one that is over, of a launcher that has yet to leave. If no
+    launcher drains, but all its hosts make room for other pods, it is the newest of theirs.
     """
     # Search the few launchers, not the many drains: every sidecar does so at each change.
     launchers = [one for one in snapshot.members.values() if one.role == "launcher"]
     found = [snapshot.drains.get(launcher.pod_uid) for launcher in launchers]
     drains = [one for one in found if one is not None and is_of_launcher(snapshot, one)]
-    return min(drains, key=lambda one: (bool(one.outcome), one.pod_uid), default=None)
+    if drains or not launchers:
+        return min(drains, key=lambda one: (bool(one.outcome), one.pod_uid), default=None)
+    hosts: list[Drain] = []
+    for member in snapshot.members.values():
+        drain = snapshot.drains.get(member.pod_uid)
+        if drain is not None and drain.preempted:
+            hosts.append(drain)
+        elif member.role != "launcher":
+            return None
+    return max(hosts, key=lambda one: one.created_revision, default=None)
 
 
 def ask_of(drain: Drain | None) -> int:

@@ -43,6 +43,9 @@ def transaction(
         least = min(rules.sizes.smallest, COUNTED_MAX)
         counted = snapshot.listing.listed[:least]
         compares += [Compare(here.member(one.name), "create", ">", 0) for one in counted]
+        if not snapshot.listing.listed:
+            # All drain, so none is kept: a member that has come since would be a replacement.
+            compares.append(Compare(here.members, "create", "<", snapshot.revision + 1, True))
     operations: list[Operation] = []
     if decision.commit is not None:
         operations.append(Put(here.commit, decision.commit.to_json()))
@@ -101,6 +104,16 @@ def take_over(
     return [Compare(key, "mod", "=", held.mod_revision)], [Put(key, after.to_json())]
 
 
+def preempted(
+    keys: JobKeys, snapshot: Snapshot, drain: Drain
+) -> tuple[list[Compare], list[Operation]]:
+    """Build the transaction that marks a drain, as it is, as one of a pod that makes room."""
+    assert snapshot.job is not None
+    key = keys.in_generation(snapshot.job.generation).drain(drain.pod_uid)
+    marked = replace(drain, preempted=True)
+    return [Compare(key, "mod", "=", drain.mod_revision)], [Put(key, marked.to_json())]
+
+
 def _left_s(drain: Drain) -> float:
     return math.inf if drain.seconds_left is None else drain.seconds_left
 
@@ -109,38 +122,46 @@ def cancel(
     keys: JobKeys, snapshot: Snapshot, pod_uid: str
 ) -> tuple[list[Compare], list[Operation]] | str:
     """Build the transaction that cancels a drain, or return why it cannot be cancelled."""
-    drain, commit = snapshot.drains.get(pod_uid), snapshot.commit
+    drain = snapshot.drains.get(pod_uid)
     if snapshot.job is None or drain is None:
         return f"pod {pod_uid} does not drain"
-    if granted(commit, drain):
-        return f"{drain.member} is released already ({drain.outcome or 'granted'})"
     if drain.ends:
         return (
             f"the pod of {drain.member} is being ended, and would be killed in the middle of a step"
             " (where only one of its containers was restarted, the drain is taken back by itself)"
         )
-    here = keys.in_generation(snapshot.job.generation)
+    return lift(keys, snapshot, drain)
+
+
+def lift(keys: JobKeys, snapshot: Snapshot, drain: Drain) -> tuple[list[Compare], list[Operation]]:
+    """Build the transaction that ends a drain before its pod: the pod is listed again.
+
+    If its leave was granted, its round ends all the same, and it joins the next one.
+    """
+    assert snapshot.job is not None
+    here, uid, commit = keys.in_generation(snapshot.job.generation), drain.pod_uid, snapshot.commit
     compares = [
-        Compare(here.drain(pod_uid), "mod", "=", drain.mod_revision),
+        Compare(here.drain(uid), "mod", "=", drain.mod_revision),
         Compare(here.commit, "mod", "=", commit.mod_revision if commit else 0),
     ]
-    operations: list[Operation] = [Delete(here.drain(pod_uid))]
+    operations: list[Operation] = [Delete(here.drain(uid))]
     if commit is not None:
+        if not granted(commit, drain):
+            commit = replace(
+                commit,
+                leaving=tuple(one for one in commit.leaving if one != uid),
+                saved=tuple(one for one in commit.saved if one != uid),
+            )
         # Written in any case: a decision that rests on the drain must not be applied after this.
-        without = replace(
-            commit,
-            leaving=tuple(uid for uid in commit.leaving if uid != pod_uid),
-            saved=tuple(uid for uid in commit.saved if uid != pod_uid),
-        )
-        operations.append(Put(here.commit, without.to_json()))
-    unchanged, again = outdate_first_write(keys, snapshot, drain.member)
+        operations.append(Put(here.commit, commit.to_json()))
+    unchanged, again = _outdate_first_write(keys, snapshot, drain.member)
     return [*compares, *unchanged], [*operations, *again]
 
 
-def outdate_first_write(
+def _outdate_first_write(
     keys: JobKeys, snapshot: Snapshot, member: str
 ) -> tuple[list[Compare], list[Operation]]:
-    """Build the rewrite of a member's incarnation, unchanged, that goes with a cancellation.
+    """Build the rewrite of a member's incarnation, unchanged, that goes with the end of a drain.
 
     The first write of the drain may still be retried: its compare then fails.
     """

@@ -27,6 +27,9 @@ ENDING_SOURCES = frozenset({"prestop", "sigterm", "hold"})
 CONTROLLER = "controller"
 """Source of notices that the controller gives, and withdraws once their cause is over."""
 
+SIGNS = ENDING_SOURCES | {CONTROLLER, "control"}
+"""Sources that say that the pod ends; any other is an order, which stays until it is cancelled."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drain:
@@ -36,8 +39,10 @@ class Drain:
     ``seconds_left`` is the time to the pod's deadline when the record was written, None without
     one; SIGTERM is passed on ``reserve_s`` before it at the latest. ``ending``: the pod is being
     terminated by now, whoever asked for the drain first. ``step`` is the commit step of the outcome
-    ``committed``; None without one. ``saver``, of a Horovod launcher's drain: the member whose rank
-    saves before the launcher goes; it sets ``step`` once that is done.
+    ``committed``; None without one. ``saver``, of the drain of a Horovod launcher, or of the last
+    of its hosts: the member whose rank saves before; it sets ``step`` once that is done.
+    ``preempted``: the pod makes room for another one, so that no replacement can come before it has
+    gone.
     """
 
     pod_uid: str
@@ -51,6 +56,7 @@ class Drain:
     step: int | None = None
     ending: bool = False
     saver: str = ""
+    preempted: bool = False
     created_revision: int = 0
     mod_revision: int = 0
 
@@ -74,6 +80,7 @@ class Drain:
                 "outcome": self.outcome,
                 "step": self.step,
                 **({"saver": self.saver} if self.saver else {}),
+                **({"preempted": True} if self.preempted else {}),
             }
         )
 
@@ -98,6 +105,7 @@ class Drain:
             outcome=outcome,
             step=None if step is None else take(kv.key, fields, "step", int),
             saver=take(kv.key, fields, "saver", str, ""),
+            preempted=take(kv.key, fields, "preempted", bool, False),
             created_revision=kv.create_revision,
             mod_revision=kv.mod_revision,
         )

@@ -33,6 +33,7 @@ class Job:
     are as in ``Sizes``; ``gather_s`` is the gather window, in seconds; ``paused``: no world may
     train. ``template`` is the pods' template that it goes by, even if ``muster set`` has changed a
     value since, and ``former_templates`` those before, the newest last, and bounded.
+    ``unplaced``: how many of its pods no node has room for, as the controller sees them.
     ``mod_revision`` is the store's, for a compare; 0 for a record not stored.
     """
 
@@ -50,6 +51,12 @@ class Job:
     paused: bool = False
     template: str = ""
     former_templates: tuple[str, ...] = ()
+    unplaced: int = 0
+
+    @property
+    def expected(self) -> int | None:
+        """The number of workers that a new world waits for, or None: no pod without a node."""
+        return None if self.desired is None else self.desired - self.unplaced
 
     @property
     def sizes(self) -> Sizes:
@@ -94,6 +101,7 @@ class Job:
                 "gather_s": self.gather_s,
                 "template": self.template,
                 "former_templates": list(self.former_templates),
+                **({"unplaced": self.unplaced} if self.unplaced else {}),
             }
         )
 
@@ -123,6 +131,7 @@ class Job:
             paused=take(kv.key, fields, "paused", bool, False),
             template=take(kv.key, fields, "template", str, ""),
             former_templates=_texts(kv.key, fields, "former_templates"),
+            unplaced=take(kv.key, fields, "unplaced", int, 0),
         )
 
 

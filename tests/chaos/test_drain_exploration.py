@@ -3,8 +3,9 @@
 
 Checked at each step: S lies ahead of every rank when it is agreed on, and nobody runs past it
 (I3); a commit counts only once every rank has it on disk, and is on record before a leave is
-granted (I7); nobody is let go below ``min`` before its deadline (I10); nobody who drains is in a
-new round (I2); no step is trained after a grant. And wherever it ends, nobody waits for ever.
+granted (I7); nobody is let go below ``min`` before its deadline, unless no replacement can come
+(I10); nobody who drains is in a new round (I2); no step is trained after a grant. And wherever it
+ends, nobody waits for ever.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ MANY = [
     Rules(boundaries=4, block=2, joiners=1, notices=(), hurry=2, lockstep=False),
     Rules(boundaries=3, block=1, joiners=1, fault_count=2, hurry=2, faults=(*FAULTS, "stay")),
     Rules(boundaries=3, outsider=1, least=2, notices=(0, 1), cancels=1, joiners=1, hurry=2),
+    Rules(members=3, least=3, notices=(0, 1), preempted=(0,), cancels=1, fault_count=1, hurry=2),
 ]
 
 

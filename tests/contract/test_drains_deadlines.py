@@ -15,9 +15,12 @@ from agent.drain.notice import Notice, Source
 from agent.drain.own_record import OwnDrainRecord
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.pod.grace import reserve_s
+from rdzv.drain.transactions import cancel, preempted
 from rdzv.records.drain import Drain
 from rdzv.store import Put
-from tests.support.sidecars.drains import HERE, RUN, job
+from rdzv.store.memory.client import MemoryStore
+from tests.support.sidecars.drains import HERE, RUN, Pod, job
+from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.ranks import Loop
 
 pytestmark = pytest.mark.virtual
@@ -72,9 +75,22 @@ async def test_i10_a_replacement_lets_it_go_once_its_launcher_asks() -> None:
         assert await client.release() == "committed"
 
 
-async def test_when_every_member_is_drained_all_save_and_go_at_their_deadline() -> None:
+async def test_i10_a_pod_that_makes_room_waits_for_no_replacement() -> None:
+    async with job("ab", least=2, trains="ab") as one:
+        # Nobody waits here for as long as this deadline is away.
+        client = one.pods["b"].notice("sigterm", 3600)
+        await one.until(one.phase_is("done"))
+        assert "released" not in client.phases
+        held = one.snapshot.drains["uid-b"]
+        _, writes = preempted(KEYS, one.snapshot, held)
+        await one.put(*writes)
+        assert await client.release() == "committed"
+
+
+async def test_i10_when_every_member_is_drained_all_save_and_go() -> None:
     async with job("ab", trains="ab") as one:
-        clients = [one.pods[name].notice("sigterm", 6) for name in "ab"]
+        # Nobody waits here for as long as this deadline is away.
+        clients = [one.pods[name].notice("sigterm", 3600) for name in "ab"]
         assert {await client.release() for client in clients} == {"committed"}
         assert len(one.done) == 1
         assert {commit.epoch for commit in one.commits} == {1}
@@ -192,8 +208,8 @@ async def test_a_sidecar_that_alone_was_stopped_is_listed_again(
         assert (await drained.notice("sigterm", 120).last()).outcome == "uncommitted"
 
 
-@pytest.mark.parametrize("other", ["sigterm", "hold", "control"])
-async def test_a_pod_that_is_told_to_go_otherwise_too_stays_drained(
+@pytest.mark.parametrize("other", ["sigterm", "hold"])
+async def test_a_pod_that_is_being_ended_stays_drained(
     other: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent.drain.own_record, "OUTLIVED_S", 0.1)
@@ -204,6 +220,55 @@ async def test_a_pod_that_is_told_to_go_otherwise_too_stays_drained(
         told = one.clock()
         await drained.soon(lambda: one.clock() - told > 1.5)
         assert drained.drain is not None
+
+
+def asked_for(pod: Pod, source: str, left_s: float = 10) -> Put:
+    asked = Drain(pod.uid, pod.name, "its node is cordoned", source, left_s, 2, source)
+    return Put(HERE.drain(pod.uid), asked.to_json())
+
+
+async def test_a_pod_that_outlives_the_deadline_of_a_sign_is_listed_again() -> None:
+    """As a pod of a node that is cordoned, and that no eviction follows."""
+    async with job("ab", trains="ab") as one:
+        drained = one.pods["b"]
+        await one.put(asked_for(drained, "controller"))
+        await one.until(lambda: one.commit.granted == (drained.uid,))
+        await one.until(lambda: drained.drain is None)
+        await drained.soon(lambda: not drained.drains.own.active)
+        assert [entry.details["outcome"] for entry in one.history()] == ["committed", "cancelled"]
+        # The round that it left is over, whatever has become of the drain.
+        assert one.commit.granted == (drained.uid,)
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+async def test_an_order_stays_until_it_is_cancelled(taken_over: bool) -> None:
+    async with job("ab", trains="ab") as one:
+        drained = one.pods["b"]
+        await one.put(asked_for(drained, "controller" if taken_over else "operator"))
+        await one.until(lambda: one.commit.granted == (drained.uid,))
+        if taken_over:
+            held = one.snapshot.drains[drained.uid]
+            await one.put(Put(HERE.drain(drained.uid), replace(held, source="operator").to_json()))
+        began = one.clock()
+        await drained.soon(lambda: one.clock() - began > 60)
+        assert drained.drain is not None
+        planned = cancel(KEYS, one.snapshot, drained.uid)
+        assert not isinstance(planned, str)
+        assert (await MemoryStore(one.engine).txn(*planned)).succeeded
+        await drained.soon(lambda: not drained.drains.own.active)
+        # A later end is another drain: nothing of the first one is said of it.
+        client = drained.notice("prestop", 20)
+        assert (await client.last()).name == "released"
+
+
+async def test_an_end_that_comes_after_the_grant_is_not_taken_back() -> None:
+    async with job("ab", trains="ab") as one:
+        drained = one.pods["b"]
+        await one.put(asked_for(drained, "controller", 600))
+        await one.until(lambda: one.commit.granted == (drained.uid,))
+        await drained.notice("prestop", 20).last()
+        await one.until(lambda: one.snapshot.drains[drained.uid].ends)
+        assert "is being ended" in str(cancel(KEYS, one.snapshot, drained.uid))
 
 
 def notice(source: str, left_s: float | None) -> Notice:

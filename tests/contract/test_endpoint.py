@@ -181,6 +181,19 @@ async def test_a_run_closed_by_failure_that_all_have_left_is_opened_by_who_asks(
         assert one.registrar.generation == 1
 
 
+async def test_the_first_world_waits_for_no_pod_that_has_no_node() -> None:
+    async with pod(MemoryEngine(), "w-0", first_call_s=3600) as one:
+        job = one.client.membership.snapshot().job
+        assert job is not None
+        wanted = replace(job, desired=job.min_workers + 1, unplaced=1)
+        await one.client.store.txn([], [Put(KEYS.job, wanted.to_json())])
+        run = KEYS.in_generation(1).run("digits").round
+        async with connected(one.port) as raw, asyncio.timeout(DEADLINE_S):
+            await asks(raw, "digits")
+            while run not in (kvs := one.client.mirror.kvs) or not Round.from_kv(kvs[run]).complete:
+                await one.client.mirror.changed_after(one.client.mirror.sequence)
+
+
 async def test_a_failed_run_that_begins_anew_leaves_other_runs_alone() -> None:
     async with pod(MemoryEngine(), "w-0") as one:
         runs = KEYS.in_generation(1)

@@ -22,7 +22,7 @@ from controller.jobs.jobs import Jobs
 from controller.notices.executor import NoticeExecutor
 from controller.notices.node import node_seen
 from controller.notices.policy import NoticePolicy
-from controller.owners.pods import pod_seen
+from controller.owners.pods import PREEMPTED, pod_seen
 from rdzv.drain.transactions import take_over
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
@@ -162,3 +162,25 @@ async def test_a_sign_that_came_and_one_that_went_while_nobody_looked_count_at_t
     await show(fake)
     async with asking(fake, store):
         await job.until_drains("")
+
+
+async def test_a_preemption_is_noted_in_the_drain_of_a_pod_that_is_being_ended(
+    fake: FakeApi, store: Store
+) -> None:
+    job = StoredJob(store)
+    await job.begin()
+    key = job.keys.in_generation(1).drain("uid-a")
+    ended = replace(drain("a", source="prestop"), ending=True)
+    await store.txn([], [Put(key, ended.to_json())])
+    path = "/api/v1/namespaces/team/pods/a"
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": PREEMPTED}
+    shown = fake.objects[path]
+    deleted = {**shown["metadata"], "deletionTimestamp": "2026-11-28T05:00:00Z"}
+    async with asking(fake, store):
+        await fake.put(path, {**shown, "metadata": deleted, "status": {"conditions": [condition]}})
+        async with asyncio.timeout(PATIENCE_S):
+            async for batch in store.watch(key, 1):
+                found = [Drain.from_kv(event.kv) for event in batch.events]
+                if any(drain.preempted for drain in found):
+                    break
+    assert (found[-1].source, found[-1].ending) == ("prestop", True)

@@ -247,6 +247,24 @@ def test_a_drain_that_is_cancelled_while_all_save_disturbs_nobody(
         nothing_lost(job)
 
 
+def test_a_drain_that_is_cancelled_after_its_release_lets_the_pod_train_again(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    """Its torchrun has idled in the world that it left."""
+    with draining_job(run_job, embedded, least=1, most=2) as job:
+        world = trains(job, 2)
+        node = job.nodes[min(job.nodes)]
+        told, _ = by_hand(job, node, "--wait").communicate(timeout=END_TIMEOUT_S)
+        assert "released" in told
+        others = [one for one in job.nodes.values() if one is not node]
+        job.goes_on(job.world_of(others, not_=world), STEPS_BETWEEN)
+        cancelling = by_hand(job, node, "--cancel")
+        told, _ = cancelling.communicate(timeout=END_TIMEOUT_S)
+        assert cancelling.returncode == 0, told
+        job.goes_on(job.world_of(job.nodes.values()), STEPS_BETWEEN)
+        nothing_lost(job)
+
+
 @long
 @pytest.mark.parametrize("below_min", ["hold", "commit"])
 def test_below_min_all_save_at_once_and_the_policy_says_when_one_goes(

@@ -22,11 +22,13 @@ from tests.support.cluster.job import KubeJob
 from tests.support.cluster.lab import KubectlFailed, Kubelab
 from tests.support.cluster.operator_job import ElasticPyTorchJob
 from tests.support.cluster.other_namespace import attempts
+from tests.support.cluster.service import SqueezedJob, takes_half_then_all
 from tests.support.cluster.signs import (
     TOLD_S,
     Sign,
     asked_and_taken_back,
     cordon_and_drain,
+    cordoned_for_a_moment,
     disruption,
     is_formed,
     is_told,
@@ -62,7 +64,7 @@ def test_a_labelled_deployment_trains_and_loses_no_step(
         job.world_of(DEPLOYMENT.replicas)
         assert set(job.sidecars().values()) == {True}
         _the_doctor_finds_nothing_wrong(chart)
-        loses_nothing(job, delete_pod, cordon_and_drain)
+        loses_nothing(job, delete_pod, cordoned_for_a_moment, cordon_and_drain)
         assert chart.lab.get(job.namespace, "secret", f"{NAME}-muster-store")["type"] == "Opaque"
         _nobody_else_gets_in(chart.lab, job.namespace)
 
@@ -163,6 +165,17 @@ def test_a_labelled_pytorch_job_says_min_and_max_by_its_elastic_policy(
         env = {v["name"]: v.get("value") for v in pod["spec"]["initContainers"][0]["env"]}
         assert (env["MUSTER_MIN"], env["MUSTER_MAX"]) == ("1", "3")
         job.kubectl("delete", "pytorchjob", "--all", "--wait=false")
+
+
+@pytest.mark.long
+def test_a_service_that_takes_all_the_room_has_it_once_all_have_saved(
+    chart: ChartRelease, tmp_path: Path
+) -> None:
+    workload = Workload(kind="Deployment", replicas=4, least=1, cpu="600m", grace_s=GRACE_S)
+    with SqueezedJob(chart.lab, tmp_path, workload) as job:
+        job.world_of(workload.replicas)
+        with job.use:
+            loses_nothing(job, takes_half_then_all)
 
 
 @pytest.mark.long

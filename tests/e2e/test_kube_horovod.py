@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.cluster.chart_release import ChartRelease
 from tests.support.cluster.horovod_job import (
     RESTRICTED,
     ElasticMPIJob,
@@ -20,12 +22,18 @@ pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture
+def chart(kubelab: Kubelab, sidecar_in_lab: str) -> Iterator[ChartRelease]:
+    with ChartRelease(kubelab) as chart:
+        yield chart
+
+
+@pytest.fixture
 def mpi_operator(operator: Kubelab, sidecar_in_lab: str) -> Kubelab:
     prepare(operator)
     return operator
 
 
-def inference(node: str) -> Object:
+def inference(node: str, name: str = "inference") -> Object:
     """A pod of a higher PriorityClass, for which one worker has to go."""
     resources = {"requests": {"cpu": "1500m", "memory": "64Mi"}}
     container: Object = {
@@ -42,7 +50,7 @@ def inference(node: str) -> Object:
         "terminationGracePeriodSeconds": 1,
         "containers": [container],
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "inference"}, "spec": spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
 def test_a_preempted_worker_is_drained_and_taken_in_again(
@@ -79,3 +87,23 @@ def test_workers_come_and_go_as_the_object_is_edited_and_rank_0_leaves(
         job.trains_with(2, other_than=world)
         job.nothing_is_lost()
         assert "Failed" not in job.conditions()
+
+
+@pytest.mark.long
+def test_all_workers_make_room_once_one_rank_has_saved(
+    chart: ChartRelease, mpi_operator: Kubelab, tmp_path: Path
+) -> None:
+    workload = ElasticMPIJob(cpu="1100m", grace_s=GRACE_S, starts_again=True)
+    with HorovodJob(mpi_operator, tmp_path, workload, labelled=True) as job:
+        both = job.trains_with(2)
+        pods = {node: f"inference-{node}" for node in ("node-a", "node-b")}
+        job.tell("an inference pod is applied for each node")
+        job.apply(*(inference(node, name) for node, name in pods.items()))
+        # Less than half of the grace of the workers.
+        ready = ("wait", "--for=condition=Ready", "pod", *pods.values(), "--timeout=85s")
+        job.kubectl(*ready)
+        job.tell("both are ready")
+        assert "Failed" not in job.conditions()
+        job.kubectl("delete", "pod", *pods.values(), "--wait=false")
+        job.trains_with(2, other_than=both)
+        job.nothing_is_lost()

@@ -180,9 +180,19 @@ class DrainInvariants:
             return
         if before.job is not None and before.job.paused:
             return  # nobody is kept for a world that must not train
+        if self._none_can_come(before, before.drains[uid]):
+            return
         if not is_enough(before, decide(before)):
             listed = [member.name for member in decide(before).listed]
             self._break(f"I10: {uid} is let go while only {listed} are listed")
+
+    def _none_can_come(self, before: Snapshot, drain: Drain) -> bool:
+        """Whether all drain, or this pod or one of its world makes room for another."""
+        listing, commit = decide(before), before.commit
+        frozen = self._rounds.frozen.get((commit.run, commit.round), ()) if commit else ()
+        world = {seat.member for seat in frozen}
+        makes_room = any(one.preempted and one.member in world for one in before.drains.values())
+        return drain.preempted or makes_room or not (listing.listed or listing.standby)
 
     def _is_due(self, uid: str) -> bool:
         # Its own pod knows it from the notice, the others from when the record was written.

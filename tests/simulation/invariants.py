@@ -155,7 +155,8 @@ class Invariants:
             if event.kind == "put" and key.startswith(KEYS.incarnations):
                 new = Incarnation.from_kv(event.kv)
                 old = before.incarnations.get(new.member)
-                if old is not None and new.number <= old.number:
+                same = old is not None and (new.number, new.pod_uid) == (old.number, old.pod_uid)
+                if old is not None and new.number <= old.number and not same:
                     self.break_(
                         f"I6: incarnation {new.number} of {new.member} overwrites {old.number}"
                     )

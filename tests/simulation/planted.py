@@ -21,12 +21,14 @@ import launcher_shim.c10d.rounds.views
 import muster.tag
 import rdzv.drain.decision
 import rdzv.drain.gate
+import rdzv.drain.transactions
 import rdzv.listing
 import rdzv.members.registration
 import rdzv.members.templates
 import rdzv.shards.ledger
 from agent.drain.notice_socket import Phase
 from agent.drain.own import OwnDrain
+from agent.drain.own_record import OwnDrainRecord
 from agent.hosts import HostDelivery
 from launcher_shim.c10d.kept_masters import KeptMasters
 from launcher_shim.c10d.rounds.claim import Claim
@@ -41,6 +43,7 @@ from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.round_key import RoundKey
 from launcher_shim.c10d.rounds.views import View
 from launcher_shim.c10d.stages import stage_name
+from rdzv.drain.decision import granted
 from rdzv.errors import StoreError
 from rdzv.members.former_lease import FormerLease
 from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
@@ -459,6 +462,23 @@ def released_before_done() -> list[Patch]:
         return now
 
     return [patch.object(OwnDrain, "_phase_now", phase)]
+
+
+@plant("cordons", 20)
+def outlived_signs_stay() -> list[Patch]:
+    """A drain by a sign stays, although its deadline has passed and the pod lives on."""
+    return [patch.object(OwnDrainRecord, "outlived_boot_s", property(lambda notes: None))]
+
+
+@plant("cordons", 20)
+def granted_drains_stay() -> list[Patch]:
+    """A sign that goes after the grant takes nothing back."""
+
+    def cancel(keys: Any, snapshot: Any, uid: str) -> Any:
+        over = uid in snapshot.drains and granted(snapshot.commit, snapshot.drains[uid])
+        return "it is released" if over else rdzv.drain.transactions.cancel(keys, snapshot, uid)
+
+    return [patch("tests.simulation.departures.cancel", cancel)]
 
 
 @plant("drains", 20, first=5)

@@ -8,9 +8,13 @@ from collections.abc import Mapping
 from tests.simulation.aliens import alien_key, untrue_record
 from tests.simulation.bounds import pause_for_a_while, set_gather, set_sizes
 from tests.simulation.departures import (
+    cordon,
+    cordon_for_good,
     drain_patiently,
+    end_all,
     notice,
     notice_and_cancel,
+    preempt,
     take_name_over,
 )
 from tests.simulation.evictions import (
@@ -195,6 +199,14 @@ PLOTS = (
     Plot("outages", BRIEF, TRIOS, healthy=True),
     Plot("rounds", ROUNDS, TRIOS, weight=3),
     Plot("drains", DRAINS, TRIOS, weight=3),
+    # Nobody ends the pods of a node that is cordoned: all train again.
+    Plot(
+        "cordons",
+        {cordon: 6, cordon_for_good: 3, notice: 1, crash: 1, cut_one: 1, tear: 1, die: 1},
+        TRIOS,
+        weight=2,
+    ),
+    Plot("preemptions", {preempt: 5, end_all: 2, notice: 2, crash: 1, cut_one: 1}, TRIOS),
     # Some pods are drained before all ranks of their world have begun.
     Plot("slow-starts", {notice: 8, die: 2, end_torchrun: 2}, TRIOS, slow_starts=True, weight=2),
     Plot(

@@ -380,6 +380,29 @@ def test_i10_below_min_nobody_is_let_go_before_the_deadline() -> None:
         assert not decided(gone).drains
 
 
+def test_i10_below_min_all_go_if_no_replacement_can_come() -> None:
+    preempted = replace(A, preempted=True)
+    alone = scene(DONE, preempted, votes=SAVED, members="ab", least=2)
+    assert becomes(alone).granted == ("uid-a",)
+    # The world ends with that pod: who drains for another reason is not kept in it.
+    both = scene(replace(DONE, leaving=("uid-a", "uid-b")), preempted, B, votes=SAVED, least=3)
+    assert becomes(both).granted == ("uid-a", "uid-b")
+    # A preemption that is over says nothing about the next one.
+    former = replace(preempted, pod_uid="uid-z", member="z", outcome="committed")
+    assert not decided(scene(DONE, A, former, votes=SAVED, members="ab", least=2)).drains
+    for drains in ((A, B), (replace(A, source="operator"), B)):
+        none_stays = scene(replace(DONE, leaving=("uid-a", "uid-b")), *drains, members="ab")
+        assert becomes(none_stays).granted == ("uid-a", "uid-b")
+    replaced = scene(replace(DONE, leaving=("uid-a", "uid-b")), A, B, members="abc", least=2)
+    assert not decided(replaced).drains
+
+
+def test_i10_a_pod_of_which_no_replacement_can_come_is_not_kept_outside_of_a_round() -> None:
+    outside = replace(ROUND, members=("b",))
+    gone = scene(None, replace(A, preempted=True), members="ab", least=2, live=outside, me="a")
+    assert decided(gone).drains["uid-a"].outcome == "uncommitted"
+
+
 def test_who_stays_behind_is_told_once_that_the_step_is_saved() -> None:
     both = replace(DONE, leaving=("uid-a", "uid-b"), saved=("uid-a", "uid-b"))
     commit = becomes(scene(both, A, B, least=2), seen(due_s={"uid-a": NOW}))
@@ -545,9 +568,7 @@ def test_a_new_epoch_drops_the_votes_of_the_old_ones() -> None:
     assert Delete(HERE.votes, prefix=True) in operations
 
 
-def test_a_cancel_takes_the_drain_and_the_commit_together_and_comes_too_late_after_a_grant() -> (
-    None
-):
+def test_a_cancel_takes_the_drain_and_the_commit_together() -> None:
     by_hand = replace(A, source="operator")
     made = cancel(KEYS, scene(SAVE, by_hand).membership, "uid-a")
     assert not isinstance(made, str)
@@ -556,13 +577,20 @@ def test_a_cancel_takes_the_drain_and_the_commit_together_and_comes_too_late_aft
     assert operations[0] == Delete(HERE.drain("uid-a"))
     assert isinstance(operations[1], Put)
     assert b'"leaving":[]' in operations[1].value
-    late = replace(DONE, granted=("uid-a",))
-    assert "released already" in str(cancel(KEYS, scene(late, A).membership, "uid-a"))
-    assert "released already" in str(
-        cancel(KEYS, scene(None, replace(A, outcome="expired")).membership, "uid-a")
-    )
     assert "does not drain" in str(cancel(KEYS, scene(None).membership, "uid-a"))
+
+
+def test_a_cancel_after_the_grant_leaves_the_end_of_the_round_as_it_is() -> None:
+    late = replace(DONE, granted=("uid-a",))
+    over = replace(A, source="operator", outcome="committed", step=10)
+    made = cancel(KEYS, scene(late, over).membership, "uid-a")
+    assert not isinstance(made, str)
+    commit = made[1][1]
+    assert isinstance(commit, Put)
+    assert commit.value == late.to_json()
+    # Who drains again in that round stands behind the same save.
     assert granted(late, A)
+    assert decided(scene(late, A, votes=SAVED)).drains["uid-a"].outcome == "committed"
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,24 @@ def test_when_a_job_replaces_its_pods_is_its_own_to_say(said: str, sent: str | N
         assert told(text).get("MUSTER_BELOW_MIN") == sent
 
 
+@pytest.mark.parametrize(
+    ("name", "said", "sent"),
+    [("own-rendezvous", "hold", None), ("commented-deployment", "commit", "commit")],
+)
+def test_what_a_template_says_of_too_few_pods_counts_before_its_kind(
+    name: str, said: str, sent: str | None
+) -> None:
+    text = injected(CORPUS[name], below_min=said).text
+    assert {variables(one).get("MUSTER_BELOW_MIN") for one in sidecars(text)} == {sent}
+    assert inject(text, Request({}, {})).text == text
+
+
+def test_the_calls_of_a_template_reach_its_sidecar() -> None:
+    said = told(manifest(), first_call_s="3s", last_call_s="0")
+    assert (said["MUSTER_FIRST_CALL"], said["MUSTER_LAST_CALL"]) == ("3s", "0s")
+    assert not {"MUSTER_FIRST_CALL", "MUSTER_LAST_CALL"} & told(manifest()).keys()
+
+
 def test_ports_on_the_network_of_a_node_are_the_jobs_own() -> None:
     one, other = told(ON_HOST, job="one"), told(ON_HOST, job="other")
     names = ("MUSTER_HTTP_PORT", "MUSTER_RELAY_PORT")

@@ -121,6 +121,29 @@ def test_a_launcher_asks_though_the_one_before_has_not_left_yet() -> None:
     assert asked(replace(snapshot, members=members)) == LEAVES
 
 
+def host(drain: Drain, *others: Drain, seen_for_s: float, commands: int | None = 1) -> Drain | None:
+    """How the drain of ``a`` ends, with its ranks in it, by its own sidecar."""
+    membership = job(drain, *others)
+    listed = listing.decide(membership)
+    snapshot = DrainingSnapshot(membership, listed, None, {}, "uid-a", commands, revision=90)
+    times = DrainObservations(due_s={"uid-a": 100.0}, own_since_s=0.0, own_ran=True)
+    return decide(seen_for_s, snapshot, times, POLICY).drains.get("uid-a")
+
+
+def test_if_all_hosts_make_room_one_rank_saves_and_all_go() -> None:
+    first = replace(WORKER_LEAVES, preempted=True)
+    last = replace(first, pod_uid="uid-b", member="b", created_revision=42)
+    assert asked(job(first, last)) == last
+    promised, saved = replace(last, saver="b"), replace(last, saver="b", step=7)
+    assert host(first, promised, seen_for_s=99.0) is None
+    assert host(first, saved, seen_for_s=0.5) == replace(first, outcome="committed", step=7)
+    assert host(first, last, seen_for_s=POLICY.promise_s) == replace(first, outcome="uncommitted")
+    # Others go on without it.
+    assert host(first, seen_for_s=99.0) is None
+    # A pod that comes for the other one gets the ranks' state handed over.
+    assert host(first, replace(last, preempted=False), seen_for_s=99.0) is None
+
+
 def test_a_promise_outlives_its_record() -> None:
     kv = KeyValue("/uid-l", SAVED.to_json(), 40, 50, 1, 0)
     assert Drain.from_kv(kv) == SAVED

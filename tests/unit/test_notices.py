@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controller.notices import decision as notices
-from controller.notices.decision import Asked, decide, signs_of
+from controller.notices.decision import Asked, NoticeDecision, decide, signs_of
 from controller.notices.node import NodeSeen, node_seen
 from controller.notices.policy import NoticePolicy
 from controller.owners.pods import PodSeen, pod_seen
@@ -44,15 +44,11 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any]]] = {
         "_may_ask",
         lambda signs, job, member, going: notices._leaves_enough(job, member, going),
     ),
-    "a drain stays although its sign is gone": ("_may_be_lifted", lambda job, drain: False),
-    "a granted drain is taken back": (
+    "a drain stays although its sign is gone": (
         "_may_be_lifted",
-        lambda job, drain: notices._is_ours(drain) and not drain.ends,
+        lambda drain: notices._is_ours(drain) and not drain.ends and not drain.outcome,
     ),
-    "the drain of a pod that is being ended is taken back": (
-        "_may_be_lifted",
-        lambda job, drain: notices._is_ours(drain) and not drain.outcome,
-    ),
+    "the drain of a pod that is being ended is taken back": ("_may_be_lifted", notices._is_ours),
 }
 
 
@@ -143,10 +139,35 @@ def test_what_the_api_shows_is_taken_in() -> None:
         "status": {"conditions": [condition]},
     }
     seen = pod_seen(pod)
-    assert seen.disruption == "PreemptionByScheduler"
+    assert (seen.disruption, seen.preempted) == ("PreemptionByScheduler", True)
     assert seen.tolerates == {"k"}
+    condition["reason"] = "EvictionByEvictionAPI"
+    assert not pod_seen(pod).preempted
     condition["status"] = "False"
     assert pod_seen(pod).disruption == ""
+    assert not pod_seen(pod).unplaced
+    condition |= {"type": "PodScheduled", "reason": "Unschedulable"}
+    assert pod_seen(pod).unplaced
+    pod["metadata"] = {**seen.reference, "uid": "uid-a", "deletionTimestamp": "now"}
+    assert not pod_seen(pod).unplaced
+
+
+def test_the_drain_of_a_preempted_pod_says_so_whoever_asked_for_it() -> None:
+    cluster = Cluster()
+    for uid in ("uid-a", "uid-b"):
+        cluster.pods[uid] = replace(cluster.pods[uid], disruption="room", preempted=True)
+    cluster.pods["uid-a"] = replace(cluster.pods["uid-a"], deleted=True)
+
+    def decided(held: Drain) -> NoticeDecision:
+        cluster.drains["uid-a"] = held
+        return decide(0.0, cluster.nodes, cluster.pods, cluster.state(), {}, NoticePolicy())
+
+    ended = replace(drain("a", source="prestop"), ending=True)
+    made = decided(ended)
+    assert [mark.drain.member for mark in made.marks] == ["a"]
+    assert [(ask.member.name, ask.preempted) for ask in made.asks] == [("b", True)]
+    assert decided(replace(ended, preempted=True)).marks == ()
+    assert decided(replace(ended, outcome="committed")).marks == ()
 
 
 def test_taints_are_named_as_kubectl_spells_them() -> None:

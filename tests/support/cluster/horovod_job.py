@@ -116,6 +116,8 @@ class ElasticMPIJob(Workload):
 
     most: int = 3
     least: int = 1
+    starts_again: bool = False
+    """Whether the launcher's container starts again where it fails, as without any worker."""
 
     def manifest(self, directory: Path) -> Object:
         """The object; its pods write to ``directory``."""
@@ -152,6 +154,8 @@ class ElasticMPIJob(Workload):
                 "env": [{"name": name, "value": value} for name, value in variables.items()],
             }
             if role == "Launcher":
+                if self.starts_again:
+                    job["spec"]["mpiReplicaSpecs"][role]["restartPolicy"] = "OnFailure"
                 spec["nodeSelector"] = {"kubernetes.io/hostname": "node-a"}
                 line = container["command"]
                 patience = ["--gloo-timeout-seconds", "120"]
@@ -161,12 +165,15 @@ class ElasticMPIJob(Workload):
 
 
 class HorovodJob(OperatorJob):
-    """Such a job in a namespace of its own."""
+    """Such a job in a namespace of its own, by ``muster inject``, or with the chart's label."""
 
     owner = ("mpijob", NAME)
 
-    def __init__(self, lab: Kubelab, directory: Path, workload: ElasticMPIJob) -> None:
+    def __init__(
+        self, lab: Kubelab, directory: Path, workload: ElasticMPIJob, *, labelled: bool = False
+    ) -> None:
         super().__init__(lab, directory, workload, muster=True)
+        self._labelled = labelled
         for name in ("gates", "applied"):
             (self.directory / name).mkdir()
             (self.directory / name).chmod(0o777)
@@ -175,7 +182,20 @@ class HorovodJob(OperatorJob):
         for name, value in (("preserved-pc", 1000), ("preemptible-pc", 10)):
             priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
             self.lab.apply("default", {**priority, "metadata": {"name": name}, "value": value})
-        super()._apply_before()
+        if not self._labelled:
+            super()._apply_before()
+
+    def injected(self, manifest: str, *arguments: str) -> str:
+        """With the label nothing else is written; the chart has a store."""
+        if not self._labelled:
+            return super().injected(manifest, *arguments)
+        made: Object = json.loads(manifest)
+        bounds = {"min": str(self.workload.least), "max": str(self.workload.most)}
+        for replicas in made["spec"]["mpiReplicaSpecs"].values():
+            metadata = replicas["template"].setdefault("metadata", {})
+            metadata["labels"] = {**metadata.get("labels", {}), "muster.dev/inject": "true"}
+            metadata["annotations"] = {f"muster.dev/{key}": text for key, text in bounds.items()}
+        return json.dumps(made)
 
     def applied(self) -> list[Step]:
         """Every step that a worker has told of, in the order of time."""

@@ -66,6 +66,36 @@ def cordon_and_drain(job: KubeJob, world: World) -> World:
         job.lab.kubectl("uncordon", node)
 
 
+def cordoned_for_a_moment(job: KubeJob, world: World) -> World:
+    """A node is cordoned, and put back once a pod of it has been let go: the pod trains again."""
+    placed = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in job.pods()}
+    node = placed[world.workers[max(world.workers)].node]
+    there = {f"Pod/{name}" for name, where in placed.items() if where == node}
+    before = {pod: len(said) for pod, said in told(job, "Committed").items()}
+
+    def saved() -> bool:
+        now = told(job, "Committed")
+        return any(len(now.get(pod, ())) > before.get(pod, 0) for pod in there)
+
+    job.tell(f"{node} is cordoned: {sorted(there)}")
+    job.lab.kubectl("cordon", node)
+    try:
+        job.until(saved, TOLD_S, "one of its pods is saved for, and let go")
+    finally:
+        job.lab.kubectl("uncordon", node)
+    job.tell(f"{node} is put back")
+    again = job.world_of(len(world.nodes), job.patience_s, not_=world)
+    assert again.nodes == world.nodes, "no pod was replaced"
+    job.until(lambda: all_listed(job), TOLD_S, "no drain is in force any more")
+    return again
+
+
+def all_listed(job: KubeJob) -> bool:
+    """Whether ``muster status`` of one of the job's pods lists them all."""
+    assert isinstance(job, LabelledJob)
+    return job.all_listed()
+
+
 @dataclass(frozen=True)
 class Sign:
     """Something that says that every pod of a job has to go: how it is put there, and taken away.

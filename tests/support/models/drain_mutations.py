@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 from muster import boundary
 from rdzv import listing
@@ -172,6 +173,14 @@ def done_goes_back_after_a_grant(
     if seen.commit.phase == "done" and same and over and decision.commit is None:
         return DrainDecision(replace(seen.commit, phase="idle"))
     return decision
+
+
+def kept_for_a_replacement_that_cannot_come(
+    now: float, seen: Seen, times: Times, policy: DrainPolicy
+) -> DrainDecision:
+    """Below min a leaver is kept, though all others leave, too, or it makes room."""
+    with patch.object(draining._Scene, "is_last_world", property(lambda scene: False)):
+        return draining.decide(now, seen, times, policy)
 
 
 def commit_never_void(now: float, seen: Seen, times: Times, policy: DrainPolicy) -> DrainDecision:
@@ -388,6 +397,7 @@ STARTING = Rules(begun=False, boundaries=2, notices=(0, 1), hurry=1)
 LOOPS = Rules(boundaries=4, block=2, hurry=1)
 CUT_SHORT = "cut short by who has saved"
 BELOW = "released below min"
+NONE_CAN_COME = "no replacement can come"
 AFTER_GRANT = "is trained by 0 after its grant"
 
 PLANTED = {
@@ -442,7 +452,18 @@ PLANTED = {
         cancel=cancel_without_the_commit,
     ),
     "i10 min is judged from a stale snapshot": _writes(
-        min_from_a_stale_snapshot, Rules(notices=(0, 1), boundaries=2), BELOW
+        min_from_a_stale_snapshot,
+        replace(LATE, members=3, least=2, notices=(0, 1)),
+        BELOW,
+        *ALL_THREE_SAVE,
+    ),
+    "i10 all drain, and each is kept for a replacement": _decides(
+        kept_for_a_replacement_that_cannot_come, Rules(notices=(0, 1), hurry=2), NONE_CAN_COME
+    ),
+    "i10 a pod that makes room is kept for a replacement": _decides(
+        kept_for_a_replacement_that_cannot_come,
+        Rules(least=2, preempted=(0,), hurry=2),
+        NONE_CAN_COME,
     ),
     "a gate of another round is obeyed": _rank(earlier_gate_obeyed, Rules(), "after its grant"),
     "i3 the gate is read before publishing": Planted(
@@ -503,7 +524,7 @@ PLANTED = {
     "a refusal sticks to the round": _decides(
         refusal_sticks,
         Rules(notices=(0, 1), outsider=1, cancels=1, hurry=1),
-        "1 goes without a save that nobody was asked for",
+        "goes without a save that nobody was asked for",
     ),
     "a refusal lets later newcomers in": Planted(
         {"joins_wait": refusal_opens_the_door},

@@ -61,9 +61,10 @@ class Rules:
     ``faults``: kinds, of which ``fault_count`` happen; ``hurry``: timers that run out early.
     ``lockstep``: a rank waits in its next collective for all others. ``begun``: the first round has
     begun, and all have heard of it. ``deadlines``: a drain has one. ``outsider``: a pod whose
-    ranks take no part in drains. ``block``: after so many boundaries a rank leaves its training
-    loop, evaluates, and enters the next one; 0: there is one loop. ``cursors``: what each rank
-    gives with a save as where the data go on; none of them without.
+    ranks take no part in drains. ``preempted``: pods that make room for others. ``block``: after
+    so many boundaries a rank leaves its training loop, evaluates, and enters the next one; 0: there
+    is one loop. ``cursors``: what each rank gives with a save as where the data go on; none of them
+    without.
     """
 
     members: int = 2
@@ -83,6 +84,7 @@ class Rules:
     begun: bool = True
     deadlines: bool = True
     outsider: int | None = None
+    preempted: tuple[int, ...] = ()
     block: int = 0
     cursors: tuple[str, ...] = ()
     policy: DrainPolicy = HOLDS_BELOW_MIN
@@ -454,6 +456,9 @@ class World:
                 now is None or now == then
                 for now, then in zip(store.drains, seen.drains, strict=True)
             )
+        if compare.key == GENERATION.members:
+            come = self.membership(store)[0].members.keys()
+            return come <= self.membership(seen)[0].members.keys()
         for pod in self.pods:
             if compare.key == GENERATION.drain(uid(pod)):
                 return store.drains[pod] == seen.drains[pod]
@@ -902,7 +907,8 @@ class World:
         for pod in env.to_notice:
             if store.nodes[pod] in ("none", "gone") or store.closed:
                 continue
-            drain = Drain(uid(pod), name(pod), "spot", "hand", mod_revision=1)
+            preempted = pod in self.rules.preempted
+            drain = Drain(uid(pod), name(pod), "spot", "hand", preempted=preempted, mod_revision=1)
             after = of(store._replace(drains=put(store.drains, pod, drain)))
             told = env._replace(to_notice=tuple(p for p in env.to_notice if p != pod))
             yield f"notice for {pod}", _swap(state, (0, after), (1, of(told)))
@@ -1022,6 +1028,8 @@ class World:
                 self.check_agreed(state, after)
             if now.phase == "done":
                 self.check_done(state, after)
+            if now.phase == "idle" and was is not None and was.phase == "done":
+                self.check_kept(after)
         for pod in self.pods:
             then, drain = before.drains[pod], after.drains[pod]
             if drain is not None and drain.outcome and not (then and then.outcome):
@@ -1067,6 +1075,18 @@ class World:
         if store.last.step != commit.step or not store.complete:
             raise Broken("I3: the last commit is another step than was saved")
 
+    def is_last(self, store: Store) -> bool:
+        """Whether no replacement can come before a pod of the world has gone."""
+        drains = [store.drains[pod] for pod in store.members if store.nodes[pod] == "in"]
+        return not self.listed(store) or any(drain and drain.preempted for drain in drains)
+
+    def check_kept(self, store: Store) -> None:
+        """After a save training goes on: that of a pod that waits for a replacement."""
+        for pod in store.members:
+            drain = store.drains[pod]
+            if drain is not None and store.nodes[pod] == "in" and self.is_last(store):
+                raise Broken(f"I10: {pod} is kept, and no replacement can come")
+
     def check_outcome(self, state: State, store: Store, pod: int, drain: Drain, env: Env) -> None:
         if pod in env.cancelled:
             raise Broken(f"a cancelled drain of {pod} is released")
@@ -1083,7 +1103,8 @@ class World:
         if env.due[pod] < 2:
             if drain.outcome == "expired":
                 raise Broken(f"{pod} expires before its deadline")
-            if self.rules.policy.below_min == "hold" and not enough:
+            kept = not self.is_last(store) and not drain.preempted
+            if self.rules.policy.below_min == "hold" and not enough and kept:
                 raise Broken(f"I10: {pod} is released below min")
         if drain.outcome == "committed":
             if store.last is None or store.last.step != drain.step:
@@ -1185,8 +1206,9 @@ class World:
             spare = store.complete and len(store.members) >= self.rules.most
             if node == "asking" and (few or spare) and drain is None:
                 continue
-            below = len(self.listed(store)) < self.rules.least
-            if node in ("asking", "stopped") and drain and below and not self.rules.deadlines:
+            below = 0 < len(self.listed(store)) < self.rules.least
+            kept = drain is not None and not drain.preempted and not self.rules.deadlines
+            if node in ("asking", "stopped") and kept and below:
                 continue  # until a replacement comes: that is the policy
             raise Broken(f"pod {pod} waits for ever: {node}, {drain}, {store.commit}")
 

@@ -17,7 +17,6 @@ from controller.notices.node import NodeSeen
 from controller.notices.policy import NoticePolicy
 from controller.owners.pods import PodSeen
 from controller.taints import Taint
-from rdzv.drain.decision import granted
 from rdzv.drain.transactions import cancel
 from rdzv.keys import JobKeys
 from rdzv.listing import decide as listing_of
@@ -159,7 +158,6 @@ class Cluster:
             held = before[lift.drain.pod_uid]
             _must(held.source == CONTROLLER, "a drain of somebody else is taken back")
             _must(not held.ends, "the drain of a pod that is being ended is taken back")
-            _must(not granted(state.snapshot.commit, held), "a granted drain is taken back")
             _must(not self.signs(held.pod_uid), "a drain is taken back whose sign is still there")
             if self._cancelled(held.pod_uid):
                 self.asked = after_lift(self.asked, lift, self.now)
@@ -198,7 +196,7 @@ class Cluster:
             if sure and not self.taken_back.get(uid):
                 _must(held is not None, "a pod whose node is taken away is not asked")
             if not self.signs(uid) and held is not None and held.source == CONTROLLER:
-                _must(bool(held.outcome) or held.ends, "a drain stays although its sign is gone")
+                _must(held.ends, "a drain stays although its sign is gone")
 
 
 def _must(holds: bool, rule: str) -> None:

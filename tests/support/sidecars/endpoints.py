@@ -102,6 +102,7 @@ async def pod(
     waits: bool = True,
     uid: str = "",
     last_call_s: float = 2.0,
+    first_call_s: float = 30.0,
     c10d_port: int | None = 0,
     unix_path: str | None = None,
     kept: Kept | None = None,
@@ -115,6 +116,7 @@ async def pod(
             identity=identity(name, uid, least=least),
             lease_ttl_s=LEASE_TTL_S,
             last_call_s=last_call_s,
+            first_call_s=first_call_s,
         )
         sockets = Sockets(c10d_port=c10d_port, c10d_path=unix_path)
         async with serving(
