@@ -297,8 +297,7 @@ def on_cut(
     live: LiveRound | None = ROUND,
 ) -> Gate:
     """The next gate of a job that says ``--on-cut=hold``."""
-    waits = {"on_cut_s": ON_CUT_S, "leaseless_s": leaseless_s}
-    given = move(commit, rank(8), shown=shown, live=live, **waits)
+    given = move(
         commit, rank(8), shown=shown, live=live, on_cut_s=ON_CUT_S, leaseless_s=leaseless_s
     )
     return given.gate or shown
