@@ -111,10 +111,7 @@ class Drains:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.notices.run(), name="notices")
             tasks.create_task(self.own.run(), name="own-drain")
-            if self._holds_on_cut:  # also if this sidecar starts while the store is away
-                tasks.create_task(self.gate_writer.run(), name="gate-writer")
-            # Before the first read of the store nothing is known: leave the gate file unchanged.
-            await self._client.mirror.changed_after(0)
+            await self.gate_writer.wait_for_store()
             tasks.create_task(self.coordinator.run(), name="coordinator")
             tasks.create_task(self.gate_writer.run(), name="gate-writer")
             tasks.create_task(self.saves.run(), name="saves")

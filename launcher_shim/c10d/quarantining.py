@@ -19,11 +19,11 @@ from rdzv.members.guard import Registered
 from rdzv.members.registration import Identity
 from rdzv.records.history import Happening, HistoryEntry, entry_operations
 from rdzv.records.quarantine import (
+    FormedWorld,
     Quarantine,
     QuarantineDecision,
     Stay,
     Terms,
-    World,
     after_death,
     after_progress,
     after_time,
@@ -75,7 +75,7 @@ class Quarantining:
         self._terms = terms
         self._died: deque[Stay] = deque(maxlen=REMEMBERED)
         self._lives = TorchrunLives(steps, self._count)
-        self._in: tuple[str, World] | None = None
+        self._in: tuple[str, FormedWorld] | None = None
         """The torchrun that is in a world, and that world."""
         self._out: tuple[object, float] = (None, 0.0)
         """The number of the pause of this pod, and since when it goes on."""
@@ -86,7 +86,7 @@ class Quarantining:
         self._in = None
         self._lives.came(nonce)
 
-    def entered(self, nonce: str, world: World) -> None:
+    def entered(self, nonce: str, world: FormedWorld) -> None:
         """Note a torchrun that has come into a world."""
         self._in = nonce, world
         self._stirred.set()

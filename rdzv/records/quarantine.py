@@ -61,7 +61,7 @@ TERMS = Terms()
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class FormedWorld:
     """A world that a torchrun is in, or would have been in.
 
     ``revision``: that of the store at which it formed, so that who died in it has a later record.
@@ -83,7 +83,7 @@ class Stay:
     """
 
     nonce: str
-    world: World
+    world: FormedWorld
     lasted_s: float
     steps: int | None = None
 
@@ -96,7 +96,7 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """What is held against one pod since its last progress, or the last of anybody.
+    """The failures of one pod since the last progress of a world.
 
     ``deaths``: how many worlds its torchruns were the first to end. ``died``: the nonce of the one
     that died last, so that no death counts twice. ``out``: whether worlds form without it.

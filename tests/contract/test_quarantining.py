@@ -17,7 +17,7 @@ from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.guard import Registered
 from rdzv.records.job import Job, Member
-from rdzv.records.quarantine import Stay, Terms, World
+from rdzv.records.quarantine import FormedWorld, Stay, Terms
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import DISK_S, now
@@ -31,12 +31,12 @@ HERE = KEYS.in_generation(1)
 LEASE = 7
 
 
-def here(members: str = "a", revision: int = 0) -> World:
+def here(members: str = "a", revision: int = 0) -> FormedWorld:
     """A world that a torchrun is in from now on."""
-    return World(frozenset(members), revision, now())
+    return FormedWorld(frozenset(members), revision, now())
 
 
-STAY = Stay("nonce", World(frozenset("a"), 0), 1.0)
+STAY = Stay("nonce", FormedWorld(frozenset("a"), 0), 1.0)
 
 
 class Pod:

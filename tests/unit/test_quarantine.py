@@ -23,11 +23,11 @@ from rdzv.members.leftovers import leftovers
 from rdzv.membership import snapshot_of
 from rdzv.records.job import Job
 from rdzv.records.quarantine import (
+    FormedWorld,
     Quarantine,
     QuarantineDecision,
     Stay,
     Terms,
-    World,
     after_death,
     after_progress,
     after_time,
@@ -72,7 +72,7 @@ class Store:
     def fails(self, died: str, members: str | None = None, steps: int | None = 0) -> None:
         """Let a world form and fail; these die in it, in this order."""
         self.revision += 1
-        formed = World(frozenset(members or self.next_world), self.revision)
+        formed = FormedWorld(frozenset(members or self.next_world), self.revision)
         for name in died:
             stay = Stay(f"{name}{self.revision}", formed, 5.0, steps)
             fit = sum(other not in self.out and other != name for other in self.members)
@@ -176,12 +176,12 @@ def test_progress_with_it_clears_its_record() -> None:
 
 
 def test_a_death_counts_once() -> None:
-    stay = Stay("third", World(frozenset("abc"), 9), 1.0)
+    stay = Stay("third", FormedWorld(frozenset("abc"), 9), 1.0)
     assert after_death({"c": OUT}, "c", "uid-c", stay, 2, 1, TERMS).records == {}
 
 
 def test_a_new_pod_of_the_name_begins_anew_over_the_record_of_the_former() -> None:
-    stay = Stay("first", World(frozenset("abc"), 9), 1.0)
+    stay = Stay("first", FormedWorld(frozenset("abc"), 9), 1.0)
     known = {"c": replace(OUT, proven=True)}
     after = after_death(known, "c", "uid-new", stay, 2, 1, TERMS).records["c"]
     assert after == Quarantine("c", "uid-new", 1, "first", mod_revision=7)
@@ -201,14 +201,14 @@ def test_a_new_pod_of_the_name_begins_anew_over_the_record_of_the_former() -> No
 def test_progress_is_so_many_steps_or_a_while_where_none_are_told(
     steps: int | None, lasted_s: float, *, progress: bool
 ) -> None:
-    stay = Stay("next", World(frozenset("abc"), 9), lasted_s, steps)
+    stay = Stay("next", FormedWorld(frozenset("abc"), 9), lasted_s, steps)
     assert stay.has_progress(TERMS) == progress
     decision = after_death({"a": replace(OUT, member="a")}, "c", "uid-c", stay, 2, 1, TERMS)
     assert decision.records.get("a", OUT) == (None if progress else OUT)
 
 
 def test_where_steps_are_not_looked_at_a_world_without_progress_is_a_short_one() -> None:
-    unseeing, here = replace(TERMS, steps=0), World(frozenset("abc"), 9)
+    unseeing, here = replace(TERMS, steps=0), FormedWorld(frozenset("abc"), 9)
     assert not Stay("x", here, 1.0, 10**6).has_progress(unseeing)
     assert Stay("x", here, 60.0, 0).has_progress(unseeing)
 

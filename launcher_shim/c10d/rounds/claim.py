@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher_shim.c10d.rounds.records import Node
-from rdzv.records.quarantine import World
+from rdzv.records.quarantine import FormedWorld
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +28,7 @@ class Claim:
     """Whether its last view had it on the redundancy list, which only a promotion ends."""
     parks: bool = True
     """Whether its version of torch has a redundancy list, and its maximum is the job's."""
-    world: World | None = None
+    world: FormedWorld | None = None
     """The world that it was last handed; None before the first."""
     gave_up: bool = False
     """Whether its torchrun has given up its wait for a place by itself: that is no death."""

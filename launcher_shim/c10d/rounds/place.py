@@ -15,7 +15,7 @@ from launcher_shim.c10d.rounds.own_node import OwnNode
 from launcher_shim.c10d.rounds.own_write import shown
 from launcher_shim.c10d.rounds.records import LeftReason, Node
 from rdzv.mirror import Mirror
-from rdzv.records.quarantine import Stay, World
+from rdzv.records.quarantine import FormedWorld, Stay
 
 
 class Place:
@@ -38,7 +38,7 @@ class Place:
         random: Random,
         changed: Callable[[], None],
         came: Callable[[str], None],
-        entered: Callable[[str, World], None],
+        entered: Callable[[str, FormedWorld], None],
         died: Callable[[Stay], None],
     ) -> None:
         self.holder: Claim | None = None
@@ -176,7 +176,7 @@ class Place:
         elif self._next is not None and self._next[0] is claim:
             self._next = None
 
-    def _awaited_in(self, node: Node) -> World | None:
+    def _awaited_in(self, node: Node) -> FormedWorld | None:
         """Return the world that ``node`` is to come into, which forms again for its death."""
         current = self._run.round
         if node.seat in current.frozen:
@@ -185,12 +185,12 @@ class Place:
             return None
         else:
             members = frozenset({*current.former, node.member})
-        return World(members, current.mod_revision, self._clock())
+        return FormedWorld(members, current.mod_revision, self._clock())
 
     def _enter(self, claim: Claim, since_s: float) -> None:
         current = self._run.round
         members = frozenset(seat.member for seat in current.frozen)
-        claim.world = World(members, current.mod_revision, since_s)
+        claim.world = FormedWorld(members, current.mod_revision, since_s)
         self._entered(claim.nonce, claim.world)
 
     def _resume(self, claim: Claim, node: Node) -> None:

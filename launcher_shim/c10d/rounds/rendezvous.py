@@ -33,7 +33,7 @@ from rdzv.drain.inputs import LiveRound
 from rdzv.job import JobClient
 from rdzv.keys import RunKeys
 from rdzv.members.guard import Registered
-from rdzv.records.quarantine import Stay, World
+from rdzv.records.quarantine import FormedWorld, Stay
 from rdzv.records.sizes import Sizes
 from rdzv.store import WatchEvent
 
@@ -68,7 +68,7 @@ class Rendezvous:
         random: Random,
         life_since_s: float = -math.inf,
         came: Callable[[str], None] = lambda nonce: None,
-        entered: Callable[[str, World], None] = lambda nonce, world: None,
+        entered: Callable[[str, FormedWorld], None] = lambda nonce, world: None,
         died: Callable[[Stay], None] = lambda stay: None,
         last_seen: Round | None = None,
     ) -> None:
