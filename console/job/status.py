@@ -26,7 +26,7 @@ from rdzv.store.etcd.errors import NO_SPACE_CURE
 
 TOPOLOGY = "TOPOLOGY"
 
-STATE_TIMEOUT_S = 2.5
+AUTH_TIMEOUT_S = 2.5
 """Leaves time for the next endpoint if the first is dead: the first attempt takes 1 s."""
 
 
@@ -76,7 +76,7 @@ class StoreState:
 
     async def _ask_authentication(self, access: Access) -> None:
         try:
-            self.enabled = await auth_enabled(access, timeout_s=STATE_TIMEOUT_S)
+            self.enabled = await auth_enabled(access, timeout_s=AUTH_TIMEOUT_S)
         except StoreRefused:
             # A server without this request: the embedded one, or etcd before 3.5.
             return
@@ -86,7 +86,7 @@ class StoreState:
     async def _ask_space(self, access: Access) -> None:
         store = EtcdStore(access)
         try:
-            self.full = (await store.status(timeout_s=STATE_TIMEOUT_S)).full
+            self.full = (await store.status(timeout_s=AUTH_TIMEOUT_S)).full
         except StoreError as error:
             self._trouble = str(error)
         finally:

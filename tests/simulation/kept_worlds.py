@@ -80,7 +80,7 @@ class KeptWorlds:
         """Whether it ends for what has become of its pods themselves."""
         for name, torchrun in world.torchruns.items():
             pod = self._job.pod(name)
-            if pod.gone or pod.terminating or pod.torchrun is not torchrun or torchrun.sticks:
+            if pod.gone or pod.torchrun is not torchrun or torchrun.sticks:
                 return True
             if torchrun.rank is not None and torchrun.rank.finished:
                 return True

@@ -731,6 +731,8 @@ PLANTS |= {
         },
         first=9,
     ),
+    # Ranks wait for a store that takes no writes, for as long as it takes none.
+    "gate-never-cut": _as("refused-saves", 2, {"agent.drain.gate_writer.CUT_S": math.inf}, first=3),
     # A world trains on though its job is paused.
     "pause-ignored": _as(
         "bounds", 40, {f"{_C10D}.rounds.evaluation.reform": _never("pause")}, first=18

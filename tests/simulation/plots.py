@@ -68,6 +68,7 @@ from tests.simulation.plot import (
 from tests.simulation.refusals import (
     join,
     refuse_writes,
+    refuse_writes_amid_save,
     refuse_writes_and_cut,
     refuse_writes_in_peace,
 )
@@ -188,6 +189,12 @@ REFUSALS: Mapping[Event, int] = {
     end_torchrun: 2,
     die: 1,
     cut_one: 1,
+}
+
+REFUSED_SAVES: Mapping[Event, int] = {
+    refuse_writes_amid_save: 4,
+    notice: 1,
+    join: 1,
 }
 
 TRIOS, FEW, MANY = (3, 3, 4), (2, 3), (3, 4, 5)
@@ -363,6 +370,7 @@ PLOTS = (
         weight=2,
     ),
     Plot("refusals", REFUSALS, FEW, any_shape, weight=2),
+    Plot("refused-saves", REFUSED_SAVES, FEW, any_shape, (2, 5), weight=2),
     Plot("refusals-in-peace", {refuse_writes_in_peace: 4, tear: 1, stall: 1}, TRIOS, healthy=True),
     Plot("refusals-and-cuts", {refuse_writes_and_cut: 4, tear: 1, stall: 1}, TRIOS),
     Plot("shards", SHARDS, (2, 3, 4), one_is_enough, (4, 8), shards=True),

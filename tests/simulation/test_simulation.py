@@ -34,6 +34,7 @@ LIVE = (
     "never-started",
     "other-runs",
     "refusals",
+    "refused-saves",
     "refusals-in-peace",
     "returns",
     "scarce",

@@ -38,7 +38,7 @@ LIMITS: Mapping[str, dict[str, float]] = {
         "console.doctor.examine.CALL_TIMEOUT_S": CALL_S,
         "console.doctor.examine.PROBE_LEASE_S": 600,
     },
-    "status": {**_READING, "console.job.status.STATE_TIMEOUT_S": 60.0},
+    "status": {**_READING, "console.job.status.AUTH_TIMEOUT_S": 60.0},
     "notice": {"console.notice.ANSWER_TIMEOUT_S": CALL_S},
     **dict.fromkeys(("hosts", "history"), _READING),
     **dict.fromkeys(("drain", "set", "pause", "resume", "admit", "forget"), _WRITING),
