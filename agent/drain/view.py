@@ -10,7 +10,7 @@ from typing import Protocol
 from agent.drain.voted_epoch import VotedEpoch
 from agent.rundir.files import RunDir
 from rdzv import listing
-from rdzv.drain.inputs import DrainingSnapshot, LiveRounds, places_of
+from rdzv.drain.inputs import DrainingSnapshot, LiveRound, LiveRounds, places_of
 from rdzv.drain.round_ending import RoundEnding, ending_in
 from rdzv.job import JobClient
 from rdzv.listing import Listing, Places
@@ -23,6 +23,9 @@ class RoundSource(Protocol):
 
     def live_rounds(self) -> LiveRounds:
         """Return the round that counts, and the one that this pod's ranks are in."""
+
+    def ranks_at(self, round: LiveRound, step: int) -> None:
+        """Note that the ranks of this pod are at ``step`` of a round."""
 
     async def live_rounds_changed(self, before: LiveRounds) -> LiveRounds:
         """Wait until the rounds differ from ``before``; return them."""

@@ -674,6 +674,10 @@ PLANTS |= {
     "too-large-a-world-stays": _as(
         "sizes", 20, {f"{_C10D}.rounds.evaluation.reform": _never("shrink")}
     ),
+    # Nodes that keep coming replace each world before its first step.
+    "first-steps-not-awaited": _as(
+        "long-starts", 4, {f"{_C10D}.rounds.reform.joins_from_s": lambda *_: -math.inf}
+    ),
     # Newcomers are gathered for ever.
     "waves-never-over": _as("bounds", 40, {f"{_C10D}.rounds.evaluation.reform": _never("join")}),
     # A world forms of all who ask, whatever sizes are allowed.

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.simulation.aliens import alien_key, untrue_record
+from tests.simulation.arrivals import keep_coming
 from tests.simulation.bounds import pause_for_a_while, set_gather, set_sizes
 from tests.simulation.departures import drain_patiently, notice, notice_and_cancel
 from tests.simulation.evictions import (
@@ -42,6 +43,7 @@ from tests.simulation.plot import (
     Plot,
     any_shape,
     exact,
+    growing,
     in_twos,
     one_is_enough,
     roomy,
@@ -155,7 +157,9 @@ PLOTS = (
     Plot("rounds", ROUNDS, TRIOS, weight=3),
     Plot("drains", DRAINS, TRIOS, weight=3),
     # Some pods are drained before all ranks of their world have begun.
-    Plot("slow-starts", {notice: 8, die: 2, end_torchrun: 2}, TRIOS, slow_starts=True, weight=2),
+    Plot("slow-starts", {notice: 8, die: 2, end_torchrun: 2}, TRIOS, start_s=4.0, weight=2),
+    # Nodes keep coming, at shorter intervals than a world takes to its first step.
+    Plot("long-starts", {keep_coming: 1}, (1, 2, 3), growing, (1, 1), start_s=60.0),
     Plot(
         "evicted-rounds",
         {**OUTAGES, end_torchrun: 2, evict_and_end_torchrun: 4},

@@ -20,10 +20,8 @@ SOON_S = (0.0, 2.0)
 LATE_S = (620.0, 900.0)
 """When the launcher of a pod starts."""
 
-START_S = 4.0
 SHORT_STEP_S = 0.1
-"""How long at most a rank imports, and loads, before it takes part, if starts are slow; a step is
-short then, so that one fits into the time that a world takes to end."""
+"""A step where starts take long: one fits into the time that a world takes to end."""
 UPLOADS = 0.5
 UPLOAD_S = (5.0, 60.0)
 """How often a rank has something left to do after the last step, and for how long."""
@@ -63,8 +61,8 @@ class Story:
         self.job.stages = plot.stages
         self.job.blocks = plot.blocks
         self.job.sharded = plot.shards
-        if plot.slow_starts:
-            self.job.start_s, self.job.step_s = START_S, SHORT_STEP_S
+        if plot.start_s:
+            self.job.start_s, self.job.step_s = plot.start_s, SHORT_STEP_S
         if plot.shards:
             self.job.shards.follow()
         names = "abcdefgh"[:pods]
@@ -195,8 +193,10 @@ class Story:
         """See everything come right; who is quarantined for longer than usual comes in later."""
         began_s = self.job.loop.time()
         invariants, job = self.invariants, self.job
+        # Who has come last waits for the first step of the others, and makes its own after that.
+        due_s = LIVENESS_S + 2 * job.start_s
         await self._until_right(
-            began_s, lambda: LIVENESS_S, lambda: terms_s(invariants.snapshot), at_last=False
+            began_s, lambda: due_s, lambda: terms_s(invariants.snapshot), at_last=False
         )
 
         longest_s = TERMS.first_s
@@ -205,7 +205,7 @@ class Story:
             nonlocal longest_s
             longest_s = max(longest_s, *terms_s(invariants.snapshot).values(), 0.0)
             stays_s = STAYS_S if "failing" in job.launchers.values() else 0.0
-            return LIVENESS_S + longest_s - TERMS.first_s + stays_s
+            return due_s + longest_s - TERMS.first_s + stays_s
 
         await self._until_right(
             began_s, within_s, lambda: for_good(job, invariants.snapshot), at_last=True

@@ -14,6 +14,7 @@ from launcher_shim.c10d.rounds.observations import RoundObservations, Standings,
 from launcher_shim.c10d.rounds.own_node import OwnNode
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.reform import Reform, reform
+from launcher_shim.c10d.rounds.starts import RanksSeen
 from rdzv.job import JobClient
 
 
@@ -61,6 +62,8 @@ class Evaluator:
         """Set while a node may be gone, and the mirror must be confirmed to be sure."""
         self.restored = False
         """Whether the store was restored or emptied since the last evaluation."""
+        self.ranks = RanksSeen(-1)
+        """The newest reports of the ranks of this pod."""
         self._run = run
         self._own = own
         self._client = client
@@ -95,6 +98,7 @@ class Evaluator:
         ):
             policy = self._policy()
             stored = self.stored()
+            frozen = stored.round.frozen
             self.observations = observe(
                 now,
                 self.observations,
@@ -103,6 +107,7 @@ class Evaluator:
                 healthy_s=self._mirror.healthy_for_s(now),
                 heard_s=self._client.confirmed_s,
                 cut_off=self._own.take_loss() or self.restored,
+                ranks=self.ranks if frozen and frozen[0].member == self._member else None,
             )
             self.restored = False
             shown = stored

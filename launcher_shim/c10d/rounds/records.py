@@ -13,12 +13,13 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
-from rdzv.records.codec import dump_record, load_record, take
+from rdzv.records.codec import dump_record, load_record, take, take_seconds
 from rdzv.store import KeyValue
 
 NodeState = Literal["asking", "in", "left"]
 LeftReason = Literal["", "exit", "closed", "hung", "done"]
 ClosedWhy = Literal["", "success", "failure"]
+Progress = Literal["", "loads", "steps", "mute"]
 
 INT64_MAX = 2**63 - 1
 
@@ -28,6 +29,7 @@ ROUNDS_PER_LIFE = 1_000_000
 _STATES = get_args(NodeState)
 _LEFT_REASONS = get_args(LeftReason)
 _CLOSED = get_args(ClosedWhy)
+_PROGRESS = get_args(Progress)
 
 
 class Seat(NamedTuple):
@@ -160,6 +162,13 @@ class Round:
     restored_at: int = 0
     """The store's revision at which the loss was noticed; 0 if unknown. Node records up to that
     revision may come from the backup and be older than this round."""
+    progress: Progress = ""
+    """The progress of the world's ranks. ``loads``: they have imported Muster, and made no step
+    yet. ``steps``: they have made their first one. ``mute``: they import it, but report no steps;
+    so for the worlds after it. Empty: they have reported nothing."""
+    start_s: float = 0.0
+    """Seconds from a round's completion to the first step of its ranks, of the newest world that
+    made one; 0 if none has."""
 
     def is_world_of(self, node: Node) -> bool:
         """Return whether ``node`` has a place in this round, not in another of that number."""
@@ -199,6 +208,10 @@ class Round:
         if self.restored:
             fields["restored"] = True
             fields["restored_at"] = self.restored_at
+        if self.progress:
+            fields["progress"] = self.progress
+        if self.start_s:
+            fields["start_s"] = self.start_s
         return dump_record(fields)
 
     @classmethod
@@ -212,6 +225,9 @@ class Round:
         if len({seat.member for seat in frozen}) != len(frozen):
             raise RecordError(f"{kv.key}: a node is frozen twice")
         former = take(kv.key, fields, "former", list, [])
+        progress: Any = fields.get("progress", "")
+        if progress not in _PROGRESS:
+            raise RecordError(f"{kv.key}: 'progress' is {progress!r}, expected one of {_PROGRESS}")
         if not all(isinstance(member, str) for member in former):
             raise RecordError(f"{kv.key}: 'former' is {former!r}, expected names of members")
         return cls(
@@ -224,6 +240,8 @@ class Round:
             former=tuple(former),
             restored=take(kv.key, fields, "restored", bool, False),
             restored_at=_count(kv.key, fields, "restored_at") if "restored_at" in fields else 0,
+            progress=progress,
+            start_s=take_seconds(kv.key, fields, "start_s") if "start_s" in fields else 0.0,
         )
 
 

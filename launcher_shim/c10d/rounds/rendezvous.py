@@ -242,6 +242,13 @@ class Rendezvous:
             snapshot, standings, evaluation.reform
         )
 
+    def ranks_at(self, number: int, step: int) -> None:
+        """Note that the ranks of this pod are at ``step`` of this round."""
+        before, now = self._evaluator.ranks, self.clock()
+        self._evaluator.ranks = after = before.at(now, number, step)
+        if (before.round, before.began_s) != (after.round, after.began_s):
+            self._decisions.wake()
+
     async def edit_round(self, node: Node, edit: Callable[[Round], Round | None]) -> None:
         """Change the round that ``node`` is in, as long as it is the live one."""
 

@@ -94,6 +94,9 @@ class Rounds:
             asking=frozenset(asking & listed),
         )
 
+    def ranks_at(self, round: LiveRound, step: int) -> None:
+        """No newcomer waits for them."""
+
     async def live_rounds_changed(self, known: LiveRounds) -> LiveRounds:
         mirror = self._client.mirror
         while (now := self.live_rounds()) == known:

@@ -40,6 +40,9 @@ class FixedRounds:
     async def caught_up(self) -> None:
         """They are."""
 
+    def ranks_at(self, round: LiveRound, step: int) -> None:
+        """No newcomer waits for them."""
+
 
 class Pod:
     """A member with a desk."""
