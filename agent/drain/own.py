@@ -236,7 +236,7 @@ class OwnDrain:
                 f"the pod outlives its grace: only its {notes.stopped} was stopped, and it may come"
                 " back"
             )
-            history = self._writing.history(drain.member, why, {"outcome": "cancelled"})
+            history = self._writing.history("drain", drain.member, why, {"outcome": "cancelled"})
             holds, again = outdate_first_write(self._client.keys, snapshot, drain.member)
             return [*unchanged, *holds], [Delete(key), *again, *history]
         after = replace(drain, ending=drain.ending or (notes.ending and not drain.ends))

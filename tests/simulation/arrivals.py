@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of a cluster that grows: nodes come one after the other."""
+"""Events of a cluster that grows: nodes come one after the other, beside some that are ill."""
 
 from __future__ import annotations
 
@@ -12,6 +12,21 @@ if TYPE_CHECKING:
 
 NEXT_S = (20.0, 50.0)
 """Between two nodes that an autoscaler adds."""
+
+
+def fill_disk(story: Story) -> None:
+    """Let the run directory of a pod take no file any more: its sidecar cannot vote."""
+    pod = story.any()
+    if pod is not None and not any(one.run_dir.full for one in story.job.present()):
+        story.say(pod, "its run directory is full")
+        pod.run_dir.full = True
+
+
+def come_later(story: Story) -> None:
+    """Let another pod come."""
+    name = f"n{len(story.job.pods)}"
+    if name not in story.job.pods and len(story.job.pods) < LATER_PODS:
+        story.come(name)
 
 
 def keep_coming(story: Story) -> None:

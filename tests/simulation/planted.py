@@ -37,6 +37,7 @@ from launcher_shim.c10d.rounds.rank_order import in_rank_order
 from launcher_shim.c10d.rounds.reform import Reform, reform
 from launcher_shim.c10d.rounds.round_key import RoundKey
 from launcher_shim.c10d.stages import stage_name
+from rdzv.drain.inputs import DrainPolicy
 from rdzv.errors import StoreError
 from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
 from rdzv.members.registrar import Registrar
@@ -677,6 +678,16 @@ PLANTS |= {
     # Nodes that keep coming replace each world before its first step.
     "first-steps-not-awaited": _as(
         "long-starts", 4, {f"{_C10D}.rounds.reform.joins_from_s": lambda *_: -math.inf}
+    ),
+    # A pod that cannot vote is awaited for ever.
+    "mute-pods-awaited": _as(
+        "full-disks",
+        6,
+        {
+            "agent.drain.service.DrainPolicy": lambda below_min: DrainPolicy(
+                below_min, tries=1_000_000
+            )
+        },
     ),
     # Newcomers are gathered for ever.
     "waves-never-over": _as("bounds", 40, {f"{_C10D}.rounds.evaluation.reform": _never("join")}),

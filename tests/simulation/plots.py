@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.simulation.aliens import alien_key, untrue_record
-from tests.simulation.arrivals import keep_coming
+from tests.simulation.arrivals import come_later, fill_disk, keep_coming
 from tests.simulation.bounds import pause_for_a_while, set_gather, set_sizes
 from tests.simulation.departures import drain_patiently, notice, notice_and_cancel
 from tests.simulation.evictions import (
@@ -158,6 +158,8 @@ PLOTS = (
     Plot("drains", DRAINS, TRIOS, weight=3),
     # Some pods are drained before all ranks of their world have begun.
     Plot("slow-starts", {notice: 8, die: 2, end_torchrun: 2}, TRIOS, start_s=4.0, weight=2),
+    # Who cannot vote keeps nobody out.
+    Plot("full-disks", {fill_disk: 2, come_later: 4, crash: 1}, (2, 3), growing, (4, 7)),
     # Nodes keep coming, at shorter intervals than a world takes to its first step.
     Plot("long-starts", {keep_coming: 1}, (1, 2, 3), growing, (1, 1), start_s=60.0),
     Plot(
