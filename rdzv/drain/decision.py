@@ -547,6 +547,7 @@ _PURPOSES: Mapping[ReformCause, str] = {
     "join": "newcomers join",
     "shrink": "the world becomes smaller",
     "pause": "the job is paused",
+    "hang": "a silent torchrun is given up",
 }
 _NONE_PENDING = "no drain or join is pending any more"
 
@@ -554,6 +555,7 @@ _ALLOWED: Mapping[ReformCause, str] = {
     "join": "newcomers may join",
     "shrink": "the world may become smaller",
     "pause": "the world may end, for the job is paused",
+    "hang": "the world may go on without its silent torchrun",
 }
 
 

@@ -19,9 +19,10 @@ from rdzv.records.saves import PodSaves
 from rdzv.shards.ledger import ShardLedger
 from rdzv.snapshot import Snapshot
 
-ReformCause = Literal["", "join", "shrink", "pause"]
+ReformCause = Literal["", "join", "shrink", "pause", "hang"]
 """The reason to form a world again that has lost no node. ``join``: it lets newcomers in.
-``shrink``: it is larger than the job's sizes allow. ``pause``: the job is paused."""
+``shrink``: it is larger than the job's sizes allow. ``pause``: the job is paused. ``hang``: a
+torchrun is silent, and its ranks train."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,7 @@ def is_healthy(pod: Pod) -> bool:
         or pod.launcher not in ("steady", "late")
         or pod.torchrun is None
         or pod.torchrun.sticks
+        or not pod.torchrun.runs.is_set()
         or pod.run != RUN
     ):
         return False

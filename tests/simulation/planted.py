@@ -679,6 +679,10 @@ PLANTS |= {
     "first-steps-not-awaited": _as(
         "long-starts", 4, {f"{_C10D}.rounds.reform.joins_from_s": lambda *_: -math.inf}
     ),
+    # A torchrun that is silent is given up at once, however well its ranks are.
+    "silent-agents-do-not-save": _as(
+        "silent-agents", 6, {f"{_C10D}.rounds.hanging.WELL_S": math.inf}, first=1
+    ),
     # A pod that cannot vote is awaited for ever.
     "mute-pods-awaited": _as(
         "full-disks",

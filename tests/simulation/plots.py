@@ -20,6 +20,7 @@ from tests.simulation.launchers import (
     end_torchrun,
     end_torchrun_after_progress,
     fail_workers,
+    stand_still,
     stick,
 )
 from tests.simulation.other_runs import failed_run, other_run
@@ -158,6 +159,8 @@ PLOTS = (
     Plot("drains", DRAINS, TRIOS, weight=3),
     # Some pods are drained before all ranks of their world have begun.
     Plot("slow-starts", {notice: 8, die: 2, end_torchrun: 2}, TRIOS, start_s=4.0, weight=2),
+    # Whose torchrun stops while its ranks train is given up once all have saved.
+    Plot("silent-agents", {stand_still: 4, come_later: 1}, (2, 3), growing, (2, 4)),
     # Who cannot vote keeps nobody out.
     Plot("full-disks", {fill_disk: 2, come_later: 4, crash: 1}, (2, 3), growing, (4, 7)),
     # Nodes keep coming, at shorter intervals than a world takes to its first step.

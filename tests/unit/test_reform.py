@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from launcher_shim.c10d.rounds.decision import decide
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations, observe
-from launcher_shim.c10d.rounds.records import Progress, Round
+from launcher_shim.c10d.rounds.records import Node, Progress, Round
 from launcher_shim.c10d.rounds.reform import Reform, reform
-from tests.support.records import node, run, world
+from tests.support.records import kv, members, node, run, world
 
 POLICY = RoundPolicy(min_nodes=2, max_nodes=10, gather_s=60.0)
 TWO = world("ab")
@@ -115,6 +115,21 @@ def test_the_window_is_not_shorter_than_the_last_start() -> None:
     assert one.look(270, "cdef").wake_at_s == 300
     short = Sidecar(replace(TWO, progress="steps", start_s=6.0))
     assert short.look(0, "c").wake_at_s == 20
+
+
+def test_a_world_saves_before_it_goes_on_without_a_silent_torchrun() -> None:
+    silent = replace(node("b", "in"), silent=True)
+    snapshot = run([node("a", "in"), silent, node("c")], TWO, membership=members("abc"))
+    found = reform(0, snapshot, RoundObservations(), POLICY)
+    assert (found.cause, found.reason) == (
+        "hang",
+        "the torchrun of b is silent while its ranks train",
+    )
+    other = replace(silent, nonce="another torchrun")
+    snapshot = run([node("a", "in"), other], TWO, membership=members("ab"))
+    assert reform(0, snapshot, RoundObservations(), POLICY).cause == ""
+    assert Node.from_kv(kv("nodes/b", 10, silent.to_json())) == silent
+    assert not Node.from_kv(kv("nodes/b", 10, replace(silent, state="left").to_json())).silent
 
 
 @pytest.mark.parametrize(("paused", "cause"), [(True, "pause"), (False, "shrink")])

@@ -9,8 +9,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
+
+WELL_S = 10.0
+"""A rank that has come to a boundary this long after the last request of its torchrun trains on
+without it. Longer than a request and a look at the ranks may take; shorter than ``hung_s``."""
+
+ASK_S = 15.0
+"""Time within which the save that is asked for must begin."""
+
+Save = Literal["none", "asked", "agreed", "over"]
+"""The state of the save before which a torchrun is not given up. ``none``: no save is asked for.
+``agreed``: its ranks are held, or save. ``over``: they have saved, or the attempt has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +36,11 @@ class Signs:
     leave_shown_s: float | None = None
     """Time since which its view makes it leave a world that trains no more; None while it does
     not."""
+    stepped_s: float = -math.inf
+    """Time at which the newest boundary of its ranks was first seen."""
+    save: Save = "none"
+    asked_s: float = math.inf
+    """Time since which the save is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +52,15 @@ class HangDecision:
     """One sentence; empty if it does not hang."""
     wake_at_s: float = math.inf
     """The time at which the decision may change by time alone."""
+    saves_first: bool = False
+    """Whether its world is to save before it is given up."""
 
 
 def decide(now: float, signs: Signs, policy: RoundPolicy) -> HangDecision:
     """Decide whether a torchrun that has not left hangs."""
     silent_s = now - signs.seen_s
     if not signs.pending and silent_s >= policy.hung_s:
-        return HangDecision(True, f"it has sent no request for {silent_s:.0f} s")
+        return _silent(now, signs, f"it has sent no request for {silent_s:.0f} s")
     wake_at_s = (now if signs.pending else signs.seen_s) + policy.hung_s
     if signs.leave_shown_s is None:
         return HangDecision(wake_at_s=wake_at_s)
@@ -52,3 +71,16 @@ def decide(now: float, signs: Signs, policy: RoundPolicy) -> HangDecision:
             True, f"it was told to leave its world {shown_s:.0f} s ago and has not left it"
         )
     return HangDecision(wake_at_s=min(wake_at_s, signs.leave_shown_s + policy.leave_s))
+
+
+def _silent(now: float, signs: Signs, reason: str) -> HangDecision:
+    """Decide on a torchrun that is silent: its ranks may be well, and are to save first."""
+    if signs.leave_shown_s is not None:
+        return HangDecision(True, reason)
+    if signs.save == "none" and signs.stepped_s >= signs.seen_s + WELL_S:
+        return HangDecision(reason=reason, wake_at_s=now + ASK_S, saves_first=True)
+    if signs.save == "asked" and now < signs.asked_s + ASK_S:
+        return HangDecision(reason=reason, wake_at_s=signs.asked_s + ASK_S, saves_first=True)
+    if signs.save == "agreed":
+        return HangDecision(reason=reason, saves_first=True)
+    return HangDecision(True, reason)

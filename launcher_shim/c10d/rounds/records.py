@@ -69,6 +69,9 @@ class Node:
     """The store's revision of the record; 0 before it is stored."""
     finished: bool = False
     """Whether its workers are done, so that it waits in the exit barrier of ``round``."""
+    silent: bool = False
+    """Whether it sends no request though its ranks train: its world saves before it goes on without
+    it."""
     seat: Seat = field(init=False, repr=False, compare=False)
     """Its entry in a frozen list. Created once, as every evaluation reads all of them."""
 
@@ -107,6 +110,8 @@ class Node:
             fields["round"] = self.round
             if self.finished:
                 fields["finished"] = True
+            if self.silent:
+                fields["silent"] = True
         if self.state == "left":
             fields["left_reason"] = self.left_reason
         if self.flavour:
@@ -134,6 +139,7 @@ class Node:
             flavour=take(kv.key, fields, "flavour", str) if "flavour" in fields else "",
             mod_revision=kv.mod_revision,
             finished=state == "in" and take(kv.key, fields, "finished", bool, False),
+            silent=state == "in" and take(kv.key, fields, "silent", bool, False),
         )
 
 

@@ -44,6 +44,11 @@ def reform(
         return Reform()
     if policy.paused:
         return Reform("pause", "the job is paused")
+    silent = [one.member for one in current.frozen if snapshot.is_silent(one)]
+    if silent:
+        return Reform(
+            "hang", f"the torchrun of {', '.join(silent)} is silent while its ranks train"
+        )
     here, newcomers = len(current.frozen), len(snapshot.newcomers())
     size = policy.sizes.largest(here + newcomers)
     if policy.shrinks and 0 < size < here:

@@ -116,7 +116,7 @@ class Rendezvous:
             self._run,
             self._evaluator,
             self._round_key,
-            HangWatch(self.place, policy),
+            HangWatch(self.place, policy, lambda: self._evaluator.ranks),
             client,
             member=member,
             registered=registered,

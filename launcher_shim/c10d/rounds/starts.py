@@ -30,12 +30,15 @@ class RanksSeen:
     """Their newest boundary."""
     began_s: float = math.inf
     """The time at which the first boundary was seen."""
+    stepped_s: float = -math.inf
+    """The time at which the newest one was first seen."""
 
     def at(self, now: float, number: int, step: int) -> RanksSeen:
         """Return what is known once they have reported ``step`` in round ``number``."""
         before = self if self.round == number else RanksSeen(number)
-        began_s = before.began_s if step == NO_STEP else min(before.began_s, now)
-        return replace(before, step=step, began_s=began_s)
+        if step == before.step:
+            return before
+        return replace(before, step=step, began_s=min(before.began_s, now), stepped_s=now)
 
 
 def noted(
