@@ -96,15 +96,13 @@ class SaveReporter:
             await asyncio.sleep(START_LOOK_S if begins else LOOK_S)
 
     async def _begins(self, ranks: Sequence[RankProgress], round: LiveRound | None) -> bool:
-        """Tell the rendezvous where this pod's ranks are; return whether their first step nears."""
+        """Report the ranks' step to the rendezvous; return whether newcomers await the first."""
         if round is None or not round.master:
             return False
         steps = [rank.step for rank in ranks if rank.master == round.master]
         if not steps and await asyncio.to_thread(self._run_dir.imported) != round.master:
             return False
-        step = max(steps, default=NO_STEP)
-        self._rounds.ranks_at(round, step)
-        return step == NO_STEP
+        return self._rounds.ranks_at(round, max(steps, default=NO_STEP))
 
     def _warn(self, differ: str) -> None:
         """Log once per save that its ranks disagree on where in the data it is."""

@@ -25,8 +25,8 @@ class RoundSource(Protocol):
     def live_rounds(self) -> LiveRounds:
         """Return the round that counts, and the one that this pod's ranks are in."""
 
-    def ranks_at(self, round: LiveRound, step: int) -> None:
-        """Note that the ranks of this pod are at ``step`` of a round."""
+    def ranks_at(self, round: LiveRound, step: int) -> bool:
+        """Note that this pod's ranks are at ``step``; return whether newcomers await the first."""
 
     async def live_rounds_changed(self, before: LiveRounds) -> LiveRounds:
         """Wait until the rounds differ from ``before``; return them."""

@@ -152,10 +152,10 @@ class Endpoint:
         current = self._generations.current
         return current.live_rounds() if current is not None else LiveRounds()
 
-    def ranks_at(self, round: LiveRound, step: int) -> None:
-        """Note that the ranks of this pod are at ``step`` of a round."""
-        if (run := self._runs().get(round.run)) is not None:
-            run.rendezvous.ranks_at(round.number, step)
+    def ranks_at(self, round: LiveRound, step: int) -> bool:
+        """Note that this pod's ranks are at ``step``; return whether newcomers await the first."""
+        run = self._runs().get(round.run)
+        return run is not None and run.rendezvous.ranks_at(round.number, step)
 
     async def live_rounds_changed(self, before: LiveRounds) -> LiveRounds:
         """Wait until ``live_rounds`` differ from ``before``; return them."""

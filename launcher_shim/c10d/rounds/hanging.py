@@ -49,7 +49,7 @@ class HangDecision:
 
     hangs: bool = False
     reason: str = ""
-    """One sentence; empty if it does not hang."""
+    """One sentence; empty if it shows signs of life."""
     wake_at_s: float = math.inf
     """The time at which the decision may change by time alone."""
     saves_first: bool = False

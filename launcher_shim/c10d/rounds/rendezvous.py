@@ -242,12 +242,13 @@ class Rendezvous:
             snapshot, standings, evaluation.reform
         )
 
-    def ranks_at(self, number: int, step: int) -> None:
-        """Note that the ranks of this pod are at ``step`` of this round."""
+    def ranks_at(self, number: int, step: int) -> bool:
+        """Note that this pod's ranks are at ``step``; return whether newcomers await the first."""
         before, now = self._evaluator.ranks, self.clock()
         self._evaluator.ranks = after = before.at(now, number, step)
         if (before.round, before.began_s) != (after.round, after.began_s):
             self._decisions.wake()
+        return self._run.round.progress in ("", "loads")
 
     async def edit_round(self, node: Node, edit: Callable[[Round], Round | None]) -> None:
         """Change the round that ``node`` is in, as long as it is the live one."""

@@ -40,8 +40,9 @@ class FixedRounds:
     async def caught_up(self) -> None:
         """They are."""
 
-    def ranks_at(self, round: LiveRound, step: int) -> None:
+    def ranks_at(self, round: LiveRound, step: int) -> bool:
         """No newcomer waits for them."""
+        return False
 
 
 class Pod:
