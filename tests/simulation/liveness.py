@@ -58,8 +58,7 @@ class Liveness:
         gather_s = rules.gather_s if rules is not None else 0.0
         # Where workers do not end, others wait for them in the world that is lost.
         leave_s = policy.leave_s if job.sticks else 0.0
-        # A pod that cannot vote is given three attempts, and then the time to a periodic save.
-        mute_s = SLACK_S if any(pod.run_dir.full for pod in job.present()) else 0.0
+        mute_s = max((pod.mute_s for pod in job.present()), default=0.0)
         starts_s = 2 * min(job.start_s, START_MAX_S)
         waits_s = starts_s + leave_s + mute_s
         return LEASE_TTL_S + policy.confirm_s + gather_s + waits_s + SLACK_S

@@ -193,10 +193,8 @@ class Story:
         """See everything come right; who is quarantined for longer than usual comes in later."""
         began_s = self.job.loop.time()
         invariants, job = self.invariants, self.job
-        # Who has come last waits for the first step of the others, and makes its own after that.
-        due_s = LIVENESS_S + 2 * job.start_s
         await self._until_right(
-            began_s, lambda: due_s, lambda: terms_s(invariants.snapshot), at_last=False
+            began_s, self._within_s, lambda: terms_s(invariants.snapshot), at_last=False
         )
 
         longest_s = TERMS.first_s
@@ -205,11 +203,19 @@ class Story:
             nonlocal longest_s
             longest_s = max(longest_s, *terms_s(invariants.snapshot).values(), 0.0)
             stays_s = STAYS_S if "failing" in job.launchers.values() else 0.0
-            return due_s + longest_s - TERMS.first_s + stays_s
+            return self._within_s() + longest_s - TERMS.first_s + stays_s
 
         await self._until_right(
             began_s, within_s, lambda: for_good(job, invariants.snapshot), at_last=True
         )
+
+    def _within_s(self) -> float:
+        """Return within how long everything must have come right, but for the quarantined.
+
+        Who has come last waits for the first step of the others, and makes its own after that.
+        """
+        mute_s = max((pod.mute_s for pod in self.job.present()), default=0.0)
+        return LIVENESS_S + 2 * self.job.start_s + mute_s
 
     async def _until_right(
         self,
