@@ -199,7 +199,8 @@ def announce() -> None:
         path = os.path.join(run_dir, DIRECTORY_NAME, IMPORTED_NAME)
         # Without the file, newcomers wait for as long as the last start took.
         with suppress(OSError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(path, flags, 0o644)
             with os.fdopen(descriptor, "w") as file:
                 os.fchmod(descriptor, 0o644)  # the sidecar is another user, whatever the umask is
                 file.write(_NOT_PLAIN.sub("?", master))

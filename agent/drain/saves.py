@@ -36,7 +36,7 @@ LOOK_S = 5.0
 shorter one, less is lost of a job that vanishes right after a save."""
 
 START_LOOK_S = 1.0
-"""The same from the import of Muster to the first step, for which newcomers wait."""
+"""The same in rank 0's pod, from the import of Muster to the first step: newcomers wait for it."""
 
 REPORT_PER_MEMBER_S = 0.03
 """Shortest interval between two reports of one pod, for each member of its round: together they
@@ -92,11 +92,11 @@ class SaveReporter:
             self._warn(differing(ranks, snapshot.round, me.member))
             await self._report(snapshot)
             await self._conclude(snapshot)
-            begins = await self._begins(ranks, snapshot.own_round)
-            await asyncio.sleep(START_LOOK_S if begins else LOOK_S)
+            reports_start = await self._pass_on(ranks, snapshot.own_round)
+            await asyncio.sleep(START_LOOK_S if reports_start else LOOK_S)
 
-    async def _begins(self, ranks: Sequence[RankProgress], round: LiveRound | None) -> bool:
-        """Report the ranks' step to the rendezvous; return whether newcomers await the first."""
+    async def _pass_on(self, ranks: Sequence[RankProgress], round: LiveRound | None) -> bool:
+        """Pass the ranks' step on to the rendezvous; return whether it is to report the first."""
         if round is None or not round.master:
             return False
         steps = [rank.step for rank in ranks if rank.master == round.master]

@@ -26,7 +26,7 @@ class RoundSource(Protocol):
         """Return the round that counts, and the one that this pod's ranks are in."""
 
     def ranks_at(self, round: LiveRound, step: int) -> bool:
-        """Note that this pod's ranks are at ``step``; return whether newcomers await the first."""
+        """Note that this pod's ranks are at ``step``; return whether it is to report the first."""
 
     async def live_rounds_changed(self, before: LiveRounds) -> LiveRounds:
         """Wait until the rounds differ from ``before``; return them."""

@@ -153,7 +153,7 @@ class Endpoint:
         return current.live_rounds() if current is not None else LiveRounds()
 
     def ranks_at(self, round: LiveRound, step: int) -> bool:
-        """Note that this pod's ranks are at ``step``; return whether newcomers await the first."""
+        """Note that this pod's ranks are at ``step``; return whether it is to report the first."""
         run = self._runs().get(round.run)
         return run is not None and run.rendezvous.ranks_at(round.number, step)
 

@@ -243,12 +243,14 @@ class Rendezvous:
         )
 
     def ranks_at(self, number: int, step: int) -> bool:
-        """Note that this pod's ranks are at ``step``; return whether newcomers await the first."""
+        """Note that this pod's ranks are at ``step``; return whether it is to report the first."""
         before, now = self._evaluator.ranks, self.clock()
         self._evaluator.ranks = after = before.at(now, number, step)
         if (before.round, before.began_s) != (after.round, after.began_s):
             self._decisions.wake()
-        return self._run.round.progress in ("", "loads")
+        current = self._run.round
+        first = bool(current.frozen) and current.frozen[0].member == self.member
+        return first and current.progress in ("", "loads")
 
     async def edit_round(self, node: Node, edit: Callable[[Round], Round | None]) -> None:
         """Change the round that ``node`` is in, as long as it is the live one."""
