@@ -9,6 +9,7 @@ from dataclasses import replace
 from rdzv.drain.decision import DrainDecision, granted
 from rdzv.drain.inputs import DrainingSnapshot
 from rdzv.keys import JobKeys
+from rdzv.records.commit import Commit
 from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
@@ -144,16 +145,16 @@ def lift(keys: JobKeys, snapshot: Snapshot, drain: Drain) -> tuple[list[Compare]
         Compare(here.drain(uid), "mod", "=", drain.mod_revision),
         Compare(here.commit, "mod", "=", commit.mod_revision if commit else 0),
     ]
-    operations: list[Operation] = [Delete(here.drain(uid))]
-    if commit is not None:
-        if not granted(commit, drain):
-            commit = replace(
-                commit,
-                leaving=tuple(one for one in commit.leaving if one != uid),
-                saved=tuple(one for one in commit.saved if one != uid),
-            )
-        # Written in any case: a decision that rests on the drain must not be applied after this.
-        operations.append(Put(here.commit, commit.to_json()))
+    after = commit or Commit()
+    if not granted(commit, drain):
+        after = replace(
+            after,
+            leaving=tuple(one for one in after.leaving if one != uid),
+            saved=tuple(one for one in after.saved if one != uid),
+        )
+    # Written in any case, also where there was none: a decision that rests on the drain must not be
+    # applied after this.
+    operations: list[Operation] = [Delete(here.drain(uid)), Put(here.commit, after.to_json())]
     unchanged, again = _outdate_first_write(keys, snapshot, drain.member)
     return [*compares, *unchanged], [*operations, *again]
 

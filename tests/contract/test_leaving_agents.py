@@ -220,7 +220,10 @@ async def test_one_is_drained_and_its_name_comes_back_in_another_pod(closes: boo
         assert isinstance(leaver.failure, SignalException)
         await one.remove("w-0")
         admitting = replace(commit, round=1, refused=True, joins=True)
-        await one.put(Put(HERE.commit, admitting.to_json()))
+        released = replace(drain_of("w-0"), outcome="committed")
+        await one.put(
+            Put(HERE.commit, admitting.to_json()), Put(HERE.drain("uid-w-0"), released.to_json())
+        )
         await one.add("w-0", " again")
         await one.formed(3, "w-1", "w-2")
         ((size, _),) = await one.formed(1, "w-0 again")
