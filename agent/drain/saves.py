@@ -85,22 +85,27 @@ class SaveReporter:
         """Poll the ranks and the store until cancelled."""
         while True:
             snapshot = await self._sight.snapshot()
-            ranks = await asyncio.to_thread(self._run_dir.ranks)
+            ranks, imported = await asyncio.to_thread(self._look)
             me = self._registrar.identity
             # Ranks of another run save for themselves: their round is not the one that counts.
             self.own = saves_of(ranks, snapshot.round, me.member, me.pod_uid)
             self._warn(differing(ranks, snapshot.round, me.member))
             await self._report(snapshot)
             await self._conclude(snapshot)
-            reports_start = await self._pass_on(ranks, snapshot.own_round)
+            reports_start = self._pass_on(ranks, imported, snapshot.own_round)
             await asyncio.sleep(START_LOOK_S if reports_start else LOOK_S)
 
-    async def _pass_on(self, ranks: Sequence[RankProgress], round: LiveRound | None) -> bool:
+    def _look(self) -> tuple[Sequence[RankProgress], str]:
+        return self._run_dir.ranks(), self._run_dir.imported()
+
+    def _pass_on(
+        self, ranks: Sequence[RankProgress], imported: str, round: LiveRound | None
+    ) -> bool:
         """Pass the ranks' step on to the rendezvous; return whether it is to report the first."""
         if round is None or not round.master:
             return False
         steps = [rank.step for rank in ranks if rank.master == round.master]
-        if not steps and await asyncio.to_thread(self._run_dir.imported) != round.master:
+        if not steps and imported != round.master:
             return False
         return self._rounds.ranks_at(round, max(steps, default=NO_STEP))
 

@@ -109,7 +109,7 @@ class JobView:
             return ""
         return (
             f"{', '.join(commit.mute)} did not vote on a save in {commit.failures} attempts:"
-            " newcomers wait (see the log of its sidecar; its run directory may be full)"
+            " newcomers wait (see the log of its sidecar; its run directory may take no writes)"
         )
 
     def awaited(self, run: RunView, now_unix_s: float) -> str:

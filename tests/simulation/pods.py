@@ -107,7 +107,7 @@ class Pod:
         """
         if not self.run_dir.full:
             return 0.0
-        shown = self.run_dir.files.get(layout.GATE)
+        shown = self.run_dir.gate()
         shut = shown is not None and Gate.from_json(layout.GATE, shown).phase in SHUT
         return TRIES_S + (DrainPolicy().mute_s if shut else 0.0)
 

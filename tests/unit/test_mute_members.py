@@ -152,7 +152,7 @@ def test_the_status_names_who_does_not_vote() -> None:
     view = JobView("team", "digits", membership, listing.decide(membership), (run,), (), {}, {})
     assert view.mute == (
         "b did not vote on a save in 3 attempts: newcomers wait (see the log of its sidecar; its"
-        " run directory may be full)"
+        " run directory may take no writes)"
     )
     gone = RunView("run", Round(4, True), ())
     assert JobView("t", "d", membership, view.listing, (gone,), (), {}, {}).mute == ""

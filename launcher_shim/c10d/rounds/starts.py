@@ -49,7 +49,9 @@ def noted(
     ``formed_s``: the time since which the round is known to be complete. ``saw_it_form``: whether
     it became complete then.
     """
-    if not current.complete or current.closed or ranks is None or ranks.round != current.number:
+    if not current.complete or current.is_ending:
+        return None
+    if ranks is None or ranks.round != current.number:
         return None
     if ranks.step > NO_STEP:
         took_s = min(ranks.began_s - formed_s, START_MAX_S) if saw_it_form else current.start_s
