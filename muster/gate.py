@@ -35,8 +35,9 @@ POLL_S = 0.005
 OWN_ROUND_WAIT_S = 5.0
 """Maximum wait of a new rank until its sidecar has seen that the round is complete."""
 
-LOOK_S = 1.0
-"""Interval at which a rank asks whether the page that it has mapped is still the one in use."""
+LOOK_S = 0.05
+"""Interval at which a rank asks whether the page that it has mapped is still the one in use. It is
+shorter than a sidecar of 0.1 needs from its start to its first gate."""
 
 
 class Reading(NamedTuple):
@@ -65,9 +66,9 @@ class GateFile:
     """The gate of one run directory; parsed only when it has changed."""
 
     def __init__(self, run_dir: str) -> None:
-        self._run_dir = run_dir
         self._path = os.path.join(run_dir, GATE_NAME)
         self._page_path = os.path.join(run_dir, PAGE_NAME)
+        self._environment_path = os.path.join(run_dir, ENVIRONMENT_NAME)
         self._page: Optional[MappedPage] = None
         self._word = 0
         self._look_s = 0.0
@@ -101,7 +102,7 @@ class GateFile:
         Returns whether it has come. Only a rank of torchrun beside a sidecar waits, for
         ``OWN_ROUND_WAIT_S`` in all at most; it logs a warning if the gate has not come by then.
         """
-        waits = rank.of_torchrun and os.path.exists(os.path.join(self._run_dir, ENVIRONMENT_NAME))
+        waits = rank.of_torchrun and os.path.exists(self._environment_path)
         while True:
             reading = self.read()
             if reading is not None and reading.gate.master == rank.master:
@@ -124,12 +125,18 @@ class GateFile:
             time.sleep(POLL_S)
 
     def _look(self) -> None:
-        """Read whichever of the two files was written last: a sidecar of 0.1 knows no page."""
+        """Read the page if the sidecar that runs has written it, else ``gate.json``.
+
+        A sidecar of 0.1 knows no page: whatever it has put into the run directory, its environment
+        file first, is younger.
+        """
         self._look_s = time.monotonic() + LOOK_S
         try:
             page, page_ns = self._mapped()
-            status = _status(self._path)
-            if page is not None and (status is None or status.st_mtime_ns <= page_ns):
+            status, started = _status(self._path), _status(self._environment_path)
+            if page is not None and not any(
+                one is not None and one.st_mtime_ns > page_ns for one in (status, started)
+            ):
                 if page is not self._page or page.words[0] != self._word:
                     self._page = page
                     self._parse_page(page)

@@ -65,7 +65,6 @@ def hand_over(job: Job, node: Node, program: Path) -> None:
     job.start_again(node)
 
 
-@pytest.mark.long
 def test_two_versions_share_a_job_in_either_order(
     run_job: RunJob, embedded: list[str], release: Path
 ) -> None:

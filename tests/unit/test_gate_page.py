@@ -163,6 +163,24 @@ def test_a_rank_follows_a_sidecar_of_either_version_that_takes_the_place_of_the_
     assert RunDir(str(tmp_path)).gate() == HOLD.to_json()
 
 
+def test_i2_a_rank_looks_at_each_boundary_for_the_first_gate_of_a_sidecar_that_knows_no_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("muster.gate.time.monotonic", lambda: now_s)
+    pod, gate = PodGate(tmp_path), GateFile(str(tmp_path))
+    pod.show(IDLE)
+    assert (phase(gate), gate.by_page) == ("idle", True)
+    for name in (layout.GATE_PAGE, layout.GATE):
+        os.utime(tmp_path / name, (1, 1))
+    former = PodGate(tmp_path, by_page=False)
+    (tmp_path / layout.ENVIRONMENT).write_text("what a sidecar of 0.1 writes as it starts\n")
+    now_s += muster.gate.LOOK_S
+    assert (phase(gate), gate.by_page) == ("idle", False)
+    former.show(HOLD)
+    assert phase(gate) == "hold"
+
+
 def test_a_new_rank_takes_the_line_of_the_one_before_over_on_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
