@@ -144,7 +144,7 @@ class Generation:
         followed = self.rounds.followed()
         for name in followed:
             self.run(name)
-        for name in self.rounds.names() - followed:
+        for name in [one for one in self.rounds.names() if one not in followed]:
             if (run := self.runs.get(name)) is not None and not run.attached:
                 self._retire(name)
 

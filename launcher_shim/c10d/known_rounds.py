@@ -66,14 +66,14 @@ class KnownRounds:
         current = self.of(name)
         return current is not None and current.closed == "success"
 
-    def names(self) -> frozenset[str]:
+    def names(self) -> tuple[str, ...]:
         """Return the runs whose round is known."""
-        return frozenset(self._runs)
+        return tuple(self._runs)
 
-    def followed(self) -> frozenset[str]:
+    def followed(self) -> tuple[str, ...]:
         """Return the runs to follow, even without a torchrun here: those not over, up to a bound.
 
-        Runs whose round the store has lost come right after the newest, so that it is written back.
+        The newest is the first. Runs whose round the store has lost come right after the newest, so that it is written back.
         """
         runs = self._runs
         newest_first = sorted(
@@ -82,4 +82,4 @@ class KnownRounds:
         wanted = newest_first[:1]
         wanted += [name for name in newest_first if runs[name].lacks_round]
         wanted += [name for name in newest_first if not self.ended_well(name)]
-        return frozenset(list(dict.fromkeys(wanted))[:FOLLOWED_MAX])
+        return tuple(dict.fromkeys(wanted))[:FOLLOWED_MAX]

@@ -14,6 +14,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
+from itertools import count
 from random import Random
 from typing import Any, TypeVar
 
@@ -84,6 +85,17 @@ class _Handle(asyncio.Handle):
         self.process = self._context.get(_running, loop.director)
 
 
+class _Task(asyncio.Task[T]):
+    """A task that sets of tasks, which asyncio has, keep in an order that no address decides."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], loop: SimulatedLoop, **how: Any) -> None:
+        self._number = next(loop.numbers)
+        super().__init__(work, loop=loop, **how)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class SimulatedLoop(asyncio.BaseEventLoop):
     """The loop of all processes. ``after_turn`` is called when a process has had its turn."""
 
@@ -91,6 +103,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.after_turn: Callable[[], None] = lambda: None
         self.turns = 0
+        self.numbers = count()
         self.longest_s = LONGEST_S
         self._random = random
         self._now_s = 0.0
@@ -102,6 +115,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._able: list[Process] = []
         self._failures: list[BaseException] = []
         self.set_exception_handler(self._failed)
+        self.set_task_factory(lambda _, work, **how: _Task(work, self, **how))
 
     # -- processes
 
