@@ -15,7 +15,7 @@ from controller.admission.metrics import AdmissionMetrics
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 
-REVIEW_MAX_BYTES = 8 * 2**20
+REVIEW_MAX_BYTES = 4 * 2**20
 """Limit on a request; the API server takes objects of 3 MiB at most, and sends a pod once."""
 LAST_ANSWERS_S = 10.0
 """Timeout for the requests in progress when the controller is stopped."""

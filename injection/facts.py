@@ -21,7 +21,9 @@ _COUNTED = ("gpu", "auto")
 _NNODES = re.compile(r"(?<!\S)--nnodes(?:[=\s]+(\S+)|$)")
 _BOUNDS = re.compile(r"(\d{1,9})(?::(\d{1,9}))?", re.ASCII)
 
-_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)([numkMGTPE]|[KMGTPE]i)?")
+_QUANTITY = re.compile(
+    r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?)([numkMGTPE]|[KMGTPE]i)?"
+)
 _SUFFIXES = {
     "": Decimal(1),
     **{suffix: Decimal(1000) ** (power - 3) for power, suffix in enumerate("num")},

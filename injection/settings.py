@@ -29,6 +29,10 @@ _DEFAULT_KEYS = "ca.crt,tls.crt,tls.key"
 _FIELD_PART = re.compile(r"\{metadata\.(labels|annotations)\['[A-Za-z0-9._/-]+'\]\}", re.ASCII)
 """A part of a topology that each pod reads from itself, in the syntax of the downward API."""
 
+TEXT_LENGTH = 4096
+"""Maximum length of a setting's text: room for the endpoints of a large store. An annotation may
+have 256 KiB, and whoever may create a pod may write one."""
+
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
 
 
@@ -61,7 +65,13 @@ def _secret_keys(text: str) -> tuple[str, ...]:
 
 
 def _topology(text: str) -> tuple[str, ...]:
-    parts = tuple(re.split(r"/(?![^{]*})", text)) if text else ()
+    parts: list[str] = []
+    for piece in text.split("/") if text else ():
+        # A slash between braces belongs to a label's key.
+        if parts and "{" in parts[-1] and "}" not in parts[-1]:
+            parts[-1] += f"/{piece}"
+        else:
+            parts.append(piece)
     for part in parts:
         if not part.startswith("{"):
             texts.topology(part)
@@ -69,7 +79,7 @@ def _topology(text: str) -> tuple[str, ...]:
             raise ValueError(
                 "a part in braces is {metadata.labels['KEY']} or {metadata.annotations['KEY']}"
             )
-    return parts
+    return tuple(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,6 +368,12 @@ def told(
         text, source = next((pair for pair in sources if pair[0] is not None), default)
         if text is None:
             values[name] = None
+            continue
+        if len(text) > TEXT_LENGTH:
+            faults.append(
+                f"{setting.flag} ({setting.variable}): {len(text)} characters from {source}: give"
+                f" {TEXT_LENGTH} at most"
+            )
             continue
         if source != default[1]:
             kept[annotation(name)] = text

@@ -30,7 +30,6 @@ from rdzv.errors import ConfigError
 _FIRST_DASH = re.compile(r"\n( *)-(?=\s)")
 _BLANK_AND_COMMENTS = re.compile(r"(?:\s|#[^\n]*\n)*")
 _COMMA_AFTER = re.compile(r"\s*,\s*")
-_COMMA_BEFORE = re.compile(r"\s*,\s*\Z")
 
 
 class Splices:
@@ -192,8 +191,8 @@ class Splices:
             if flow:
                 if (comma := _COMMA_AFTER.match(self._text, end)) is not None:
                     end = comma.end()
-                elif (comma := _COMMA_BEFORE.search(self._text, 0, start)) is not None:
-                    start = comma.start()
+                elif (before := self._text[:start].rstrip()).endswith(","):
+                    start = len(before[:-1].rstrip())
             elif self._text[line_start:start].strip():
                 # The entry shares its line with the dash of a list: the next one takes its place.
                 end = start_of(last + 1) if last + 1 < len(gone) else end

@@ -9,12 +9,14 @@ from muster.batch_plan import BatchPlan, batch_plan
 from muster.draining import Drain, drain, last_commit
 from muster.launcher_leave import report_save, save_asked
 from muster.learning_rate import scale_lr
-from muster.progress import report_step
+from muster.progress import announce, report_step
 from muster.resuming import CheckpointMissing, check_start
 from muster.sharding import Shards, ShardsLost, shards
 from muster.tag import save_tag
 
 __version__ = "0.2.0.dev0"
+
+announce()
 
 __all__ = [
     "BatchPlan",

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 1
 DIRECTORY_NAME = "progress"
+IMPORTED_NAME = "imported"
+"""A file beside the progress files: the round whose ranks have imported this package."""
 
 BLOCK_BYTES = 512
 """The length of the line is a multiple of this: mostly twice, more with a very long host name."""
@@ -53,9 +55,7 @@ class RankIdentity:
         self.local_world_size = int(environ.get("LOCAL_WORLD_SIZE", "1"))
         self.restart = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.of_torchrun = "TORCHELASTIC_RUN_ID" in environ
-        self.master = ""
-        if self.of_torchrun:
-            self.master = "%s:%s" % (environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", ""))
+        self.master = _master(environ)
 
 
 class ProgressFile:
@@ -225,6 +225,29 @@ class ProgressFile:
             return False
         self._descriptor = descriptor
         return True
+
+
+def announce() -> None:
+    """Report that this rank of torchrun uses Muster: newcomers then wait for its first step.
+
+    Without it, a sidecar could not tell a rank that still loads from one that never reports a step.
+    """
+    run_dir, master = os.environ.get("MUSTER_RUN_DIR"), _master(os.environ)
+    if run_dir and master:
+        path = os.path.join(run_dir, DIRECTORY_NAME, IMPORTED_NAME)
+        # Without the file, newcomers wait for as long as the last start took.
+        with suppress(OSError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(path, flags, 0o644)
+            with os.fdopen(descriptor, "w") as file:
+                os.fchmod(descriptor, 0o644)  # the sidecar is another user, whatever the umask is
+                file.write(_NOT_PLAIN.sub("?", master))
+
+
+def _master(environ: Mapping[str, str]) -> str:
+    if "TORCHELASTIC_RUN_ID" not in environ:
+        return ""
+    return "%s:%s" % (environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", ""))
 
 
 def plain(reason: str) -> str:

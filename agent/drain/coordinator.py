@@ -150,6 +150,10 @@ class Coordinator:
         for at, drain in enumerate(drains.values()):
             entry, *surplus = self._entry(now, drain)
             operations += [entry] if at else [entry, *surplus]
+        commit = ended.commit
+        if commit is not None and commit.refused and commit.mute:
+            details = {"run_id": commit.run, "round": commit.round, "mute": list(commit.mute)}
+            operations += self._writing.history("round", self._me, commit.reason, details)
         if await self._writing.txn(compares, operations):
             self._due_since_s = None
             if decision.commit is None:
@@ -165,7 +169,7 @@ class Coordinator:
             "pod_uid": drain.pod_uid,
             **self._chronicle.phases_s(now, drain.pod_uid),
         }
-        return self._writing.history(drain.member, drain.reason, details)
+        return self._writing.history("drain", drain.member, drain.reason, details)
 
     def _pause_s(self, snapshot: DrainingSnapshot, wait_s: float) -> float | None:
         if snapshot.commands and self._own.active:

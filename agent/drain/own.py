@@ -249,7 +249,7 @@ class OwnDrain:
             if outlived_s is None or now_s < outlived_s:
                 return None if after == drain else (unchanged, [Put(key, after.to_json())])
             why = "the pod outlives its deadline, and is not being ended: it may come back"
-            history = self._writing.history(drain.member, why, {"outcome": "cancelled"})
+            history = self._writing.history("drain", drain.member, why, {"outcome": "cancelled"})
             compares, operations = lift(self._client.keys, snapshot, drain)
             return compares, [*operations, *history]
         if drain.source == CONTROLLER and notes.other_source:

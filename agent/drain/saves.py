@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from time import time
 
-from agent.drain.view import DrainView
+from agent.drain.view import DrainView, RoundSource
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
+from launcher_shim.c10d.rounds.starts import NO_STEP
 from rdzv.diary import Diary
 from rdzv.drain import last_save
 from rdzv.drain.cursors import DIFFER
-from rdzv.drain.inputs import DrainingSnapshot
+from rdzv.drain.gate import RankProgress
+from rdzv.drain.inputs import DrainingSnapshot, LiveRound
 from rdzv.drain.last_save import differing, saves_of, transaction
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
@@ -32,6 +34,9 @@ log = logging.getLogger(__name__)
 LOOK_S = 5.0
 """Poll interval of the ranks' progress; the standard library has no file notification. With a
 shorter one, less is lost of a job that vanishes right after a save."""
+
+START_LOOK_S = 1.0
+"""The same in rank 0's pod, from the import of Muster to the first step: newcomers wait for it."""
 
 REPORT_PER_MEMBER_S = 0.03
 """Shortest interval between two reports of one pod, for each member of its round: together they
@@ -54,6 +59,7 @@ class SaveReporter:
         client: JobClient,
         registrar: Registrar,
         sight: DrainView,
+        rounds: RoundSource,
         writing: DrainWriter,
         *,
         clock: Callable[[], float],
@@ -65,6 +71,7 @@ class SaveReporter:
         self._client = client
         self._registrar = registrar
         self._sight = sight
+        self._rounds = rounds
         self._writing = writing
         self._clock = clock
         self._random = random
@@ -78,14 +85,29 @@ class SaveReporter:
         """Poll the ranks and the store until cancelled."""
         while True:
             snapshot = await self._sight.snapshot()
-            ranks = await asyncio.to_thread(self._run_dir.ranks)
+            ranks, imported = await asyncio.to_thread(self._look)
             me = self._registrar.identity
             # Ranks of another run save for themselves: their round is not the one that counts.
             self.own = saves_of(ranks, snapshot.round, me.member, me.pod_uid)
             self._warn(differing(ranks, snapshot.round, me.member))
             await self._report(snapshot)
             await self._conclude(snapshot)
-            await asyncio.sleep(LOOK_S)
+            reports_start = self._pass_on(ranks, imported, snapshot.own_round)
+            await asyncio.sleep(START_LOOK_S if reports_start else LOOK_S)
+
+    def _look(self) -> tuple[Sequence[RankProgress], str]:
+        return self._run_dir.ranks(), self._run_dir.imported()
+
+    def _pass_on(
+        self, ranks: Sequence[RankProgress], imported: str, round: LiveRound | None
+    ) -> bool:
+        """Pass the ranks' step on to the rendezvous; return whether it is to report the first."""
+        if round is None or not round.master:
+            return False
+        steps = [rank.step for rank in ranks if rank.master == round.master]
+        if not steps and imported != round.master:
+            return False
+        return self._rounds.ranks_at(round, max(steps, default=NO_STEP))
 
     def _warn(self, differ: str) -> None:
         """Log once per save that its ranks disagree on where in the data it is."""

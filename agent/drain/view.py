@@ -9,7 +9,8 @@ from typing import Protocol
 
 from agent.rundir.files import RunDir
 from rdzv import listing
-from rdzv.drain.inputs import DrainingSnapshot, LiveRounds, places_of
+from rdzv.drain.inputs import DrainingSnapshot, LiveRound, LiveRounds, places_of
+from rdzv.drain.last_save import of_round
 from rdzv.drain.round_ending import RoundEnding, ending_in
 from rdzv.job import JobClient
 from rdzv.listing import Listing, Places
@@ -22,6 +23,9 @@ class RoundSource(Protocol):
 
     def live_rounds(self) -> LiveRounds:
         """Return the round that counts, and the one that this pod's ranks are in."""
+
+    def ranks_at(self, round: LiveRound, step: int) -> bool:
+        """Note that this pod's ranks are at ``step``; return whether it is to report the first."""
 
     async def live_rounds_changed(self, before: LiveRounds) -> LiveRounds:
         """Wait until the rounds differ from ``before``; return them."""
@@ -68,6 +72,7 @@ class DrainView:
         own = [] if rounds.own is None else [rounds.own]
         self._ending = ending_in(membership, own) or self._ending
         lost = self._ending.put_back_into(membership, own) if self._ending is not None else None
+        told = self._client.membership.saves()
         return DrainingSnapshot(
             membership=membership,
             listing=self._listing_of(membership, places_of(rounds.counts)),
@@ -81,6 +86,7 @@ class DrainView:
             ledgers=self._ledgers(),
             lost_commit=lost[0] if lost is not None else None,
             lost_last_commit=lost[1] if lost is not None else None,
+            saves=of_round(rounds.counts, membership, told) if rounds.counts is not None else (),
         )
 
     def _listing_of(self, membership: Snapshot, places: Places) -> Listing:

@@ -14,7 +14,7 @@ from rdzv.diary import Diary
 from rdzv.errors import StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
-from rdzv.records.history import HistoryEntry
+from rdzv.records.history import Happening, HistoryEntry
 from rdzv.store import Compare, Operation, Put
 
 log = logging.getLogger(__name__)
@@ -97,9 +97,11 @@ class DrainWriter:
             return
         self.answered_s = self._clock()
 
-    def history(self, member: str, why: str, details: dict[str, object]) -> tuple[Operation, ...]:
-        """Return the operations that write an entry about a drain of ``member``."""
-        return self._client.history(HistoryEntry("drain", member, why, time(), details))
+    def history(
+        self, what: Happening, member: str, why: str, details: dict[str, object]
+    ) -> tuple[Operation, ...]:
+        """Return the operations that write an entry."""
+        return self._client.history(HistoryEntry(what, member, why, time(), details))
 
     def _registered(self, generation: int) -> list[Compare]:
         return [self._registrar.guard(generation).holds()]

@@ -201,6 +201,14 @@ class RunDir:
         """Read the progress that the ranks of this pod have published, by local rank."""
         return read_ranks(self.path / layout.PROGRESS)
 
+    def imported(self) -> str:
+        """Read the name of the round whose ranks have imported Muster; empty for none."""
+        try:
+            content = self.content(layout.IMPORTED)
+        except OSError:
+            return ""
+        return (content or b"").decode("ascii", errors="replace")
+
     def steps(self) -> tuple[StepLine, ...]:
         """Read the steps that the ranks of this pod have published."""
         return read_steps(self.path / layout.PROGRESS)

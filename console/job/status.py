@@ -160,6 +160,8 @@ def _grids(view: JobView, *, wide: bool) -> list[Grid]:
     now_unix_s = time()
     forming = [(run.run_id, view.awaited(run, now_unix_s)) for run in view.runs]
     grids += [Grid(f"{run_id} is forming: {why}", (), ()) for run_id, why in forming if why]
+    if view.mute:
+        grids.append(Grid(view.mute, (), ()))
     if (last_save := view.last_save) is not None:
         grids.append(Grid(last_save.sentence(now_unix_s), (), ()))
     grids += _shards(view)

@@ -99,6 +99,19 @@ class JobView:
         since, last = moment(said[-1].at_unix_s), said[-1]
         return f"paused{ignored} since {since} by {last.member}: {last.why}"
 
+    @property
+    def mute(self) -> str:
+        """A sentence on the members that do not vote on saves; empty if there are none."""
+        commit = self.snapshot.commit
+        if commit is None or not any(commit.is_of(r.run_id, r.round.number) for r in self.runs):
+            return ""
+        if not commit.mute:
+            return ""
+        return (
+            f"{', '.join(commit.mute)} did not vote on a save in {commit.failures} attempts:"
+            " newcomers wait (see the log of its sidecar; its run directory may take no writes)"
+        )
+
     def awaited(self, run: RunView, now_unix_s: float) -> str:
         """Describe what a forming round waits for, and since when; empty for any other round."""
         rules = self.snapshot.rules

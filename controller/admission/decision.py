@@ -72,6 +72,11 @@ def decide(
     return Verdict(tuple(difference(pod, after)), tuple(warnings), "its sidecar is put in")
 
 
+def without(reason: str) -> Verdict:
+    """Return the verdict that admits a pod as it is, for one reason."""
+    return Verdict((), (WITHOUT + reason,), reason)
+
+
 def has_sidecar(pod: Mapping[str, Any]) -> bool:
     """Return whether ``muster inject`` or an earlier admission has added the sidecar already."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}

@@ -8,6 +8,8 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from controller.admission import decision, review
 from controller.admission.decision import WITHOUT, Verdict
@@ -28,6 +30,21 @@ OWNERS_KEPT = 200
 may have 100 KB, and the container's memory limit is 256 MiB."""
 OWNER_FRESH_S = 30.0
 """Time for which a cached owner is used; a user may edit its elasticPolicy meanwhile."""
+
+PLAN_TIMEOUT_S = 3.0
+"""Timeout for the plan of one pod, which runs beside the event loop: with the read of the owner it
+fits into the 5 s of the API server. The limits below keep a plan to half a second of processor
+time, and a busy machine is no reason to admit a pod without Muster."""
+PLANNERS = 2
+"""Number of plans made at once. A pod that takes long holds up one of them, and no request for
+health, metrics or certificates."""
+POD_MAX_BYTES = 1_500_000
+"""Maximum size of a review; etcd takes no larger object, so a larger pod is refused later on."""
+POD_MAX_VALUES = 20_000
+"""Maximum number of values in a pod: its plan takes half a second of processor time then."""
+
+TOO_LARGE = f"the pod is larger than {POD_MAX_BYTES:,} bytes or {POD_MAX_VALUES:,} values"
+TOO_SLOW = f"the plan of its sidecar took longer than {PLAN_TIMEOUT_S:g} s"
 
 DEFECT = Verdict((), (f"{WITHOUT}a defect of muster, which its log has",), "a defect of muster")
 
@@ -55,31 +72,47 @@ class Injector:
         self._telling: set[asyncio.Task[None]] = set()
         self._owners: OrderedDict[str, tuple[float, Object]] = OrderedDict()
         self._reading: dict[str, asyncio.Task[Object]] = {}
+        self._planners = ThreadPoolExecutor(PLANNERS, thread_name_prefix="plan")
 
     async def answer(self, body: bytes) -> bytes:
         """Answer one AdmissionReview; raises ``ConfigError`` if ``body`` is none."""
-        begun_s, cpu_begun_s = time.monotonic(), time.thread_time()
+        begun_s, spent_s = time.monotonic(), 0.0
         asked = review.read(body)
         metadata = asked.pod.get("metadata") or {}
         name = metadata.get("name") or f"{metadata.get('generateName', '')}…"
         try:
-            owner = owner_of(asked.pod)
-            waits_s = time.thread_time()
-            read = await self._read(asked.namespace, owner)
-            # Exclude the processor time of other requests that were answered during the read.
-            cpu_begun_s += time.thread_time() - waits_s
-            verdict = decision.decide(
-                asked.pod, asked.namespace, owner, read, self._environ, access=self._access
-            )
+            if len(body) > POD_MAX_BYTES or values_beyond(asked.pod, POD_MAX_VALUES):
+                verdict = decision.without(TOO_LARGE)
+            else:
+                verdict, spent_s = await self._plan(asked)
+        except TimeoutError:
+            verdict = decision.without(TOO_SLOW)
         except Exception as error:  # a pod must start, whatever is wrong here
             tell_defect(str(error), error, pod=name)
             verdict = DEFECT
-        spent_s = time.thread_time() - cpu_begun_s
         self._metrics.count(verdict, time.monotonic() - begun_s, spent_s)
         _tell(name, asked.namespace, verdict)
         if verdict.warnings and not verdict.injected and not asked.dry_run:
             self._tell_owner(asked, verdict)
         return review.answer(asked.uid, verdict)
+
+    async def _plan(self, asked: review.Review) -> tuple[Verdict, float]:
+        """Return the verdict and the processor time it took, in seconds; raises ``TimeoutError``.
+
+        A plan that takes too long is finished in its thread, for nothing: its size is bounded.
+        """
+        owner = owner_of(asked.pod)
+        read = await self._read(asked.namespace, owner)
+
+        def plan() -> tuple[Verdict, float]:
+            begun_s = time.thread_time()
+            verdict = decision.decide(
+                asked.pod, asked.namespace, owner, read, self._environ, access=self._access
+            )
+            return verdict, time.thread_time() - begun_s
+
+        async with asyncio.timeout(PLAN_TIMEOUT_S):
+            return await asyncio.get_running_loop().run_in_executor(self._planners, plan)
 
     def _tell_owner(self, asked: review.Review, verdict: Verdict) -> None:
         """Publish an Event of the pod's owner in the background: only kubectl shows warnings."""
@@ -133,6 +166,19 @@ class Injector:
             self._reading[known_as] = reading
             reading.add_done_callback(lambda _: self._reading.pop(known_as, None))
         return await asyncio.shield(reading)
+
+
+def values_beyond(pod: object, most: int) -> bool:
+    """Return whether ``pod`` has more than ``most`` values at any depth; counts no further."""
+    count, rest = 0, [pod]
+    while rest and count <= most:
+        value: Any = rest.pop()
+        count += 1
+        if isinstance(value, Mapping):
+            rest.extend(value.values())
+        elif isinstance(value, list):
+            rest.extend(value)
+    return count + len(rest) > most
 
 
 def _tell(name: str, namespace: str, verdict: Verdict) -> None:

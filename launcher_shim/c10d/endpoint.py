@@ -23,7 +23,7 @@ from launcher_shim.c10d.serving.session import LauncherSession
 from launcher_shim.c10d.stage_starts import StageStarts
 from launcher_shim.c10d.torch.agent import TorchAgent
 from launcher_shim.rundir.step_lines import StepLine
-from rdzv.drain.inputs import LiveRounds
+from rdzv.drain.inputs import LiveRound, LiveRounds
 from rdzv.job import JobClient
 from rdzv.members.guard import Registered
 from rdzv.members.registrar import Registrar
@@ -151,6 +151,11 @@ class Endpoint:
         """Return the round that counts and the one of this pod, as drains see them."""
         current = self._generations.current
         return current.live_rounds() if current is not None else LiveRounds()
+
+    def ranks_at(self, round: LiveRound, step: int) -> bool:
+        """Note that this pod's ranks are at ``step``; return whether it is to report the first."""
+        run = self._runs().get(round.run)
+        return run is not None and run.rendezvous.ranks_at(round.number, step)
 
     async def live_rounds_changed(self, before: LiveRounds) -> LiveRounds:
         """Wait until ``live_rounds`` differ from ``before``; return them."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of all files in the run directory, each defined only here.
 
-``import muster`` has no part of Muster beside it: it repeats the five names that it reads or
-writes, and a test compares them. ``discover_hosts.sh`` repeats ``HOSTS``.
+``import muster`` has no part of Muster beside it: it repeats the names that it reads or writes, and
+a test compares them. ``discover_hosts.sh`` repeats ``HOSTS``.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ GATE = "gate.json"
 """The same for ranks whose ``import muster`` is of 0.1, as far as the disk has room for it."""
 PROGRESS = "progress"
 """Directory with one file for each rank."""
+IMPORTED = "progress/imported"
+"""The name of the round (``MASTER_ADDR:MASTER_PORT``) whose ranks have imported ``muster``."""
 LAUNCH = "launch"
 """Directory for the reports of ``muster-run``."""
 LAUNCHER = "launcher.json"

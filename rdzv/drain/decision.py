@@ -33,6 +33,9 @@ from rdzv.records.drain import Drain, Outcome
 from rdzv.records.job import Job
 from rdzv.snapshot import Snapshot
 
+SAVES_LOOK_S = 5.0
+"""Interval at which reports of periodic saves are read: they wake no sidecar."""
+
 LEAST_COMMIT_S = 1.0
 """Lower bound on the expected duration of a commit. A measurement that began part-way through would
 be too short."""
@@ -355,6 +358,9 @@ def _idle(scene: _Scene, round: LiveRound) -> DrainDecision:
         if scene.leavers:
             why = f"{_names(scene)} may not go yet: too few others are listed"
         return DrainDecision(reason=why, wake_at_s=waits_s)
+    tried = commit.phase == "void" and commit.failures >= scene.policy.tries
+    if tried and commit.mute and all(math.isinf(scene.due_s(uid)) for uid in scene.leavers):
+        return _without_the_mute(scene)
     if commit.phase == "void" and commit.failures:
         pause_s = scene.policy.pause_s * 2 ** min(commit.failures - 1, 30)
         next_s = scene.observations.since_s + min(pause_s, scene.policy.pause_max_s)
@@ -394,12 +400,34 @@ def _hold(scene: _Scene, round: LiveRound) -> DrainDecision:
             phase="commit",
             step=step,
             leaving=tuple(scene.leavers),
+            mute=(),
         )
     until_s = scene.observations.since_s + scene.policy.hold_s
     if scene.now >= until_s:
         why = f"{', '.join(missing[:3])} did not vote within {scene.policy.hold_s:.0f} s"
-        return _void(scene, why, failures=scene.commit.failures + 1)
+        return _void(scene, why, failures=scene.commit.failures + 1, mute=tuple(missing))
     return _with_latecomers(scene, f"{len(missing)} votes are missing", until_s)
+
+
+def _without_the_mute(scene: _Scene) -> DrainDecision:
+    """Form the world again without a save, right after one that all who vote have made anyway."""
+    commit, snapshot = scene.commit, scene.snapshot
+    silent = f"{', '.join(commit.mute[:3])} did not vote in {commit.failures} attempts"
+    saved, until_s = snapshot.saved_by_others, scene.observations.since_s + scene.policy.mute_s
+    if saved <= scene.observations.saved_before and scene.now < until_s:
+        return DrainDecision(
+            reason=f"{silent}: waiting for the next periodic save of all others",
+            wake_at_s=min(until_s, scene.now + SAVES_LOOK_S),
+        )
+    why = f"{silent}: {_purpose(scene)} without a save"
+    step = max((one.step for one in snapshot.saves), default=-1)
+    if step < 0:
+        return _refused(scene, f"{why}; the steps since the last save are made again")
+    last, round = snapshot.membership.last_commit, scene.round
+    if saved < 0 and last is not None and round is not None and last.is_of(round.run):
+        saved = last.step
+    repeated = max(0, step - max(0, saved))
+    return _refused(scene, f"{why}; {repeated} steps since step {max(0, saved)} are made again")
 
 
 def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
@@ -559,6 +587,7 @@ _PURPOSES: Mapping[ReformCause, str] = {
     "join": "newcomers join",
     "shrink": "the world becomes smaller",
     "pause": "the job is paused",
+    "hang": "a silent torchrun is given up",
 }
 _NONE_PENDING = "no drain or join is pending any more"
 
@@ -566,6 +595,7 @@ _ALLOWED: Mapping[ReformCause, str] = {
     "join": "newcomers may join",
     "shrink": "the world may become smaller",
     "pause": "the world may end, for the job is paused",
+    "hang": "the world may go on without its silent torchrun",
 }
 
 

@@ -15,12 +15,14 @@ from typing import Literal, NamedTuple
 from rdzv.listing import NO_ROUND, Listing, Places
 from rdzv.records.commit import Commit, LastCommit, Phase, Vote
 from rdzv.records.drain import Drain
+from rdzv.records.saves import PodSaves
 from rdzv.shards.ledger import ShardLedger
 from rdzv.snapshot import Snapshot
 
-ReformCause = Literal["", "join", "shrink", "pause"]
+ReformCause = Literal["", "join", "shrink", "pause", "hang"]
 """The reason to form a world again that has lost no node. ``join``: it lets newcomers in.
-``shrink``: it is larger than the job's sizes allow. ``pause``: the job is paused."""
+``shrink``: it is larger than the job's sizes allow. ``pause``: the job is paused. ``hang``: a
+torchrun is silent, and its ranks train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ class DrainingSnapshot:
     """The commit that ends a live round, which the store has lost (``rdzv.drain.round_ending``)."""
     lost_last_commit: LastCommit | None = None
     """The last commit that the store has lost with it."""
+    saves: Sequence[PodSaves] = ()
+    """The saves that members of the round have reported of it, in rank order."""
 
     @property
     def commit_in_force(self) -> Commit | None:
@@ -112,6 +116,14 @@ class DrainingSnapshot:
     def commit(self) -> Commit:
         """The commit record; an idle one if there is none."""
         return self.membership.commit or Commit(mod_revision=self.membership.unreadable_commit)
+
+    @property
+    def saved_by_others(self) -> int:
+        """The newest step that all have saved but those that did not vote; -1 for none."""
+        saved = {one.member: frozenset(one.steps) for one in self.saves}
+        members = () if self.round is None else self.round.members
+        others = [saved.get(name, frozenset()) for name in members if name not in self.commit.mute]
+        return max(frozenset.intersection(*others), default=-1) if others else -1
 
     def member_of(self, drain: Drain) -> str | None:
         """Return the member of the live round that ``drain`` is for; None if it is in no round."""
@@ -133,6 +145,12 @@ class DrainPolicy:
     """Backoff before another hold after one that failed; it doubles with each failure."""
     pause_max_s: float = 300.0
     """The longest backoff."""
+    tries: int = 3
+    """The number of holds in a row that fail before a join no longer waits for members that do not
+    vote. Each stops all ranks for ``hold_s``."""
+    mute_s: float = 600.0
+    """The longest wait after that for a periodic save of all others. Longer: newcomers idle beside
+    a script that never saves. Shorter: more steps are made again."""
     done_s: float = 30.0
     """Time for which the world waits after a save for a leave or a join to be granted."""
     save_s: float = 600.0
@@ -161,6 +179,8 @@ class DrainObservations:
     reserve."""
     reported_s: Mapping[str, float] = field(default_factory=dict)
     """By pod UID: the seconds left in the drain record, from which ``due_s`` was computed."""
+    saved_before: int = -1
+    """``DrainingSnapshot.saved_by_others`` at the first sight of the present phase."""
     own_since_s: float = math.inf
     """The time since which it has seen its own pod drain; infinite if it does not."""
     own_ran: bool = False
@@ -201,6 +221,7 @@ def observe(
         epoch_since_s=previous.epoch_since_s if same_epoch else now,
         due_s=due_s,
         reported_s=reported_s,
+        saved_before=previous.saved_before if same_phase else snapshot.saved_by_others,
         own_since_s=min(previous.own_since_s, now) if drains else math.inf,
         own_ran=drains and (previous.own_ran or bool(snapshot.commands)),
     )

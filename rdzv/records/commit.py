@@ -41,8 +41,9 @@ class Commit:
     another cause than a drain (a ``ReformCause``: newcomers join, it shrinks, the job is paused);
     ``admitted``: it may. Both are named for the first of these causes, and stay so for the sidecars
     that read them. ``refused``: a rank of this round takes no part, so that what the attempt was
-    for happens without a save. ``failures`` counts failed attempts in a row, ``took_s`` is how long
-    the last successful one took.
+    for happens without a save. ``failures`` counts failed attempts in a row, ``mute`` are the
+    members that did not vote in the last of these, ``took_s`` is how long the last successful one
+    took.
     """
 
     epoch: int = 0
@@ -59,6 +60,7 @@ class Commit:
     failures: int = 0
     took_s: float = 0.0
     reason: str = ""
+    mute: tuple[str, ...] = ()
     mod_revision: int = 0
 
     def is_of(self, run: str, number: int) -> bool:
@@ -83,6 +85,7 @@ class Commit:
                 "failures": self.failures,
                 "took_s": round(self.took_s, 3),
                 "reason": self.reason,
+                **({"mute": self.mute} if self.mute else {}),
             }
         )
 
@@ -100,15 +103,16 @@ class Commit:
             round=_count(kv.key, fields, "round"),
             phase=phase,
             step=None if step is None else take(kv.key, fields, "step", int),
-            leaving=_pods(kv.key, fields, "leaving"),
-            saved=_pods(kv.key, fields, "saved"),
-            granted=_pods(kv.key, fields, "granted"),
+            leaving=_names(kv.key, fields, "leaving"),
+            saved=_names(kv.key, fields, "saved"),
+            granted=_names(kv.key, fields, "granted"),
             joins=take(kv.key, fields, "joins", bool),
             admitted=take(kv.key, fields, "admitted", bool),
             refused=take(kv.key, fields, "refused", bool),
             failures=_count(kv.key, fields, "failures"),
             took_s=take_seconds(kv.key, fields, "took_s"),
             reason=take(kv.key, fields, "reason", str),
+            mute=_names(kv.key, fields, "mute") if "mute" in fields else (),
             mod_revision=kv.mod_revision,
         )
 
@@ -268,11 +272,11 @@ def _count(key: str, fields: dict[str, Any], name: str) -> int:
     return value
 
 
-def _pods(key: str, fields: dict[str, Any], name: str) -> tuple[str, ...]:
-    pods = take(key, fields, name, list)
-    if not all(isinstance(pod, str) for pod in pods):
-        raise RecordError(f"{key}: {name!r} is {pods!r}, expected pod UIDs")
-    return tuple(pods)
+def _names(key: str, fields: dict[str, Any], name: str) -> tuple[str, ...]:
+    names = take(key, fields, name, list)
+    if not all(isinstance(one, str) for one in names):
+        raise RecordError(f"{key}: {name!r} is {names!r}, expected names")
+    return tuple(names)
 
 
 def _ranks(key: str, fields: dict[str, Any]) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import json
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ import pytest
 
 from agent.config.table import load
 from controller import process
+from controller.admission import decision as verdicts
 from controller.admission import injector as admission
 from controller.admission.injector import Injector
 from controller.admission.metrics import AdmissionMetrics
@@ -186,6 +188,53 @@ async def test_a_pod_is_admitted_whatever_the_api_server_does_with_its_owner(fak
         answer = await one.ask(broken)
         assert answer["allowed"] is True
         assert "defect" in answer["warnings"][0]
+
+
+@pytest.mark.parametrize("planners", [1, 2])
+async def test_a_pod_whose_plan_does_not_end_is_admitted_and_holds_nobody_up(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, planners: int
+) -> None:
+    pod, _ = labelled()
+    ends, plan = threading.Event(), verdicts.decide
+
+    def stuck(pod: Any, *given: Any, **more: Any) -> Any:
+        if pod["metadata"].get("name") == "stuck":
+            ends.wait(PATIENCE_S)
+        return plan(pod, *given, **more)
+
+    monkeypatch.setattr(verdicts, "decide", stuck)
+    monkeypatch.setattr(admission, "PLANNERS", planners + 1)
+    monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", PATIENCE_S)
+    slow = {**pod, "metadata": {**pod["metadata"], "name": "stuck"}}
+    try:
+        async with controller(fake, HandHour()) as one, asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(one.ask(slow)) for _ in range(planners)]
+            assert "patch" in await one.ask(pod)
+            assert not any(task.done() for task in asked)
+            # One more plan than there are planners waits for its turn, and no longer than allowed.
+            monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", 0.0)
+            assert (await one.ask(slow))["warnings"] == [
+                f"muster: admitted without Muster: {admission.TOO_SLOW}"
+            ]
+            ends.set()
+    finally:
+        ends.set()
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body")
+@pytest.mark.parametrize("much", ["values", "bytes"])
+async def test_a_pod_larger_than_any_that_trains_is_admitted_before_it_is_planned(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, much: str
+) -> None:
+    pod, _ = labelled()
+    largest = admission.POD_MAX_VALUES if much == "values" else admission.POD_MAX_BYTES // 2
+    args = ["a"] * largest if much == "values" else ["aa" * largest]
+    pod["spec"]["containers"][0]["args"] = args
+    monkeypatch.setattr(verdicts, "decide", None)
+    async with controller(fake, HandHour()) as one:
+        answer = await one.ask(pod)
+    assert answer["allowed"] is True
+    assert answer["warnings"] == [f"muster: admitted without Muster: {admission.TOO_LARGE}"]
 
 
 async def test_a_jobs_owner_is_read_once_for_all_its_pods(

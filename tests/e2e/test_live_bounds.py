@@ -37,3 +37,24 @@ def test_bounds_change_by_a_roll_out_and_by_hand_and_no_step_is_lost(
         )
         job.goes_on(again, 5)
         nothing_lost(job)
+
+
+def test_i11_nodes_that_keep_coming_wait_for_the_first_step_of_a_world_that_loads(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    with draining_job(run_job, embedded, least=2, most=4) as job:
+        late = job.directory / "late"
+        late.mkdir()
+        job.script_environ["DRAIN_LOOP_LATE"] = str(late)
+        two = job.add(2)
+        job.until((late / "waits").exists, FORM_TIMEOUT_S, "all ranks but the last have begun")
+        job.until(lambda: job.round.progress == "loads", FORM_TIMEOUT_S, "that is on record")
+        more = [*job.add(), *job.add()]
+        waits = "2 more ask to join a world of 2: waiting for the first step of its ranks"
+        job.until(lambda: waits in two[0].sidecar_log(), FORM_TIMEOUT_S, "the newcomers wait")
+        assert job.round.number == 0
+        (late / "begin").touch()
+        job.world_of([*two, *more])
+        assert len(job.steps.worlds()) == 2
+        assert job.round.number == 1
+        nothing_lost(job)

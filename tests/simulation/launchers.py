@@ -80,6 +80,35 @@ def stick(story: Story) -> None:
     story.later(story.random.uniform(*story.random.choice((SLOW_S, FOR_EVER_S))), let_go)
 
 
+STANDS_S = (40.0, 90.0)
+
+
+def stand_still(story: Story) -> None:
+    """Stop one agent for longer than it takes to be given up; its workers train on."""
+    pod = story.any()
+    torchrun = pod.torchrun if pod is not None else None
+    rank = torchrun.rank if torchrun is not None else None
+    if pod is None or torchrun is None or rank is None or pod.name not in rank.world.trained:
+        return
+    agents = [other.torchrun for other in story.job.present() if other.torchrun is not None]
+    if not all(agent.runs.is_set() for agent in agents):
+        return
+    story.say(pod, "its torchrun is stopped")
+    story.job.disks_fail = False  # a save that fails is not waited for once more
+    torchrun.runs.clear()
+    world = rank.world
+
+    def go_on() -> None:
+        story.say(pod, "its torchrun goes on")
+        torchrun.runs.set()
+        saved = set.intersection(*(world.saved.get(name, set()) for name in world.ranks))
+        step = max(world.trained.values())
+        if story.invariants.rounds.round.number != world.round[1] and step not in saved:
+            story.invariants.break_(f"{pod.name} is given up, and step {step} is not saved")
+
+    story.later(story.random.uniform(*STANDS_S), go_on)
+
+
 def fail_workers(story: Story) -> None:
     """Let one pod's workers fail; its agent has restarts left."""
     pod = story.any()

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
+from launcher_shim.c10d.rounds.starts import START_MAX_S
 from rdzv.listing import decide
 from rdzv.snapshot import Snapshot
 from tests.simulation.network import FAIR
@@ -20,9 +21,6 @@ from tests.simulation.nodes import LEASE_TTL_S
 from tests.simulation.pods import Pod, SimulatedJob
 from tests.simulation.ranks import Rank
 from tests.simulation.torchrun import RUN
-
-START_MAX_S = 600.0
-"""A start of ranks counts for no more than this."""
 
 SLACK_S = 60.0
 """A world whose keys all vanished is kept for so long; and a round forms, and a step is made."""
@@ -52,13 +50,18 @@ class Liveness:
 
     @property
     def bound_s(self) -> float:
-        """T of I11: lease, confirmation, gather window, the longest start so far, and a minute."""
+        """T of I11: lease, confirmation, gather window, two of the longest starts, and a minute.
+
+        Who comes beside a world waits for the first step of that one, and then makes its own.
+        """
         policy, job, rules = RoundPolicy(1, 1), self._job, self._truth().rules
         gather_s = rules.gather_s if rules is not None else 0.0
         # Where workers do not end, others wait for them in the world that is lost.
         leave_s = policy.leave_s if job.sticks else 0.0
-        start_s = min(job.start_s, START_MAX_S)
-        return LEASE_TTL_S + policy.confirm_s + gather_s + start_s + SLACK_S + leave_s
+        mute_s = max((pod.mute_s for pod in job.present()), default=0.0)
+        starts_s = 2 * min(job.start_s, START_MAX_S)
+        waits_s = starts_s + leave_s + mute_s
+        return LEASE_TTL_S + policy.confirm_s + gather_s + waits_s + SLACK_S
 
     def trained(self, rank: Rank) -> None:
         """A rank has finished a step; all others of its world have begun it."""
@@ -109,6 +112,7 @@ def is_healthy(pod: Pod) -> bool:
         or pod.launcher not in ("steady", "late")
         or pod.torchrun is None
         or pod.torchrun.sticks
+        or not pod.torchrun.runs.is_set()
         or pod.run != RUN
     ):
         return False

@@ -44,6 +44,7 @@ from launcher_shim.c10d.rounds.round_key import RoundKey
 from launcher_shim.c10d.rounds.views import View
 from launcher_shim.c10d.stages import stage_name
 from rdzv.drain.decision import granted
+from rdzv.drain.inputs import DrainPolicy
 from rdzv.errors import StoreError
 from rdzv.members.former_lease import FormerLease
 from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
@@ -736,6 +737,24 @@ PLANTS |= {
     # A world keeps more nodes than the sizes that were set since allow.
     "too-large-a-world-stays": _as(
         "sizes", 20, {f"{_C10D}.rounds.evaluation.reform": _never("shrink")}
+    ),
+    # Nodes that keep coming replace each world before its first step.
+    "first-steps-not-awaited": _as(
+        "long-starts", 4, {f"{_C10D}.rounds.reform.joins_from_s": lambda *_: -math.inf}
+    ),
+    # A torchrun that is silent is given up at once, however well its ranks are.
+    "silent-agents-do-not-save": _as(
+        "silent-agents", 6, {f"{_C10D}.rounds.hanging.WELL_S": math.inf}, first=1
+    ),
+    # A pod that cannot vote is awaited for ever.
+    "mute-pods-awaited": _as(
+        "full-disks",
+        6,
+        {
+            "agent.drain.service.DrainPolicy": lambda below_min: DrainPolicy(
+                below_min, tries=1_000_000
+            )
+        },
     ),
     # Newcomers are gathered for ever.
     "waves-never-over": _as("bounds", 40, {f"{_C10D}.rounds.evaluation.reform": _never("join")}),

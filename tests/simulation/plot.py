@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tests.simulation.story import Story
 
 Event = Callable[["Story"], None]
+LATER_PODS = 8
+"""The number of pods that come one after the other, where nodes keep coming."""
 Shape = Callable[[Random, int], JobShape]
 Launchers = Literal["steady", "absent", "crashing", "failing", "late"]
 """What becomes of a pod's launcher: it is there; it never starts; it dies soon after each start;
@@ -64,6 +66,11 @@ def one_is_enough(random: Random, pods: int) -> JobShape:
     return JobShape(least=1, most=pods)
 
 
+def growing(random: Random, pods: int) -> JobShape:
+    """Room for all that come later, too."""
+    return JobShape(least=random.randint(1, pods), most=pods + LATER_PODS)
+
+
 BRIEF_PAUSES = Terms(steps=10, first_s=10.0, longest_s=40.0)
 
 
@@ -93,7 +100,7 @@ class Plot:
     end together. ``pods``: how many, one of these.
     ``length``: how many events, from and to. ``misfits``: what is wrong with the launchers of some
     pods, from the beginning to the end; as many as ``min`` and one at least are in order.
-    ``slow_starts``: a rank takes a while before it takes part, as while it imports.
+    ``start_s``: how long at most a rank imports, and loads, before it takes part.
     ``blocks``: over how many its pods are spread; 0: they know of no topology. ``shards``: its
     ranks train shards. ``prologue``: what happened before the first pod came. ``weight``: how
     often a seed that names no plot draws it, and how much of the long proof is of it.
@@ -108,7 +115,7 @@ class Plot:
     healthy: bool = False
     ends: bool = False
     stages: int = 1
-    slow_starts: bool = False
+    start_s: float = 0.0
     uploads: bool = False
     misfits: tuple[Launchers, ...] = ()
     blocks: int = 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.simulation.aliens import alien_key, untrue_record
+from tests.simulation.arrivals import come_later, fill_disk, keep_coming
 from tests.simulation.bounds import pause_for_a_while, set_gather, set_sizes
 from tests.simulation.departures import (
     cordon,
@@ -31,6 +32,7 @@ from tests.simulation.launchers import (
     end_torchrun_after_progress,
     fail_workers,
     one_fails_at_first,
+    stand_still,
     stick,
 )
 from tests.simulation.long_cuts import cut_all_for_long, cut_some_for_long, cut_world_for_long
@@ -55,6 +57,7 @@ from tests.simulation.plot import (
     Plot,
     any_shape,
     exact,
+    growing,
     held_on_cut,
     impatient,
     in_twos,
@@ -215,7 +218,13 @@ PLOTS = (
     ),
     Plot("preemptions", {preempt: 5, end_all: 2, notice: 2, crash: 1, cut_one: 1}, TRIOS),
     # Some pods are drained before all ranks of their world have begun.
-    Plot("slow-starts", {notice: 8, die: 2, end_torchrun: 2}, TRIOS, slow_starts=True, weight=2),
+    Plot("slow-starts", {notice: 8, die: 2, end_torchrun: 2}, TRIOS, start_s=4.0, weight=2),
+    # Whose torchrun stops while its ranks train is given up once all have saved.
+    Plot("silent-agents", {stand_still: 4, come_later: 1}, (2, 3), growing, (2, 4)),
+    # Who cannot vote keeps nobody out.
+    Plot("full-disks", {fill_disk: 2, come_later: 4, crash: 1}, (2, 3), growing, (4, 7)),
+    # Nodes keep coming, at shorter intervals than a world takes to its first step.
+    Plot("long-starts", {keep_coming: 1}, (1, 2, 3), growing, (1, 1), start_s=60.0),
     Plot(
         "evicted-rounds",
         {**OUTAGES, end_torchrun: 2, evict_and_end_torchrun: 4},

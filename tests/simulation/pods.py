@@ -14,6 +14,9 @@ from agent.drain.notice import Notice, Source
 from agent.drain.notice_socket import Phase
 from agent.running import LEAVE_TIMEOUT_S
 from launcher_shim.pod.grace import reserve_s
+from launcher_shim.rundir import layout
+from rdzv.drain.gate import Gate
+from rdzv.drain.inputs import DrainPolicy
 from rdzv.records.sizes import Sizes
 from rdzv.store import WatchEvent
 from tests.simulation.network import Link, SimulatedEngine, Weather
@@ -38,6 +41,11 @@ it starts it again; here it never does."""
 
 FAILING_S = (0.5, 2.5)
 """How long one that fails in each world is in it: less than ten steps take."""
+
+TRIES_S = 60.0
+"""Three attempts of 10 s and the pauses between them, and then the time to a periodic save."""
+
+SHUT = ("hold", "commit", "done")
 
 NEXT_STAGE_S = (0.05, 4.0)
 """Between two torchruns of one command: the second one has to import torch."""
@@ -90,6 +98,18 @@ class Pod:
     def link(self) -> Link | None:
         """Its cable to the store, while a sidecar runs."""
         return self.sidecar.link if self.sidecar else None
+
+    @property
+    def mute_s(self) -> float:
+        """For how long newcomers wait for it at most: it cannot vote, as its disk is full.
+
+        If its gate was shut then, its ranks stand still, and no periodic save comes.
+        """
+        if not self.run_dir.full:
+            return 0.0
+        shown = self.run_dir.gate()
+        shut = shown is not None and Gate.from_json(layout.GATE, shown).phase in SHUT
+        return TRIES_S + (DrainPolicy().mute_s if shut else 0.0)
 
     def start(self) -> None:
         """Start a sidecar; its cable is as bad as the weather is."""

@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from launcher_shim.c10d.torch.placeholders import NOWHERE_PORT
+from launcher_shim.rundir import layout
 from launcher_shim.rundir.step_lines import StepLine
 from muster import boundary
 from muster.draining import ENTERED_STEP
@@ -153,6 +154,7 @@ class Rank(BoundaryRank):
         await world.all_uploaded.wait()
 
     async def _start(self) -> int:
+        self.pod.run_dir.files[layout.IMPORTED] = self.master.encode()
         if self._job.start_s:
             await asyncio.sleep(self._random.uniform(0.0, self._job.start_s))
         deadline_s = self._job.loop.time() + OWN_ROUND_WAIT_S

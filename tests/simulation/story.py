@@ -19,10 +19,8 @@ SOON_S = (0.0, 2.0)
 LATE_S = (620.0, 900.0)
 """When the launcher of a pod starts."""
 
-START_S = 4.0
 SHORT_STEP_S = 0.1
-"""How long at most a rank imports, and loads, before it takes part, if starts are slow; a step is
-short then, so that one fits into the time that a world takes to end."""
+"""A step where starts take long: one fits into the time that a world takes to end."""
 UPLOADS = 0.5
 UPLOAD_S = (5.0, 60.0)
 """How often a rank has something left to do after the last step, and for how long."""
@@ -61,8 +59,8 @@ class Story:
         self.job.stages = plot.stages
         self.job.blocks = plot.blocks
         self.job.sharded = plot.shards
-        if plot.slow_starts:
-            self.job.start_s, self.job.step_s = START_S, SHORT_STEP_S
+        if plot.start_s:
+            self.job.start_s, self.job.step_s = plot.start_s, SHORT_STEP_S
         if plot.shards:
             self.job.shards.follow()
         names = "abcdefgh"[:pods]
@@ -203,7 +201,7 @@ class Story:
         def pauses() -> Mapping[str, float]:
             return left_out(job, invariants.snapshot)
 
-        await self._until_right(began_s, lambda: LIVENESS_S, pauses, at_last=False)
+        await self._until_right(began_s, self._within_s, pauses, at_last=False)
 
         longest_s = 0.0
 
@@ -212,9 +210,17 @@ class Story:
             longest_s = max(longest_s, *pauses().values(), 0.0)
             # Another one may be tried alone before it; who fails in every world is let in often.
             times = 2 * PAUSES if "failing" in job.launchers.values() else 2
-            return LIVENESS_S + times * longest_s
+            return self._within_s() + times * longest_s
 
         await self._until_right(began_s, within_s, dict, at_last=True)
+
+    def _within_s(self) -> float:
+        """Return within how long everything must have come right, but for the quarantined.
+
+        Who has come last waits for the first step of the others, and makes its own after that.
+        """
+        mute_s = max((pod.mute_s for pod in self.job.present()), default=0.0)
+        return LIVENESS_S + 2 * self.job.start_s + mute_s
 
     async def _until_right(
         self,

@@ -71,6 +71,9 @@ class Torchrun:
         self.joins = 0
         self.sticks = False
         """Whether its workers do not end when it stops them for a waiter."""
+        self.runs = asyncio.Event()
+        """Cleared while its agent is stopped: it sends no request, and its workers train on."""
+        self.runs.set()
         self.process = job.loop.process(f"torchrun {pod.name}")
         self._job = job
         self._state_key = b"/torch.rendezvous." + pod.run.encode()
@@ -147,6 +150,7 @@ class Torchrun:
         await self._form()
         while True:
             await asyncio.sleep(MONITOR_S * self._random.uniform(0.8, 1.2))
+            await self.runs.wait()
             if self._rank is not None and self._rank.finished:
                 await self._finish()
             if self._orders:

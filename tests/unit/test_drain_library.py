@@ -23,6 +23,7 @@ import muster
 import muster.draining
 import muster.gate
 import muster.progress
+from agent.rundir.files import RunDir
 from agent.rundir.progress import read_ranks
 from muster import boundary, step_listeners
 from muster.draining import Drain
@@ -863,3 +864,26 @@ def test_a_rank_ends_well_also_where_nobody_reads_its_output_any_more() -> None:
         check=False,
     )
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+
+
+@pytest.mark.parametrize("variables", [OF_TORCHRUN, {}])
+def test_a_rank_of_torchrun_announces_itself_at_the_import(
+    pod: PodGate, variables: dict[str, str]
+) -> None:
+    (pod.run_dir / "progress").mkdir(exist_ok=True)
+    for _ in range(2):  # the next world's file replaces this one's
+        subprocess.run(
+            [sys.executable, "-c", "import muster"],
+            env={"PYTHONPATH": ROOT, "MUSTER_RUN_DIR": str(pod.run_dir), **variables},
+            check=True,
+        )
+    master = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}" if variables else ""
+    assert RunDir(str(pod.run_dir)).imported() == master
+    assert not read_ranks(pod.run_dir / "progress")
+
+
+def test_an_import_outlives_a_run_directory_that_takes_no_file(tmp_path: Path) -> None:
+    script = "import muster; print(muster.__version__)"
+    environment = {"PYTHONPATH": ROOT, "MUSTER_RUN_DIR": str(tmp_path / "none"), **OF_TORCHRUN}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    assert not list(tmp_path.iterdir())

@@ -42,6 +42,35 @@ def test_when_it_hangs(
     assert found.wake_at_s - NOW == wake_s or found.wake_at_s == wake_s == math.inf
 
 
+STEPS = Signs(NOW - 30, stepped_s=NOW - 20)
+
+
+@pytest.mark.parametrize(
+    ("signs", "hangs", "wake_s"),
+    [
+        (STEPS, False, 15.0),
+        # Its last boundary may have been before it fell silent: the whole pod stands still.
+        (replace(STEPS, stepped_s=NOW - 21), True, math.inf),
+        (replace(STEPS, save="asked", asked_s=NOW - 14), False, 1.0),
+        (replace(STEPS, save="asked", asked_s=NOW - 15), True, math.inf),
+        (replace(STEPS, save="agreed", asked_s=NOW - 300), False, math.inf),
+        (replace(STEPS, save="over", asked_s=NOW - 5), True, math.inf),
+    ],
+)
+def test_a_world_saves_before_a_silent_torchrun_is_given_up_whose_ranks_train(
+    signs: Signs, hangs: bool, wake_s: float
+) -> None:
+    decision = decide(NOW, signs, POLICY)
+    assert decision.reason.startswith("it has sent no request for 30 s")
+    assert (decision.hangs, decision.saves_first) == (hangs, not hangs)
+    assert decision.wake_at_s == NOW + wake_s
+
+
+def test_one_that_sends_a_request_again_asks_for_no_save_any_more() -> None:
+    back = replace(STEPS, seen_s=NOW - 1, save="agreed", asked_s=NOW - 5)
+    assert decide(NOW, back, POLICY) == HangDecision(wake_at_s=NOW + 29)
+
+
 def test_torch_has_time_to_stop_workers_that_can_be_stopped() -> None:
     shutdown_grace_s = 30.0
     assert POLICY.leave_s >= 3 * shutdown_grace_s

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from launcher_shim.c10d.rounds.decision import decide
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations, observe
-from launcher_shim.c10d.rounds.records import Round
+from launcher_shim.c10d.rounds.records import Node, Progress, Round
 from launcher_shim.c10d.rounds.reform import Reform, reform
-from tests.support.records import node, run, world
+from tests.support.records import kv, members, node, run, world
 
 POLICY = RoundPolicy(min_nodes=2, max_nodes=10, gather_s=60.0)
 TWO = world("ab")
@@ -76,6 +76,64 @@ def test_the_window_begins_anew_with_each_wave_and_each_world() -> None:
     assert one.look(50, "d").wake_at_s == 70
     one.current = world("abd", number=4)
     assert one.look(75, "e").wake_at_s == 95
+
+
+def test_i11_newcomers_wait_for_the_first_step_of_ranks_that_load() -> None:
+    at_once = replace(POLICY, max_nodes=3, gather_s=0)
+    one = Sidecar(replace(TWO, progress="loads", start_s=5.0), at_once)
+    first = one.look(0, "c")
+    assert (first.cause, first.wake_at_s) == ("", 600)
+    assert (
+        first.reason == "1 more asks to join a world of 2: waiting for the first step of its ranks"
+    )
+    assert one.look(599, "c").cause == ""
+    assert one.look(600, "c").cause == "join"
+    one = Sidecar(replace(TWO, progress="loads"), at_once)
+    one.look(0, "c")
+    one.current = replace(one.current, progress="steps")
+    assert one.look(1, "c").cause == "join"
+
+
+@pytest.mark.parametrize("progress", ["", "mute"])
+def test_newcomers_wait_for_as_long_as_the_last_start_took_if_ranks_report_nothing(
+    progress: Progress,
+) -> None:
+    one = Sidecar(replace(TWO, progress=progress, start_s=90.0), replace(POLICY, max_nodes=3))
+    assert one.look(0, "c").wake_at_s == 90
+    assert one.look(90, "c").cause == "join"
+    unknown = Sidecar(replace(TWO, progress=progress), replace(POLICY, max_nodes=3))
+    assert unknown.look(0, "c").cause == "join"
+
+
+def test_the_window_is_not_shorter_than_the_last_start() -> None:
+    one = Sidecar(replace(TWO, progress="steps", start_s=300.0))
+    assert one.look(0, "c").wake_at_s == 100
+    assert one.look(90, "cd").wake_at_s == 190
+    assert one.look(180, "cde").wake_at_s == 280
+    assert one.look(270, "cdef").wake_at_s == 300
+    short = Sidecar(replace(TWO, progress="steps", start_s=6.0))
+    assert short.look(0, "c").wake_at_s == 20
+
+
+def test_a_world_saves_before_it_goes_on_without_a_silent_torchrun() -> None:
+    silent = replace(node("b", "in"), silent=True)
+    snapshot = run([node("a", "in"), silent, node("c")], TWO, membership=members("abc"))
+    found = reform(0, snapshot, RoundObservations(), POLICY)
+    assert (found.cause, found.reason) == (
+        "hang",
+        "the torchrun of b is silent while its ranks train",
+    )
+    other = replace(silent, nonce="another torchrun")
+    snapshot = run([node("a", "in"), other], TWO, membership=members("ab"))
+    assert reform(0, snapshot, RoundObservations(), POLICY).cause == ""
+    assert Node.from_kv(kv("nodes/b", 10, silent.to_json())) == silent
+    assert not Node.from_kv(kv("nodes/b", 10, replace(silent, state="left").to_json())).silent
+
+
+@pytest.mark.parametrize(("paused", "cause"), [(True, "pause"), (False, "shrink")])
+def test_only_newcomers_wait_for_the_first_step(paused: bool, cause: str) -> None:
+    policy = replace(POLICY, min_nodes=1, max_nodes=1, paused=paused)
+    assert Sidecar(replace(TWO, progress="loads"), policy).look(0, "").cause == cause
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def test_import_muster_repeats_the_names_that_it_uses() -> None:
     assert muster.gate_page.PAGE_NAME == layout.GATE_PAGE
     assert muster.gate.ENVIRONMENT_NAME == layout.ENVIRONMENT
     assert muster.progress.DIRECTORY_NAME == layout.PROGRESS
+    assert f"{layout.PROGRESS}/{muster.progress.IMPORTED_NAME}" == layout.IMPORTED
     assert muster.shard_line.SOCKET_NAME == layout.SHARDS_SOCKET
 
 

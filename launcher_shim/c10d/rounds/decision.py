@@ -20,6 +20,7 @@ from launcher_shim.c10d.rounds.observations import GONE, RoundObservations, Stan
 from launcher_shim.c10d.rounds.rank_order import in_rank_order
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.reform import Reform
+from launcher_shim.c10d.rounds.starts import noted
 
 NO_REFORM = Reform()
 
@@ -48,14 +49,23 @@ def decide(
     if current.closed == "success":
         return RoundDecision(None, "the run is closed by success")
     if current.complete:
-        return _over(now, snapshot, observations, policy, reforms)
+        over = _over(now, snapshot, observations, policy, reforms)
+        seen = observations
+        news = noted(now, current, seen.ranks, seen.formed_s, saw_it_form=seen.saw_it_form)
+        return over if over.round is not None else replace(over, round=news)
     return _complete(now, snapshot, observations, policy)
 
 
 def next_round(current: Round) -> Round:
     """Open the round after ``current``."""
     former = tuple(seat.member for seat in current.frozen)
-    return Round(current.number + 1, former=former, mod_revision=current.mod_revision)
+    return Round(
+        current.number + 1,
+        former=former,
+        mod_revision=current.mod_revision,
+        progress="mute" if current.progress == "mute" else "",
+        start_s=current.start_s,
+    )
 
 
 def why_it_ends(snapshot: RunSnapshot, standings: Standings, reforms: Reform) -> str:

@@ -13,6 +13,7 @@ from launcher_shim.c10d.rounds.observations import RoundObservations, Standings,
 from launcher_shim.c10d.rounds.own_node import OwnNode
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.reform import Reform, reform
+from launcher_shim.c10d.rounds.starts import RanksSeen
 from rdzv.job import JobClient
 
 
@@ -59,6 +60,8 @@ class Evaluator:
         self.cut_off = False
         """Whether other nodes' keys may be away for no fault of theirs: since the last evaluation,
         the store was restored or emptied, or has refused a write for want of space."""
+        self.ranks = RanksSeen(-1)
+        """The newest reports of the ranks of this pod."""
         self._run = run
         self._own = own
         self._mirror = client.mirror
@@ -97,6 +100,7 @@ class Evaluator:
         ):
             policy = self._policy()
             stored = self.stored()
+            frozen = stored.round.frozen
             self.observations = observe(
                 now,
                 self.observations,
@@ -104,6 +108,7 @@ class Evaluator:
                 policy,
                 healthy_s=self._mirror.healthy_for_s(now),
                 cut_off=self._own.take_loss() or self.cut_off,
+                ranks=self.ranks if frozen and frozen[0].member == self._member else None,
             )
             self.cut_off = False
             shown = stored

@@ -162,6 +162,11 @@ class RunSnapshot:
         fit = [node for node in asking if node.member not in self.membership.quarantined]
         return fit if len(fit) >= min_nodes else asking
 
+    def is_silent(self, seat: Seat) -> bool:
+        """Return whether the world goes on without the torchrun of ``seat`` once it has saved."""
+        node = self.nodes.get(seat.member)
+        return node is not None and node.seat == seat and node.silent
+
     def goes_on(self) -> bool:
         """Return whether an unfinished torchrun of the present world has left it to ask again."""
         for seat in self.round.frozen:

@@ -17,6 +17,7 @@ from typing import Literal
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.records import Seat
+from launcher_shim.c10d.rounds.starts import RanksSeen
 
 CLOCK_SLACK_S = 0.1
 
@@ -48,6 +49,12 @@ class RoundObservations:
     """Time since which it has been the current round."""
     ending_since_s: float = math.inf
     """Time since which its world must form again."""
+    formed_s: float = -math.inf
+    """Time since which it is known to be complete."""
+    saw_it_form: bool = False
+    """Whether it became complete then, and not before this sidecar came."""
+    ranks: RanksSeen | None = None
+    """Reports of the ranks of rank 0's pod, in the sidecar of that pod; None in all others."""
     met_min_s: float | None = None
     """Time since which at least ``min`` nodes have been asking in it; None while fewer do."""
     left_s: Mapping[Seat, float] = field(default_factory=dict)
@@ -72,6 +79,7 @@ def observe(
     *,
     healthy_s: float,
     cut_off: bool,
+    ranks: RanksSeen | None = None,
 ) -> RoundObservations:
     """Add one snapshot to the observations.
 
@@ -80,6 +88,7 @@ def observe(
     no writes. After a cut, or a gap in the watch, other nodes may have been cut off as well, so an
     absent key proves nothing until they have had time to return. The same holds if the first node
     returns of a world that had vanished as a whole.
+    ``ranks``: as in ``RoundObservations``.
     """
     missing = {
         seat: previous.missing_s.get(seat, now)
@@ -94,6 +103,11 @@ def observe(
         met_min = None
     elif met_min is None:
         met_min = now
+    formed_s, saw_it_form = previous.formed_s, previous.saw_it_form
+    if not snapshot.round.complete:
+        formed_s = -math.inf
+    elif not same_round or formed_s == -math.inf:
+        formed_s, saw_it_form = now, previous.round_number >= 0
     healthy_since_s = now - healthy_s if healthy_s > 0 else math.inf
     absent = {
         member: previous.absent_s.get(member, now)
@@ -116,6 +130,9 @@ def observe(
         round_number=snapshot.round.number,
         round_since_s=previous.round_since_s if same_round else now,
         ending_since_s=_ending_since(now, previous, snapshot, same_round=same_round),
+        formed_s=formed_s,
+        saw_it_form=saw_it_form,
+        ranks=ranks,
         met_min_s=met_min,
         left_s={
             node.seat: previous.left_s.get(node.seat, now)

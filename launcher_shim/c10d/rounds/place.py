@@ -147,6 +147,13 @@ class Place:
             self._own.aim(replace(node, finished=True))
             self._changed()
 
+    def call_silent(self, claim: Claim, *, silent: bool) -> None:
+        """Mark the node of ``claim`` in the live round as silent, or as silent no more."""
+        node = self.live_node(claim)
+        if node is not None and node.silent != silent:
+            self._own.aim(replace(node, silent=silent))
+            self._changed()
+
     async def finish_written(self, claim: Claim) -> None:
         """Mark the node as finished, and wait until that is stored.
 

@@ -13,12 +13,13 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
-from rdzv.records.codec import dump_record, load_record, take
+from rdzv.records.codec import dump_record, load_record, take, take_seconds
 from rdzv.store import KeyValue
 
 NodeState = Literal["asking", "in", "left"]
 LeftReason = Literal["", "exit", "closed", "hung", "done"]
 ClosedWhy = Literal["", "success", "failure"]
+Progress = Literal["", "loads", "steps", "mute"]
 
 INT64_MAX = 2**63 - 1
 
@@ -28,6 +29,7 @@ ROUNDS_PER_LIFE = 1_000_000
 _STATES = get_args(NodeState)
 _LEFT_REASONS = get_args(LeftReason)
 _CLOSED = get_args(ClosedWhy)
+_PROGRESS = get_args(Progress)
 
 
 class Seat(NamedTuple):
@@ -67,6 +69,9 @@ class Node:
     """The store's revision of the record; 0 before it is stored."""
     finished: bool = False
     """Whether its workers are done, so that it waits in the exit barrier of ``round``."""
+    silent: bool = False
+    """Whether it sends no request though its ranks train: its world saves before it goes on without
+    it."""
     seat: Seat = field(init=False, repr=False, compare=False)
     """Its entry in a frozen list. Created once, as every evaluation reads all of them."""
 
@@ -105,6 +110,8 @@ class Node:
             fields["round"] = self.round
             if self.finished:
                 fields["finished"] = True
+            if self.silent:
+                fields["silent"] = True
         if self.state == "left":
             fields["left_reason"] = self.left_reason
         if self.flavour:
@@ -132,6 +139,7 @@ class Node:
             flavour=take(kv.key, fields, "flavour", str) if "flavour" in fields else "",
             mod_revision=kv.mod_revision,
             finished=state == "in" and take(kv.key, fields, "finished", bool, False),
+            silent=state == "in" and take(kv.key, fields, "silent", bool, False),
         )
 
 
@@ -163,6 +171,13 @@ class Round:
     ends: str = ""
     """The reason why its world must form again, in one sentence; empty while it trains on. Nothing
     withdraws it, and no world is left without it: a store that takes no writes costs none."""
+    progress: Progress = ""
+    """The progress of the world's ranks. ``loads``: they have imported Muster, and made no step
+    yet. ``steps``: they have made their first one. ``mute``: they import it, but report no steps;
+    so for the worlds after it. Empty: they have reported nothing."""
+    start_s: float = 0.0
+    """Seconds from a round's completion to the first step of its ranks, of the newest world that
+    made one; 0 if none has."""
 
     def is_world_of(self, node: Node) -> bool:
         """Return whether ``node`` has a place in this round, not in another of that number."""
@@ -209,6 +224,10 @@ class Round:
             fields["restored_at"] = self.restored_at
         if self.ends:
             fields["ends"] = self.ends
+        if self.progress:
+            fields["progress"] = self.progress
+        if self.start_s:
+            fields["start_s"] = self.start_s
         return dump_record(fields)
 
     @classmethod
@@ -222,6 +241,9 @@ class Round:
         if len({seat.member for seat in frozen}) != len(frozen):
             raise RecordError(f"{kv.key}: a node is frozen twice")
         former = take(kv.key, fields, "former", list, [])
+        progress: Any = fields.get("progress", "")
+        if progress not in _PROGRESS:
+            raise RecordError(f"{kv.key}: 'progress' is {progress!r}, expected one of {_PROGRESS}")
         if not all(isinstance(member, str) for member in former):
             raise RecordError(f"{kv.key}: 'former' is {former!r}, expected names of members")
         return cls(
@@ -235,6 +257,8 @@ class Round:
             restored=take(kv.key, fields, "restored", bool, False),
             restored_at=_count(kv.key, fields, "restored_at") if "restored_at" in fields else 0,
             ends=take(kv.key, fields, "ends", str, ""),
+            progress=progress,
+            start_s=take_seconds(kv.key, fields, "start_s") if "start_s" in fields else 0.0,
         )
 
 

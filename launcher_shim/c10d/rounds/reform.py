@@ -2,9 +2,9 @@
 """The decision to replace a world that is whole by another: pure, the same in every sidecar.
 
 Each world costs all ranks a restart, so newcomers are gathered: training goes on until the wave of
-them is complete, or the gather window is over. A world that is larger than the job's sizes allow
-becomes smaller at once, and that of a paused job ends. A world that has lost a node forms again in
-any case, and takes in the nodes that wait.
+them is complete, or the gather window is over, and at least to the world's first step. A world that
+is larger than the job's sizes allow becomes smaller at once, and that of a paused job ends. A world
+that has lost a node forms again in any case, and takes in the nodes that wait.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import RoundObservations
+from launcher_shim.c10d.rounds.starts import joins_from_s
 from rdzv.drain.inputs import ReformCause
 
 CALM_SHARE = 1 / 3
@@ -43,6 +44,11 @@ def reform(
         return Reform()
     if policy.paused:
         return Reform("pause", "the job is paused")
+    silent = [one.member for one in current.frozen if snapshot.is_silent(one)]
+    if silent:
+        return Reform(
+            "hang", f"the torchrun of {', '.join(silent)} is silent while its ranks train"
+        )
     here, newcomers = len(current.frozen), len(snapshot.newcomers())
     size = policy.sizes.largest(here + newcomers)
     if policy.shrinks and 0 < size < here:
@@ -54,15 +60,18 @@ def reform(
     wave = f"{newcomers} more {'asks' if newcomers == 1 else 'ask'} to join a world of {here}"
     if snapshot.membership.join_agreed:
         return Reform("join", f"{wave}: its ranks were asked to save for that")
+    first_s = joins_from_s(current, observations.formed_s)
+    if now < first_s:
+        return Reform("", f"{wave}: waiting for the first step of its ranks", first_s)
     if size == policy.sizes.full:
         return Reform("join", f"{wave}, which makes it full")
     if policy.desired is not None and here < policy.desired <= size:
         return Reform("join", f"{wave}, which makes the desired {policy.desired}")
     since_s = now if observations.gather_since_s is None else observations.gather_since_s
-    over_s = min(
-        since_s + policy.gather_s,
-        max(since_s, observations.newest_s) + policy.gather_s * CALM_SHARE,
-    )
+    # A world costs at least its start: a shorter window would spend more time on starts than on
+    # steps.
+    gather_s = max(policy.gather_s, current.start_s)
+    over_s = min(since_s + gather_s, max(since_s, observations.newest_s) + gather_s * CALM_SHARE)
     if now < over_s:
         return Reform("", f"{wave}: gathering others until the wave is over", over_s)
     return Reform("join", f"{wave}, and the wave is over")

@@ -121,7 +121,7 @@ class Rendezvous:
             self._run,
             self._evaluator,
             self._round_key,
-            HangWatch(self.place, policy),
+            HangWatch(self.place, policy, lambda: self._evaluator.ranks),
             client,
             member=member,
             registered=registered,
@@ -238,6 +238,16 @@ class Rendezvous:
         ]
         again = snapshot.round.is_ending or why_it_ends(snapshot, standings, evaluation.reform)
         return len(others) >= self.policy().sizes.smallest or bool(again)
+
+    def ranks_at(self, number: int, step: int) -> bool:
+        """Note that this pod's ranks are at ``step``; return whether it is to report the first."""
+        before, now = self._evaluator.ranks, self.clock()
+        self._evaluator.ranks = after = before.at(now, number, step)
+        if (before.round, before.began_s) != (after.round, after.began_s):
+            self._decisions.wake()
+        current = self._run.round
+        first = bool(current.frozen) and current.frozen[0].member == self.member
+        return first and current.progress in ("", "loads")
 
     async def edit_round(self, node: Node, edit: Callable[[Round], Round | None]) -> None:
         """Change the round that ``node`` is in, as long as it is the live one."""

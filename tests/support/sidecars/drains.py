@@ -94,6 +94,10 @@ class Rounds:
             asking=frozenset(asking & listed),
         )
 
+    def ranks_at(self, round: LiveRound, step: int) -> bool:
+        """No newcomer waits for them."""
+        return False
+
     async def live_rounds_changed(self, known: LiveRounds) -> LiveRounds:
         mirror = self._client.mirror
         while (now := self.live_rounds()) == known:

@@ -8,6 +8,7 @@ tells of itself is kept as the record that the sidecar would have read, not as b
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 
 from agent.rundir.files import RunDir, State
@@ -21,8 +22,8 @@ class MemoryRunDir(RunDir):
     """A run directory whose files are a dictionary. ``written`` is set by the next write.
 
     ``progress``: what each rank tells, by local rank. ``on_hosts`` is called with each host list.
-    ``told``: how far each rank is, by local rank. Of what ``muster-run`` reports of its launcher,
-    and of workers of horovodrun, there is nothing.
+    ``told``: how far each rank is, by local rank. ``full``: no file can be written. Of what
+    ``muster-run`` reports of its launcher, and of workers of horovodrun, there is nothing.
     """
 
     def __init__(self) -> None:
@@ -32,6 +33,7 @@ class MemoryRunDir(RunDir):
         self.told: dict[int, StepLine] = {}
         self.written = asyncio.Event()
         self.on_hosts: Callable[[bytes], None] = lambda content: None
+        self.full = False
 
     def state(self, pod_uid: str) -> State:
         """What this pod's sidecar kept, or the state of a fresh pod."""
@@ -74,6 +76,8 @@ class MemoryRunDir(RunDir):
         return self.files.get(name) == content
 
     def _write(self, name: str, content: bytes, mode: int) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
         self.files[name] = content
         written, self.written = self.written, asyncio.Event()
         written.set()

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A member that never votes keeps newcomers waiting for three attempts and a periodic save."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from console.job.view import JobView, RunView
+from launcher_shim.c10d.rounds.records import Round
+from rdzv import listing
+from rdzv.drain.decision import DrainDecision, decide
+from rdzv.drain.inputs import (
+    DrainingSnapshot,
+    DrainObservations,
+    DrainPolicy,
+    LiveRound,
+    observe,
+)
+from rdzv.records.commit import Commit, LastCommit, Vote
+from rdzv.records.drain import Drain
+from rdzv.records.job import Job
+from rdzv.records.saves import PodSaves
+from rdzv.snapshot import Snapshot
+from tests.support.records import kv, member
+
+POLICY = DrainPolicy()
+ROUND = LiveRound("run", 3, True, ("a", "b", "c"), reforms="join", asking=frozenset("d"))
+HOLD = Commit(5, "run", 3, "hold", joins=True, failures=2, mod_revision=60)
+TRIED = replace(HOLD, phase="void", failures=3, mute=("b",))
+
+
+class Sidecar:
+    """One sidecar's decisions; ``saved``: the steps that members report as saved, and are at."""
+
+    def __init__(self, commit: Commit, *drains: Drain) -> None:
+        self.commit = commit
+        self.drains = {drain.pod_uid: drain for drain in drains}
+        self.saved: dict[str, tuple[int, int]] = {}
+        self.due_s: dict[str, float] = {}
+        self._seen = DrainObservations()
+
+    def decide(self, now: float, votes: str = "") -> DrainDecision:
+        membership = Snapshot(
+            90,
+            Job(1, 4, mod_revision=7),
+            {name: member(name, at) for at, name in enumerate("abcd", 1)},
+            drains=self.drains,
+            commit=self.commit,
+            last_commit=LastCommit(20, 3, 4, run="run"),
+        )
+        snapshot = DrainingSnapshot(
+            membership,
+            listing.decide(membership),
+            ROUND,
+            {name: Vote(5, 3, f"uid-{name}", 40) for name in votes},
+            "uid-a",
+            revision=90,
+            saves=[
+                PodSaves(name, f"uid-{name}", "run", 3, (step,), step, at)
+                for name, (step, at) in self.saved.items()
+            ],
+        )
+        self._seen = observe(now, self._seen, snapshot, self.due_s)
+        return decide(now, snapshot, self._seen, POLICY)
+
+
+def test_who_did_not_vote_is_on_record() -> None:
+    one = Sidecar(HOLD)
+    one.decide(0, "ac")
+    failed = one.decide(10, "ac").commit
+    assert failed is not None
+    assert (failed.phase, failed.failures, failed.mute) == ("void", 3, ("b",))
+    assert Commit.from_kv(kv("commit", 1, failed.to_json())) == replace(failed, mod_revision=1)
+    voted = Sidecar(replace(HOLD, mute=("b",))).decide(0, "abc").commit
+    assert voted is not None
+    assert (voted.phase, voted.mute) == ("commit", ())
+    assert b"mute" not in voted.to_json()
+
+
+def test_i11_after_three_attempts_a_join_waits_for_the_next_save_of_all_others() -> None:
+    one = Sidecar(TRIED)
+    one.saved = {"a": (30, 33), "c": (30, 30)}
+    for now in (0, 100, 599):
+        waits = one.decide(now)
+        assert waits.commit is None
+        assert waits.reason == (
+            "b did not vote in 3 attempts: waiting for the next periodic save of all others"
+        )
+        assert waits.wake_at_s == min(now + 5, 600)
+    one.saved["a"] = (40, 41)
+    assert one.decide(599).commit is None
+    one.saved["c"] = (40, 43)
+    let_in = one.decide(599).commit
+    assert let_in is not None
+    assert (let_in.refused, let_in.joins) == (True, True)
+    assert let_in.reason == (
+        "b did not vote in 3 attempts: newcomers join without a save;"
+        " 3 steps since step 40 are made again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("saved", "repeated"),
+    [
+        ({"a": (30, 90), "c": (30, 30)}, "60 steps since step 30 are made again"),
+        ({"a": (30, 90)}, "70 steps since step 20 are made again"),
+        ({}, "the steps since the last save are made again"),
+    ],
+)
+def test_i11_a_join_waits_for_no_save_for_longer_than_ten_minutes(
+    saved: dict[str, tuple[int, int]], repeated: str
+) -> None:
+    one = Sidecar(TRIED)
+    one.saved = saved
+    one.decide(0)
+    let_in = one.decide(600).commit
+    assert let_in is not None
+    assert let_in.refused
+    assert let_in.reason.endswith(f"newcomers join without a save; {repeated}")
+
+
+@pytest.mark.parametrize("tried", [replace(TRIED, failures=2), replace(TRIED, mute=())])
+def test_before_that_and_if_all_have_voted_another_attempt_follows(tried: Commit) -> None:
+    one = Sidecar(tried)
+    one.decide(0)
+    again = one.decide(20).commit
+    assert again is not None
+    assert again.phase == "hold"
+
+
+def test_i10_a_leaver_with_a_deadline_keeps_trying_until_then() -> None:
+    one = Sidecar(TRIED, Drain("uid-a", "a", "spot", "sigterm", seconds_left=100.0))
+    one.decide(0)
+    again = one.decide(20).commit
+    assert again is not None
+    assert again.phase == "hold"
+
+
+def test_the_one_that_does_not_vote_may_be_drained_by_hand() -> None:
+    one = Sidecar(TRIED, Drain("uid-b", "b", "its disk is full", "operator"))
+    one.decide(0)
+    let_go = one.decide(600).commit
+    assert let_go is not None
+    assert (let_go.refused, let_go.leaving) == (True, ("uid-b",))
+
+
+def test_the_status_names_who_does_not_vote() -> None:
+    membership = Snapshot(90, Job(1, 4), {}, commit=TRIED)
+    run = RunView("run", Round(3, True), ())
+    view = JobView("team", "digits", membership, listing.decide(membership), (run,), (), {}, {})
+    assert view.mute == (
+        "b did not vote on a save in 3 attempts: newcomers wait (see the log of its sidecar; its"
+        " run directory may take no writes)"
+    )
+    gone = RunView("run", Round(4, True), ())
+    assert JobView("t", "d", membership, view.listing, (gone,), (), {}, {}).mute == ""
