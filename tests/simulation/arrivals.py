@@ -14,12 +14,12 @@ NEXT_S = (20.0, 50.0)
 """Between two nodes that an autoscaler adds."""
 
 
-def fill_disk(story: Story) -> None:
-    """Let the run directory of a pod take no file any more: its sidecar cannot vote."""
+def break_disk(story: Story) -> None:
+    """Let the run directory of a pod take no writes any more: its sidecar cannot vote."""
     pod = story.any()
-    if pod is not None and not any(one.run_dir.full for one in story.job.present()):
-        story.say(pod, "its run directory is full")
-        pod.run_dir.full = True
+    if pod is not None and not any(one.run_dir.broken for one in story.job.present()):
+        story.say(pod, "its run directory takes no writes")
+        pod.run_dir.broken = True
 
 
 def come_later(story: Story) -> None:

@@ -748,7 +748,7 @@ PLANTS |= {
     ),
     # A pod that cannot vote is awaited for ever.
     "mute-pods-awaited": _as(
-        "full-disks",
+        "broken-disks",
         6,
         {
             "agent.drain.service.DrainPolicy": lambda below_min: DrainPolicy(

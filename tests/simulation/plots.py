@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.simulation.aliens import alien_key, untrue_record
-from tests.simulation.arrivals import come_later, fill_disk, keep_coming
+from tests.simulation.arrivals import break_disk, come_later, keep_coming
 from tests.simulation.bounds import pause_for_a_while, set_gather, set_sizes
 from tests.simulation.departures import (
     cordon,
@@ -222,7 +222,7 @@ PLOTS = (
     # Whose torchrun stops while its ranks train is given up once all have saved.
     Plot("silent-agents", {stand_still: 4, come_later: 1}, (2, 3), growing, (2, 4)),
     # Who cannot vote keeps nobody out.
-    Plot("full-disks", {fill_disk: 2, come_later: 4, crash: 1}, (2, 3), growing, (4, 7)),
+    Plot("broken-disks", {break_disk: 2, come_later: 4, crash: 1}, (2, 3), growing, (4, 7)),
     # Nodes keep coming, at shorter intervals than a world takes to its first step.
     Plot("long-starts", {keep_coming: 1}, (1, 2, 3), growing, (1, 1), start_s=60.0),
     Plot(

@@ -101,11 +101,11 @@ class Pod:
 
     @property
     def mute_s(self) -> float:
-        """For how long newcomers wait for it at most: it cannot vote, as its disk is full.
+        """For how long newcomers wait for it at most: it cannot vote, as its disk is broken.
 
         If its gate was shut then, its ranks stand still, and no periodic save comes.
         """
-        if not self.run_dir.full:
+        if not self.run_dir.broken:
             return 0.0
         shown = self.run_dir.gate()
         shut = shown is not None and Gate.from_json(layout.GATE, shown).phase in SHUT

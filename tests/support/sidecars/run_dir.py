@@ -22,7 +22,7 @@ class MemoryRunDir(RunDir):
     """A run directory whose files are a dictionary. ``written`` is set by the next write.
 
     ``progress``: what each rank tells, by local rank. ``on_hosts`` is called with each host list.
-    ``told``: how far each rank is, by local rank. ``full``: no file can be written. Of what
+    ``told``: how far each rank is, by local rank. ``broken``: it takes no writes. Of what
     ``muster-run`` reports of its launcher, and of workers of horovodrun, there is nothing.
     """
 
@@ -33,7 +33,7 @@ class MemoryRunDir(RunDir):
         self.told: dict[int, StepLine] = {}
         self.written = asyncio.Event()
         self.on_hosts: Callable[[bytes], None] = lambda content: None
-        self.full = False
+        self.broken = False
 
     def state(self, pod_uid: str) -> State:
         """What this pod's sidecar kept, or the state of a fresh pod."""
@@ -76,8 +76,8 @@ class MemoryRunDir(RunDir):
         return self.files.get(name) == content
 
     def _write(self, name: str, content: bytes, mode: int) -> None:
-        if self.full:
-            raise OSError(errno.ENOSPC, "No space left on device")
+        if self.broken:
+            raise OSError(errno.EIO, "Input/output error")
         self.files[name] = content
         written, self.written = self.written, asyncio.Event()
         written.set()
