@@ -73,7 +73,8 @@ class KnownRounds:
     def followed(self) -> tuple[str, ...]:
         """Return the runs to follow, even without a torchrun here: those not over, up to a bound.
 
-        The newest is the first. Runs whose round the store has lost come right after the newest, so that it is written back.
+        The newest is the first. Runs whose round the store has lost come right after the newest,
+        so that it is written back.
         """
         runs = self._runs
         newest_first = sorted(
