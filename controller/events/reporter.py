@@ -88,7 +88,7 @@ class EventReporter:
         of_job = any(one.of_job for one in new)
         owner = await self._owners.reference(state) if of_job else None
         for one in new:
-            pod = self._owners.pod(one.pod_uid) if one.pod_uid else None
+            pod = self._owners.pod(state.keys, one.pod, one.pod_uid)
             if pod is not None:
                 self._say(pod.reference, one)
             if owner is not None and one.of_job:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from controller.jobs.state import JobState
 from controller.notices.node import NodeSeen
 from controller.notices.policy import NoticePolicy
-from controller.owners.pods import PodSeen
+from controller.owners.pods import PodSeen, pod_of
 from rdzv.keys import JobKeys
 from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.records.job import Member
@@ -93,7 +93,8 @@ def decide(
 ) -> NoticeDecision:
     """Decide for a job at ``now``, monotonic, in seconds. ``nodes`` are by name, ``pods`` by UID.
 
-    ``asked`` is what was remembered before; the caller adds the requests that it carries out.
+    ``asked`` is what was remembered of this job's pods before; the caller adds the requests that it
+    carries out.
     """
     asks: list[NoticeGiven] = []
     lifts: list[NoticeLifted] = []
@@ -103,7 +104,7 @@ def decide(
     going: set[str] = set()
     for member in sorted(job.snapshot.members.values(), key=lambda one: one.age_order):
         uid = member.pod_uid
-        pod = pods.get(uid)
+        pod = pod_of(pods, job.keys, member.name, uid)
         drain = job.snapshot.drains.get(uid)
         if pod is not None and pod.preempted and drain and not (drain.preempted or drain.outcome):
             marks.append(PreemptionSeen(job.keys, drain))

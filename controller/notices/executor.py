@@ -67,7 +67,7 @@ class NoticeExecutor:
         self._policy = policy
         self._me = me
         self._clock = clock
-        self._asked: Mapping[str, Asked] = {}
+        self._asked: dict[JobKeys, Mapping[str, Asked]] = {}
         self._defective: set[JobKeys] = set()
         """Jobs whose last evaluation raised."""
 
@@ -80,21 +80,21 @@ class NoticeExecutor:
             nodes = {node.name: node for node in self._nodes.items.values()}
             states = self._jobs.states()
             self._defective &= states.keys()
-            decided = [self._decided(nodes, job) for job in states.values()]
-            self._asked = {uid: one for made in decided for uid, one in made.asked.items()}
-            due_s = [await self._carry_out(*one) for one in zip(states, decided, strict=True)]
+            decided = {keys: self._decided(nodes, job) for keys, job in states.items()}
+            self._asked = {keys: made.asked for keys, made in decided.items()}
+            due_s = [await self._carry_out(keys, made) for keys, made in decided.items()]
             await self._change(before, min(due_s, default=math.inf) - self._clock())
             await asyncio.sleep(GATHER_S)
 
     def _decided(self, nodes: Mapping[str, NodeSeen], job: JobState) -> NoticeDecision:
         """Decide for one job; after a defect its remembered requests are kept, and others go on."""
-        now = self._clock()
+        now, asked = self._clock(), self._asked.get(job.keys, {})
         try:
-            made = decision.decide(now, nodes, self._pods.items, job, self._asked, self._policy)
+            made = decision.decide(now, nodes, self._pods.items, job, asked, self._policy)
         except Exception as error:
             self._tell(job.keys, error)
-            uids = {one.pod_uid for one in job.snapshot.members.values()} & self._asked.keys()
-            kept = {uid: self._asked[uid] for uid in uids}
+            uids = {one.pod_uid for one in job.snapshot.members.values()} & asked.keys()
+            kept = {uid: asked[uid] for uid in uids}
             return NoticeDecision(asked=kept, wake_at_s=now + DEFECT_AGAIN_S)
         if not (made.asks or made.lifts or made.marks):
             self._defective.discard(job.keys)
@@ -139,7 +139,7 @@ class NoticeExecutor:
         compares.append(Compare(key, "mod", "=", ask.member.mod_revision))
         if not await self._write(ask.keys, compares, operations):
             return False
-        self._asked = after_ask(self._asked, ask)
+        self._asked[ask.keys] = after_ask(self._asked.get(ask.keys, {}), ask)
         log.info(
             "requested a drain of %s of job %s: %s",
             ask.member.name,
@@ -177,7 +177,8 @@ class NoticeExecutor:
         noted = entry_operations(lift.keys, entry, job.revision, present)
         if not await self._write(lift.keys, compares, [*operations, *noted]):
             return False
-        self._asked = after_lift(self._asked, lift, self._clock())
+        asked = self._asked.get(lift.keys, {})
+        self._asked[lift.keys] = after_lift(asked, lift, self._clock())
         log.info(
             "cancelled the drain of %s of job %s: %s",
             drain.member,

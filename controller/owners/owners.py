@@ -15,7 +15,7 @@ from controller.cluster.collection import Collection
 from controller.cluster.events import reference
 from controller.jobs.state import JobState
 from controller.owners.annotations import PREFIX
-from controller.owners.pods import PodSeen
+from controller.owners.pods import PodSeen, pod_of
 from controller.owners.scale import replicas_of
 from rdzv.errors import ClusterRefused, ClusterUnavailable
 from rdzv.keys import JobKeys
@@ -64,11 +64,11 @@ class Owners:
         self._unread_since_s: OrderedDict[JobKeys, float] = OrderedDict()
         self._gone: OrderedDict[str, PodSeen] = OrderedDict()
 
-    def pod(self, uid: str) -> PodSeen | None:
-        """Return a pod by its UID, also if it is gone already."""
-        found = self._pods.items.get(uid)
+    def pod(self, keys: JobKeys, name: str, uid: str) -> PodSeen | None:
+        """Return the job's pod that a record names, also if it is gone already."""
+        found = pod_of(self._pods.items, keys, name, uid)
         if found is None:
-            return self._gone.get(uid)
+            return pod_of(self._gone, keys, name, uid)
         _keep_newest(self._gone, uid, found)
         return found
 
@@ -109,8 +109,9 @@ class Owners:
         return None if owner is None else owner.reference
 
     def _pod_of(self, state: JobState) -> PodSeen | None:
-        uids = [one.pod_uid for one in state.snapshot.members.values()]
-        return next((pod for uid in uids if (pod := self.pod(uid)) is not None), None)
+        named = [(one.name, one.pod_uid) for one in state.snapshot.members.values()]
+        pods = (self.pod(state.keys, name, uid) for name, uid in named)
+        return next((pod for pod in pods if pod is not None), None)
 
     async def _read(self, pod: PodSeen, maker: Mapping[str, Any]) -> OwnerSeen:
         owner = pod.owner

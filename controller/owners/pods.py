@@ -9,8 +9,11 @@ from typing import Any
 
 from controller.admission.owner import Owner, owner_of
 from controller.cluster.api import Object
-from injection.settings import LABEL
+from injection import sidecar
+from injection.job_label import job_label
+from injection.settings import LABEL, TABLE
 from rdzv.errors import ConfigError
+from rdzv.keys import JobKeys
 
 PREEMPTED = "PreemptionByScheduler"
 """Reason of the condition DisruptionTarget: the scheduler ends the pod to make room."""
@@ -24,8 +27,8 @@ class PodSeen:
     object that created the pod itself. ``disruption``: why Kubernetes is about to end it, from its
     condition; empty without one. ``preempted``: that is to make room for a pod of a higher
     priority. ``tolerates``: keys of the taints that it tolerates. ``deleted``:
-    whether its termination has begun. ``job``: the value of its label. ``unplaced``: whether the
-    scheduler has found no node for it.
+    whether its termination has begun. ``job``: its job's name, as a label has it. ``unplaced``:
+    whether the scheduler has found no node for it.
     """
 
     uid: str
@@ -78,7 +81,7 @@ def pod_seen(pod: Object) -> PodSeen:
         disruption=next((text or "DisruptionTarget" for text in sentences), ""),
         preempted=any(one.get("reason") == PREEMPTED for one in disrupted),
         deleted=bool(metadata.get("deletionTimestamp")),
-        job=(metadata.get("labels") or {}).get(LABEL, ""),
+        job=_job(pod),
         unplaced=not metadata.get("deletionTimestamp")
         and any(
             (one.get("type"), one.get("reason")) == ("PodScheduled", "Unschedulable")
@@ -86,6 +89,33 @@ def pod_seen(pod: Object) -> PodSeen:
             for one in conditions
         ),
     )
+
+
+def pod_of(pods: Mapping[str, PodSeen], keys: JobKeys, name: str, uid: str) -> PodSeen | None:
+    """Return the pod that a record of a job names; None unless the pod itself agrees.
+
+    The job writes its records, so a record may name any pod of the cluster: it speaks for the
+    job's own pods alone. ``pods`` are by UID; ``name`` is the member's.
+    """
+    found = pods.get(uid)
+    if found is None or (found.namespace, found.name) != (keys.namespace, name):
+        return None
+    return found if found.job == job_label(keys.job_name) else None
+
+
+def _job(pod: Object) -> str:
+    """Return the name of the sidecar's job, as a label has it: by its variable, else the label."""
+    labels = pod["metadata"].get("labels") or {}
+    named = {"value": labels.get(LABEL, "")}
+    for container in (pod.get("spec") or {}).get("initContainers") or []:
+        if container.get("name") == sidecar.NAME:
+            variables = {one.get("name"): one for one in container.get("env") or []}
+            named = variables.get(TABLE["job"].variable, named)
+    if path := ((named.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath"):
+        read = str(path).removeprefix("metadata.labels['").removesuffix("']")
+        named = {"value": labels.get(read, "")}
+    job = str(named.get("value") or "")
+    return job and job_label(job)
 
 
 def _owner(pod: Object) -> Owner | None:

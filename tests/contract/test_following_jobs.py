@@ -58,7 +58,7 @@ def pod(name: str) -> dict[str, Any]:
             "name": name,
             "namespace": "team",
             "uid": f"uid-{name}",
-            "labels": {"muster.dev/job": "digits", "pod-template-hash": "5d"},
+            "labels": {"muster.dev/job": KEYS.job_name, "pod-template-hash": "5d"},
             "ownerReferences": [{**maker, "controller": True}],
         },
         "spec": {"nodeName": "node-1", "containers": []},

@@ -50,10 +50,14 @@ class StoredJob:
         self.store = store
         self.keys = JobKeys("team", f"digits-{uuid4().hex}")
 
-    async def begin(self) -> None:
+    async def begin(self, fake: FakeApi) -> None:
         live = self.keys.in_generation(1)
+        labels = {"muster.dev/job": self.keys.job_name}
         puts = [Put(self.keys.job, Job(1, 4).to_json())]
         for number, name in enumerate("abc", 1):
+            pod = {"metadata": {"namespace": "team", "uid": f"uid-{name}", "labels": labels}}
+            spec = {"spec": {"nodeName": "north", "containers": []}}
+            await fake.put(f"/api/v1/namespaces/team/pods/{name}", {**pod, **spec})
             one = replace(member(name, number), version="0.2.0")
             held = Incarnation(name, number, one.pod_uid)
             puts += [
@@ -88,10 +92,6 @@ class StoredJob:
 async def fake(tmp_path: Path) -> AsyncIterator[FakeApi]:
     async with FakeApi(tmp_path) as fake:
         await fake.put(NODE, {"spec": {}})
-        for name in "abc":
-            pod = {"metadata": {"namespace": "team", "uid": f"uid-{name}"}}
-            spec = {"spec": {"nodeName": "north", "containers": []}}
-            await fake.put(f"/api/v1/namespaces/team/pods/{name}", {**pod, **spec})
         yield fake
 
 
@@ -117,7 +117,7 @@ async def test_a_sign_is_a_drain_and_its_end_takes_back_what_nobody_else_has_ask
     fake: FakeApi, store: Store
 ) -> None:
     job = StoredJob(store)
-    await job.begin()
+    await job.begin(fake)
     live = job.keys.in_generation(1)
     async with asking(fake, store):
         # A cordon spares what the job cannot train without; a taint does not.
@@ -155,7 +155,7 @@ async def test_a_sign_that_came_and_one_that_went_while_nobody_looked_count_at_t
     fake: FakeApi, store: Store
 ) -> None:
     job = StoredJob(store)
-    await job.begin()
+    await job.begin(fake)
     await show(fake, taints=[SPOT])
     async with asking(fake, store):
         await job.until_drains("abc")
@@ -168,7 +168,7 @@ async def test_a_preemption_is_noted_in_the_drain_of_a_pod_that_is_being_ended(
     fake: FakeApi, store: Store
 ) -> None:
     job = StoredJob(store)
-    await job.begin()
+    await job.begin(fake)
     key = job.keys.in_generation(1).drain("uid-a")
     ended = replace(drain("a", source="prestop"), ending=True)
     await store.txn([], [Put(key, ended.to_json())])

@@ -109,6 +109,9 @@ class Said:
 
 
 class OwnersByName:
+    def pod(self, keys: JobKeys, name: str, uid: str) -> None:
+        return None
+
     async def reference(self, state: Any) -> Any:
         return {"name": state.keys.job_name}
 
@@ -186,7 +189,7 @@ async def test_a_job_that_brings_out_a_defect_keeps_no_other_from_its_notice(
         await store.txn([], puts)
     nodes: Any = Shown(n=NodeSeen("n", shutting_down=True))
     pods: Any = Shown(
-        **{uid: PodSeen(uid, "team", uid, "n", None, None) for uid in ("good", "bad")}
+        **{job: PodSeen(job, "team", "a", "n", None, None, job=job) for job in ("good", "bad")}
     )
     async with Jobs(store, now, Random(1)).following() as jobs:
         await jobs.changed_after(0)

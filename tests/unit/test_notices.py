@@ -29,7 +29,7 @@ def explore_all() -> None:
         explore(seed)
 
 
-POD = PodSeen("uid-a", "team", "a", "north", None, None)
+POD = PodSeen("uid-a", "team", "a", "north", None, None, job="digits")
 
 
 def test_whatever_happens_nobody_elses_drain_is_lifted_and_every_sign_is_passed_on() -> None:

@@ -13,8 +13,10 @@ from controller.owners.annotations import EVERY_S, due_s
 from controller.owners.owners import Owners
 from controller.owners.pods import pod_seen
 from controller.owners.scale import decide, replicas_of
+from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
+from tests.support.records import member
 
 OURS = HistoryEntry("set", "controller", "desired is 3 (before: none)", 1.0, {"replicas": 3})
 THEIRS = HistoryEntry("set", "me@desk", "desired is 2 (before: 3)", 2.0)
@@ -122,17 +124,16 @@ async def test_of_a_large_owner_only_what_is_used_is_kept() -> None:
     template = {"spec": {"containers": [{"name": "train", "args": ["z" * 100_000]}]}}
     found = {"metadata": metadata, "spec": {"replicas": 3, "template": template}}
     made_by = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "d", "uid": "of-d"}
-    member = {"uid": "u", "name": "d-0", "namespace": "n"}
-    pod = {"metadata": {**member, "ownerReferences": [{**made_by, "controller": True}]}, "spec": {}}
+    shown = {"uid": "u", "name": "d-0", "namespace": "n", "labels": {"muster.dev/job": "job"}}
+    pod = {"metadata": {**shown, "ownerReferences": [{**made_by, "controller": True}]}, "spec": {}}
 
     class Api:
         async def get(self, path: str, timeout_s: float) -> dict[str, Any]:
             return found
 
     pods: Any = SimpleNamespace(items={"u": pod_seen(pod)})
-    job: Any = SimpleNamespace(
-        keys="job", snapshot=SimpleNamespace(members={"d-0": SimpleNamespace(pod_uid="u")})
-    )
+    members = {"d-0": member("d-0", uid="u")}
+    job: Any = SimpleNamespace(keys=JobKeys("n", "job"), snapshot=SimpleNamespace(members=members))
     api: Any = Api()
     owner = await Owners(api, pods, lambda: 0.0).of(job)
     assert owner is not None

@@ -62,7 +62,8 @@ class Cluster:
     def __post_init__(self) -> None:
         for number, name in enumerate("abcd"):
             uid = f"uid-{name}"
-            self.pods[uid] = PodSeen(uid, "team", name, NODES[number % 2], None, None)
+            node = NODES[number % 2]
+            self.pods[uid] = PodSeen(uid, "team", name, node, None, None, job=KEYS.job_name)
             self.members[name] = replace(member(name, number + 1), version="0.2.0")
 
     # -- what may happen

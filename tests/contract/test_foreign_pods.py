@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A record names a foreign pod: whoever writes a job's records cannot act at what is not the job's.
+
+The leader's own parts, on the memory store and in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from controller.cluster.events import Events
+from controller.events.reporter import EventReporter
+from controller.jobs.jobs import Jobs
+from controller.notices.executor import NoticeExecutor
+from controller.notices.node import NodeSeen
+from controller.notices.policy import NoticePolicy
+from controller.owners.owners import Owners
+from controller.owners.pods import PodSeen, pod_of, pod_seen
+from controller.owners.reconciler import OwnerReconciler
+from injection.job_label import job_label
+from rdzv.keys import JobKeys
+from rdzv.records.drain import Drain
+from rdzv.records.history import HistoryEntry
+from rdzv.records.job import Incarnation, Job
+from rdzv.store import Put
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from tests.support.clocks.virtual import now
+from tests.support.records import member
+from tests.support.tasks import beside
+
+pytestmark = pytest.mark.virtual
+
+MINE = JobKeys("attacker", "mine")
+UID = "victims-uid"
+BY_JOB = "batch.kubernetes.io/job-name"
+Call = tuple[str, str]
+
+
+class Api:
+    """The API server's answers to the leader, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    async def get(self, path: str, timeout_s: float = 0.0) -> dict[str, Any]:
+        self.calls.append(("GET", path))
+        return {"metadata": {"name": "payroll", "uid": "owner"}, "spec": {"replicas": 7}}
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        about = body["involvedObject"]
+        self.calls.append(("EVENT", f"{about['namespace']} {about['kind']}/{about['name']}"))
+        return body
+
+    async def merge(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.calls.append(("PATCH", path))
+        return body
+
+
+def pod(namespace: str, name: str, job: str) -> dict[str, Any]:
+    maker = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "payroll-6c", "uid": "rs"}
+    labels = {"pod-template-hash": "6c", "muster.dev/job": job}
+    owners = [{**maker, "controller": True}]
+    metadata = {"uid": UID, "namespace": namespace, "name": name, "labels": labels}
+    return {"metadata": {**metadata, "ownerReferences": owners}, "spec": {"nodeName": "north"}}
+
+
+async def led(shown: dict[str, Any], names: str) -> tuple[list[Call], dict[str, Drain]]:
+    """Let ``MINE`` claim a pod as its member ``names``; return the calls, and the pod's drains."""
+    store, api = MemoryStore(MemoryEngine(now)), Api()
+    pods: Any = Shown({UID: pod_seen(shown)})
+    nodes: Any = Shown({"north": NodeSeen("north", shutting_down=True)})
+    leading: Any = SimpleNamespace(told=None, progress=lambda: None)
+    given: Any = api
+    live = MINE.in_generation(1)
+    claimed = replace(member(names, uid=UID, most=100), version="0.2.0")
+    async with Jobs(store, now, Random(1)).following() as jobs:
+        owners = Owners(given, pods, now)
+        reporter = EventReporter(jobs, owners, Events(given, now), leading)
+        reconciler = OwnerReconciler(given, jobs, owners, now, scales=True, annotates=True)
+        executor = NoticeExecutor(jobs, nodes, pods, NoticePolicy(), "controller-0", now)
+        async with beside(reporter.run()), beside(reconciler.run()), beside(executor.run()):
+            await asyncio.sleep(1)
+            puts = [
+                Put(MINE.job, Job(1, 100).to_json()),
+                Put(live.member(names), claimed.to_json()),
+            ]
+            held = Incarnation(names, 1, UID)
+            await store.txn([], [*puts, Put(MINE.incarnation(names), held.to_json())])
+            await asyncio.sleep(5)
+            for number, what in enumerate(("lost", "quarantine"), 1):
+                said: dict[str, object] = {"pod_uid": UID}
+                entry = HistoryEntry(what, names, "delete this Deployment", 1.0, said)  # type: ignore[arg-type]
+                put = Put(MINE.history_entry(number, names, what), entry.to_json())
+                await store.txn([], [put])
+            asked = Drain("another", names, "spot", "operator")
+            await store.txn([], [Put(live.drain("another"), asked.to_json())])
+            await asyncio.sleep(100)
+            state = jobs.state(MINE)
+            assert state is not None
+            drains = {uid: one for uid, one in state.snapshot.drains.items() if uid == UID}
+    return api.calls, drains
+
+
+class Shown(SimpleNamespace):
+    """A collection that never changes."""
+
+    def __init__(self, items: dict[str, Any]) -> None:
+        super().__init__(items=items, sequence=1)
+
+    async def changed_after(self, sequence: int) -> None:
+        if sequence >= self.sequence:
+            await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name", "job"),
+    [
+        ("victim", "payroll-x", "payroll"),
+        ("victim", "payroll-x", "mine"),
+        ("attacker", "payroll-x", "payroll"),
+        ("attacker", "another-name", "mine"),
+    ],
+)
+async def test_nothing_is_done_at_a_pod_that_a_record_only_claims(
+    namespace: str, name: str, job: str
+) -> None:
+    calls, drains = await led(pod(namespace, name, job), "payroll-x")
+    assert calls == []
+    assert drains == {}
+
+
+async def test_a_pod_that_agrees_with_its_record_is_served() -> None:
+    calls, drains = await led(pod("attacker", "payroll-x", "mine"), "payroll-x")
+    owner = "/apis/apps/v1/namespaces/attacker/deployments/payroll"
+    assert {
+        ("EVENT", "attacker Pod/payroll-x"),
+        ("EVENT", "attacker Deployment/payroll"),
+        ("GET", owner),
+        ("PATCH", owner),
+    } <= {*calls}
+    assert [one.source for one in drains.values()] == ["controller"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "job"),
+    [
+        ({"valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{BY_JOB}']"}}}, "nightly-17"),
+        ({"value": "digits"}, "digits"),
+        ({}, "nightly"),
+    ],
+)
+def test_the_job_of_a_pod_is_the_one_of_its_sidecar(variable: dict[str, Any], job: str) -> None:
+    """The pods of a CronJob have its name as their label, and each of its Jobs is a job."""
+    labels = {"muster.dev/job": "nightly", BY_JOB: "nightly-17"}
+    name = "MUSTER_JOB" if variable else "OTHER"
+    sidecar = {"name": "muster", "env": [{"name": name, **variable}]}
+    metadata = {"uid": "u", "namespace": "team", "name": "a", "labels": labels}
+    seen = pod_seen({"metadata": metadata, "spec": {"initContainers": [sidecar]}})
+    for claimed in ("nightly-17", "digits", "nightly"):
+        found = pod_of({"u": seen}, JobKeys("team", claimed), "a", "u")
+        assert (found is seen) == (claimed == job)
+
+
+def test_a_long_name_is_compared_as_a_label_can_have_it() -> None:
+    job = "j" * 80
+    seen = PodSeen("u", "team", "a", "north", None, None, job=job_label(job))
+    assert pod_of({"u": seen}, JobKeys("team", job), "a", "u") is seen
+    assert pod_of({"u": seen}, JobKeys("team", job + "x"), "a", "u") is None
