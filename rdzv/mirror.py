@@ -52,7 +52,8 @@ class Mirror:
     ``certain_revision``: the revision of the newest read or event. Compares of the kind "nothing
     has changed since" use this one: ``revision`` may come from a progress notification, which some
     versions of etcd send too early. A revision that is too low is safe: the compare just fails.
-    Keys that cannot be ours are left out: ``may_be_ours`` judges by what follows the prefix.
+    Keys that cannot be ours are left out, and so are those that nobody here reads: ``may_be_ours``
+    and ``read`` judge by what follows the prefix.
     ``listener_errors`` counts exceptions of listeners, ``relists`` full reads: after one, listeners
     get the differences, and not every change in between.
     """
@@ -62,9 +63,11 @@ class Mirror:
         prefix: str,
         clock: Callable[[], float],
         may_be_ours: Callable[[str], bool] = spelled,
+        read: Callable[[str], object] | None = None,
     ) -> None:
         self.prefix = prefix
         self._may_be_ours = may_be_ours
+        self._read = read
         self.revision = self.certain_revision = 0
         self.sequence = 0
         self.listener_errors = 0
@@ -130,7 +133,7 @@ class Mirror:
 
     def replace(self, kvs: Sequence[KeyValue], revision: int) -> None:
         """Take a full read as the new content; pass the difference to listeners as events."""
-        new = {kv.key: kv for kv in kvs if self._is_ours(kv.key)}
+        new = {kv.key: kv for kv in kvs if self._is_kept(kv.key)}
         events = [
             WatchEvent("delete", KeyValue(key, b"", 0, revision, 0, 0))
             for key in self._kvs
@@ -150,7 +153,7 @@ class Mirror:
         """Apply one batch of the watch."""
         if events:
             self.certain_revision = events[-1].kv.mod_revision
-        events = [event for event in events if self._is_ours(event.kv.key)]
+        events = [event for event in events if self._is_kept(event.kv.key)]
         for event in events:
             if event.kind == "put":
                 self._kvs[event.kv.key] = event.kv
@@ -201,8 +204,11 @@ class Mirror:
             extra={"event": "listener_failed"},
         )
 
-    def _is_ours(self, key: str) -> bool:
-        if self._may_be_ours(key[len(self.prefix) :]):
+    def _is_kept(self, key: str) -> bool:
+        below = key[len(self.prefix) :]
+        if self._read is not None and not self._read(below):
+            return False
+        if self._may_be_ours(below):
             return True
         if key not in self._foreign_keys and len(self._foreign_keys) < FOREIGN_KEYS_NAMED_MAX:
             self._foreign_keys.add(key)

@@ -110,7 +110,7 @@ class JobsWithPods:
                 uid = str(metadata.get("uid", ""))
                 if event.get("type") == "DELETED":
                     self._gone(uid)
-                elif (job := job_of_pod(pod)) is not None:
+                elif event.get("type") != "BOOKMARK" and (job := job_of_pod(pod)) is not None:
                     self._there(uid, job)
             if not yielded:
                 await asyncio.sleep(AGAIN_FIRST_S)

@@ -90,10 +90,15 @@ class ClusterApi:
     async def watch(self, path: str, version: str, *, accept: str = JSON) -> AsyncIterator[Object]:
         """Yield every event after ``version``, until the API server ends the watch or is quiet.
 
+        An event of the type BOOKMARK has nothing but the newest version.
         Raises ``ClusterRefused`` with 410 if that version is no longer available: list again.
         """
         joined = "&" if "?" in path else "?"
-        asked = f"{path}{joined}watch=1&resourceVersion={version}&timeoutSeconds={WATCH_S}"
+        # Without bookmarks, the version of a quiet watch expires, and all is listed again.
+        asked = (
+            f"{path}{joined}watch=1&resourceVersion={version}&timeoutSeconds={WATCH_S}"
+            "&allowWatchBookmarks=true"
+        )
         limits = aiohttp.ClientTimeout(
             total=WATCH_S + CALL_TIMEOUT_S, sock_connect=CALL_TIMEOUT_S, sock_read=QUIET_S
         )

@@ -109,9 +109,8 @@ class Collection(Generic[T]):
 
     async def _watch(self) -> None:
         """Apply events after the last version seen, so that a reconnect shows no older state."""
-        path = _with(self._path, "allowWatchBookmarks=true")
         yielded = False
-        async for event in self._api.watch(path, self._version):
+        async for event in self._api.watch(self._path, self._version):
             yielded = True
             self._is_answered()
             told = event.get("object") or {}

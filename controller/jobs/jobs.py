@@ -16,11 +16,11 @@ from rdzv.membership import Membership
 from rdzv.mirror import Mirror, Watching
 from rdzv.store import Store, WatchEvent
 
-_LOOKED_AT = re.compile(
-    r"(?:job|last_commit|g/[0-9]+/commit|g/[0-9]+/c10d/[^/]+/round)$"
-    r"|(?:incarnations|history|g/[0-9]+/(?:members|drains|quarantines))/"
+_READ = re.compile(
+    r"[^/]+/[^/]+/(?:(?:job|last_commit|g/[0-9]+/commit|g/[0-9]+/c10d/[^/]+/round)$"
+    r"|(?:incarnations|history|g/[0-9]+/(?:members|drains|quarantines))/)"
 )
-"""The keys that make up a job's state, without the job's prefix. Most of a store is the data of
+"""The keys that make up the jobs' states, without ``ROOT``. Most of a store is the data of
 launchers, and reports that pods write every few seconds."""
 
 
@@ -66,14 +66,17 @@ class Jobs:
     """Every job below the root of a store, as of the watch's position.
 
     ``clock`` is monotonic, in seconds. A job's state is the same object until the job changes.
+    ``sequence`` grows with the first read, and whenever a state changes.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float], random: Random) -> None:
         self.store = store
-        self.mirror = Mirror(ROOT, clock, spelled_of_any_job)
+        self.mirror = Mirror(ROOT, clock, spelled_of_any_job, _READ.match)
         self.watching = Watching(store, self.mirror, random=random)
         self._clock = clock
         self._jobs: dict[JobKeys, _Job] = {}
+        self._changes = 0
+        self._changed = asyncio.Event()
         self.mirror.subscribe(self._apply)
 
     @asynccontextmanager
@@ -96,12 +99,14 @@ class Jobs:
 
     @property
     def sequence(self) -> int:
-        """A counter that grows with each change."""
-        return self.mirror.sequence
+        """A counter of changes; 0 before the first read."""
+        return self.mirror.loaded + self._changes
 
     async def changed_after(self, sequence: int) -> None:
-        """Wait until ``self.sequence`` is above ``sequence``."""
-        await self.mirror.changed_after(sequence)
+        """Wait until ``self.sequence`` is above ``sequence``; 0 waits for the first read."""
+        await self.mirror.changed_after(0)
+        while self.sequence <= sequence:
+            await self._changed.wait()
 
     def states(self) -> Mapping[JobKeys, JobState]:
         """Return the readable states of all jobs that have a job record."""
@@ -125,11 +130,13 @@ class Jobs:
             found = job_of(event.kv.key)
             if found is None:
                 continue
-            keys, below = found
-            if _LOOKED_AT.match(below):
-                of_jobs.setdefault(keys, []).append(event)
+            of_jobs.setdefault(found[0], []).append(event)
         for keys, news in of_jobs.items():
             job = self._jobs.get(keys) or self._jobs.setdefault(keys, _Job(keys, self._clock))
             job.apply(news)
             if not job.mirror.kvs:
                 del self._jobs[keys]
+        if of_jobs:
+            self._changes += 1
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()

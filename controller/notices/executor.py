@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from time import time
 
 from controller.cluster.collection import Collection
@@ -44,9 +45,17 @@ SEE_S = 10.0
 """Timeout for the watch to show a write."""
 
 GATHER_S = 0.1
-"""Delay to batch changes: each evaluation covers every member of every job."""
+"""Delay to batch changes: a change of a node or a pod evaluates every member of every job."""
 RESERVE_MOST_S, RESERVE_PART = 5.0, 3
 """The launcher's reserve of a drain: at most this time and this fraction; as in the sidecar."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluated:
+    """A job's last evaluation: its state then, and the time of the next one without a change."""
+
+    state: JobState
+    due_s: float
 
 
 class NoticeExecutor:
@@ -68,6 +77,7 @@ class NoticeExecutor:
         self._me = me
         self._clock = clock
         self._asked: dict[JobKeys, Mapping[str, Asked]] = {}
+        self._evaluated: dict[JobKeys, _Evaluated] = {}
         self._defective: set[JobKeys] = set()
         """Jobs whose last evaluation raised."""
 
@@ -75,16 +85,34 @@ class NoticeExecutor:
         """Request and cancel drains until cancelled."""
         for part in (self._nodes, self._pods, self._jobs):
             await part.changed_after(0)
+        seen = (0, 0)
+        nodes: dict[str, NodeSeen] = {}
         while True:
             before = (self._jobs.sequence, self._nodes.sequence, self._pods.sequence)
-            nodes = {node.name: node for node in self._nodes.items.values()}
             states = self._jobs.states()
-            self._defective &= states.keys()
-            decided = {keys: self._decided(nodes, job) for keys, job in states.items()}
-            self._asked = {keys: made.asked for keys, made in decided.items()}
-            due_s = [await self._carry_out(keys, made) for keys, made in decided.items()]
-            await self._change(before, min(due_s, default=math.inf) - self._clock())
+            self._forget_all_but(states)
+            if seen != before[1:]:
+                seen = before[1:]
+                nodes = {node.name: node for node in self._nodes.items.values()}
+                self._evaluated.clear()
+            for keys, job in states.items():
+                last = self._evaluated.get(keys)
+                if last is None or last.state is not job or last.due_s <= self._clock():
+                    made = self._decided(nodes, job)
+                    self._asked[keys] = made.asked
+                    self._evaluated[keys] = _Evaluated(job, await self._carry_out(keys, made))
+                    await asyncio.sleep(0)  # the webhook's answers do not wait for all jobs
+            due_s = min((one.due_s for one in self._evaluated.values()), default=math.inf)
+            await self._change(before, due_s - self._clock())
             await asyncio.sleep(GATHER_S)
+
+    def _forget_all_but(self, jobs: Container[JobKeys]) -> None:
+        """Drop what is kept of other jobs; a due time of theirs would never be cleared."""
+        for keys in [keys for keys in self._evaluated if keys not in jobs]:
+            del self._evaluated[keys]
+        for keys in [keys for keys in self._asked if keys not in jobs]:
+            del self._asked[keys]
+        self._defective = {keys for keys in self._defective if keys in jobs}
 
     def _decided(self, nodes: Mapping[str, NodeSeen], job: JobState) -> NoticeDecision:
         """Decide for one job; after a defect its remembered requests are kept, and others go on."""
@@ -93,9 +121,7 @@ class NoticeExecutor:
             made = decision.decide(now, nodes, self._pods.items, job, asked, self._policy)
         except Exception as error:
             self._tell(job.keys, error)
-            uids = {one.pod_uid for one in job.snapshot.members.values()} & asked.keys()
-            kept = {uid: asked[uid] for uid in uids}
-            return NoticeDecision(asked=kept, wake_at_s=now + DEFECT_AGAIN_S)
+            return NoticeDecision(asked=asked, wake_at_s=now + DEFECT_AGAIN_S)
         if not (made.asks or made.lifts or made.marks):
             self._defective.discard(job.keys)
         return made
@@ -115,7 +141,7 @@ class NoticeExecutor:
         return made.wake_at_s if all([*marked, *asked, *lifted]) else self._clock() + AGAIN_S
 
     def _tell(self, keys: JobKeys, error: Exception) -> None:
-        """Log a defect once until the job is fine again, as every change anywhere evaluates it."""
+        """Log a defect once until the job is fine again, as it is evaluated again and again."""
         if keys not in self._defective:
             self._defective.add(keys)
             tell_defect(f"cannot request drains in job {keys.job_name}: {error}", error)
@@ -139,7 +165,7 @@ class NoticeExecutor:
         compares.append(Compare(key, "mod", "=", ask.member.mod_revision))
         if not await self._write(ask.keys, compares, operations):
             return False
-        self._asked[ask.keys] = after_ask(self._asked.get(ask.keys, {}), ask)
+        self._asked[ask.keys] = after_ask(self._asked[ask.keys], ask)
         log.info(
             "requested a drain of %s of job %s: %s",
             ask.member.name,
@@ -177,8 +203,7 @@ class NoticeExecutor:
         noted = entry_operations(lift.keys, entry, job.revision, present)
         if not await self._write(lift.keys, compares, [*operations, *noted]):
             return False
-        asked = self._asked.get(lift.keys, {})
-        self._asked[lift.keys] = after_lift(asked, lift, self._clock())
+        self._asked[lift.keys] = after_lift(self._asked[lift.keys], lift, self._clock())
         log.info(
             "cancelled the drain of %s of job %s: %s",
             drain.member,

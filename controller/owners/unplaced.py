@@ -43,9 +43,13 @@ class UnplacedWriter:
         """Keep the number of each job as it is until cancelled."""
         for part in (self._pods, self._jobs):
             await part.changed_after(0)
+        counted = 0
+        counts: Counter[tuple[str, str]] = Counter()
         while True:
             before = (self._jobs.sequence, self._pods.sequence)
-            counts = unplaced(self._pods.items.values())
+            if counted != self._pods.sequence:
+                counted = self._pods.sequence
+                counts = unplaced(self._pods.items.values())
             written = [
                 await self._keep(keys, job, counts[keys.namespace, job_label(keys.job_name)])
                 for keys, job in self._jobs.states().items()

@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A watch whose connection has died without a word, on a real connection."""
+"""Watches on a real connection: one that has died without a word, and ones that are quiet."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import pytest
 
+from controller.access.jobs import JobsWithPods
 from controller.cluster import api as cluster_api
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi
+from controller.cluster.collection import Collection
+from controller.cluster.watching import watch_one
 from tests.support.cluster_api import FakeApi
+from tests.support.tasks import beside
 from tests.support.waiting import DEADLINE_S
 
+PODS = "/api/v1/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/muster-system/leases"
 
 
@@ -27,3 +33,22 @@ async def test_a_watch_that_is_silent_ends_so_that_another_shows_whether_anybody
         async with asyncio.timeout(DEADLINE_S):
             seen = [event["object"]["spec"] async for event in api.watch(path, "0")]
     assert seen == [{"a": 1}]
+
+
+@pytest.mark.parametrize(
+    "follow",
+    [
+        lambda api: Collection(api, PODS, lambda one: one)._follow(),
+        lambda api: JobsWithPods(api).run(),
+        lambda api: watch_one(api, PODS, "one", lambda: None),
+    ],
+    ids=["collection", "pods of jobs", "one object"],
+)
+async def test_a_quiet_watch_keeps_its_version_by_bookmarks(
+    follow: Callable[[ClusterApi], Coroutine[None, None, None]], tmp_path: Path
+) -> None:
+    async with FakeApi(tmp_path) as fake, ClusterApi(fake.access) as api:
+        async with beside(follow(api)):
+            await fake.until_watched()
+        (asked,) = fake.watches
+        assert asked["allowWatchBookmarks"] == "true"

@@ -35,6 +35,8 @@ class FakeApi:
         self.calls: list[tuple[str, str]] = []
         self.accepted: set[tuple[str, str]] = set()
         """Paths that were asked for, each with the media type."""
+        self.watches: list[dict[str, str]] = []
+        """What each watch asked for."""
         self.away = False
         self.refused: set[str] = set()
         self.busy: set[str] = set()
@@ -100,6 +102,11 @@ class FakeApi:
         async with asyncio.timeout(CLOSED_S), self._changed:
             await self._changed.wait_for(lambda: self.calls.count(call) >= times)
 
+    async def until_watched(self) -> None:
+        """Wait until there was a watch."""
+        async with asyncio.timeout(CLOSED_S), self._changed:
+            await self._changed.wait_for(lambda: self.watches)
+
     async def until_any(self, prefix: str) -> list[dict[str, Any]]:
         """Wait until something was made below ``prefix``, and return all that is there."""
         async with asyncio.timeout(CLOSED_S), self._changed:
@@ -129,6 +136,9 @@ class FakeApi:
         if path in self.refused:
             return _status(403, "no rights")
         if "watch" in request.query:
+            async with self._changed:
+                self.watches.append(dict(request.query))
+                self._changed.notify_all()
             return await self._watch(request)
         match request.method:
             case "GET" if "fieldSelector" in request.query:

@@ -34,6 +34,7 @@ from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
 from tests.support.clocks.virtual import now
 from tests.support.records import member
+from tests.support.shown import Shown
 from tests.support.tasks import beside
 
 pytestmark = pytest.mark.virtual
@@ -150,19 +151,6 @@ async def test_a_job_that_brings_out_a_defect_silences_no_other(
     said = await reports(store, None, both_commit)
     assert said.said == [("good", "all ranks have saved step 46")]
     assert [one.event for one in caplog.records] == ["defect"]  # type: ignore[attr-defined]
-
-
-class Shown:
-    """Objects of the cluster that stay as they are."""
-
-    sequence = 1
-
-    def __init__(self, **items: Any) -> None:
-        self.items = items
-
-    async def changed_after(self, sequence: int) -> None:
-        if sequence:
-            await asyncio.sleep(1_000_000)
 
 
 @pytest.mark.parametrize(("of", "part"), [(decision, "decide"), (notices, "first_write")])
