@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Self
 
 from tests.support.cluster.chart_release import LabelledJob
-from tests.support.cluster.drills import STEPS_BETWEEN
 from tests.support.cluster.job import KubeJob
 from tests.support.cluster.lab import TRAINER_IMAGE, Kubelab, Object
 from tests.support.cluster.workload import LABEL, Workload
@@ -22,6 +21,8 @@ ALL, HALF = 4, 2
 READY_S = 90
 """Less than half of the grace of the pods that make room."""
 RATE_S = 1.0
+HELD_S = 20.0
+"""The service stays as it is for so long, as services do."""
 
 
 class SqueezedJob(LabelledJob):
@@ -56,44 +57,56 @@ class SqueezedJob(LabelledJob):
 def takes_half_then_all(job: KubeJob, world: World) -> World:
     """The service takes half of the room, then all, and gives it back in two steps."""
     assert isinstance(job, SqueezedJob)
+    time.sleep(HELD_S)
     job.serve(HALF)
     world = job.world_of(HALF, not_=world)
-    job.goes_on(world, STEPS_BETWEEN)
+    time.sleep(HELD_S)
     job.serve(ALL)
     assert not [pod for pod in job.pods() if pod["status"]["phase"] == "Running"]
     job.serve(HALF)
     world = job.world_of(HALF, not_=world)
-    job.goes_on(world, STEPS_BETWEEN)
+    time.sleep(HELD_S)
     job.serve(0)
-    return job.world_of(job.workload.replicas, not_=world)
+    world = job.world_of(job.workload.replicas, not_=world)
+    time.sleep(HELD_S)
+    return world
 
 
 class Use:
-    """Pod-seconds that the job held and in which it trained, sampled beside the test."""
+    """Pod-seconds that the job held, sampled beside the test, and those in which it trained."""
 
     def __init__(self, job: LabelledJob) -> None:
-        self.held = self.trained = 0
+        self._held = 0.0
         self._job = job
+        self._since_s = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> Self:
+        self._since_s = time.monotonic()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join(60)
-        share = self.trained / max(1, self.held)
-        self._job.tell(f"pod-seconds trained / held: {self.trained} / {self.held} = {share:.2f}")
+        trained = sum(
+            one.size * max(0.0, one.ended_s - max(one.began_s, self._since_s))
+            for one in self._job.steps.worlds()
+        )
+        share = trained / max(1.0, self._held)
+        self._job.tell(
+            f"pod-seconds trained / held: {trained:.0f} / {self._held:.0f} = {share:.2f}"
+        )
 
     def _sample(self) -> None:
+        last_s = self._since_s
         while not self._over.wait(RATE_S):
             pods = self._job.lab.pods(self._job.namespace, LABEL)
-            self.held += sum(pod["status"].get("phase") == "Running" for pod in pods)
-            lately_s = time.monotonic() - RATE_S
-            world = self._job.world()
-            self.trained += world.size if world and world.ended_s >= lately_s else 0
+            running = sum(pod["status"].get("phase") == "Running" for pod in pods)
+            now_s = time.monotonic()
+            self._held += running * (now_s - last_s)
+            last_s = now_s
 
 
 def _service() -> Object:
