@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,6 +14,12 @@ from agent.config.table import Setting, field
 from controller.taints import DEFAULT_TAINTS, TaintRule
 from injection.settings import TABLE, told
 from rdzv.errors import ConfigError
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def _networks(text: str) -> tuple[Network, ...]:
+    return tuple(ipaddress.ip_network(one.strip()) for one in text.split(",") if one.strip())
 
 
 def _taints(text: str) -> tuple[TaintRule, ...]:
@@ -65,6 +72,26 @@ class ControllerConfig(AccessConfig):
     port: int = field(
         Setting("--port", texts.real_port, "9443", "PORT", "Port of the webhook, over TLS.")
     )
+    api_server_cidrs: tuple[Network, ...] = field(
+        Setting(
+            "--api-server-cidrs",
+            _networks,
+            "",
+            "CIDR,…",
+            "Addresses from which the API server calls the webhook; other callers are refused."
+            " Empty: any.",
+        )
+    )
+    api_server_ca: str = field(
+        Setting(
+            "--api-server-ca",
+            texts.file,
+            "",
+            "FILE",
+            "Authority of the API server's client certificate for webhooks; callers without one"
+            " are refused. Empty: none is asked for.",
+        )
+    )
     follow_jobs: Literal["on", "off"] = field(
         Setting(
             "--follow-jobs",
@@ -91,7 +118,8 @@ class ControllerConfig(AccessConfig):
             texts.one_of("on", "off"),
             "on",
             "on|off",
-            "Whether to publish Kubernetes Events about jobs, on their pods and their owners.",
+            "Whether to publish Kubernetes Events about jobs, and about pods without a sidecar, on"
+            " the pods and their owners.",
         )
     )
     desired: Literal["on", "off"] = field(

@@ -11,19 +11,22 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from controller.access.process import StoreAccess, store_access
 from controller.admission.injector import Injector
 from controller.admission.metrics import AdmissionMetrics
+from controller.admission.uninjected import UninjectedPods
 from controller.certificates.keeper import CertificateKeeper
 from controller.cluster.api import ClusterApi
+from controller.cluster.events import Events
 from controller.cluster.in_cluster import ClusterAccess
 from controller.config import ControllerConfig
 from controller.defect import restarted
 from controller.following import keep_following
-from controller.serving import application, serving
+from controller.serving import Callers, application, ask_for_certificates, serving
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +63,17 @@ async def _serve(
     store = store_access(config, environ, api)
     gives = bool(config.store_access) and config.give_access == "on"
     injector = Injector(api, environ, metrics, access=gives)
-    pages = application(injector, metrics, keeper.ready)
+    if config.api_server_ca:
+        ask_for_certificates(keeper.context, config.api_server_ca)
+    callers = Callers(config.api_server_cidrs, bool(config.api_server_ca))
+    pages = application(injector, metrics, keeper.ready, callers)
+    uninjected = UninjectedPods(api, injector, config.webhook, Events(api, time.monotonic))
     async with asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(keeper.run())
-        others = [tasks.create_task(restarted("publishing Events of owners", injector.events.run))]
+        others: list[asyncio.Task[None]] = []
+        if config.events == "on":
+            telling = restarted("publishing Events of pods without a sidecar", uninjected.run)
+            others.append(tasks.create_task(telling))
         if store is not None:
             others.append(tasks.create_task(store.run(give=gives)))
         if config.follow_jobs == "on":

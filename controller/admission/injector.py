@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The webhook's handler: answers each AdmissionReview in time and never rejects a pod."""
+"""The webhook's handler: answers each AdmissionReview in time and never rejects a pod.
+
+A review may come from anybody who reaches the port. So it is answered and logged, and no object is
+written because of it; ``uninjected.py`` publishes what the API server itself shows.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,6 @@ from controller.admission.metrics import AdmissionMetrics
 from controller.admission.owner import Owner, owner_of
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
-from controller.cluster.events import Events, reference
 from controller.defect import tell_defect
 from rdzv.errors import ClusterError
 
@@ -67,67 +70,60 @@ class Injector:
         self._access = access
         self._environ = environ
         self._metrics = metrics
-        self.events = Events(api, time.monotonic)
-        """Events about pods' owners; the caller must run it, so that failed writes are retried."""
-        self._telling: set[asyncio.Task[None]] = set()
         self._owners: OrderedDict[str, tuple[float, Object]] = OrderedDict()
         self._reading: dict[str, asyncio.Task[Object]] = {}
         self._planners = ThreadPoolExecutor(PLANNERS, thread_name_prefix="plan")
 
     async def answer(self, body: bytes) -> bytes:
         """Answer one AdmissionReview; raises ``ConfigError`` if ``body`` is none."""
-        begun_s, spent_s = time.monotonic(), 0.0
+        begun_s = time.monotonic()
         asked = review.read(body)
-        metadata = asked.pod.get("metadata") or {}
-        name = metadata.get("name") or f"{metadata.get('generateName', '')}…"
-        try:
-            if len(body) > POD_MAX_BYTES or values_beyond(asked.pod, POD_MAX_VALUES):
-                verdict = decision.without(TOO_LARGE)
-            else:
-                verdict, spent_s = await self._plan(asked)
-        except TimeoutError:
-            verdict = decision.without(TOO_SLOW)
-        except Exception as error:  # a pod must start, whatever is wrong here
-            tell_defect(str(error), error, pod=name)
-            verdict = DEFECT
+        verdict, spent_s = await self.verdict(asked.pod, asked.namespace, len(body))
         self._metrics.count(verdict, time.monotonic() - begun_s, spent_s)
-        _tell(name, asked.namespace, verdict)
-        if verdict.warnings and not verdict.injected and not asked.dry_run:
-            self._tell_owner(asked, verdict)
+        _tell(_name_of(asked.pod), asked.namespace, verdict)
         return review.answer(asked.uid, verdict)
 
-    async def _plan(self, asked: review.Review) -> tuple[Verdict, float]:
+    async def verdict(
+        self, pod: Mapping[str, Any], namespace: str, size: int
+    ) -> tuple[Verdict, float]:
+        """Return the verdict on a pod of ``size`` bytes, and the processor time of its plan in s.
+
+        A defect is a verdict, too: a pod must start, whatever is wrong here.
+        """
+        try:
+            if size > POD_MAX_BYTES or values_beyond(pod, POD_MAX_VALUES):
+                return decision.without(TOO_LARGE), 0.0
+            return await self._plan(pod, namespace)
+        except TimeoutError:
+            return decision.without(TOO_SLOW), 0.0
+        except Exception as error:
+            tell_defect(str(error), error, pod=_name_of(pod))
+            return DEFECT, 0.0
+
+    async def _plan(self, pod: Mapping[str, Any], namespace: str) -> tuple[Verdict, float]:
         """Return the verdict and the processor time it took, in seconds; raises ``TimeoutError``.
 
         A plan that takes too long is finished in its thread, for nothing: its size is bounded.
         """
-        owner = owner_of(asked.pod)
-        read = await self._read(asked.namespace, owner)
+        owner = owner_of(pod)
+        read = await self._read(namespace, owner)
 
         def plan() -> tuple[Verdict, float]:
             begun_s = time.thread_time()
             verdict = decision.decide(
-                asked.pod, asked.namespace, owner, read, self._environ, access=self._access
+                pod, namespace, owner, read, self._environ, access=self._access
             )
             return verdict, time.thread_time() - begun_s
 
         async with asyncio.timeout(PLAN_TIMEOUT_S):
             return await asyncio.get_running_loop().run_in_executor(self._planners, plan)
 
-    def _tell_owner(self, asked: review.Review, verdict: Verdict) -> None:
-        """Publish an Event of the pod's owner in the background: only kubectl shows warnings."""
-        references = (asked.pod.get("metadata") or {}).get("ownerReferences") or []
-        maker = next((one for one in references if one.get("controller")), None)
-        if maker is None or not maker.get("name"):
-            return
-        text = f"a pod is {WITHOUT}{verdict.reason}"
-        self.events.say(reference(maker, asked.namespace), "NotInjected", text, warning=True)
-        telling = asyncio.create_task(self.events.write())
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
-
     async def _read(self, namespace: str, owner: Owner | None) -> Object | None:
-        """Read the owner's object, or take it from the cache; None if there is none to be had."""
+        """Read the owner's object, or take it from the cache; None if there is none to be had.
+
+        The answer shows what the object says, so only a pod that has the object's UID gets it: who
+        cannot read an object does not know its UID.
+        """
         wanted = None if owner is None else owner.read
         if wanted is None:
             return None
@@ -135,7 +131,6 @@ class Injector:
         if path is None:
             return None
         now_s = time.monotonic()
-        # A pod may claim any uid: do not use a cached owner of another uid for it.
         known_as = f"{path} {wanted.uid}"
         read_s, found = self._owners.get(known_as, (0.0, None))
         if found is not None and now_s - read_s < OWNER_FRESH_S:
@@ -152,6 +147,8 @@ class Injector:
                 extra={"event": "owner_not_read"},
             )
             return found
+        if (found.get("metadata") or {}).get("uid") != wanted.uid:
+            return None
         self._owners[known_as] = (now_s, found)
         self._owners.move_to_end(known_as)
         while len(self._owners) > OWNERS_KEPT:
@@ -179,6 +176,11 @@ def values_beyond(pod: object, most: int) -> bool:
         elif isinstance(value, list):
             rest.extend(value)
     return count + len(rest) > most
+
+
+def _name_of(pod: Mapping[str, Any]) -> str:
+    metadata = pod.get("metadata") or {}
+    return metadata.get("name") or f"{metadata.get('generateName', '')}…"
 
 
 def _tell(name: str, namespace: str, verdict: Verdict) -> None:

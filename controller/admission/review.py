@@ -25,7 +25,6 @@ class Review:
     uid: str
     namespace: str
     pod: Mapping[str, Any]
-    dry_run: bool
 
 
 def read(body: bytes) -> Review:
@@ -37,7 +36,7 @@ def read(body: bytes) -> Review:
         if not isinstance(pod["spec"], dict):
             raise TypeError("the spec is no mapping")
         uid, namespace = str(request["uid"]), str(request.get("namespace") or "default")
-        return Review(uid, namespace, pod, request.get("dryRun") is True)
+        return Review(uid, namespace, pod)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"this is no AdmissionReview of a pod that is made: {error}") from error
 

@@ -65,7 +65,8 @@ class Events:
 
         A repetition of the object's last message at the same ``revision`` is ignored.
         """
-        key = (str(about.get("uid")), reason)
+        # A pod may claim any UID as its maker's: that of another namespace is another object.
+        key = (f"{about.get('namespace')}/{about.get('uid')}", reason)
         message = message[:MESSAGE_LENGTH]
         # A record may contain half of a surrogate pair, which UTF-8 cannot encode.
         said_so = f"{key} {revision} {message}".encode("utf-8", "backslashreplace")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
-from injection.settings import LABEL
+from injection.settings import ASKS, LABEL
 
 SECRETS = "secrets"
 
@@ -25,6 +25,12 @@ _PLURALS = {
 PODS_OF_JOBS = f"/api/v1/pods?labelSelector={LABEL}"
 """The pods that have a sidecar."""
 
+PODS_WITHOUT = f"/api/v1/pods?labelSelector={quote(f'{ASKS}=true,!{LABEL}')}"
+"""The pods that ask for a sidecar by their own label and have none."""
+
+NAMESPACES_THAT_ASK = f"/api/v1/namespaces?labelSelector={quote(f'{ASKS}=true')}"
+"""The namespaces that ask for a sidecar for all their pods."""
+
 NODES = "/api/v1/nodes"
 
 
@@ -38,6 +44,17 @@ def core(namespace: str, plural: str, name: str = "") -> str:
     """
     of_kind = f"/api/v1/namespaces/{_quoted(namespace)}/{plural}"
     return f"{of_kind}/{_quoted(name)}" if name else of_kind
+
+
+def pods_without(namespace: str) -> str:
+    """Return the path of the pods for which their namespace asks, and which have no sidecar."""
+    selector = quote(f"{ASKS} notin (true,false),!{LABEL}")
+    return f"{core(namespace, 'pods')}?labelSelector={selector}"
+
+
+def namespace(name: str) -> str:
+    """Return the path of a namespace."""
+    return f"/api/v1/namespaces/{_quoted(name)}"
 
 
 def _quoted(text: str) -> str:

@@ -32,8 +32,8 @@ from controller.serving import application, serving
 from tests.support.clocks.hand import HandHour
 from tests.support.cluster_api import FakeApi
 from tests.support.injection.corpus import CORPUS
-from tests.support.injection.injecting import FLAGS, environ, loaded, manifest
-from tests.support.injection.owners import pods_of
+from tests.support.injection.injecting import FLAGS, environ, loaded
+from tests.support.injection.owners import UID, pods_of
 
 SECRET = "/api/v1/namespaces/muster-system/secrets/muster-controller"
 WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/muster"
@@ -108,7 +108,8 @@ async def trusted_authority(fake: FakeApi) -> str:
 
 def labelled() -> Any:
     (_, pod, read), *_ = pods_of(loaded(CORPUS["elastic-pytorch-job"])[0])
-    return pod, read
+    assert read is not None
+    return pod, {**read, "metadata": {**read["metadata"], "uid": UID}}
 
 
 async def test_two_replicas_share_one_certificate_which_the_api_server_trusts(
@@ -249,18 +250,6 @@ async def test_a_jobs_owner_is_read_once_for_all_its_pods(
             assert "patch" in answer
         assert "patch" in await one.ask(pod)
     assert fake.calls.count(("GET", JOB)) == 1
-
-
-async def test_who_has_not_made_the_pod_by_hand_is_told_at_its_owner_once(fake: FakeApi) -> None:
-    (_, pod, _), *_ = pods_of(loaded(manifest(command=["torchrun", "--standalone"]))[0])
-    async with controller(fake, HandHour()) as one:
-        for _ in range(2):
-            answer = await one.ask(pod)
-            assert "patch" not in answer
-        events = await fake.until_any("/api/v1/namespaces/team/events/")
-    (event,) = events
-    assert (event["reason"], event["involvedObject"]["kind"]) == ("NotInjected", "ReplicaSet")
-    assert "--standalone" in event["message"]
 
 
 async def test_what_was_read_of_an_owner_has_to_do_while_the_api_server_is_away(

@@ -142,7 +142,10 @@ class FakeApi:
             return await self._watch(request)
         match request.method:
             case "GET" if "fieldSelector" in request.query:
-                return web.json_response({"metadata": {"resourceVersion": str(self._version)}})
+                name = request.query["fieldSelector"].removeprefix("metadata.name=")
+                named = self.objects.get(f"{path}/{name}")
+                version = {"resourceVersion": str(self._version)}
+                return web.json_response({"metadata": version, "items": [named] if named else []})
             case "GET" if "limit" in request.query:
                 items = [held for held in self.objects.values() if _listed(path, held, self)]
                 version = {"resourceVersion": str(self._version)}

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publishes why a pod that asks for a sidecar has none: as an Event at the object that made it.
+
+What the API server shows counts, never a request to the webhook, which anybody may send. The pod
+exists, this webhook is to be asked about it, and the verdict is made again of the pod itself.
+Every replica does so, without a leader: an Event's name follows from what it says, so the API
+server refuses the second one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controller.admission.decision import WITHOUT, Verdict
+from controller.admission.injector import Injector
+from controller.cluster import paths
+from controller.cluster.api import ClusterApi, Object
+from controller.cluster.collection import Collection
+from controller.cluster.events import Events, reference
+from rdzv.errors import ClusterError, ClusterRefused
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 5.0
+"""Retry interval while the API server is unavailable."""
+NOT_ASKED = (
+    "its sidecar could be put in, but no replica of the webhook answered the API server when the"
+    " pod was created: delete the pod, so that another takes its place"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """The kept fields of a pod without a sidecar. ``over``: whether it has ended, or is ending.
+
+    ``about``: the object reference for its Events: what made it, or the pod itself.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    about: Mapping[str, Any]
+    over: bool
+
+
+def pod_without(pod: Object) -> Pod:
+    """Reduce a pod to the fields that are kept."""
+    metadata = pod["metadata"]
+    uid, name, namespace = metadata["uid"], metadata["name"], metadata["namespace"]
+    itself = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
+    makers = [one for one in metadata.get("ownerReferences") or [] if one.get("controller")]
+    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    over = ended or bool(metadata.get("deletionTimestamp"))
+    return Pod(uid, namespace, name, reference(next(iter(makers), itself), namespace), over)
+
+
+class UninjectedPods:
+    """The publisher; ``configuration`` is the name of the webhook's configuration."""
+
+    def __init__(
+        self, api: ClusterApi, injector: Injector, configuration: str, events: Events
+    ) -> None:
+        self._api = api
+        self._injector = injector
+        self._configuration = paths.webhook_configuration(configuration)
+        self._events = events
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._events.run())
+            tasks.create_task(self._follow(paths.PODS_WITHOUT))
+            tasks.create_task(self._follow_namespaces(tasks))
+
+    async def _follow_namespaces(self, tasks: asyncio.TaskGroup) -> None:
+        """Follow the pods of each namespace that asks for all its pods."""
+        followed: dict[str, asyncio.Task[None]] = {}
+        path = paths.NAMESPACES_THAT_ASK
+        async with Collection(
+            self._api, path, lambda one: one["metadata"]["name"]
+        ).following() as c:
+            sequence = 0
+            while True:
+                await c.changed_after(sequence)
+                sequence, here = c.sequence, {str(name) for name in c.items.values()}
+                for name in followed.keys() - here:
+                    followed.pop(name).cancel()
+                for name in here - followed.keys():
+                    pods = self._follow(paths.pods_without(name))
+                    followed[name] = tasks.create_task(pods)
+
+    async def _follow(self, path: str) -> None:
+        """Judge one pod for each object that has made some, as long as one of them is there."""
+        judged: set[tuple[str, str]] = set()
+        async with Collection(self._api, path, pod_without).following() as pods:
+            sequence = 0
+            while True:
+                await pods.changed_after(sequence)
+                sequence = pods.sequence
+                there = [one for one in pods.items.values() if not one.over]
+                # A pod may claim any UID as its maker's: that of another namespace is another one.
+                here = {(one.namespace, str(one.about["uid"])): one for one in there}
+                judged &= here.keys()
+                for key, one in here.items():
+                    if key not in judged:
+                        await self._judge(one)
+                        judged.add(key)
+
+    async def _judge(self, pod: Pod) -> None:
+        """Publish why a pod has no sidecar, once the API server can be asked about it."""
+        while True:
+            try:
+                found = await self._read(pod)
+                break
+            except ClusterRefused as error:
+                # The pod or its namespace may be gone again; without the right, the log is left.
+                log.info("cannot read why %s has no sidecar: %s", pod.name, error)
+                return
+            except ClusterError as error:
+                log.warning(
+                    "cannot read pods without a sidecar, retrying: %s",
+                    error,
+                    extra={"event": "cluster_unavailable"},
+                )
+                await asyncio.sleep(AGAIN_S)
+        if found is None:
+            return
+        verdict, _ = await self._injector.verdict(found, pod.namespace, len(json.dumps(found)))
+        if why := _why(verdict):
+            self._events.say(pod.about, "NotInjected", f"a pod is {WITHOUT}{why}", warning=True)
+
+    async def _read(self, pod: Pod) -> Object | None:
+        """Read the whole pod; None if it is gone, or this webhook is not asked about it."""
+        webhook = await self._api.get(self._configuration)
+        namespace = await self._api.get(paths.namespace(pod.namespace))
+        named = f"?fieldSelector=metadata.name%3D{pod.name}"
+        listed = await self._api.get(paths.core(pod.namespace, "pods") + named)
+        for found in listed.get("items") or []:
+            if found["metadata"]["uid"] == pod.uid and is_asked(webhook, namespace, found):
+                return dict(found)
+        return None
+
+
+def _why(verdict: Verdict) -> str:
+    if verdict.injected:
+        return NOT_ASKED
+    return verdict.reason if verdict.warnings else ""
+
+
+def is_asked(webhook: Object, namespace: Object, pod: Object) -> bool:
+    """Return whether the API server asks a webhook about the creation of a pod."""
+    labels = [one["metadata"].get("labels") or {} for one in (namespace, pod)]
+    return any(
+        selects(one.get("namespaceSelector") or {}, labels[0])
+        and selects(one.get("objectSelector") or {}, labels[1])
+        for one in webhook.get("webhooks") or []
+    )
+
+
+def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Return whether a LabelSelector of Kubernetes selects an object with these labels."""
+    wanted: Mapping[str, str] = selector.get("matchLabels") or {}
+    return wanted.items() <= labels.items() and all(
+        _meets(one["operator"], one.get("values") or (), labels.get(one["key"]))
+        for one in selector.get("matchExpressions") or []
+    )
+
+
+def _meets(operator: str, values: Any, value: str | None) -> bool:
+    match operator:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+    return value is None  # DoesNotExist
