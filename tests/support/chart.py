@@ -55,9 +55,16 @@ class HelmFailed(Exception):
     """helm ended with a status other than 0."""
 
 
-def rendered(*values: str, version: str = "1.36.0") -> list[dict[str, Any]]:
-    """The objects of a release ``muster`` in ``muster-system``; each value is KEY=VALUE."""
+def rendered(
+    *values: str, version: str = "1.36.0", more: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """The objects of a release ``muster`` in ``muster-system``; each value is KEY=VALUE.
+
+    ``more``: values as values.yaml has them.
+    """
     given = [word for value in values for word in ("--set", value)]
+    if more is not None:
+        given += ["--set-json", json.dumps(more)]
     return _rendered("--kube-version", version, *given)
 
 

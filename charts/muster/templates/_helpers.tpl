@@ -188,9 +188,20 @@ resources:
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ if kindIs "map" . }}{{ .name }}{{ else }}{{ . }}{{ end }}
   {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* The class of the pods of a part, etcd or controller: a dict of root and part. */}}
+{{- define "muster.priority" -}}
+{{- $class := index .root.Values .part "priorityClassName" -}}
+{{- if and (not $class) .root.Values.priorityClasses.enabled -}}
+{{- $class = "muster-system" -}}
+{{- end -}}
+{{- with $class -}}
+priorityClassName: {{ . }}
+{{- end -}}
 {{- end -}}
 
 {{/* The Secret with the authority of the store that the controller follows jobs in; empty: there is none. */}}
