@@ -26,6 +26,8 @@ BACKUP = ("etcd.backup.enabled=true", "etcd.backup.claim=snapshots")
 EXTERNAL = ("etcd.enabled=false", "externalEtcd.endpoints={https://a:2379,https://b:2379}")
 MATRIX = {
     "as it is": (),
+    "one member": ("etcd.replicas=1",),
+    "grown": (*BACKUP, "etcd.restore=muster-etcd-1.db", "etcd.restoreToNewClaims=true"),
     "three members": (*THREE, *BACKUP),
     "restored": (*THREE, *BACKUP, "etcd.restore=muster-etcd-1.db", "etcd.nodeSelector.disk=ssd"),
     "own certificates": (*THREE, "etcd.tls.existingSecret=from-cert-manager"),
@@ -41,7 +43,11 @@ MATRIX = {
         *("priorityClasses.enabled=true", "rbac.owners=false", "nameOverride=elastic"),
         *("rbac.annotations=true", "jobs.desired=false", "jobs.page=false"),
         *("notices.taints={maintenance=soon:NoSchedule,spot}", "notices.cordon=false"),
-        *("imagePullSecrets={registry}", "injection.defaults.min=1", "controller.replicas=1"),
+        *("imagePullSecrets[0].name=registry", "etcd.spread=preferred"),
+        *("controller.priorityClassName=system-cluster-critical", "etcd.podLabels.team=ml"),
+        *("etcd.extraEnv[0].name=GOGC", "etcd.extraEnv[0].value=off"),
+        *("controller.extraVolumes[0].name=more", "controller.extraVolumes[0].secret.secretName=s"),
+        *("imagePullSecrets[1]=another", "injection.defaults.min=1", "controller.replicas=1"),
         "controller.apiServer.host=10.0.0.1",
         *("etcd.nodeSelector.disk=ssd", "controller.tolerations[0].operator=Exists"),
         f"etcd.image.digest=sha256:{'0' * 64}",

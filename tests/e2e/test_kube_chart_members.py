@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chart import HelmFailed
-from tests.support.cluster.chart_release import NAMESPACE, ChartRelease, LabelledJob, command
+from tests.support.chart import HelmFailed, rendered
+from tests.support.cluster.chart_release import (
+    IN_THE_LAB,
+    NAMESPACE,
+    ChartRelease,
+    LabelledJob,
+    command,
+)
 from tests.support.cluster.drills import STEPS_BETWEEN, delete_pod, loses_nothing
 from tests.support.cluster.job import KubeJob
-from tests.support.cluster.lab import Kubelab
+from tests.support.cluster.lab import KubectlFailed, Kubelab
 from tests.support.cluster.members import PATIENCE_S, Members
 from tests.support.cluster.workload import Workload
 from tests.support.training.step_log import World
@@ -63,6 +69,18 @@ def goes_through(chart: ChartRelease, directory: Path, act: Disturbs) -> None:
             return delete_pod(job, after)
 
         loses_nothing(job, unnoticed)
+
+
+def test_another_number_of_members_is_refused(chart: ChartRelease, members: Members) -> None:
+    before = members.until_ready()
+    with pytest.raises(HelmFailed, match="but muster-etcd runs 3"):
+        chart.upgrade("etcd.replicas=1")
+    (one,) = [
+        each for each in rendered("etcd.replicas=1", *IN_THE_LAB) if each["kind"] == "StatefulSet"
+    ]
+    with pytest.raises(KubectlFailed, match="Forbidden"):
+        chart.lab.apply(NAMESPACE, one)
+    assert members.until_ready() == before
 
 
 def test_one_member_after_the_other_is_killed_and_one_pod_replaced(

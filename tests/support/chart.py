@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -16,16 +21,25 @@ from tests.support.sources import ROOT
 
 CHART = ROOT / "charts" / "muster"
 BUILD_TIMEOUT_S = 1500.0
-"""The first time, helm is built."""
+"""The first time, they are built."""
+
+
+def helm_program() -> Path:
+    """The real helm, which is built where it is not there."""
+    return _built("helm")
+
+
+def etcdutl_program() -> Path:
+    """The real etcdutl, which is built where it is not there."""
+    return _built("etcdutl")
 
 
 @cache
-def helm_program() -> Path:
-    """The real helm, which is built where it is not there."""
-    program = ROOT / "scripts" / "toolchain" / "helm"
+def _built(name: str) -> Path:
+    program = ROOT / "scripts" / "toolchain" / name
     done = ran(program, timeout_s=BUILD_TIMEOUT_S, MUSTER_CACHE=str(CACHE))
     assert done.returncode == 0, done.stderr
-    return Path(done.stdout.strip()) / "helm"
+    return Path(done.stdout.strip()) / name
 
 
 def helm(*arguments: str, kubeconfig: Path | None = None, timeout_s: float = 300.0) -> str:
@@ -41,11 +55,100 @@ class HelmFailed(Exception):
     """helm ended with a status other than 0."""
 
 
-def rendered(*values: str, version: str = "1.36.0") -> list[dict[str, Any]]:
-    """The objects of a release ``muster`` in ``muster-system``; each value is KEY=VALUE."""
+def rendered(
+    *values: str, version: str = "1.36.0", more: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """The objects of a release ``muster`` in ``muster-system``; each value is KEY=VALUE.
+
+    ``more``: values as values.yaml has them.
+    """
     given = [word for value in values for word in ("--set", value)]
-    text = helm(
-        *("template", "muster", str(CHART), "--namespace", "muster-system"),
-        *("--kube-version", version, *given),
-    )
+    if more is not None:
+        given += ["--set-json", json.dumps(more)]
+    return _rendered("--kube-version", version, *given)
+
+
+def _rendered(*words: str) -> list[dict[str, Any]]:
+    text = helm("template", "muster", str(CHART), "--namespace", "muster-system", *words)
     return [one for one in yaml.safe_load_all(text) if one]
+
+
+class RunningRelease:
+    """An API server that knows the chart's kinds, and of objects ``there`` alone, by their path.
+
+    ``with RunningRelease(there) as release: release.rendered(…)``: what ``lookup`` finds there.
+    """
+
+    def __init__(self, there: Mapping[str, Any]) -> None:
+        kinds = defaultdict(set)
+        for one in rendered("etcd.backup.enabled=true", "etcd.backup.claim=c"):
+            kinds[one["apiVersion"]].add(one["kind"])
+        kinds["v1"].add("PersistentVolumeClaim")
+        kinds["batch/v1"].add("Job")
+        kinds["scheduling.k8s.io/v1"].add("PriorityClass")
+        self._pages: dict[str, Any] = {
+            "/version": {"major": "1", "minor": "36", "gitVersion": "v1.36.0"},
+            "/api": {"kind": "APIVersions", "versions": ["v1"]},
+            "/apis": {
+                "kind": "APIGroupList",
+                "groups": [
+                    {"name": name.partition("/")[0], "versions": [version]}
+                    for name in kinds
+                    if "/" in name
+                    for version in [{"groupVersion": name, "version": name.rpartition("/")[2]}]
+                ],
+            },
+            **{
+                f"/apis/{name}" if "/" in name else f"/api/{name}": {
+                    "kind": "APIResourceList",
+                    "groupVersion": name,
+                    "resources": [
+                        {
+                            **{"name": f"{kind.lower()}s", "kind": kind, "verbs": ["get"]},
+                            "namespaced": kind not in _OF_THE_CLUSTER,
+                        }
+                        for kind in sorted(found)
+                    ],
+                }
+                for name, found in kinds.items()
+            },
+            **there,
+        }
+
+    def __enter__(self) -> Self:
+        pages = self._pages
+
+        class Answers(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                page = pages.get(self.path.partition("?")[0])
+                missing = {"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}
+                body = json.dumps(page or missing).encode()
+                self.send_response(200 if page else 404)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def rendered(self, *values: str) -> list[dict[str, Any]]:
+        """Render the chart as ``helm upgrade`` does; raises ``HelmFailed``."""
+        address = f"http://127.0.0.1:{self._server.server_port}"
+        words = ("--dry-run=server", "--disable-openapi-validation", "--kube-apiserver", address)
+        return _rendered(*words, *(word for value in values for word in ("--set", value)))
+
+
+_OF_THE_CLUSTER = {
+    *("ClusterRole", "ClusterRoleBinding", "MutatingWebhookConfiguration", "PriorityClass"),
+}

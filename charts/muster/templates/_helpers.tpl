@@ -18,6 +18,26 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .part }}
 {{- end -}}
 
+{{/* One pod of a part on each node, as etcd.spread says: a dict of root and part. */}}
+{{- define "muster.apart" -}}
+podAntiAffinity:
+  {{- if ne (toString .root.Values.etcd.spread) "preferred" }}
+  requiredDuringSchedulingIgnoredDuringExecution:
+    - topologyKey: kubernetes.io/hostname
+      labelSelector:
+        matchLabels:
+          {{- include "muster.selector" . | nindent 10 }}
+  {{- else }}
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      podAffinityTerm:
+        topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            {{- include "muster.selector" . | nindent 12 }}
+  {{- end }}
+{{- end -}}
+
 {{/* The Pod Security Standard restricted, and a read-only root. */}}
 {{- define "muster.podSecurity" -}}
 runAsNonRoot: true
@@ -55,6 +75,18 @@ capabilities: {drop: [ALL]}
 {{- define "muster.etcdHost" -}}
 {{ $name := include "muster.etcd" .root -}}
 {{ $name }}-{{ .number }}.{{ $name }}.{{ .root.Release.Namespace }}.svc
+{{- end -}}
+
+{{/* The volume that a member keeps its records on. */}}
+{{- define "muster.memberClaim" -}}
+{{- with .Values.etcd.persistence -}}
+accessModes: [ReadWriteOnce]
+{{- with .storageClass }}
+storageClassName: {{ . }}
+{{- end }}
+resources:
+  requests: {storage: {{ .size }}}
+{{- end -}}
 {{- end -}}
 
 {{/* What members are told of each other. */}}
@@ -156,9 +188,20 @@ capabilities: {drop: [ALL]}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ if kindIs "map" . }}{{ .name }}{{ else }}{{ . }}{{ end }}
   {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* The class of the pods of a part, etcd or controller: a dict of root and part. */}}
+{{- define "muster.priority" -}}
+{{- $class := index .root.Values .part "priorityClassName" -}}
+{{- if and (not $class) .root.Values.priorityClasses.enabled -}}
+{{- $class = "muster-system" -}}
+{{- end -}}
+{{- with $class -}}
+priorityClassName: {{ . }}
+{{- end -}}
 {{- end -}}
 
 {{/* The Secret with the authority of the store that the controller follows jobs in; empty: there is none. */}}

@@ -27,6 +27,7 @@ from rdzv.store.backoff import Doubling
 from rdzv.store.etcd.endpoint import (
     AUTHENTICATE,
     HAS_LEADER,
+    STATUS,
     AnswerLostError,
     BusyError,
     EtcdEndpoint,
@@ -37,6 +38,7 @@ from rdzv.store.etcd.endpoint import (
 )
 from rdzv.store.etcd.errors import Outcome, explained, outcome
 from rdzv.store.etcd.login import Login, LoginRefusedError, LoginUnansweredError
+from rdzv.store.etcd.one_store import UNSAID, OneStore
 from rdzv.store.pb import etcd_pb2 as pb
 
 ROUND_PAUSE = Doubling(0.1, 0.5)
@@ -59,6 +61,7 @@ class AttemptError(Exception):
     ) -> None:
         super().__init__(f"{method.path.rpartition('/')[2]} at {endpoint.target}: {message}")
         self.outcome = outcome
+        self.why = message
         self.tried: tuple[EtcdEndpoint, ...] | None = None
         """The result of ``Rotation.leave``, if the endpoint was left for this."""
 
@@ -88,6 +91,7 @@ class Calls:
         self._random = random
         self._login = Login(access, self._authenticate, random) if access.user else None
         self._login_tried: tuple[EtcdEndpoint, ...] = ()
+        self._one_store = OneStore(self.rotation, self._store_id)
         self._closing = asyncio.Event()
 
     @property
@@ -174,16 +178,13 @@ class Calls:
         ``tried`` have failed before in the same round. It is not given up before ``least_s``. A
         token that the store refuses is dropped, so that the next attempt gets a new one.
         """
-        if self._login is not None:
-            return self._attempt_logged_in(
-                self._login, endpoint, method, request, left_s, tried, least_s
-            )
+        if self._login is not None or not self._one_store.is_sure_of(endpoint):
+            return self._attempt_prepared(endpoint, method, request, left_s, tried, least_s)
         timeout_s = min(max(endpoint.patience.attempt_s, least_s), left_s)
         return self._attempt(endpoint, method, request, timeout_s, HAS_LEADER, tried)
 
-    async def _attempt_logged_in(
+    async def _attempt_prepared(
         self,
-        login: Login,
         endpoint: EtcdEndpoint,
         method: Method,
         request: Any,
@@ -191,13 +192,17 @@ class Calls:
         tried: tuple[EtcdEndpoint, ...],
         least_s: float,
     ) -> Any:
+        """Make sure of the store and of a token before the attempt."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + left_s
-        await self._logged_in(login, endpoint, method, left_s)
+        if not self._one_store.is_sure_of(endpoint):
+            await self._introduced(endpoint, method, left_s, tried)
+        if self._login is not None:
+            await self._logged_in(self._login, endpoint, method, deadline_s - loop.time())
         left_s = deadline_s - loop.time()
         if left_s <= 0:
             raise AttemptError(
-                Outcome.NOT_APPLIED, method, endpoint, "the login took all the time there was"
+                Outcome.NOT_APPLIED, method, endpoint, "what comes before it took all the time"
             )
         metadata = self.metadata
         try:
@@ -207,6 +212,45 @@ class Calls:
             if failed.outcome is Outcome.LOGIN_NEEDED:
                 self.reject(metadata)
             raise
+
+    async def _introduced(
+        self,
+        endpoint: EtcdEndpoint,
+        method: Method,
+        left_s: float,
+        tried: tuple[EtcdEndpoint, ...],
+    ) -> None:
+        """Ask ``endpoint`` of which store it is, or fail as a request that was not sent."""
+        loop = asyncio.get_running_loop()
+        timeout_s = min(endpoint.patience.attempt_s, left_s)
+        deadline_s = loop.time() + timeout_s
+        self._one_store.begin()
+        store_id = endpoint.store_id
+        if not store_id:
+            try:
+                answer = await self._attempt(
+                    endpoint, STATUS, pb.StatusRequest(), timeout_s, (), tried
+                )
+                store_id = answer.header.cluster_id or UNSAID
+            except AttemptError as failed:
+                if failed.outcome in (Outcome.NOT_APPLIED, Outcome.AMBIGUOUS):
+                    unsent = AttemptError(Outcome.NOT_APPLIED, method, endpoint, failed.why)
+                    unsent.tried = failed.tried
+                    raise unsent from None
+                store_id = UNSAID
+        await self._one_store.introduce(endpoint, store_id, max(deadline_s - loop.time(), 0))
+        if self._one_store.fault:
+            raise AttemptError(Outcome.REFUSED, method, endpoint, self._one_store.fault)
+
+    async def _store_id(self, endpoint: EtcdEndpoint) -> int:
+        """Ask an endpoint that is perhaps not in use of which store it is; 0: no answer."""
+        try:
+            timeout_s = endpoint.patience.attempt_s
+            answer = await endpoint.call(STATUS, pb.StatusRequest(), timeout_s, ())
+        except (NotSentError, AnswerLostError, grpc.aio.AioRpcError) as error:
+            failed = _failure(error, STATUS, endpoint)
+            return 0 if failed.outcome in (Outcome.NOT_APPLIED, Outcome.AMBIGUOUS) else UNSAID
+        return answer.header.cluster_id or UNSAID
 
     async def _attempt(
         self,
@@ -240,6 +284,10 @@ class Calls:
         else:
             endpoint.silent = False
             patience.answered(clock() - asked_s)
+            if method is not STATUS and not self._one_store.is_of_it(endpoint, response):
+                raise AttemptError(
+                    Outcome.AMBIGUOUS, method, endpoint, "the answer came from another store"
+                )
             return response
         endpoint.silent &= timed_out
         if failed.outcome in (Outcome.NOT_APPLIED, Outcome.AMBIGUOUS):
@@ -321,6 +369,7 @@ class Calls:
         if self._closing.is_set():
             return
         self._closing.set()
+        await self._one_store.close()
         if self._login is not None:
             await self._login.close()
         for endpoint in self.rotation:

@@ -129,6 +129,8 @@ class EtcdEndpoint:
         self.patience = Patience()
         self.silent = False
         """Whether the newest attempt here took its whole timeout without any answer."""
+        self.store_id = 0
+        """The id of its store; 0 if it has not said so since the last failure here."""
         self._files = files
         self._files_version = 0
         self._channel: grpc.aio.Channel | None = None
@@ -198,6 +200,7 @@ class EtcdEndpoint:
         """
         old = self._channel
         self.silent = False
+        self.store_id = 0
         if self._closed or old is None:
             return
         # grpc shares connections between channels of equal options, so these must differ.
@@ -329,6 +332,7 @@ class Rotation:
         is none of ``tried``, which have failed before in the same round, while there is another.
         Returns what the round has tried by now: nothing once that is all of them.
         """
+        endpoint.store_id = 0
         tried = (*tried, endpoint)
         others = [other for other in self._endpoints if other is not endpoint]
         fresh = [other for other in others if other not in tried]

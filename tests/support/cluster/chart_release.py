@@ -39,10 +39,11 @@ _REPOSITORY, _, _TAG = ETCD_IMAGE.partition(":")
 IMAGES = {"SIDECAR": SIDECAR_IMAGE, "CONTROLLER": CONTROLLER_IMAGE, "ETCD": _REPOSITORY}
 """What the page's variables stand for in the lab."""
 IN_THE_LAB = (
+    *("etcd.replicas=1", "etcd.spread=preferred"),
     *("etcd.persistence.enabled=false", f"etcd.image.tag={_TAG}"),
     *("controller.apiServer.host=10.213.0.1", "injection.timeoutSeconds=30"),
 )
-"""It has no storage class, an etcd of its own making, no kube-proxy, and busy cores."""
+"""It has two nodes, no storage class, an etcd of its own making, no kube-proxy, and busy cores."""
 KEPT = ("etcd.persistence.enabled=true", "etcd.persistence.size=1Gi")
 """Where a test makes the members' volumes."""
 HELM_TIMEOUT_S = 400.0

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From one member to three by a snapshot: what the chart runs, on this machine's own etcd."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.chart import etcdutl_program, rendered
+from tests.support.ports import free_ports
+from tests.support.store.etcd_cluster import START_S, find_etcd
+
+pytestmark = pytest.mark.timeout(1800)  # the first one may have to build helm and etcdutl
+
+PLAIN = ("etcd.auth.enabled=false", "etcd.tls.enabled=false", "etcd.backup.claim=snapshots")
+ONE, THREE = "etcd.replicas=1", "etcd.replicas=3"
+GROWN = (THREE, "etcd.restore=snapshot.db", "etcd.restoreToNewClaims=true")
+KEYS = 6
+
+
+class Members:
+    """The chart's members, with a folder for each volume and ports in place of their names."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ports = {port: free_ports(3) for port in (2379, 2380, 2381)}
+
+    @contextmanager
+    def running(self, value: str) -> Iterator[list[str]]:
+        """Run the StatefulSet's pods; yield their endpoints once all are ready."""
+        (found,) = [one for one in rendered(*PLAIN, value) if one["kind"] == "StatefulSet"]
+        (container,) = found["spec"]["template"]["spec"]["containers"]
+        processes = []
+        try:
+            for number in range(found["spec"]["replicas"]):
+                command = self._here(container["command"], number, f"muster-etcd-{number}")
+                with (self._folder / f"{number}.log").open("ab") as log:
+                    processes.append(subprocess.Popen(command, stdout=log, stderr=log))
+            endpoints = [f"127.0.0.1:{port}" for port in self._ports[2379][: len(processes)]]
+            self.etcdctl(endpoints, "endpoint", "health")
+            yield endpoints
+        finally:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.wait(timeout=START_S)
+
+    def restore(self) -> None:
+        """Run what the Jobs of ``etcd.restore`` run; then put it in the place of the records."""
+        jobs = [one for one in rendered(*PLAIN, *GROWN) if one["kind"] == "Job"]
+        for number, job in enumerate(jobs):
+            (first,) = job["spec"]["template"]["spec"]["initContainers"]
+            command = self._here(first["command"], number, "restored")
+            subprocess.run(command, check=True, capture_output=True, timeout=START_S)
+            volume = self._volume(number)
+            if (volume / "data").exists():
+                (volume / "data").rename(volume / "before")
+            (volume / "restored").rename(volume / "data")
+
+    def etcdctl(self, endpoints: Sequence[str], *words: str) -> Any:
+        limits = (f"--command-timeout={START_S:g}s", f"--dial-timeout={START_S:g}s")
+        given = (f"--endpoints={','.join(endpoints)}", *limits, "--write-out=json")
+        etcdctl = find_etcd().with_name("etcdctl")
+        done = subprocess.run(
+            [etcdctl, *words, *given], check=True, capture_output=True, text=True, timeout=600
+        )
+        return json.loads(done.stdout) if done.stdout.startswith(("{", "[")) else None
+
+    def _volume(self, number: int) -> Path:
+        folder = self._folder / f"volume-{number}"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def _here(self, command: Sequence[str], number: int, pod: str) -> list[str]:
+        """Return a container's command line with this machine's programs, folders and ports."""
+        here = []
+        for word in command:
+            for port, ports in self._ports.items():
+                for one in range(3):
+                    word = word.replace(
+                        f"muster-etcd-{one}.muster-etcd.muster-system.svc:{port}",
+                        f"127.0.0.1:{ports[one]}",
+                    )
+                own = f"127.0.0.1:{ports[number]}"
+                word = word.replace(f"0.0.0.0:{port}", own)
+                name = f"$(POD_NAME).muster-etcd.muster-system.svc:{port}"
+                word = word.replace(name, own)
+            word = word.replace("$(POD_NAME)", pod).replace("/backup", str(self._folder))
+            here.append(word.replace("/var/lib/etcd", str(self._volume(number))))
+        program = os.path.basename(here[0])
+        known = {"etcd": find_etcd(), "etcdutl": etcdutl_program()}
+        return [str(known[program]), *here[1:]]
+
+
+def test_one_member_becomes_three_with_all_its_records(tmp_path: Path) -> None:
+    members = Members(tmp_path)
+    with members.running(ONE) as (one,):
+        for number in range(KEYS):
+            members.etcdctl([one], "put", f"/muster/{number}", f"value {number}")
+        members.etcdctl([one], "snapshot", "save", str(tmp_path / "snapshot.db"))
+        members.etcdctl([one], "put", "/muster/late", "after the snapshot")
+    members.restore()
+    with members.running(THREE) as three:
+        assert len(three) == 3
+        read = [members.etcdctl([one], "get", "/muster/", "--prefix") for one in three]
+        assert {answer["header"]["cluster_id"] for answer in read} == {
+            read[0]["header"]["cluster_id"]
+        }
+        for answer in read:
+            assert answer["count"] == KEYS
+            assert answer["kvs"] == read[0]["kvs"]
+        assert len(members.etcdctl(three, "member", "list")["members"]) == 3
+        # Those of the snapshot still count, so that no watch starts before what it has seen.
+        assert read[0]["header"]["revision"] > KEYS
+
+
+def test_the_restore_makes_the_claims_that_no_member_has_made_yet() -> None:
+    found = {
+        one["metadata"]["name"]: one
+        for one in rendered(*PLAIN, *GROWN, "etcd.persistence.storageClass=ssd")
+        if one["kind"] == "PersistentVolumeClaim"
+    }
+    (statefulset,) = [one for one in rendered(*PLAIN, THREE) if one["kind"] == "StatefulSet"]
+    (template,) = statefulset["spec"]["volumeClaimTemplates"]
+    assert list(found) == ["data-muster-etcd-1", "data-muster-etcd-2"]
+    for claim in found.values():
+        assert claim["spec"] == {**template["spec"], "storageClassName": "ssd"}
+        assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+@pytest.mark.parametrize("values", [(), ("etcd.restore=snapshot.db",), (ONE, *GROWN[1:])])
+def test_no_claim_is_made_otherwise(values: tuple[str, ...]) -> None:
+    assert not [one for one in rendered(*PLAIN, *values) if one["kind"] == "PersistentVolumeClaim"]
+
+
+def test_new_volumes_are_bound_to_nodes_of_their_own() -> None:
+    for job in (one for one in rendered(*PLAIN, *GROWN) if one["kind"] == "Job"):
+        template = job["spec"]["template"]
+        apart = template["spec"]["affinity"]["podAntiAffinity"]
+        (term,) = apart["requiredDuringSchedulingIgnoredDuringExecution"]
+        selected = term["labelSelector"]["matchLabels"].items()
+        assert selected <= template["metadata"]["labels"].items()
