@@ -103,6 +103,10 @@ def test_i5_a_sidecar_that_starts_in_an_outage_is_back_soon_after_it() -> None:
     _run("outages", 630, 1)
 
 
+def test_i5_a_sidecar_that_started_in_an_outage_gives_others_time_to_return() -> None:
+    _run("spare-outages", 1732, 1)
+
+
 def test_i4_a_sidecar_that_starts_again_knows_who_has_a_line_and_who_fills_in() -> None:
     _run("spare-evictions", 664, 1)
 

@@ -290,6 +290,17 @@ def test_a_missing_node_is_gone_once_it_has_had_time_to_return(
     assert stand(NOW + gone_s, snapshot, seen, POLICY).lost
 
 
+def test_i5_what_a_sidecar_misses_at_its_start_may_have_been_cut_off_before() -> None:
+    """Others that started again in the same outage may need longer to come back."""
+    snapshot = run(inside("a"), world("ab"))
+    seen = look(RoundObservations(), snapshot)
+    assert not stand(NOW + POLICY.return_s - 0.1, snapshot, seen, POLICY).lost
+    assert stand(NOW + POLICY.return_s, snapshot, seen, POLICY).lost
+    whole = look(RoundObservations(), run(inside("ab"), world("ab")))
+    seen = look(whole, snapshot, now=NOW + 1, healthy_s=101)
+    assert stand(NOW + 1 + POLICY.confirm_s, snapshot, seen, POLICY).lost == ["b"]
+
+
 def test_the_moment_when_a_missing_node_will_be_gone_is_told_and_void_once_it_is_back() -> None:
     snapshot = run(inside("a"), world("ab"))
     seen = look(WATCHED, snapshot)

@@ -87,7 +87,7 @@ def observe(
     ``cut_off``: whether this sidecar's own key is or was away, or the store was restored, or takes
     no writes. After a cut, or a gap in the watch, other nodes may have been cut off as well, so an
     absent key proves nothing until they have had time to return. The same holds if the first node
-    returns of a world that had vanished as a whole.
+    returns of a world that had vanished as a whole, and for what a sidecar misses at its start.
     ``ranks``: as in ``RoundObservations``.
     """
     missing = {
@@ -98,6 +98,8 @@ def observe(
     same_round = snapshot.round.number == previous.round_number
     world = frozenset(snapshot.round.frozen)
     all_away = bool(world) and (world == missing.keys() or world <= previous.missing_s.keys())
+    # What a sidecar that has just come does not find may have been cut off before it came.
+    came = previous.round_number < 0 and math.isinf(previous.healthy_since_s)
     met_min = previous.met_min_s if same_round else None
     if snapshot.round.complete or len(snapshot.asking()) < policy.sizes.smallest:
         met_min = None
@@ -122,7 +124,11 @@ def observe(
     return RoundObservations(
         healthy_since_s=healthy_since_s,
         return_until_s=_return_until(
-            now, previous, policy, healthy_since_s, cut_off=cut_off or all_away
+            now,
+            previous,
+            policy,
+            healthy_since_s,
+            cut_off=cut_off or all_away or (came and bool(missing)),
         ),
         missing_s=missing,
         absent_s=absent,
@@ -228,13 +234,7 @@ def stand(
     }
     if any(standing in ("here", "left", "replaced") for standing in of.values()):
         back_s = observations.return_until_s
-        # Nodes that have finished need no other, and the rest may be about to: their last work,
-        # such as an upload, is not cut short for one that is cut off. If all others have finished,
-        # there is none to cut short.
-        at_work = any(
-            standing == "here" and seat not in observations.done for seat, standing in of.items()
-        )
-        finishing = snapshot.round.finishing and at_work
+        finishing = snapshot.round.finishing and _is_anybody_at_work(of, observations.done)
         wait_s = policy.orphan_hold_s if finishing else policy.confirm_s
         due = {seat: max(since[seat] + wait_s, back_s) for seat in missing}
     elif snapshot.asking() or snapshot.left_out_ask():
@@ -246,3 +246,12 @@ def stand(
         if now >= due[seat]:
             of[seat] = "lapsed"
     return Standings(of, min([wake_at_s, *(at for at in due.values() if at > now)]))
+
+
+def _is_anybody_at_work(of: Mapping[Seat, Standing], done: frozenset[Seat]) -> bool:
+    """Return whether a node that is here has not finished, in a round that is finishing.
+
+    Those that have finished need no other, and the rest may be about to: their last work, such as
+    an upload, is not cut short for one that is cut off. If there is none, nothing is cut short.
+    """
+    return any(standing == "here" and seat not in done for seat, standing in of.items())
