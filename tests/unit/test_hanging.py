@@ -5,20 +5,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from launcher_shim.c10d.rounds import decision
+from launcher_shim.c10d.rounds.hang_watch import HangWatch
 from launcher_shim.c10d.rounds.hanging import HangDecision, Signs, decide
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
-from launcher_shim.c10d.rounds.observations import RoundObservations, observe, stand
+from launcher_shim.c10d.rounds.observations import RoundObservations, Standings, observe, stand
 from launcher_shim.c10d.rounds.records import Node, NodeState, Round
+from launcher_shim.c10d.rounds.starts import RanksSeen
 from launcher_shim.c10d.rounds.views import must_leave
 from tests.support.records import members, node, run, world
 
 NOW = 1000.0
 POLICY = RoundPolicy(min_nodes=2, max_nodes=4)
 WORLD = world()
+A, B, C = (node(member, "in") for member in "abc")
+ENDING = world(ends="it has lost d")
 
 
 @pytest.mark.parametrize(
@@ -71,13 +77,25 @@ def test_one_that_sends_a_request_again_asks_for_no_save_any_more() -> None:
     assert decide(NOW, back, POLICY) == HangDecision(wake_at_s=NOW + 29)
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_silent_torchrun_of_a_world_that_ends_is_given_up_without_a_save(*, ends: bool) -> None:
+    current, calls = ENDING if ends else WORLD, list[object]()
+    place: Any = SimpleNamespace(
+        holder=SimpleNamespace(seen_s=NOW - 30, pending=0),
+        own_node=lambda claim: A,
+        call_silent=lambda claim, *, silent: calls.append(silent),
+        leave=lambda claim, reason: calls.append(reason),
+    )
+    seen = run((A, B, C), current)
+    evaluation: Any = SimpleNamespace(standings=Standings({}), snapshot=seen, stored=seen)
+    ranks = RanksSeen(current.number, stepped_s=NOW - 20)
+    HangWatch(place, lambda: POLICY, lambda: ranks).leave_if_hung(evaluation, NOW)
+    assert calls == ([False, "hung"] if ends else [True])
+
+
 def test_torch_has_time_to_stop_workers_that_can_be_stopped() -> None:
     shutdown_grace_s = 30.0
     assert POLICY.leave_s >= 3 * shutdown_grace_s
-
-
-A, B, C = (node(member, "in") for member in "abc")
-ENDING = world(ends="it has lost d")
 
 
 @pytest.mark.parametrize(

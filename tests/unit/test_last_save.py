@@ -138,7 +138,7 @@ def test_a_commit_under_way_goes_first(phase: Phase) -> None:
 @pytest.mark.parametrize(
     "live", [None, replace(ROUND, complete=False), replace(ROUND, closed=True)]
 )
-def test_only_of_a_live_round(live: LiveRound | None) -> None:
+def test_i13_only_steps_of_a_world_that_has_formed_count(live: LiveRound | None) -> None:
     assert found(scene(live=live), *BOTH) is None
 
 

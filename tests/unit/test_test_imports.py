@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests import the product and ``tests.support``; no test module is a library of another."""
+"""Tests import the product and ``tests.support`` alone; each invariant has a test that names it."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,9 @@ def test_only_what_tests_share_is_imported(path: Path) -> None:
 )
 def test_what_is_refused(path: str, name: str) -> None:
     assert refused(Path(path), name)
+
+
+@pytest.mark.parametrize("number", range(1, 14))
+def test_each_invariant_has_a_test_that_names_it(number: int) -> None:
+    named = re.compile(rf"^(async )?def test_i{number}_", re.MULTILINE)
+    assert any(named.search(path.read_text(encoding="utf-8")) for path in sources("tests"))
