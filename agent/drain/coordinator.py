@@ -86,7 +86,7 @@ class Coordinator:
         """Carry out decisions as the store changes, until cancelled."""
         while True:
             snapshot = await self._sight.snapshot()
-            self._own.see_round(snapshot.own_round)
+            self._own.see_round(snapshot.own_round or snapshot.round)
             now = self._clock()
             self._observations = observe(now, self._observations, snapshot, self._own_due_s(now))
             self._chronicle.see(now, snapshot.membership)

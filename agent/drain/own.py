@@ -99,8 +99,8 @@ class OwnDrain:
         return notes.deadline_boot_s - reserve_s
 
     def see_round(self, round: LiveRound | None) -> None:
-        """Take in the round that this pod's ranks are in: whether it is finishing."""
-        finishing = round is not None and round.finishing
+        """Take in the round that this pod's ranks are in, or were in last: whether it ends well."""
+        finishing = round is not None and round.ends_well(self._identity.member)
         if finishing != self._finishing:
             self._finishing = finishing
             self._stirred.set()

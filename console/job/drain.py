@@ -20,7 +20,7 @@ from agent.config.parsers import duration_s, free_text
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
 from console.help import Command
-from console.job.reading import connected, news
+from console.job.reading import connected, news, present_view
 from console.options import configured_by
 from launcher_shim.pod.grace import reserve_s
 from rdzv.drain.phases import phase_of
@@ -193,10 +193,13 @@ class _ByHand:
         lost_at_s: float | None = None
         known = membership.snapshot()
         while True:
-            snapshot = membership.snapshot()
+            sequence, snapshot = client.mirror.sequence, membership.snapshot()
             if pod_uid in snapshot.drains:
                 known = snapshot
-            name, sentence, ending = self._stand(snapshot, known, pod_uid, generation)
+            finishing = present_view(client).finishes(self._member)
+            name, sentence, ending = self._stand(
+                snapshot, known, pod_uid, generation, finishing=finishing
+            )
             if ending != "lost":
                 lost_at_s = None
             elif lost_at_s is None or monotonic() < lost_at_s:
@@ -212,12 +215,12 @@ class _ByHand:
                 return STATUS[ending]
             if not to_the_end:
                 return 0
-            change = partial(membership.changed_from, snapshot)
+            change = partial(client.mirror.changed_after, sequence)
             goes_on = f"the drain of {self._member} goes on by itself"
             await news(client.mirror, change, goes_on)
 
     def _stand(
-        self, snapshot: Snapshot, known: Snapshot, pod_uid: str, generation: int
+        self, snapshot: Snapshot, known: Snapshot, pod_uid: str, generation: int, *, finishing: bool
     ) -> tuple[str, str, str]:
         """Return the phase, a sentence and the outcome; ``known`` has the drain as last seen."""
         record = snapshot.drains.get(pod_uid)
@@ -232,7 +235,7 @@ class _ByHand:
                 " back: drain it again",
                 "lost",
             )
-        phase = phase_of(snapshot, record)
+        phase = phase_of(snapshot, record, finishing=finishing)
         present = any(member.pod_uid == pod_uid for member in snapshot.members.values())
         if not phase.outcome and not present:
             return "lost", f"{self._member} was lost before it was released", "lost"

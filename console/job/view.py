@@ -180,12 +180,12 @@ class JobView:
         ]
         return [(member, state, self._with_bypass(member, why)) for member, state, why in states]
 
-    def _finishes(self, member: Member) -> bool:
+    def finishes(self, member: str) -> bool:
         """Return whether first ranks of the member's round have ended well."""
         run = _newest(self.runs)
         if run is None or not run.round.finishing:
             return False
-        return any(seat.member == member.name for seat in run.round.frozen)
+        return any(seat.member == member for seat in run.round.frozen)
 
     def _needed(self, member: Member) -> str:
         quarantine = self.snapshot.quarantine_of(member)
@@ -213,7 +213,7 @@ class JobView:
         if drain is None:
             quarantined = member.name in self.listing.quarantined
             return member, "quarantined" if quarantined else "excluded", why
-        phase = phase_of(self.snapshot, drain, finishing=self._finishes(member))
+        phase = phase_of(self.snapshot, drain, finishing=self.finishes(member.name))
         return (
             member,
             "drained" if phase.outcome else "draining",

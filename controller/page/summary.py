@@ -24,7 +24,9 @@ def summary(states: Iterable[JobState]) -> list[dict[str, Any]]:
 def _job(state: JobState) -> dict[str, Any]:
     snapshot, job = state.snapshot, state.snapshot.job
     assert job is not None
-    worlds = list(_worlds(state, job.generation))
+    rounds = list(_rounds(state, job.generation))
+    worlds = [_world(run, found) for run, found in rounds]
+    ends = {s.member for _, one in rounds if one.finishing and not one.closed for s in one.frozen}
     trains = {name for world in worlds if world["complete"] for name in world["nodes"]}
     last = snapshot.commit_to_start_from
     history = reversed(state.entries_after(0)[-NEWEST:])
@@ -40,7 +42,7 @@ def _job(state: JobState) -> dict[str, Any]:
         "last_commit": None if last is None else {"step": last.step, "at_unix_s": last.at_unix_s},
         "members": list(_members(state, trains)),
         "worlds": worlds,
-        "drains": list(_drains(state)),
+        "drains": list(_drains(state, ends)),
         "history": [
             {"at_unix_s": one.at_unix_s, "what": one.what, "who": one.member, "why": one.why}
             for one in history
@@ -61,30 +63,34 @@ def _members(state: JobState, trains: set[str]) -> Iterator[dict[str, str]]:
         yield {"name": member.name, "node": member.node, "state": stands, "why": why}
 
 
-def _worlds(state: JobState, generation: int) -> Iterator[dict[str, Any]]:
+def _rounds(state: JobState, generation: int) -> Iterator[tuple[str, Round]]:
     here = state.keys.in_generation(generation)
     for kv in state.rounds:
         run = here.run_of_round(kv.key)
         if run is None:
             continue
         try:
-            found = Round.from_kv(kv)
+            yield run, Round.from_kv(kv)
         except RecordError:
             continue  # the sidecars report it
-        yield {
-            "run": run,
-            "round": found.number,
-            "complete": found.complete and not found.closed,
-            "closed": found.closed,
-            "nodes": [seat.member for seat in found.frozen],
-        }
 
 
-def _drains(state: JobState) -> Iterator[dict[str, str]]:
+def _world(run: str, found: Round) -> dict[str, Any]:
+    return {
+        "run": run,
+        "round": found.number,
+        "complete": found.complete and not found.closed,
+        "closed": found.closed,
+        "nodes": [seat.member for seat in found.frozen],
+    }
+
+
+def _drains(state: JobState, ends: set[str]) -> Iterator[dict[str, str]]:
+    """Yield the drains of the pods that are there; ``ends``: members whose world is finishing."""
     here = {one.pod_uid for one in state.snapshot.members.values()}
     for drain in state.snapshot.drains.values():
         if drain.pod_uid in here:
-            phase = phase_of(state.snapshot, drain)
+            phase = phase_of(state.snapshot, drain, finishing=drain.member in ends)
             asked = drain.requested_by if drain.requested_by != drain.member else drain.source
             yield {
                 "member": drain.member,

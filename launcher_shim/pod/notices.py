@@ -92,7 +92,10 @@ async def give_notice(path: str, notice: OutgoingNotice) -> Release:
                     line = await asyncio.wait_for(reader.readline(), left_s)
                     if not line.endswith(b"\n"):
                         break
-                    phase, last_sentence = _read(line, last_sentence)
+                    before, (phase, last_sentence) = phase, _read(line, last_sentence)
+                    if phase == "released" and before == FINISHING:
+                        # Its ranks have ended well: the command is about to end by itself.
+                        await asyncio.sleep(notice.until_s(FINISHING) - loop.time())
                     if phase in ("released", "cancelled", "refused"):
                         return Release(phase, last_sentence)
             except asyncio.TimeoutError:

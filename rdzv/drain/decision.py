@@ -196,10 +196,21 @@ class _Scene:
         return self.now >= self.due_s(uid)
 
     def finishes(self, drain: Drain) -> bool:
-        """Return whether the pod's round is finishing, and no save of it is on record."""
-        if self.round is None or drain.pod_uid not in self.inside:
+        """Return whether the pod's round ends well, or has, and no save of it is on record."""
+        round, uid = self.snapshot.round, drain.pod_uid
+        if round is None or self.served(uid):
             return False
-        return self.round.finishing and not self.served(drain.pod_uid)
+        return self._succeeded_with(drain) or (uid in self.inside and round.finishing)
+
+    def is_ending_well(self, drain: Drain) -> bool:
+        """Return whether the pod's torchrun is about to end by itself: its run has succeeded."""
+        round = self.snapshot.round
+        return self._succeeded_with(drain) and round is not None and drain.member not in round.left
+
+    def _succeeded_with(self, drain: Drain) -> bool:
+        round, membership = self.snapshot.round, self.snapshot.membership
+        within = round is not None and round.succeeded and drain.member in round.members
+        return within and membership.has_name(drain)
 
     def last_chance_s(self, uid: str) -> float:
         """Return the time from which a commit may only just finish before the pod's deadline."""
@@ -284,7 +295,8 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
         return "uncommitted", "nothing has been trained yet"
     elif uid == snapshot.pod_uid and may_grant and not snapshot.commands:
         # Only the pod's own sidecar knows whether a launcher's commands run in it.
-        if snapshot.commands is None and not scene.trains_elsewhere(drain):
+        trains = scene.trains_elsewhere(drain) or scene.is_ending_well(drain)
+        if snapshot.commands is None and not trains:
             return outcome, "it takes part in no round"
         # A worker that is on its way here must find the pod: the others would wait for it.
         if snapshot.commands is not None and scene.now >= scene.launched_s:

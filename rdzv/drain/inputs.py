@@ -58,6 +58,12 @@ class LiveRound:
         """Whether a world trains in it."""
         return self.complete and not self.closed
 
+    def ends_well(self, member: str) -> bool:
+        """Return whether ``member`` is in it, and it is finishing or has succeeded."""
+        if not self.live:
+            return self.succeeded and member in self.members
+        return self.finishing and member in self.members and member not in self.left
+
 
 class LiveRounds(NamedTuple):
     """The rounds that drains depend on; a job may have several runs."""

@@ -78,3 +78,8 @@ async def test_a_browser_is_shown_every_job_and_each_change() -> None:
             (shown,) = job["drains"]
             assert (shown["member"], shown["phase"]) == ("b", "draining")
             assert shown["reason"] == "node north is cordoned"
+            ends = replace(world, finishing=True)
+            await store.txn([], [Put(LIVE.run("digits").round, ends.to_json())])
+            (job,) = await told(answer.content)
+            assert job["drains"][0]["phase"] == "finishing"
+            assert "nothing is to be saved" in job["drains"][0]["sentence"]

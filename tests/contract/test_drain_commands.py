@@ -6,16 +6,18 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from console.job.drain import write
+from launcher_shim.c10d.rounds.records import Round
 from rdzv.errors import StoreFull
 from rdzv.store import Compare, Delete, Operation, Put
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.sidecars.drain_commands import terminal
-from tests.support.sidecars.drains import HERE
+from tests.support.sidecars.drains import HERE, RUN
 from tests.support.sidecars.jobs import KEYS, LosesOne, NoRoom, client
 from tests.support.sidecars.processes import PATIENCE_S, Ended, impatient_muster, muster
 from tests.support.sidecars.ranks import Loop
@@ -99,6 +101,20 @@ async def test_a_drain_prints_each_phase_and_ends_with_0_after_the_save() -> Non
         assert f"step={step} source=operator requested_by={drain.requested_by}" in history
         assert "pod_uid" not in history
         assert "saving_after_s=" in history
+
+
+async def test_while_the_job_is_finishing_it_says_that_nothing_is_to_be_saved() -> None:
+    async with terminal(trains="ab", b=Loop(save_s=300)) as at:
+        key = HERE.run(RUN).round
+        current = Round.from_kv(at.one.mirror.kvs[key])
+        async with at.begun_drain("b", "--wait", *UNHURRIED) as process:
+            await read_until(process, "saving")
+            await at.one.put(Put(key, replace(current, finishing=True).to_json()))
+            told = await read_until(process, "finishing")
+            assert told.splitlines()[-1].endswith("the job is finishing: nothing is to be saved")
+            status = (await at.status()).out
+            assert "the job is finishing: nothing is to be saved" in status
+            assert "at risk" not in status
 
 
 async def test_without_wait_it_returns_at_once() -> None:

@@ -514,6 +514,27 @@ async def test_a_command_that_ends_by_itself_while_it_is_held_keeps_its_status(
             assert await run.ended() == 9
 
 
+async def test_while_the_job_is_finishing_a_command_ends_by_itself_and_keeps_its_status(
+    run_dir: Path,
+) -> None:
+    """Its sidecar lets it go once its ranks have ended; it may still be on its way out then."""
+    async with notice_server(run_dir) as server:
+        traps = "trap 'echo got 15; exit 3' TERM; trap 'exit 0' USR1"
+        line = f"{traps}; echo ready; while :; do sleep 0.05; done"
+        async with started(
+            run_dir, *("muster-run", "--", "sh", "-c", line), MUSTER_GRACE_S=f"{GRACE_S:g}"
+        ) as run:
+            await run.said("ready")
+            run.process.send_signal(signal.SIGTERM)
+            await server.came()
+            server.say("finishing", "the job is finishing: nothing is to be saved")
+            server.say("released", "it takes part in no round", outcome="uncommitted")
+            await until(lambda: all(client.is_closing() for client in server.clients))
+            run.process.send_signal(signal.SIGUSR1)
+            assert await run.ended() == 0
+            assert "got 15" not in run.out
+
+
 UNREADABLE = ["rm {0}; mkdir {0}", "printf '\\377' > {0}"]
 """What becomes of the file of variables that the sidecar has delivered, by whoever may write."""
 

@@ -550,6 +550,33 @@ PLANTS |= {
     "former-template-wins": _as(
         "roll-outs", 20, {"rdzv.members.registration.is_upheld": lambda *_, **__: False}
     ),
+    # A replacement waits for who has finished, as long as for a world that vanished as a whole.
+    "finished-torchruns-awaited": _as(
+        "last-uploads",
+        8,
+        {f"{_C10D}.rounds.observations._is_anybody_at_work": lambda *_: True},
+    ),
+    # The reserve for a save is kept though nothing is to be saved any more.
+    "last-uploads-cut-short": _as(
+        "last-uploads",
+        8,
+        {
+            "launcher_shim.pod.notices.OutgoingNotice.until_s": lambda notice, _: notice.deadline_s,
+        },
+        first=1,
+    ),
+    # Whose run has succeeded takes part in no round, and its time for a save is over.
+    "success-forgotten": _as(
+        "last-uploads",
+        8,
+        {
+            "rdzv.drain.inputs.LiveRound.ends_well": lambda round, _: (
+                round.live and round.finishing
+            ),
+            "rdzv.drain.decision._Scene._succeeded_with": lambda *_: False,
+        },
+        first=12,
+    ),
     # Where no pod registers after the last newer one has gone, its template stays in force.
     "last-pod-of-a-roll-back-missed": _as(
         "roll-outs", 40, {"rdzv.members.roll_back.RollBack._left": lambda *_: None}

@@ -81,7 +81,11 @@ from tests.simulation.roll_outs import roll_out, set_bounds, straggler
 from tests.simulation.stages import start_container_again
 from tests.simulation.strays import former_lives, late_pod
 from tests.simulation.torchrun import LAST_STAGE
-from tests.simulation.uneven_ends import fail_beside_the_finished
+from tests.simulation.uneven_ends import (
+    end_amid_the_upload,
+    fail_beside_the_finished,
+    replace_beside_the_finished,
+)
 
 OUTAGES: Mapping[Event, int] = {
     cut_one: 3,
@@ -315,6 +319,15 @@ PLOTS = (
         one_is_enough,
         ends=True,
         uploads=True,
+    ),
+    # Whose last upload is long is ended amid it, or is lost and replaced.
+    Plot(
+        "last-uploads",
+        {end_amid_the_upload: 1, replace_beside_the_finished: 1},
+        (2, 3, 4),
+        one_is_enough,
+        (1, 1),
+        ends=True,
     ),
     Plot(
         "roll-outs",

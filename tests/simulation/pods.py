@@ -14,6 +14,7 @@ from agent.drain.notice import Notice, Source
 from agent.drain.notice_socket import Phase
 from agent.running import LEAVE_TIMEOUT_S
 from launcher_shim.pod.grace import reserve_s
+from launcher_shim.pod.notices import FINISHING, OutgoingNotice
 from launcher_shim.rundir import layout
 from rdzv.drain.gate import Gate
 from rdzv.drain.inputs import DrainPolicy
@@ -44,6 +45,9 @@ FAILING_S = (0.5, 2.5)
 
 TRIES_S = 60.0
 """Three attempts of 10 s and the pauses between them, and then the time to a periodic save."""
+
+INSTANT_S = 1e-6
+"""A shorter sleep may not move the clock."""
 
 SHUT = ("hold", "commit", "done")
 
@@ -234,14 +238,9 @@ class Pod:
 
     async def _terminate(self, left_s: float, source: Source) -> None:
         """What ``muster-run`` does with a SIGTERM, and the kubelet after that."""
-        loop = self._job.loop
-        ends_s = loop.time() + left_s
-        phase = None
-        try:
-            async with asyncio.timeout_at(ends_s - reserve_s(left_s)):
-                phase = await self._last_phase(ends_s, source)
-        except TimeoutError:
-            phase = Phase("released", "nobody said anything in time", "expired")
+        ends_s = self._job.loop.time() + left_s
+        held = OutgoingNotice(source, "test", ends_s, ends_s - reserve_s(left_s))
+        phase = await self._last_phase(held, source)
         if phase.name == "cancelled":
             self._job.timeline.add(self.name, "the drain is cancelled")
             self.terminating, self.due_s = False, math.inf
@@ -256,27 +255,36 @@ class Pod:
             await asyncio.wait([self.sidecar.task], timeout=LEAVE_TIMEOUT_S + 1)
         self.die()
 
-    async def _last_phase(self, ends_s: float, source: Source) -> Phase:
+    async def _last_phase(self, held: OutgoingNotice, source: Source) -> Phase:
         loop = self._job.loop
-        while True:
+        phases = [""]
+        while (left_s := held.until_s(phases[-1]) - loop.time()) > INSTANT_S:
             sidecar = self.sidecar
             if sidecar is None:
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(min(0.2, left_s))
                 continue
             told: asyncio.Future[Phase] = loop.create_future()
-            notice = Notice(source, "test", max(0.0, ends_s - loop.time()))
-            loop.spawn(sidecar.process, _converse(sidecar, notice, told), "notice")
-            while self.sidecar is sidecar and not told.done():
-                await asyncio.wait([told], timeout=0.5)
+            notice = Notice(source, "test", max(0.0, held.end_s - loop.time()))
+            loop.spawn(sidecar.process, _converse(sidecar, notice, told, phases), "notice")
+            while self.sidecar is sidecar and not told.done() and left_s > INSTANT_S:
+                await asyncio.wait([told], timeout=min(0.5, left_s))
+                left_s = held.until_s(phases[-1]) - loop.time()
             if told.done():
+                while phases[-1] == FINISHING and self.torchrun is not None and left_s > INSTANT_S:
+                    await asyncio.sleep(min(0.2, left_s))
+                    left_s = held.until_s(phases[-1]) - loop.time()
                 return told.result()
+        return Phase("released", "nobody said anything in time", "expired")
 
 
-async def _converse(sidecar: Sidecar, notice: Notice, told: asyncio.Future[Phase]) -> None:
-    """Serve a client of the notice socket."""
+async def _converse(
+    sidecar: Sidecar, notice: Notice, told: asyncio.Future[Phase], phases: list[str]
+) -> None:
+    """Serve a client of the notice socket, and list the phases."""
     sidecar.own.notify(notice)
     phase = await sidecar.own.phase_after(None)
     while not phase.last:
+        phases.append(phase.name)
         phase = await sidecar.own.phase_after(phase)
     if not told.done():
         told.set_result(phase)

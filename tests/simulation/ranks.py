@@ -90,6 +90,7 @@ class Rank(BoundaryRank):
         self.round = round
         self.ended = False
         self.finished = False
+        self.uploads = False
         self.matched = False
         """Whether it has been shown that its round is complete."""
         self._job = job
@@ -146,6 +147,7 @@ class Rank(BoundaryRank):
     async def _upload(self) -> None:
         """Do what some ranks have left to do after the last step; they end it together."""
         world, uploads_s = self.world, self._job.uploads_s
+        self.uploads = True
         await asyncio.sleep(uploads_s[self.pod.name])
         others = uploads_s.keys() & world.ranks.keys()
         world.uploaded.add(self.pod.name)

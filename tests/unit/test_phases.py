@@ -42,6 +42,15 @@ def test_before_its_end_a_drain_stands_where_the_commit_does(
 
 
 @pytest.mark.parametrize("phase", get_args(Phase))
+def test_while_the_job_is_finishing_no_drain_speaks_of_a_save(phase: Phase) -> None:
+    commit = replace(HOLD, phase=phase, step=9)
+    ends = phase_of(Snapshot(9, commit=commit), DRAIN, finishing=True)
+    assert ends == DrainPhase("finishing", "the job is finishing: nothing is to be saved")
+    served = replace(commit, phase="done", saved=("uid-b",))
+    assert phase_of(Snapshot(9, commit=served), DRAIN, finishing=True).name == "saved"
+
+
+@pytest.mark.parametrize("phase", get_args(Phase))
 @pytest.mark.parametrize("outcome", [outcome for outcome in get_args(Outcome) if outcome])
 def test_an_outcome_is_the_end_wherever_the_commit_stands(phase: Phase, outcome: Outcome) -> None:
     ended = told(replace(HOLD, phase=phase, step=9), replace(DRAIN, outcome=outcome, step=7))
