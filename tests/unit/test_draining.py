@@ -139,6 +139,32 @@ def test_a_round_that_ends_anyway_is_left_in_peace(live: LiveRound) -> None:
     assert decided(scene(IDLE, A, live=live)).commit is None
 
 
+ENDED = replace(ROUND, finishing=True, closed=True, succeeded=True)
+
+
+@pytest.mark.parametrize(
+    ("live", "me", "past_s", "outcome"),
+    [
+        (ENDED, "a", -1.0, ""),
+        (ENDED, "a", 0.0, "uncommitted"),
+        (ENDED, "b", 0.0, ""),
+        (ENDED, "b", 5.0, "uncommitted"),
+        (replace(ENDED, left=frozenset("a")), "a", -1.0, "uncommitted"),
+        (replace(ENDED, left=frozenset("a")), "b", 5.0, "uncommitted"),
+        (replace(ENDED, succeeded=False), "a", -1.0, "uncommitted"),
+        (replace(ENDED, succeeded=False), "b", 0.0, "expired"),
+        (replace(ENDED, members=("b", "c")), "a", -1.0, "uncommitted"),
+    ],
+)
+def test_a_pod_whose_run_has_succeeded_goes_once_its_torchrun_has_ended(
+    live: LiveRound, me: str, past_s: float, outcome: str
+) -> None:
+    drained = scene(IDLE, replace(A, reserve_s=5.0), live=live, me=me)
+    decision = decided(drained, seen(due_s={"uid-a": NOW - past_s}))
+    found = decision.drains.get("uid-a")
+    assert (found.outcome if found else "") == outcome
+
+
 def test_a_commit_of_another_round_is_reset_and_keeps_its_epoch() -> None:
     commit = becomes(scene(replace(DONE, round=2, granted=("uid-x",), refused=True), A))
     assert commit == Commit(5, "run", 3, took_s=4.0, reason=commit.reason, mod_revision=60)
