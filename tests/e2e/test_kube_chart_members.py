@@ -12,6 +12,7 @@ from tests.support.chart import HelmFailed, rendered
 from tests.support.cluster.chart_release import (
     IN_THE_LAB,
     NAMESPACE,
+    SNAPSHOTS,
     ChartRelease,
     LabelledJob,
     command,
@@ -27,9 +28,6 @@ pytestmark = [pytest.mark.kubelab, pytest.mark.long, pytest.mark.timeout(1800)]
 
 DEPLOYMENT = Workload(kind="Deployment", grace_s=180)
 THREE = 3
-SNAPSHOTS = "snapshots"
-SNAPSHOT_TIMEOUT_S = 320.0
-"""Longer than the page has its reader wait."""
 UPGRADE = "helm upgrade muster charts/muster --namespace muster-system --reuse-values --wait"
 
 
@@ -42,10 +40,7 @@ def chart(
     claims[SNAPSHOTS] = folder / SNAPSHOTS
     backup = ("etcd.backup.enabled=true", f"etcd.backup.claim={SNAPSHOTS}")
     with ChartRelease(kubelab, f"etcd.replicas={THREE}", *backup, claims=claims) as chart:
-        spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
-        meta = {"name": SNAPSHOTS}
-        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta}
-        kubelab.apply(NAMESPACE, {**claim, "spec": spec})
+        chart.claim_snapshots()
         chart.test()
         yield chart
 
@@ -150,9 +145,7 @@ def test_a_snapshot_of_before_the_present_world_is_restored(
     chart: ChartRelease, members: Members, tmp_path: Path
 ) -> None:
     def act(job: LabelledJob, world: World) -> World:
-        for step in ("delete job backup-now", "create job", "wait --for=condition=complete"):
-            _, *words = command(f"kubectl -n muster-system {step}")
-            chart.lab.kubectl(*words, timeout_s=SNAPSHOT_TIMEOUT_S)
+        chart.take_snapshot()
         job.tell("a snapshot was taken; it does not know of the next world")
         world = delete_pod(job, world)
         job.goes_on(world, STEPS_BETWEEN)

@@ -33,6 +33,7 @@ from tests.support.cluster.workload import Workload
 from tests.support.programs import ran
 
 PAGE = ROOT / "docs" / "controller.md"
+MEMBERS_PAGE = ROOT / "docs" / "etcd-members.md"
 NAMESPACE = "muster-system"
 RELEASE = "muster"
 _REPOSITORY, _, _TAG = ETCD_IMAGE.partition(":")
@@ -46,13 +47,17 @@ IN_THE_LAB = (
 """It has two nodes, no storage class, an etcd of its own making, no kube-proxy, and busy cores."""
 KEPT = ("etcd.persistence.enabled=true", "etcd.persistence.size=1Gi")
 """Where a test makes the members' volumes."""
+SNAPSHOTS = "snapshots"
+"""The claim that backups are written to."""
+SNAPSHOT_TIMEOUT_S = 320.0
+"""Longer than the page has its reader wait."""
 HELM_TIMEOUT_S = 400.0
 DOCTOR_TIMEOUT_S = 120.0
 
 
-def command(words: str) -> list[str]:
+def command(words: str, page: Path = PAGE) -> list[str]:
     """The command line of the page that begins so; it is there once."""
-    text = PAGE.read_text().replace("\\\n", " ")
+    text = page.read_text().replace("\\\n", " ")
     for name, image in IMAGES.items():
         text = text.replace(f'"${name}_IMAGE"', image)
     (found,) = {line.strip() for line in text.splitlines() if line.strip().startswith(words)}
@@ -120,6 +125,18 @@ class ChartRelease:
         """``helm upgrade`` with other values, and wait until it has come to rest."""
         words = ["helm", "upgrade", RELEASE, "charts/muster", "--namespace", NAMESPACE]
         self.helm([*words, "--wait", "--reuse-values"], *values)
+
+    def claim_snapshots(self) -> None:
+        """Make the claim ``SNAPSHOTS``."""
+        spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+        kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+        self.lab.apply(NAMESPACE, {**kind, "metadata": {"name": SNAPSHOTS}, "spec": spec})
+
+    def take_snapshot(self) -> None:
+        """The page's commands that write one now."""
+        for step in ("delete job backup-now", "create job", "wait --for=condition=complete"):
+            _, *words = command(f"kubectl -n muster-system {step}")
+            self.lab.kubectl(*words, timeout_s=SNAPSHOT_TIMEOUT_S)
 
     def test(self) -> None:
         """The page's ``helm test``; where it fails, its log and all else are in the error."""
