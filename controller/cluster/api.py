@@ -65,6 +65,11 @@ class ClusterApi:
         """Read an object or a list; raises ``ClusterRefused`` or ``ClusterUnavailable``."""
         return await self._call("GET", path, timeout_s=timeout_s, accept=accept)
 
+    async def text(self, path: str, timeout_s: float = CALL_TIMEOUT_S) -> str:
+        """Read a page, as a pod shows it through the API server; raises as ``get`` does."""
+        read = await self._read("GET", path, timeout_s=timeout_s, accept="text/plain")
+        return read.decode("utf-8", "replace")
+
     async def create(
         self, path: str, body: Mapping[str, Any], timeout_s: float = CALL_TIMEOUT_S
     ) -> Object:
@@ -127,15 +132,32 @@ class ClusterApi:
         timeout_s: float = CALL_TIMEOUT_S,
         accept: str = JSON,
     ) -> Object:
+        content = await self._read(method, path, body, content_type, timeout_s, accept)
+        try:
+            found: Object = json.loads(content)
+        except ValueError as error:
+            raise ClusterUnavailable(
+                f"the API server did not answer {method} {path}: {error}"
+            ) from error
+        return found
+
+    async def _read(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = JSON,
+        timeout_s: float = CALL_TIMEOUT_S,
+        accept: str = JSON,
+    ) -> bytes:
         limits = aiohttp.ClientTimeout(total=timeout_s)
         try:
             request = self._request(method, path, limits, body, content_type, accept)
             async with await request as answer:
-                content = await answer.read()
+                content: bytes = await answer.read()
                 if answer.status >= 400:
                     raise _refusal(method, path, answer.status, content)
-                found: Object = json.loads(content)
-                return found
+                return content
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             why = str(error) or f"it took longer than {timeout_s:g} s"
             raise ClusterUnavailable(

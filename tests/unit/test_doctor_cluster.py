@@ -12,7 +12,7 @@ import pytest
 from console.doctor.cluster.examine import SECRETS_MOST, examine, needed_secrets
 from console.doctor.cluster.findings import findings_of
 from console.doctor.cluster.seen import AskingPod, ChartPart, Cluster, Hook, Probe
-from rdzv.errors import ClusterRefused
+from rdzv.errors import ClusterRefused, ClusterUnavailable
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 SIDECAR = "example.org/muster-sidecar:0.2.0"
@@ -28,6 +28,7 @@ WELL = Cluster(
     hooks=(HOOK,),
     controllers=(PART,),
     stores=(STORE,),
+    leaders=("muster-etcd-1",),
     certificates={CERTIFICATE: NOW + timedelta(days=60)},
     probe=Probe(injected=True, server_time=NOW - timedelta(seconds=1)),
     pods=(POD,),
@@ -119,6 +120,12 @@ def test_where_all_is_well_everything_is_told_to_be() -> None:
             "20 s behind",
         ),
         (replace(WELL, unread={"etcd": "403"}), "etcd", "note", "403"),
+        (
+            replace(WELL, leaders=("muster-etcd-0", "muster-etcd-2")),
+            "stores",
+            "fault",
+            "different stores: muster-etcd-0, muster-etcd-2",
+        ),
     ],
 )
 def test_each_fault_is_told_by_itself(seen: Cluster, check: str, level: str, words: str) -> None:
@@ -183,3 +190,48 @@ async def test_a_secret_that_may_not_be_read_is_noted_and_those_after_it_are_loo
     assert [level for _, level, _ in told] == ["fault", "note"]
     assert "namespace open has no Secret digits-muster-store" in told[0][2]
     assert told[1][2] == "not checked: secrets is forbidden"
+
+
+class Split:
+    """An API server of a release whose members 0 and 2 lead, as ``elected`` has it; 1 is away."""
+
+    def __init__(self, *elected: set[int]) -> None:
+        self._elected = list(elected)
+
+    async def get(self, path: str) -> dict[str, Any]:
+        if path.startswith("/apis/admissionregistration.k8s.io/"):
+            service = {"namespace": "muster-system", "name": "muster-controller"}
+            hook = {"name": "pods.inject.muster.dev", "clientConfig": {"service": service}}
+            return {"items": [{"metadata": {"name": "muster"}, "webhooks": [hook]}]}
+        if path.startswith("/api/v1/namespaces/muster-system/pods?"):
+            return {"items": [{"metadata": {"name": f"muster-etcd-{n}"}} for n in range(3)]}
+        return {"gitVersion": "v1.36.3"} if path == "/version" else {}
+
+    async def create(self, *_: object) -> dict[str, Any]:
+        raise ClusterRefused("no right", 403)
+
+    async def text(self, path: str) -> str:
+        number = int(path.partition("muster-etcd-")[2][0])
+        if number == 1:
+            raise ClusterUnavailable("no endpoints available")
+        leads = number in self._elected[0]
+        if number == 2 and len(self._elected) > 1:
+            del self._elected[0]
+        return f"# TYPE x\netcd_server_is_leader {leads:d}\nrest 1\n"
+
+
+@pytest.mark.parametrize(
+    ("elected", "leaders"),
+    [
+        (({0, 2},), ("muster-etcd-0", "muster-etcd-2")),
+        (({0, 2}, {2}), ("muster-etcd-2",)),
+        (({0},), ("muster-etcd-0",)),
+    ],
+    ids=["two stores", "an election", "one store"],
+)
+async def test_members_that_lead_are_asked_of_etcd_itself(
+    monkeypatch: pytest.MonkeyPatch, elected: tuple[set[int], ...], leaders: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("console.doctor.cluster.examine.ELECTED_S", 0.0)
+    api: Any = Split(*elected)
+    assert (await examine(api, lambda: NOW)).leaders == leaders

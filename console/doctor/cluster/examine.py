@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from controller.access.secret import is_ours
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from injection import sidecar
-from rdzv.errors import ClusterError, ClusterRefused, ConfigError
+from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, ConfigError
 
 T = TypeVar("T")
 
@@ -33,6 +34,11 @@ SECRETS_MOST = 50
 OURS = "labelSelector=app.kubernetes.io%2Fname%3Dmuster"
 PROBE_TIMEOUT_S = 60.0
 """Timeout of the dry run: the API server asks one webhook after another, up to 30 s each."""
+MEMBERS = f"{OURS}%2Capp.kubernetes.io%2Fcomponent%3Detcd"
+LEADS = "\netcd_server_is_leader 1\n"
+ELECTED_S = 3.0
+"""Time after which the members are asked once more, in seconds: while they elect, two may say that
+they lead."""
 NOT_KNOWN = 401
 NOT_THERE = 404
 
@@ -58,10 +64,12 @@ async def examine(api: ClusterApi, now: Callable[[], datetime]) -> Cluster:
     namespaces = sorted({hook.namespace for hook in hooks})
     controllers: list[ChartPart] = []
     stores: list[ChartPart] = []
+    leaders: list[str] = []
     certificates: dict[str, datetime] = {}
     for namespace in namespaces:
         controllers += await told("controller", _parts(api, namespace, "deployments"), [])
         stores += await told("etcd", _parts(api, namespace, "statefulsets"), [])
+        leaders += await told("stores", _leaders(api, namespace), [])
         certificates |= await told("certificate", _certificates(api, namespace), {})
     pods = await told("injection", _pods(api), [])
     needed = needed_secrets(pods)
@@ -75,6 +83,7 @@ async def examine(api: ClusterApi, now: Callable[[], datetime]) -> Cluster:
         hooks=hooks,
         controllers=tuple(controllers),
         stores=tuple(stores),
+        leaders=tuple(leaders),
         certificates=certificates,
         probe=probe,
         pods=tuple(_asking(pod, secrets) for pod in pods),
@@ -105,6 +114,28 @@ async def _parts(api: ClusterApi, namespace: str, plural: str) -> list[ChartPart
         wanted = int(one["spec"].get("replicas", 1))
         chart = labels.get("helm.sh/chart", "no chart")
         found.append(ChartPart(one["metadata"]["name"], wanted, ready, container["image"], chart))
+    return found
+
+
+async def _leaders(api: ClusterApi, namespace: str) -> list[str]:
+    """Return the members of the chart's etcd that lead: one, or more if they are several etcds."""
+    pods = [pod async for pod in _listed(api, f"{paths.core(namespace, 'pods')}?{MEMBERS}")]
+    names = [pod["metadata"]["name"] for pod in pods]
+    found = await _leading(api, namespace, names)
+    if len(found) > 1:
+        await asyncio.sleep(ELECTED_S)
+        found = await _leading(api, namespace, found)
+    return found
+
+
+async def _leading(api: ClusterApi, namespace: str, names: Sequence[str]) -> list[str]:
+    found = []
+    for name in names:
+        # One that is away is told by the StatefulSet.
+        with suppress(ClusterUnavailable):
+            page = f"{paths.core(namespace, 'pods', f'{name}:2381')}/proxy/metrics"
+            if LEADS in await api.text(page):
+                found.append(name)
     return found
 
 

@@ -29,6 +29,7 @@ def findings_of(seen: Cluster) -> list[Finding]:
         *_webhook(seen),
         *_certificates(seen),
         *(finding for one in seen.stores for finding in _store(one)),
+        *_leaders(seen),
         *_sidecars(seen.pods),
         *_without(seen.pods),
         *_access(seen.pods, seen.secrets_left),
@@ -166,6 +167,17 @@ def _store(store: ChartPart) -> Iterator[Finding]:
         f"{told}{without}",
         f"kubectl describe the pods of {store.name}; muster doctor --job JOB asks the store itself",
     )
+
+
+def _leaders(seen: Cluster) -> Iterator[Finding]:
+    if len(seen.leaders) > max(len(seen.stores), 1):
+        yield Finding(
+            "stores",
+            "fault",
+            f"{len(seen.leaders)} members of etcd lead, so they belong to different stores:"
+            f" {', '.join(seen.leaders)}; pods of one job may see different ones",
+            "undo the change of etcd.replicas (helm rollback); see docs/etcd-members.md",
+        )
 
 
 def _sidecars(pods: Sequence[AskingPod]) -> Iterator[Finding]:

@@ -64,10 +64,10 @@ class AskingPod:
 class Cluster:
     """Everything that was seen of a cluster at ``now``, by the clock of this machine.
 
-    ``certificates``: the end of validity of each, by Secret and key. ``secrets_left``: the number
-    of Secrets that pods name but that were not read, as there are too many. ``renewed``: the last
-    renewal of each node's lease, by that node's clock. ``unread``: the reason why something could
-    not be read, by its check.
+    ``leaders``: the members of etcd that lead. ``certificates``: the end of validity of each, by
+    Secret and key. ``secrets_left``: the number of Secrets that pods name but that were not read,
+    as there are too many. ``renewed``: the last renewal of each node's lease, by that node's clock.
+    ``unread``: the reason why something could not be read, by its check.
     """
 
     now: datetime
@@ -75,6 +75,7 @@ class Cluster:
     hooks: tuple[Hook, ...] = ()
     controllers: tuple[ChartPart, ...] = ()
     stores: tuple[ChartPart, ...] = ()
+    leaders: tuple[str, ...] = ()
     certificates: Mapping[str, datetime] | None = None
     probe: Probe | None = None
     pods: tuple[AskingPod, ...] = ()
