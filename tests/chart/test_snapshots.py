@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From one member to three by a snapshot: what the chart runs, on this machine's own etcd."""
+"""Snapshots and what comes of them: what the chart runs, on this machine's own etcd."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ PLAIN = ("etcd.auth.enabled=false", "etcd.tls.enabled=false", "etcd.backup.claim
 ONE, THREE = "etcd.replicas=1", "etcd.replicas=3"
 GROWN = (THREE, "etcd.restore=snapshot.db", "etcd.restoreToNewClaims=true")
 KEYS = 6
+POD = "$(POD_NAME)"
+SERVICE = "muster-etcd.muster-system.svc"
 
 
 class Members:
@@ -57,12 +60,18 @@ class Members:
         jobs = [one for one in rendered(*PLAIN, *GROWN) if one["kind"] == "Job"]
         for number, job in enumerate(jobs):
             (first,) = job["spec"]["template"]["spec"]["initContainers"]
-            command = self._here(first["command"], number, "restored")
+            command = self._here(first["command"], number, "new")
             subprocess.run(command, check=True, capture_output=True, timeout=START_S)
             volume = self._volume(number)
             if (volume / "data").exists():
                 (volume / "data").rename(volume / "before")
-            (volume / "restored").rename(volume / "data")
+            (volume / "new").rename(volume / "data")
+
+    def backup(self, containers: Sequence[Mapping[str, Any]]) -> None:
+        """Run containers of a backup's pod, one after the other; raises if one fails."""
+        for container in containers:
+            command = self._here(container["command"], 0, "")
+            subprocess.run(command, check=True, capture_output=True, timeout=START_S)
 
     def etcdctl(self, endpoints: Sequence[str], *words: str) -> Any:
         limits = (f"--command-timeout={START_S:g}s", f"--dial-timeout={START_S:g}s")
@@ -85,17 +94,19 @@ class Members:
             for port, ports in self._ports.items():
                 for one in range(3):
                     word = word.replace(
-                        f"muster-etcd-{one}.muster-etcd.muster-system.svc:{port}",
-                        f"127.0.0.1:{ports[one]}",
+                        f"muster-etcd-{one}.{SERVICE}:{port}", f"127.0.0.1:{ports[one]}"
                     )
                 own = f"127.0.0.1:{ports[number]}"
-                word = word.replace(f"0.0.0.0:{port}", own)
-                name = f"$(POD_NAME).muster-etcd.muster-system.svc:{port}"
-                word = word.replace(name, own)
-            word = word.replace("$(POD_NAME)", pod).replace("/backup", str(self._folder))
+                for name in ("0.0.0.0", f"{POD}.{SERVICE}", SERVICE):
+                    word = word.replace(f"{name}:{port}", own)
+            word = word.replace(POD, pod).replace("/backup", str(self._folder))
+            word = word.replace("/restored", str(self._folder / "restored"))
             here.append(word.replace("/var/lib/etcd", str(self._volume(number))))
         program = os.path.basename(here[0])
-        known = {"etcd": find_etcd(), "etcdutl": etcdutl_program()}
+        known = {
+            **{"etcd": find_etcd(), "etcdctl": find_etcd().with_name("etcdctl")},
+            **{"etcdutl": etcdutl_program(), "python3": sys.executable},
+        }
         return [str(known[program]), *here[1:]]
 
 
@@ -147,3 +158,44 @@ def test_new_volumes_are_bound_to_nodes_of_their_own() -> None:
         (term,) = apart["requiredDuringSchedulingIgnoredDuringExecution"]
         selected = term["labelSelector"]["matchLabels"].items()
         assert selected <= template["metadata"]["labels"].items()
+
+
+def backups() -> list[dict[str, Any]]:
+    """The pod of each day's backup."""
+    return [
+        one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        for one in rendered(*PLAIN, "etcd.backup.enabled=true")
+        if one["kind"] == "CronJob" and "-backup-" in one["metadata"]["name"]
+    ]
+
+
+def test_a_backup_is_of_any_member_that_answers() -> None:
+    for pod in backups():
+        save = pod["initContainers"][0]["command"]
+        # The name of the Service: it has the addresses of all members.
+        assert "--endpoints=http://muster-etcd.muster-system.svc:2379" in save
+
+
+def test_a_backup_is_kept_once_it_was_restored(tmp_path: Path) -> None:
+    members, pod = Members(tmp_path), backups()[3]
+    with members.running(ONE) as (one,):
+        members.etcdctl([one], "put", "/muster/1", "value")
+        members.backup([*pod["initContainers"], *pod["containers"]])
+    assert (tmp_path / "muster-etcd-3.db").exists()
+    assert not (tmp_path / "muster-etcd-3.db.new").exists()
+
+
+def test_a_backup_that_is_not_whole_leaves_the_last_one(tmp_path: Path) -> None:
+    members, pod = Members(tmp_path), backups()[3]
+    (tmp_path / "muster-etcd-3.db").write_text("the last one")
+    save, restore, _ = pod["initContainers"]
+    with members.running(ONE) as (one,):
+        members.etcdctl([one], "put", "/muster/1", "value")
+        members.backup([save])
+    with (tmp_path / "muster-etcd-3.db.new").open("r+b") as file:
+        file.seek(8192)
+        file.write(b"damage")
+    with pytest.raises(subprocess.CalledProcessError):
+        members.backup([restore])
+    assert pod["restartPolicy"] == "Never"
+    assert (tmp_path / "muster-etcd-3.db").read_text() == "the last one"
