@@ -62,7 +62,9 @@ async def _serve(
     metrics = AdmissionMetrics()
     store = store_access(config, environ, api)
     gives = bool(config.store_access) and config.give_access == "on"
-    injector = Injector(api, environ, metrics, access=gives)
+    injector = Injector(
+        api, environ, metrics, access=gives, release=config.release if gives else ""
+    )
     if config.api_server_ca:
         ask_for_certificates(keeper.context, config.api_server_ca)
     callers = Callers(config.api_server_cidrs, bool(config.api_server_ca))

@@ -51,7 +51,7 @@ class Grant:
     ``user``: the user of its certificate. ``next``: the user of the coming certificate. ``former``:
     the user of the one before, while pods may still have it. ``fault``: the reason why its
     certificate is unusable, or empty. ``immutable``: somebody made the Secret immutable, so that
-    its certificate cannot be replaced. ``labelled``: whether it has the controller's label.
+    its certificate cannot be replaced. ``labelled``: whether it has the controller's labels.
     """
 
     version: str
@@ -76,7 +76,7 @@ class AccessSnapshot:
     """The state of one job: users first, then the role, then the Secret, read in this order.
 
     ``granted``: those of ``users`` that have the role. ``foreign``: there is a Secret of that name
-    that is not the controller's.
+    that is not the controller's. ``release``: the other release of the chart that it belongs to.
     """
 
     in_use: bool
@@ -85,6 +85,7 @@ class AccessSnapshot:
     role: bool
     secret: Grant | None
     foreign: bool = False
+    release: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,10 @@ FOREIGN = (
     "it is there and is not the controller's: rename it, or name it by the annotation"
     " muster.dev/etcd-secret"
 )
+OTHER_RELEASE = (
+    "it belongs to release {} of this cluster, which keeps it: let one release inject the pods of a"
+    " namespace (injection.namespaceSelector); if that one is gone, delete the Secret"
+)
 REPLACE = (
     "delete it, and the controller makes another; then replace the job's pods, on each node all of"
     " them before the first comes back there, or scale the job to 0 and back: a kubelet goes on"
@@ -118,6 +123,9 @@ REPLACE = (
 
 def decide(now: datetime, seen: AccessSnapshot, policy: AccessPolicy, fresh: str) -> Action:
     """Decide the next step for one job; ``fresh`` is a user name that was never used before."""
+    if seen.release:
+        # Also its users: both releases may have one store.
+        return Action("rest", OTHER_RELEASE.format(seen.release), blocked=True)
     if seen.secret is None:
         return _without_secret(now, seen, fresh)
     return (

@@ -17,7 +17,7 @@ from controller.access import decision
 from controller.access.certificates import SPARE, ClientPair
 from controller.access.decision import AccessPolicy, AccessSnapshot, Action
 from controller.access.names import JobName, digest_of, job_of
-from controller.access.secret import grant_of, object_of
+from controller.access.secret import grant_of, is_ours, object_of, other_release
 from controller.access.store_keeper import StoreEntry, StoreKeeper
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
@@ -35,7 +35,8 @@ STEPS_MOST = 60
 class AccessExecutor:
     """The users, roles and Secrets of jobs; ``in_use`` returns whether a job has a pod now.
 
-    ``events`` reports Secrets that need a user's action.
+    ``events`` reports Secrets that need a user's action. ``release``: the release of the chart, as
+    its Secrets name it.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class AccessExecutor:
         in_use: Callable[[JobName], bool],
         now: Callable[[], datetime],
         events: Events,
+        release: str = "",
     ) -> None:
         self._api = api
+        self._release = release
         self._events = events
         self._accounts = accounts
         self._keeper = keeper
@@ -122,17 +125,19 @@ class AccessExecutor:
                 raise
             held = None
         grant = None
-        if held is not None:
+        release = "" if held is None else other_release(held, self._release)
+        if held is not None and not release:
             now, entry = self._now(), self._entry
             grant = grant_of(
                 held,
                 job,
                 entry.members_authority,
                 lambda pair, user: entry.clients.fault(pair, user, now),
+                self._release,
             )
             # The label may be lost; a valid certificate of the job's own user shows that it is
             # ours.
-            if not grant.labelled and grant.fault:
+            if not is_ours(held) and grant.fault:
                 grant = None
         seen = AccessSnapshot(
             self._in_use(job),
@@ -141,6 +146,7 @@ class AccessExecutor:
             role,
             grant,
             held is not None and grant is None,
+            release,
         )
         return seen, held
 
@@ -169,7 +175,8 @@ class AccessExecutor:
         if action.sign:
             life = self._policy.rotate + SPARE
             pair = self._entry.clients.sign(action.secret.user, life, self._now())
-        return object_of(held, job, action.secret, pair, self._entry.members_authority)
+        authority = self._entry.members_authority
+        return object_of(held, job, action.secret, pair, authority, self._release)
 
     @property
     def _entry(self) -> StoreEntry:

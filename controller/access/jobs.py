@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
-from controller.access.names import JobName, is_a_name, secret_name
+from controller.access.names import RELEASE, JobName, is_a_name, secret_name
 from controller.cluster.api import ClusterApi, Object
 from controller.cluster.watching import AGAIN_FIRST_S, AGAIN_MOST_S
 from injection.settings import LABEL, annotation
@@ -27,8 +27,11 @@ METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
 """The media type that asks for the metadata of pods only."""
 
 
-def job_of_pod(pod: Object) -> JobName | None:
-    """Return a pod's job if the pod uses the controller's Secret of that job, else None."""
+def job_of_pod(pod: Object, release: str = "") -> JobName | None:
+    """Return a pod's job if the pod uses the Secret that ``release`` keeps of that job, else None.
+
+    A pod that names no release got its reference to the Secret from a person.
+    """
     metadata = pod.get("metadata") or {}
     notes: dict[str, Any] = metadata.get("annotations") or {}
     job = notes.get(annotation("job")) or (metadata.get("labels") or {}).get(LABEL)
@@ -37,20 +40,23 @@ def job_of_pod(pod: Object) -> JobName | None:
         return None
     if notes.get(annotation("etcd_secret")) != secret_name(str(job)):
         return None
+    if notes.get(RELEASE, release) != release:
+        return None
     return JobName(str(metadata.get("namespace")), str(job))
 
 
 class JobsWithPods:
-    """The jobs that have pods, by one list and one watch.
+    """The jobs of a release that have pods, by one list and one watch.
 
     ``changed`` is called with a job when its first pod comes and when its last one goes.
     """
 
-    def __init__(self, api: ClusterApi) -> None:
+    def __init__(self, api: ClusterApi, release: str = "") -> None:
         self.changed: Callable[[JobName], None] = lambda job: None
         self.known = asyncio.Event()
         """Set after the first complete list; before, the absence of a job's pods proves nothing."""
         self._api = api
+        self._release = release
         self._pods: dict[str, JobName] = {}
         self._counts: dict[JobName, int] = {}
 
@@ -87,7 +93,7 @@ class JobsWithPods:
             path = f"{_PODS}&limit={PAGE}" + (f"&continue={quote(token)}" if token else "")
             page = await self._api.get(path, accept=METADATA.format("List"))
             for pod in page.get("items") or []:
-                if (job := job_of_pod(pod)) is not None:
+                if (job := job_of_pod(pod, self._release)) is not None:
                     found[pod["metadata"]["uid"]] = job
             token = (page.get("metadata") or {}).get("continue") or ""
             if not token:
@@ -110,7 +116,10 @@ class JobsWithPods:
                 uid = str(metadata.get("uid", ""))
                 if event.get("type") == "DELETED":
                     self._gone(uid)
-                elif event.get("type") != "BOOKMARK" and (job := job_of_pod(pod)) is not None:
+                elif (
+                    event.get("type") != "BOOKMARK"
+                    and (job := job_of_pod(pod, self._release)) is not None
+                ):
                     self._there(uid, job)
             if not yielded:
                 await asyncio.sleep(AGAIN_FIRST_S)

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from agent.config import parsers as texts
+from injection.job_label import job_label
+from injection.settings import DOMAIN
 from rdzv.keys import JobKeys
+
+RELEASE = DOMAIN + "release"
+"""The label of a job's Secret, and the annotation of a pod, with the release that serves the job.
+Two releases in one cluster, each with an etcd of its own, leave each other's jobs alone by it."""
 
 ROLE_PREFIX = "controller/"
 """Prefix of the controller's roles; those of ``muster store-role`` lack it and are left alone."""
@@ -26,6 +32,11 @@ _SUBDOMAIN = re.compile(
     r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII
 )
 _USER = re.compile(r"muster\.([0-9a-f]{24})\.[0-9a-f]{1,20}", re.ASCII)
+
+
+def release_name(namespace: str, service: str) -> str:
+    """Return the name of the release with this Service: that of no other one in the cluster."""
+    return job_label(f"{namespace}.{service}")
 
 
 def is_a_name(job: str) -> bool:

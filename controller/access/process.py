@@ -34,8 +34,11 @@ FOLDER = Path(tempfile.gettempdir()) / "muster-store"
 class StoreAccess:
     """The upkeep of the store's certificates and of each job's access."""
 
-    def __init__(self, keeper: StoreKeeper, policy: AccessPolicy, api: ClusterApi) -> None:
+    def __init__(
+        self, keeper: StoreKeeper, policy: AccessPolicy, api: ClusterApi, release: str
+    ) -> None:
         self.keeper = keeper
+        self._release = release
         self._policy = policy
         self._api = api
 
@@ -61,9 +64,16 @@ class StoreAccess:
 
     async def _give(self, access: Access) -> None:
         accounts, events = Accounts(access), Events(self._api, time.monotonic)
-        jobs = JobsWithPods(self._api)
+        jobs = JobsWithPods(self._api, self._release)
         executor = AccessExecutor(
-            self._api, accounts, self.keeper, self._policy, jobs.__contains__, now, events
+            self._api,
+            accounts,
+            self.keeper,
+            self._policy,
+            jobs.__contains__,
+            now,
+            events,
+            self._release,
         )
         reconciler = AccessReconciler(executor, jobs, now)
         try:
@@ -102,7 +112,7 @@ def store_access(
     policy = AccessPolicy(
         timedelta(seconds=config.access_keep_s), timedelta(seconds=config.access_rotate_s)
     )
-    return StoreAccess(keeper, policy, api)
+    return StoreAccess(keeper, policy, api, config.release)
 
 
 def now() -> datetime:

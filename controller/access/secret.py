@@ -11,7 +11,7 @@ from typing import Any
 
 from controller.access.certificates import ClientPair
 from controller.access.decision import Grant
-from controller.access.names import JobName
+from controller.access.names import RELEASE, JobName
 from controller.cluster.api import Object
 from injection.job_label import job_label
 from injection.settings import DOMAIN, LABEL
@@ -35,7 +35,15 @@ def is_ours(secret: Object) -> bool:
     return bool(labels.get(MANAGED_BY) == MANAGER)
 
 
-def grant_of(secret: Object, job: JobName, authority: bytes, fault: Fault) -> Grant:
+def other_release(secret: Object, release: str) -> str:
+    """Return the release that the Secret belongs to; empty if that is ``release``, or unknown."""
+    its = str(((secret.get("metadata") or {}).get("labels") or {}).get(RELEASE, ""))
+    return "" if its == release else its
+
+
+def grant_of(
+    secret: Object, job: JobName, authority: bytes, fault: Fault, release: str = ""
+) -> Grant:
     """Parse a job's Secret; ``authority`` is that of the store's members, as PEM.
 
     Its annotations are not trusted, as any user who may write Secrets of the namespace can change
@@ -66,12 +74,17 @@ def grant_of(secret: Object, job: JobName, authority: bytes, fault: Fault) -> Gr
         ROTATE in notes,
         why,
         secret.get("immutable") is True,
-        is_ours(secret),
+        is_ours(secret) and str((metadata.get("labels") or {}).get(RELEASE, "")) == release,
     )
 
 
 def object_of(
-    held: Object | None, job: JobName, grant: Grant, pair: ClientPair | None, authority: bytes
+    held: Object | None,
+    job: JobName,
+    grant: Grant,
+    pair: ClientPair | None,
+    authority: bytes,
+    release: str = "",
 ) -> Object:
     """Build the Secret that holds ``grant``; without a new ``pair`` it keeps its certificate."""
     before = held or {}
@@ -86,7 +99,12 @@ def object_of(
         _UNUSED: grant.unused_since and grant.unused_since.isoformat(timespec="seconds"),
         ROTATE: "asked" if grant.rotate_asked else "",
     }
-    labels = {**(metadata.get("labels") or {}), MANAGED_BY: MANAGER, LABEL: job_label(job.job)}
+    ours = {
+        MANAGED_BY: MANAGER,
+        LABEL: job_label(job.job),
+        **({RELEASE: release} if release else {}),
+    }
+    labels = {**(metadata.get("labels") or {}), **ours}
     metadata |= {
         "name": job.secret,
         "namespace": job.namespace,

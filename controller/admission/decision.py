@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from controller.access.names import RELEASE
 from controller.access.reference import with_secret
 from controller.admission.json_patch import Operation, difference
 from controller.admission.manifest import manifest_of
@@ -47,12 +48,13 @@ def decide(
     environ: Mapping[str, str],
     *,
     access: bool = False,
+    release: str = "",
 ) -> Verdict:
     """Plan the sidecar of a pod that is about to be created in ``namespace``.
 
     ``read``: the object that ``owner.read`` names, or None if it could not be read. ``environ``:
     the defaults for what neither pod nor owner specify, by the variables of ``muster inject``.
-    ``access``: whether each job has a Secret of its own.
+    ``access``: whether each job has a Secret of its own, and ``release``: which release keeps it.
     """
     if has_sidecar(pod):
         return Verdict((), (), "it has its sidecar already")
@@ -66,6 +68,10 @@ def decide(
         faults = in_words_of_a_pod(str(error)).splitlines()
         return Verdict((), tuple(WITHOUT + line for line in faults), "; ".join(faults))
     after = {**restricted, **made.template}
+    if release:
+        metadata = after["metadata"]
+        notes = {**(metadata.get("annotations") or {}), RELEASE: release}
+        after["metadata"] = {**metadata, "annotations": notes}
     complete = owner is None or owner.read is None or read is not None
     # Without the owner the plan lacks facts: its warnings would be guesses.
     warnings = [str(note) for note in made.notes if note.level == "warning"] if complete else []

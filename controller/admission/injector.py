@@ -55,7 +55,7 @@ DEFECT = Verdict((), (f"{WITHOUT}a defect of muster, which its log has",), "a de
 class Injector:
     """The webhook's answers; ``environ`` has the defaults for what pods and owners do not specify.
 
-    ``access``: whether each job has a Secret of its own.
+    ``access``: whether each job has a Secret of its own, and ``release``: which release keeps it.
     """
 
     def __init__(
@@ -65,9 +65,11 @@ class Injector:
         metrics: AdmissionMetrics,
         *,
         access: bool = False,
+        release: str = "",
     ) -> None:
         self._api = api
         self._access = access
+        self._release = release
         self._environ = environ
         self._metrics = metrics
         self._owners: OrderedDict[str, tuple[float, Object]] = OrderedDict()
@@ -111,7 +113,13 @@ class Injector:
         def plan() -> tuple[Verdict, float]:
             begun_s = time.thread_time()
             verdict = decision.decide(
-                pod, namespace, owner, read, self._environ, access=self._access
+                pod,
+                namespace,
+                owner,
+                read,
+                self._environ,
+                access=self._access,
+                release=self._release,
             )
             return verdict, time.thread_time() - begun_s
 

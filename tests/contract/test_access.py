@@ -19,7 +19,7 @@ from controller.access.certificates import make_clients_authority
 from controller.access.decision import AccessPolicy
 from controller.access.executor import AccessExecutor
 from controller.access.jobs import JobsWithPods
-from controller.access.names import JobName
+from controller.access.names import RELEASE, JobName
 from controller.access.reconciler import AccessReconciler
 from controller.access.secret import KEYS, ROTATE
 from controller.access.store_keeper import StoreKeeper, StoreSecrets
@@ -390,6 +390,28 @@ async def test_a_secret_that_has_lost_its_label_is_ours_while_its_certificate_is
         with pytest.raises(ClusterRefused, match="is not the controller's"):
             await one.executor.bring_in_line(job)
         assert not [u for u in await one.accounts.users() if job.owns(u)]
+
+
+async def test_a_secret_of_another_release_is_left_alone_and_so_are_its_users(
+    fake: FakeApi, cluster: Cluster, tmp_path: Path
+) -> None:
+    job = JobName("team-r", "train")
+    async with replica(fake, cluster, tmp_path / "one", HandHour(), at_work=False) as one:
+        made = await given(one, fake, job)
+        labels = {**made["metadata"]["labels"], RELEASE: "other.muster-controller"}
+        await fake.put(path_of(job), {**made, "metadata": {**made["metadata"], "labels": labels}})
+        before = fake.objects[path_of(job)]
+        users = [user for user in await one.accounts.users() if job.owns(user)]
+        for _ in range(2):
+            with pytest.raises(
+                ClusterRefused, match=r"belongs to release other\.muster-controller"
+            ):
+                await one.executor.bring_in_line(job)
+            await one.events.write()
+        (told,) = await fake.until_any(f"/api/v1/namespaces/{job.namespace}/events/")
+        assert (told["involvedObject"]["name"], told["reason"]) == (job.secret, "AccessNotGiven")
+        assert fake.objects[path_of(job)] == before
+        assert [user for user in await one.accounts.users() if job.owns(user)] == users
 
 
 async def test_an_immutable_secret_is_told_of_at_itself_and_replaced_once_it_is_deleted(

@@ -104,7 +104,7 @@ class RunningRelease:
                     "groupVersion": name,
                     "resources": [
                         {
-                            **{"name": f"{kind.lower()}s", "kind": kind, "verbs": ["get"]},
+                            **{"name": f"{kind.lower()}s", "kind": kind, "verbs": ["get", "list"]},
                             "namespaced": kind not in _OF_THE_CLUSTER,
                         }
                         for kind in sorted(found)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.access.jobs import job_of_pod
-from controller.access.names import JobName
+from controller.access.names import RELEASE, JobName
 from controller.admission.decision import Verdict, decide
 from controller.admission.owner import owner_of
 from injection.workloads import workloads
@@ -23,8 +23,8 @@ STORE = {"etcd_endpoints": "https://etcd:2379"}
 SAID = environ({k: v for k, v in (FLAGS | STORE).items() if k not in UNSAID})
 
 
-def admitted(pod: dict[str, Any], read: Any = None) -> tuple[Verdict, Any]:
-    verdict = decide(pod, "team", owner_of(pod), read, SAID, access=True)
+def admitted(pod: dict[str, Any], read: Any = None, release: str = "") -> tuple[Verdict, Any]:
+    verdict = decide(pod, "team", owner_of(pod), read, SAID, access=True, release=release)
     made = patched(pod, verdict.patch)
     made["metadata"]["namespace"] = "team"
     return verdict, made
@@ -92,3 +92,12 @@ def test_a_job_whose_name_is_longer_than_a_label_has_a_label_and_its_access_as_w
     _, made = admitted(one_pod(job=name))
     assert 46 < len(made["metadata"]["labels"]["muster.dev/job"]) <= 63
     assert job_of_pod(made) == JobName("team", name)
+
+
+def test_a_pod_is_of_the_release_that_injected_it() -> None:
+    _, made = admitted(one_pod(), release="ours")
+    assert job_of_pod(made, "ours") == JobName("team", "digits")
+    assert job_of_pod(made, "theirs") is None
+    # A reference that a person has written may be to the Secret of any release.
+    del made["metadata"]["annotations"][RELEASE]
+    assert job_of_pod(made, "theirs") == JobName("team", "digits")

@@ -9,17 +9,22 @@ import itertools
 import logging
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
-from controller.access.certificates import ClientAuthority, make_clients_authority
-from controller.access.decision import AccessPolicy, AccessSnapshot, decide
+from controller.access.certificates import (
+    ClientAuthority,
+    ClientPair,
+    make_clients_authority,
+)
+from controller.access.decision import AccessPolicy, AccessSnapshot, Grant, decide
 from controller.access.jobs import JobsWithPods
 from controller.access.names import JobName
 from controller.access.process import StoreAccess
 from controller.access.reconciler import AccessReconciler
-from controller.access.secret import MANAGED_BY, MANAGER, grant_of, object_of
+from controller.access.secret import MANAGED_BY, MANAGER, grant_of, object_of, other_release
 from rdzv.errors import ClusterRefused, ClusterUnavailable, ConfigError
 from tests.support.tasks import beside
 
@@ -130,7 +135,7 @@ class FailsFirst:
 async def test_a_defect_of_the_stores_keeping_does_not_take_the_webhook_along() -> None:
     keeper: Any = FailsFirst()
     api: Any = None
-    running = asyncio.create_task(StoreAccess(keeper, POLICY, api).run(give=False))
+    running = asyncio.create_task(StoreAccess(keeper, POLICY, api, "ours").run(give=False))
     await asyncio.sleep(100)
     assert (keeper.runs, running.done()) == (2, False)
     running.cancel()
@@ -191,3 +196,52 @@ async def test_a_defect_after_the_store_was_away_is_looked_at_now_and_then(
     assert [round(wait_s) for wait_s in waited_s] == [5, 60, 60, 60, 60, 60, 60]
     told = [one.event for one in caplog.records]  # type: ignore[attr-defined]
     assert told == ["access_not_given"] + ["defect"] * 7
+
+
+def test_of_two_releases_one_keeps_a_jobs_secret() -> None:
+    """Each has an authority and a store of its own, and both see the job's pods."""
+    secret: Any = None
+    stores: dict[str, set[str]] = {"a": set(), "b": set()}
+    authorities = {name: ClientAuthority(*make_clients_authority(NOW)) for name in stores}
+    writers, refused = [], set()
+    for release in ("a", "b", "a", "b"):
+        clients, users = authorities[release], stores[release]
+        for _ in range(6):
+            other = "" if secret is None else other_release(secret, release)
+            grant = None
+            if secret is not None and not other:
+                fault = partial(_fault, clients)
+                grant = grant_of(secret, JOB, MEMBERS, fault, release)
+            held = frozenset(users)
+            seen = AccessSnapshot(True, held, held, True, grant, other != "", other)
+            action = decide(NOW, seen, POLICY, JOB.user(release * 8))
+            if action.kind == "make_user":
+                users.add(action.user)
+            if action.secret is not None:
+                pair = clients.sign(action.secret.user, timedelta(days=60), NOW)
+                made = object_of(secret, JOB, action.secret, pair, MEMBERS, release)
+                secret = {**made, "metadata": {**made["metadata"], "resourceVersion": "1"}}
+                writers.append(release)
+            if action.blocked:
+                refused.add(action.reason)
+    assert writers == ["a"]
+    assert {len(users) for users in stores.values()} == {0, 1}
+    (reason,) = refused
+    assert "belongs to release a " in reason
+
+
+def _fault(clients: ClientAuthority, pair: ClientPair, user: str) -> str:
+    return clients.fault(pair, user, NOW)
+
+
+def test_a_secret_without_a_release_becomes_that_of_the_one_whose_certificate_it_has() -> None:
+    pair = AUTHORITY.sign(USER, timedelta(days=60), NOW)
+    first = object_of(None, JOB, Grant("", USER, NOW), pair, MEMBERS)
+    grant = grant_of(first, JOB, MEMBERS, partial(_fault, AUTHORITY), "ours")
+    assert not grant.labelled
+    seen = AccessSnapshot(True, frozenset({USER}), frozenset({USER}), True, grant)
+    action = decide(NOW, seen, POLICY, JOB.user("0b"))
+    assert action.secret is not None
+    named = object_of(first, JOB, action.secret, None, MEMBERS, "ours")
+    assert other_release(named, "theirs") == "ours"
+    assert named["data"] == first["data"]
