@@ -146,6 +146,16 @@ class ControllerConfig(AccessConfig):
             " members.",
         )
     )
+    evict_uninjected: Literal["on", "off"] = field(
+        Setting(
+            "--evict-uninjected",
+            texts.one_of("on", "off"),
+            "off",
+            "on|off",
+            "Whether the leader evicts pods that could have a sidecar and have none, slowly, and"
+            " only those of a ReplicaSet or StatefulSet, which makes others; needs --events.",
+        )
+    )
     notices: Literal["on", "off"] = field(
         Setting(
             "--notices",

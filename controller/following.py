@@ -10,6 +10,7 @@ import time
 from contextlib import AsyncExitStack
 from random import Random
 
+from controller.admission.evictor import Evictor
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
@@ -19,6 +20,7 @@ from controller.defect import AGAIN_S, each_of, restarted, tell_pause
 from controller.events.reporter import EventReporter
 from controller.jobs.jobs import Jobs
 from controller.leader.leadership import Leadership
+from controller.metrics import SeenMetrics
 from controller.notices.executor import NoticeExecutor
 from controller.notices.node import node_seen
 from controller.notices.policy import NoticePolicy
@@ -34,11 +36,17 @@ from rdzv.store.open import open_store
 log = logging.getLogger(__name__)
 
 
-async def keep_following(config: ControllerConfig, api: ClusterApi, access: Access) -> None:
+async def keep_following(
+    config: ControllerConfig,
+    api: ClusterApi,
+    access: Access,
+    seen: SeenMetrics,
+    evictor: Evictor | None = None,
+) -> None:
     """Follow all jobs until cancelled; report a failure and retry, so that the webhook goes on."""
     while True:
         try:
-            await follow(config, api, access)
+            await follow(config, api, access, seen, evictor)
         except* MusterError as group:
             for error in each_of(group):
                 log.error(
@@ -50,7 +58,13 @@ async def keep_following(config: ControllerConfig, api: ClusterApi, access: Acce
         await asyncio.sleep(AGAIN_S)
 
 
-async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> None:
+async def follow(
+    config: ControllerConfig,
+    api: ClusterApi,
+    access: Access,
+    seen: SeenMetrics,
+    evictor: Evictor | None,
+) -> None:
     """Follow all jobs of a store until cancelled; write only while this replica leads."""
     clock, random, me = time.monotonic, Random(), socket.gethostname()
     store = open_store(access, random=random)
@@ -62,6 +76,7 @@ async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> N
             pods = await stack.enter_async_context(
                 Collection(api, paths.PODS_OF_JOBS, pod_seen).following()
             )
+            seen.jobs, seen.pods = jobs, pods
             nodes = Collection(api, paths.NODES, node_seen)
             if config.notices == "on":
                 await stack.enter_async_context(nodes.following())
@@ -72,6 +87,9 @@ async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> N
             async def lead() -> None:
                 await pods.changed_after(0)
                 async with asyncio.TaskGroup() as tasks:
+                    if evictor is not None:
+                        evicting = restarted("evicting pods without a sidecar", evictor.run)
+                        tasks.create_task(evicting)
                     if config.events == "on":
                         reporter = EventReporter(jobs, owners, Events(api, clock), leadership)
                         tasks.create_task(restarted("publishing Events", reporter.run))
@@ -99,4 +117,5 @@ async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> N
 
             await leadership.run(lead)
     finally:
+        seen.jobs = seen.pods = None
         await store.close()

@@ -14,8 +14,10 @@ import signal
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 
 from controller.access.process import StoreAccess, store_access
+from controller.admission.evictor import Evictor
 from controller.admission.injector import Injector
 from controller.admission.metrics import AdmissionMetrics
 from controller.admission.uninjected import UninjectedPods
@@ -27,6 +29,7 @@ from controller.cluster.in_cluster import ClusterAccess
 from controller.config import ControllerConfig
 from controller.defect import restarted
 from controller.following import keep_following
+from controller.metrics import SeenMetrics
 from controller.serving import Callers, application, ask_for_certificates, serving
 
 log = logging.getLogger(__name__)
@@ -60,8 +63,13 @@ async def _serve(
         (host, f"{host}.cluster.local"),
         lambda: datetime.now(UTC),
     )
-    metrics = AdmissionMetrics()
+    metrics, seen = AdmissionMetrics(), SeenMetrics(lambda: datetime.now(UTC))
+    metrics.registry.register(seen)
+    seen.certificates["webhook"] = lambda: keeper.certificate
     store = store_access(config, environ, api)
+    if store is not None:
+        for name in ("store", "root"):
+            seen.certificates[name] = partial(store.keeper.certificates.get, name)
     gives = bool(config.store_access) and config.give_access == "on"
     injector = Injector(
         api, environ, metrics, access=gives, release=config.release if gives else ""
@@ -71,19 +79,22 @@ async def _serve(
     callers = Callers(config.api_server_cidrs, bool(config.api_server_ca))
     pages = application(injector, metrics, keeper.ready, callers)
     uninjected = UninjectedPods(api, injector, config.webhook, Events(api, time.monotonic))
+    evicts = config.evict_uninjected == "on" and config.events == "on"
+    evictor = Evictor(api, uninjected, time.monotonic) if evicts else None
     async with asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(keeper.run())
         others: list[asyncio.Task[None]] = []
         if config.events == "on":
             telling = restarted("publishing Events of pods without a sidecar", uninjected.run)
             others.append(tasks.create_task(telling))
+            seen.uninjected = uninjected
         if store is not None:
             others.append(tasks.create_task(store.run(give=gives)))
         if config.backups:
             backups = Backups(api, config.own_namespace, config.backups, metrics.registry)
             others.append(tasks.create_task(restarted("looking at backups", backups.run)))
         if config.follow_jobs == "on":
-            others.append(tasks.create_task(_follow(config, api, store)))
+            others.append(tasks.create_task(_follow(config, api, store, seen, evictor)))
         async with serving(pages, config.listen, config.port, keeper.context) as port:
             log.info("the webhook listens on port %d", port, extra={"event": "listening"})
             stopped = tasks.create_task(stop.wait())
@@ -95,7 +106,13 @@ async def _serve(
         keeping.cancel()
 
 
-async def _follow(config: ControllerConfig, api: ClusterApi, store: StoreAccess | None) -> None:
+async def _follow(
+    config: ControllerConfig,
+    api: ClusterApi,
+    store: StoreAccess | None,
+    seen: SeenMetrics,
+    evictor: Evictor | None,
+) -> None:
     """Follow all jobs, once the store admits the controller."""
     access = config.access if store is None else await store.keeper.entered()
-    await keep_following(config, api, access)
+    await keep_following(config, api, access, seen, evictor)

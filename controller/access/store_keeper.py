@@ -95,6 +95,8 @@ class StoreKeeper:
         self._endpoints = endpoints
         self._folder = folder
         self._now = now
+        self.certificates: dict[str, bytes] = {}
+        """The certificates in PEM, as of the last check: of the store's members and user root."""
         self._access: Access | None = None
 
     async def entered(self) -> Access:
@@ -144,6 +146,8 @@ class StoreKeeper:
         )
         if names.own:
             await _enabled(access)
+        if CERTIFICATE in data:
+            self.certificates["root"] = data[CERTIFICATE]
         self.entry, self._access = entry, access
 
     async def _keep_members(self) -> None:
@@ -152,7 +156,8 @@ class StoreKeeper:
             secret = await self._api.get(path)
             held = pair_in(secret)
             why = due(held, self._names.hosts, self._now())
-            if why is None:
+            if held is not None and why is None:
+                self.certificates["store"] = held.certificate
                 return
             made = await asyncio.to_thread(make_members, held, self._names.hosts, self._now())
             if await self._replaced(path, with_pair(secret, made)):

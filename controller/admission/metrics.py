@@ -15,6 +15,7 @@ class AdmissionMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        """The registry; the controller's other metrics are in it, too."""
         self._pods = Counter(
             "muster_controller_admissions",
             "Pods that asked for a sidecar, by outcome: injected, unchanged or refused.",

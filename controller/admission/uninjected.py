@@ -34,8 +34,11 @@ NOT_ASKED = (
 )
 
 
+Key = tuple[str, str]
+
+
 @dataclass(frozen=True, slots=True)
-class Pod:
+class UninjectedPod:
     """The kept fields of a pod without a sidecar. ``over``: whether it has ended, or is ending.
 
     ``about``: the object reference for its Events: what made it, or the pod itself.
@@ -47,8 +50,13 @@ class Pod:
     about: Mapping[str, Any]
     over: bool
 
+    @property
+    def key(self) -> Key:
+        """Its namespace and the UID that its Events are about, which a pod may claim falsely."""
+        return self.namespace, str(self.about["uid"])
 
-def pod_without(pod: Object) -> Pod:
+
+def pod_without(pod: Object) -> UninjectedPod:
     """Reduce a pod to the fields that are kept."""
     metadata = pod["metadata"]
     uid, name, namespace = metadata["uid"], metadata["name"], metadata["namespace"]
@@ -56,7 +64,9 @@ def pod_without(pod: Object) -> Pod:
     makers = [one for one in metadata.get("ownerReferences") or [] if one.get("controller")]
     ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
     over = ended or bool(metadata.get("deletionTimestamp"))
-    return Pod(uid, namespace, name, reference(next(iter(makers), itself), namespace), over)
+    return UninjectedPod(
+        uid, namespace, name, reference(next(iter(makers), itself), namespace), over
+    )
 
 
 class UninjectedPods:
@@ -65,10 +75,25 @@ class UninjectedPods:
     def __init__(
         self, api: ClusterApi, injector: Injector, configuration: str, events: Events
     ) -> None:
+        self._there: dict[str, list[UninjectedPod]] = {}
+        self._judged: dict[str, dict[Key, bool | None]] = {}
+        """By the path of the pods: whether their makers' pods can be injected; None: not asked."""
         self._api = api
         self._injector = injector
         self._configuration = paths.webhook_configuration(configuration)
         self._events = events
+
+    def pods(self, *, injectable: bool = False) -> list[UninjectedPod]:
+        """Return the pods that this webhook is asked about and that have no sidecar.
+
+        ``injectable``: only those that get one if they are made again.
+        """
+        return [
+            one
+            for path, pods in self._there.items()
+            for one in pods
+            if (can := self._judged[path].get(one.key)) is not None and (can or not injectable)
+        ]
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -96,23 +121,30 @@ class UninjectedPods:
 
     async def _follow(self, path: str) -> None:
         """Judge one pod for each object that has made some, as long as one of them is there."""
-        judged: set[tuple[str, str]] = set()
-        async with Collection(self._api, path, pod_without).following() as pods:
-            sequence = 0
-            while True:
-                await pods.changed_after(sequence)
-                sequence = pods.sequence
-                there = [one for one in pods.items.values() if not one.over]
-                # A pod may claim any UID as its maker's: that of another namespace is another one.
-                here = {(one.namespace, str(one.about["uid"])): one for one in there}
-                judged &= here.keys()
-                for key, one in here.items():
-                    if key not in judged:
-                        await self._judge(one)
-                        judged.add(key)
+        judged = self._judged[path] = {}
+        try:
+            async with Collection(self._api, path, pod_without).following() as pods:
+                sequence = 0
+                while True:
+                    await pods.changed_after(sequence)
+                    sequence = pods.sequence
+                    there = [one for one in pods.items.values() if not one.over]
+                    self._there[path] = there
+                    here = {one.key: one for one in there}
+                    for key in judged.keys() - here.keys():
+                        del judged[key]
+                    for key, one in here.items():
+                        if key not in judged:
+                            judged[key] = await self._judge(one)
+        finally:
+            self._there.pop(path, None)
+            del self._judged[path]
 
-    async def _judge(self, pod: Pod) -> None:
-        """Publish why a pod has no sidecar, once the API server can be asked about it."""
+    async def _judge(self, pod: UninjectedPod) -> bool | None:
+        """Publish why a pod has no sidecar, once the API server can be asked about it.
+
+        Returns whether its maker's pods can be injected; None if this webhook is not asked.
+        """
         while True:
             try:
                 found = await self._read(pod)
@@ -120,7 +152,7 @@ class UninjectedPods:
             except ClusterRefused as error:
                 # The pod or its namespace may be gone again; without the right, the log is left.
                 log.info("cannot read why %s has no sidecar: %s", pod.name, error)
-                return
+                return None
             except ClusterError as error:
                 log.warning(
                     "cannot read pods without a sidecar, retrying: %s",
@@ -129,12 +161,13 @@ class UninjectedPods:
                 )
                 await asyncio.sleep(AGAIN_S)
         if found is None:
-            return
+            return None
         verdict, _ = await self._injector.verdict(found, pod.namespace, len(json.dumps(found)))
         if why := _why(verdict):
             self._events.say(pod.about, "NotInjected", f"a pod is {WITHOUT}{why}", warning=True)
+        return verdict.injected
 
-    async def _read(self, pod: Pod) -> Object | None:
+    async def _read(self, pod: UninjectedPod) -> Object | None:
         """Read the whole pod; None if it is gone, or this webhook is not asked about it."""
         webhook = await self._api.get(self._configuration)
         namespace = await self._api.get(paths.namespace(pod.namespace))

@@ -65,6 +65,11 @@ class CertificateKeeper:
         self._now = now
         self._loaded: Pair | None = None
 
+    @property
+    def certificate(self) -> bytes | None:
+        """The loaded certificate in PEM; None before the first."""
+        return None if self._loaded is None else self._loaded.certificate
+
     async def run(self) -> None:
         """Maintain the certificate until cancelled."""
         changed = asyncio.Event()

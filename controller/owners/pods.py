@@ -12,6 +12,7 @@ from controller.cluster.api import Object
 from injection import sidecar
 from injection.job_label import job_label
 from injection.settings import LABEL, TABLE
+from launcher_shim.pod.grace import DEFAULT_S
 from rdzv.errors import ConfigError
 from rdzv.keys import JobKeys
 
@@ -28,7 +29,7 @@ class PodSeen:
     condition; empty without one. ``preempted``: that is to make room for a pod of a higher
     priority. ``tolerates``: keys of the taints that it tolerates. ``deleted``:
     whether its termination has begun. ``job``: its job's name, as a label has it. ``unplaced``:
-    whether the scheduler has found no node for it.
+    whether the scheduler has found no node for it. ``grace_s``: its termination grace.
     """
 
     uid: str
@@ -43,6 +44,7 @@ class PodSeen:
     deleted: bool = False
     job: str = ""
     unplaced: bool = False
+    grace_s: float = DEFAULT_S
 
     @property
     def reference(self) -> dict[str, Any]:
@@ -88,6 +90,7 @@ def pod_seen(pod: Object) -> PodSeen:
             and one.get("status") == "False"
             for one in conditions
         ),
+        grace_s=float(spec.get("terminationGracePeriodSeconds") or DEFAULT_S),
     )
 
 

@@ -24,9 +24,9 @@ def summary(states: Iterable[JobState]) -> list[dict[str, Any]]:
 def _job(state: JobState) -> dict[str, Any]:
     snapshot, job = state.snapshot, state.snapshot.job
     assert job is not None
-    rounds = list(_rounds(state, job.generation))
-    worlds = [_world(run, found) for run, found in rounds]
-    ends = {s.member for _, one in rounds if one.finishing and not one.closed for s in one.frozen}
+    newest = list(rounds(state, job.generation))
+    worlds = [_world(run, found) for run, found in newest]
+    ends = {s.member for _, one in newest if one.finishing and not one.closed for s in one.frozen}
     trains = {name for world in worlds if world["complete"] for name in world["nodes"]}
     last = snapshot.commit_to_start_from
     history = reversed(state.entries_after(0)[-NEWEST:])
@@ -63,7 +63,8 @@ def _members(state: JobState, trains: set[str]) -> Iterator[dict[str, str]]:
         yield {"name": member.name, "node": member.node, "state": stands, "why": why}
 
 
-def _rounds(state: JobState, generation: int) -> Iterator[tuple[str, Round]]:
+def rounds(state: JobState, generation: int) -> Iterator[tuple[str, Round]]:
+    """Yield the newest round of each run that can be read."""
     here = state.keys.in_generation(generation)
     for kv in state.rounds:
         run = here.run_of_round(kv.key)

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.timeout(1800)  # the first one may have to build helm
 
 VERSIONS = ("1.29.0", "1.33.0", "1.36.0")
 THREE = ("etcd.replicas=3", "etcd.tls.enabled=true")
+EVICT = "injection.evict=true"
 BACKUP = ("etcd.backup.enabled=true", "etcd.backup.claim=snapshots")
 EXTERNAL = ("etcd.enabled=false", "externalEtcd.endpoints={https://a:2379,https://b:2379}")
 MATRIX = {
@@ -48,7 +49,7 @@ MATRIX = {
         *("etcd.extraEnv[0].name=GOGC", "etcd.extraEnv[0].value=off"),
         *("controller.extraVolumes[0].name=more", "controller.extraVolumes[0].secret.secretName=s"),
         *("imagePullSecrets[1]=another", "injection.defaults.min=1", "controller.replicas=1"),
-        "controller.apiServer.host=10.0.0.1",
+        *("controller.apiServer.host=10.0.0.1", EVICT, "injection.failurePolicy=Fail"),
         *("etcd.nodeSelector.disk=ssd", "controller.tolerations[0].operator=Exists"),
         f"etcd.image.digest=sha256:{'0' * 64}",
     ),
@@ -120,6 +121,7 @@ def test_every_pod_is_restricted_and_only_the_controller_has_a_token(case: str) 
         ("etcd.restore=../else", "/etcd/restore"),
         ("etcd.tls.enabled=false", "etcd.auth.enabled needs etcd.tls.enabled"),
         ("access.keepAfter=a day", "/access/keepAfter"),
+        ("injection.failurePolicy=Never", "/injection/failurePolicy"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(value: str, said: str) -> None:
@@ -187,8 +189,9 @@ def test_its_rights_are_those_of_the_page() -> None:
     for kind, name in (
         ("Role", "muster-controller"),
         ("ClusterRole", "muster-controller-muster-system"),
+        ("ClusterRole", "muster-controller-evict-muster-system"),
     ):
-        for rule in named(rendered("rbac.annotations=true"), kind, name)["rules"]:
+        for rule in named(rendered("rbac.annotations=true", EVICT), kind, name)["rules"]:
             assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
             granted.add(", ".join(rule["verbs"]))
     assert granted == set(verbs) - {"verbs"}

@@ -27,7 +27,7 @@ from controller.cluster.api import ClusterApi
 from controller.cluster.events import Events
 from controller.serving import Callers, application, ask_for_certificates, serving
 from rdzv.errors import ConfigError
-from tests.support.cluster_api import FakeApi, make_patient
+from tests.support.cluster_api import CLOSED_S, FakeApi, make_patient
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import FLAGS, environ, loaded, manifest
 from tests.support.injection.owners import UID, pods_of
@@ -65,11 +65,11 @@ async def injecting(fake: FakeApi) -> AsyncIterator[tuple[ClusterApi, Injector]]
 
 
 @asynccontextmanager
-async def publishing(fake: FakeApi) -> AsyncIterator[None]:
+async def publishing(fake: FakeApi) -> AsyncIterator[UninjectedPods]:
     async with injecting(fake) as (api, injector):
         pods = UninjectedPods(api, injector, "muster", Events(api, time.monotonic))
         async with beside(pods.run()):
-            yield
+            yield pods
 
 
 def review(namespace: str, pod: Any) -> bytes:
@@ -148,6 +148,29 @@ async def test_a_pod_that_no_replica_was_asked_about_is_an_event(fake: FakeApi) 
     async with publishing(fake):
         (event,) = await fake.until_any(EVENTS)
     assert "no replica of the webhook answered" in event["message"]
+
+
+async def test_pods_without_a_sidecar_are_counted_and_those_that_could_have_one_are_known(
+    fake: FakeApi,
+) -> None:
+    for namespace, settings, maker in (
+        ("team", {"min": "1", "max": "2"}, "late"),
+        ("team", {"min": "few"}, "refused"),
+        ("closed", {"min": "1", "max": "2"}, "closed"),
+    ):
+        for path, pod in pods(namespace, f"{maker}-0", f"{maker}-1", **settings):
+            pod["metadata"]["ownerReferences"][0]["uid"] = maker
+            await fake.put(path, pod)
+
+    def events() -> int:
+        return len([path for path in fake.objects if path.startswith(EVENTS)])
+
+    async with publishing(fake) as uninjected:
+        async with asyncio.timeout(CLOSED_S), fake._changed:
+            await fake._changed.wait_for(lambda: events() == 2)
+        without = {one.name for one in uninjected.pods()}
+        assert without == {"late-0", "late-1", "refused-0", "refused-1"}
+        assert {one.name for one in uninjected.pods(injectable=True)} == {"late-0", "late-1"}
 
 
 async def test_pods_that_the_webhook_is_not_for_are_left_alone(fake: FakeApi) -> None:

@@ -86,7 +86,7 @@ async def test_what_fails_is_told_and_begun_again(
 
     monkeypatch.setattr(following, "follow", follow)
     nothing: Any = None
-    async with beside(following.keep_following(nothing, nothing, nothing)):
+    async with beside(following.keep_following(nothing, nothing, nothing, nothing)):
         await begun_again.wait()
     told = [(one.event, one.message) for one in caplog.records]  # type: ignore[attr-defined]
     assert [event for event, _ in told] == ["not_following", "defect", "defect"]

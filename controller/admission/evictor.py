@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evicts pods without a sidecar, slowly, so that what made them makes others; for the leader.
+
+It helps only if others get a sidecar: the verdict says so, and then the first successor shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from controller.admission.uninjected import Key, UninjectedPod, UninjectedPods
+from controller.cluster import paths
+from controller.cluster.api import ClusterApi
+from rdzv.errors import ClusterError, ClusterRefused
+
+log = logging.getLogger(__name__)
+
+REPLACING = frozenset({("apps/v1", "ReplicaSet"), ("apps/v1", "StatefulSet")})
+"""Kinds that replace an evicted pod and never count it as a failure, as a Job does."""
+EVICT_S = 10.0
+"""Interval between two evictions in the whole cluster."""
+PROBE_S = 60.0
+"""Time after the first eviction of a maker's pod before the next one: its successor shows whether
+the webhook answers now."""
+KEPT = 1000
+"""Number of remembered makers whose pods were evicted."""
+GONE, ANOTHER = 404, 409
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """The first eviction of a maker's pod: when, and which of its pods had no sidecar then."""
+
+    first_s: float
+    known: frozenset[str]
+
+
+def next_eviction(
+    now: float, found: Iterable[UninjectedPod], evicted: Mapping[Key, Evicted]
+) -> UninjectedPod | None:
+    """Return the pod to evict at ``now``, monotonic, in seconds; None if there is none.
+
+    ``found`` are the pods that get a sidecar if they are made again. Once a successor has none
+    either, no other pod of that maker is evicted.
+    """
+    of_makers: dict[Key, list[UninjectedPod]] = {}
+    for pod in sorted(found, key=lambda one: (one.namespace, one.name)):
+        if (pod.about.get("apiVersion"), pod.about.get("kind")) in REPLACING:
+            of_makers.setdefault(pod.key, []).append(pod)
+    for key, pods in of_makers.items():
+        before = evicted.get(key)
+        if before is None:
+            return pods[0]
+        succeeded = all(one.uid in before.known for one in pods)
+        if succeeded and now >= before.first_s + PROBE_S:
+            return pods[0]
+    return None
+
+
+class Evictor:
+    """The executor of evictions. ``clock`` is monotonic, in seconds."""
+
+    def __init__(
+        self, api: ClusterApi, uninjected: UninjectedPods, clock: Callable[[], float]
+    ) -> None:
+        self._api = api
+        self._uninjected = uninjected
+        self._clock = clock
+        self._evicted: OrderedDict[Key, Evicted] = OrderedDict()
+
+    async def run(self) -> None:
+        """Evict at most one pod every ``EVICT_S``, until cancelled."""
+        while True:
+            found = self._uninjected.pods(injectable=True)
+            pod = next_eviction(self._clock(), found, self._evicted)
+            if pod is not None and await self._evict(pod):
+                known = frozenset(one.uid for one in found if one.key == pod.key)
+                self._evicted.setdefault(pod.key, Evicted(self._clock(), known))
+                while len(self._evicted) > KEPT:
+                    self._evicted.popitem(last=False)
+            await asyncio.sleep(EVICT_S)
+
+    async def _evict(self, pod: UninjectedPod) -> bool:
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        }
+        named = (pod.name, pod.namespace)
+        try:
+            await self._api.create(f"{paths.core(pod.namespace, 'pods', pod.name)}/eviction", body)
+        except ClusterError as error:
+            if not (isinstance(error, ClusterRefused) and error.status in (GONE, ANOTHER)):
+                told = {"event": "pod_not_evicted"}
+                log.warning("cannot evict pod %s of namespace %s: %s", *named, error, extra=told)
+            return False
+        text = "evicted pod %s of namespace %s, which had no sidecar"
+        log.info(text, *named, extra={"event": "pod_evicted"})
+        return True

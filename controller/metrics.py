@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of what the controller sees: jobs, uninjected pods, certificates. Read at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+
+from cryptography import x509
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from controller.admission.uninjected import UninjectedPods
+from controller.cluster.collection import Collection
+from controller.jobs.jobs import Jobs
+from controller.jobs.state import JobState
+from controller.owners.pods import PodSeen, pod_of
+from controller.page.summary import rounds
+from launcher_shim.pod.grace import reserve_s
+
+OF_JOB = ("job_namespace", "job_name")
+"""Labels of a job's metrics; Prometheus overwrites ``namespace`` and ``job`` with the target's."""
+
+
+class SeenMetrics(Collector):
+    """The metrics of one replica; every replica that follows jobs has the same.
+
+    ``jobs`` and ``pods`` are None while jobs are not followed, ``uninjected`` if pods without a
+    sidecar are not; what needs them is missing then. ``certificates`` are the sources of PEM
+    certificates, by what they are for.
+    """
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self.jobs: Jobs | None = None
+        self.pods: Collection[PodSeen] | None = None
+        self.uninjected: UninjectedPods | None = None
+        self.certificates: dict[str, Callable[[], bytes | None]] = {}
+        self._now = now
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Return nothing, so that no value is read at the registration."""
+        return ()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the metrics of what is there now."""
+        yield self._certificates()
+        pods: Mapping[str, PodSeen] = {} if self.pods is None else self.pods.items
+        if self.uninjected is not None:
+            yield GaugeMetricFamily(
+                "muster_controller_pods_without_sidecar",
+                "Pods that ask for a sidecar, or whose namespace does, and have none.",
+                value=len(self.uninjected.pods()),
+            )
+        if self.jobs is not None and self.jobs.revision:
+            states = self.jobs.states().values()
+            yield from _of_jobs([one for one in states if one.snapshot.members], pods)
+
+    def _certificates(self) -> GaugeMetricFamily:
+        left = GaugeMetricFamily(
+            "muster_controller_certificate_seconds_left",
+            "Seconds until a certificate that the controller renews ends, by what it is for.",
+            labels=["certificate"],
+        )
+        for name, read in self.certificates.items():
+            if (pem := read()) is not None:
+                ends = x509.load_pem_x509_certificate(pem).not_valid_after_utc
+                left.add_metric([name], (ends - self._now()).total_seconds())
+        return left
+
+
+def _of_jobs(states: list[JobState], pods: Mapping[str, PodSeen]) -> Iterator[GaugeMetricFamily]:
+    training = GaugeMetricFamily(
+        "muster_controller_job_training",
+        "1 while a world of the job trains, 0 if members wait for one; not of paused jobs.",
+        labels=OF_JOB,
+    )
+    save = GaugeMetricFamily(
+        "muster_controller_job_save_seconds",
+        "How long the newest save that all ranks were asked for took.",
+        labels=OF_JOB,
+    )
+    grace = GaugeMetricFamily(
+        "muster_controller_job_grace_seconds",
+        "What the job's pod with the shortest grace has for a save, without the reserve.",
+        labels=OF_JOB,
+    )
+    for state in states:
+        labels = (state.keys.namespace, state.keys.job_name)
+        job, commit = state.snapshot.job, state.snapshot.commit
+        if job is not None and not job.paused:
+            trains = any(
+                one.complete and not one.closed for _, one in rounds(state, job.generation)
+            )
+            training.add_metric(labels, float(trains))
+        if commit is not None and commit.took_s > 0:
+            save.add_metric(labels, commit.took_s)
+        members = state.snapshot.members.values()
+        own = (pod_of(pods, state.keys, one.name, one.pod_uid) for one in members)
+        shortest_s = min((pod.grace_s for pod in own if pod is not None), default=0.0)
+        if shortest_s:
+            grace.add_metric(labels, max(0.0, shortest_s - reserve_s(shortest_s)))
+    yield from (training, save, grace)
