@@ -110,7 +110,8 @@ class JobView:
             return ""
         return (
             f"{', '.join(commit.mute)} did not vote on a save ({commit.missed} votes in a row were"
-            " missed): newcomers wait (see the log of its sidecar; its run directory may take no writes)"
+            " missed): newcomers wait (see the log of its sidecar; its run directory may take no"
+            " writes)"
         )
 
     def awaited(self, run: RunView, now_unix_s: float) -> str:

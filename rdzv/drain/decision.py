@@ -374,7 +374,7 @@ def _idle(scene: _Scene, round: LiveRound) -> DrainDecision:
     if any(math.isfinite(scene.due_s(uid)) for uid in scene.leavers):
         missed = 0  # who has a deadline has it to try in
     if missed >= scene.policy.tries and _is_given_up(scene):
-        return _without_the_mute(scene)
+        return _without_the_mute(scene, round)
     if commit.phase == "void" and commit.failures:
         next_s = scene.observations.since_s + _pause_s(commit, scene.policy)
         if scene.now < next_s:
@@ -430,8 +430,8 @@ def _hold(scene: _Scene, round: LiveRound) -> DrainDecision:
 
 def _pause_s(commit: Commit, policy: DrainPolicy) -> float:
     """Return the backoff after a failed attempt: missed votes count apart from failed saves."""
-    doubled = min((commit.missed or commit.failures) - 1, 30)
-    return min(policy.pause_s * 2**doubled, policy.pause_max_s)
+    failed = min(commit.missed or commit.failures, 30)
+    return min(policy.pause_s * 2.0 ** (failed - 1), policy.pause_max_s)
 
 
 def _silent(commit: Commit) -> str:
@@ -447,19 +447,20 @@ def _is_given_up(scene: _Scene) -> bool:
     return saved or scene.commit.missed >= scene.policy.tries_max
 
 
-def _without_the_mute(scene: _Scene) -> DrainDecision:
+def _without_the_mute(scene: _Scene, round: LiveRound) -> DrainDecision:
     """Form the world again without a save.
 
     Other members' saves may be parts of one that is not whole: the next world begins from the last
     commit, unless its script finds a newer checkpoint by itself.
     """
-    snapshot, round = scene.snapshot, scene.round
+    snapshot = scene.snapshot
     why = f"{_silent(scene.commit)}: {_purpose(scene)} without a save"
     mute, step = scene.commit.mute, max((one.step for one in snapshot.saves), default=-1)
     if step < 0:
         return _refused(scene, f"{why}; the steps since the last save are made again", mute)
-    last = snapshot.membership.commit_to_start_from
-    begins = last.step if last is not None and round is not None and last.is_of(round.run) else 0
+    membership = snapshot.membership
+    last = None if membership.commit_is_of_former_life else membership.commit_to_start_from
+    begins = last.step if last is not None and last.is_of(round.run) else 0
     repeated = f"up to {max(0, step - begins)} steps since step {begins} are made again"
     return _refused(scene, f"{why}; {repeated}", mute)
 
@@ -543,9 +544,7 @@ def _done(scene: _Scene) -> DrainDecision:
 # --- parts of the above ---
 
 
-def _void(
-    scene: _Scene, why: str, mute: tuple[str, ...] = (), **changes: object
-) -> DrainDecision:
+def _void(scene: _Scene, why: str, mute: tuple[str, ...] = (), **changes: object) -> DrainDecision:
     return scene.becomes(why, phase="void", step=None, mute=mute, **changes)
 
 

@@ -43,16 +43,17 @@ class Sidecar:
         self.drains = {drain.pod_uid: drain for drain in drains}
         self.saved: dict[str, tuple[int, int]] = {}
         self.due_s: dict[str, float] = {}
+        self.last_job_uid = "uid-of-the-job"
         self._seen = DrainObservations()
 
     def decide(self, now: float, votes: str = "") -> DrainDecision:
         membership = Snapshot(
             90,
-            Job(1, 4, mod_revision=7),
+            Job(1, 4, uid="uid-of-the-job", mod_revision=7),
             {name: member(name, at) for at, name in enumerate("abcd", 1)},
             drains=self.drains,
             commit=self.commit,
-            last_commit=LastCommit(20, 3, 4, run="run"),
+            last_commit=LastCommit(20, 3, 4, run="run", job_uid=self.last_job_uid),
         )
         snapshot = DrainingSnapshot(
             membership,
@@ -166,6 +167,14 @@ def test_i11_after_eight_attempts_a_join_waits_for_no_save(
     assert let_in.reason.endswith(f"newcomers join without a save; {repeated}")
 
 
+def test_steps_of_a_former_life_are_no_steps_of_this_one() -> None:
+    one = Sidecar(GIVEN_UP)
+    one.saved, one.last_job_uid = {"a": (30, 33), "c": (30, 30)}, "uid-of-the-former"
+    let_in = one.decide(0).commit
+    assert let_in is not None
+    assert let_in.reason.endswith("; up to 33 steps since step 0 are made again")
+
+
 @pytest.mark.parametrize("tried", [replace(TRIED, missed=2), replace(GIVEN_UP, mute=())])
 def test_before_that_and_if_all_have_voted_another_attempt_follows(tried: Commit) -> None:
     one = Sidecar(tried)
@@ -197,8 +206,8 @@ def test_the_status_names_who_does_not_vote() -> None:
     run = RunView("run", Round(3, True), ())
     view = JobView("team", "digits", membership, listing.decide(membership), (run,), (), {}, {})
     assert view.mute == (
-        "b did not vote on a save (3 votes in a row were missed): newcomers wait (see the log of its"
-        " sidecar; its run directory may take no writes)"
+        "b did not vote on a save (3 votes in a row were missed): newcomers wait (see the log of"
+        " its sidecar; its run directory may take no writes)"
     )
     once = replace(membership, commit=replace(TRIED, missed=2))
     assert JobView("t", "d", once, view.listing, (run,), (), {}, {}).mute == ""
