@@ -52,15 +52,19 @@ class CommittedStep(int):
 
     ``cursor``: None if none was given. ``tag``: the save tag of the world that saved it; empty if
     its ranks have not asked for one, so that the checkpoint has a name of the script's own.
+    ``of_former_life``: a job of this name made it that was deleted since.
     """
 
     cursor: Any
     tag: str
+    of_former_life: bool
 
-    def __new__(cls, step: int, cursor: Any = None, tag: str = "") -> CommittedStep:
+    def __new__(
+        cls, step: int, cursor: Any = None, tag: str = "", *, of_former_life: bool = False
+    ) -> CommittedStep:
         """Create it from a step, its cursor and its tag."""
         made = super().__new__(cls, step)
-        made.cursor, made.tag = cursor, tag
+        made.cursor, made.tag, made.of_former_life = cursor, tag, of_former_life
         return made
 
 

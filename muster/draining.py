@@ -416,14 +416,9 @@ def last_commit() -> Optional[CommittedStep]:
     does. None also without a sidecar. The step may be of a former life of the job, whose
     checkpoints may be gone: ``check_start`` checks that.
     """
-    reading = first_reading()
-    return reading.last_commit if reading is not None else None
-
-
-def first_reading() -> Optional[Reading]:
-    """Read the gate as a new rank does, after a wait as in ``drain()``; None without a sidecar."""
     file, gate = own_file(), own_gate()
     if file is None or gate is None:
         return None
     gate.wait_for_own(file.rank)
-    return gate.read()
+    reading = gate.read()
+    return reading.last_commit if reading is not None else None

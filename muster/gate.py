@@ -43,7 +43,6 @@ shorter than a sidecar of 0.1 needs from its start to its first gate."""
 class Reading(NamedTuple):
     """The content of a gate. ``deadline_boot_s`` is on CLOCK_BOOTTIME, common to all containers.
 
-    ``of_former_life``: ``last_commit`` was made by a job of this name that was deleted since.
     ``ended``: this pod was let go, and the others have ended well since. ``ask`` names the drain of
     a Horovod launcher for which a rank is to save; 0 without one. ``ending``: the round is about to
     end without a save. ``run`` and ``round``: those that ``gate.master`` belongs to.
@@ -54,7 +53,6 @@ class Reading(NamedTuple):
     deadline_boot_s: Optional[float]
     reason: str
     last_commit: Optional[CommittedStep]
-    of_former_life: bool = False
     ended: bool = False
     ask: int = 0
     ending: bool = False
@@ -215,8 +213,7 @@ def parse(content: bytes) -> Reading:
             leaving=fields["leaving"] is True,
             deadline_boot_s=None if deadline_boot_s is None else float(deadline_boot_s),
             reason=str(fields["reason"]),
-            last_commit=None if last is None else _committed(last),
-            of_former_life=fields.get("of_former_life") is True,
+            last_commit=None if last is None else _committed(last, fields),
             ended=fields.get("ended") is True,
             ask=int(fields.get("ask", 0)),
             ending=fields.get("ending") is True,
@@ -227,6 +224,10 @@ def parse(content: bytes) -> Reading:
         raise ValueError("a field is missing or of another type: %s" % error) from error
 
 
-def _committed(last: Any) -> CommittedStep:
-    tag = str(last.get("tag", ""))
-    return CommittedStep(int(last["step"]), decode(str(last.get("cursor", ""))), tag)
+def _committed(last: Any, fields: Any) -> CommittedStep:
+    return CommittedStep(
+        int(last["step"]),
+        decode(str(last.get("cursor", ""))),
+        str(last.get("tag", "")),
+        of_former_life=fields.get("of_former_life") is True,
+    )

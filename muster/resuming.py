@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import Optional
 
-from muster.draining import first_reading
+from muster.draining import last_commit
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +50,10 @@ _started_from: Optional[int] = None
 
 def shortfall(step: int, where: object) -> "tuple[str, bool]":
     """Return a sentence on the missing commit, if any, and whether a former life saved it."""
-    reading = first_reading()
-    committed = None if reading is None else reading.last_commit
-    if reading is None or committed is None or step >= committed:
+    committed = last_commit()
+    if committed is None or step >= committed:
         return "", False
-    return sentence(step, committed, where, reading.of_former_life), reading.of_former_life
+    return sentence(step, committed, where, committed.of_former_life), committed.of_former_life
 
 
 def sentence(step: int, committed: int, where: object, of_former_life: bool) -> str:

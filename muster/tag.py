@@ -37,10 +37,11 @@ ALONE = "life00000-round000000-0000000000"
 def save_tag() -> str:
     """Return the tag of the present world, to be part of each path that this world saves to.
 
-    It is the same on every rank of the world, and stays the same as long as the process lives. Once
-    called, this rank's saves are on record with it: ``last_commit().tag``. Call it in the rank's
-    own process. A rank of torchrun waits for its sidecar as ``drain()`` does. Without a sidecar it
-    is always the same text.
+    It is the same on every rank of the world. It stays the same as long as the process lives, but
+    for one change if the sidecar confirms the round later than a rank waits for it: so call it for
+    each save. Once called, this rank's saves are on record with it: ``last_commit().tag``. Call it
+    in the rank's own process. A rank of torchrun waits for its sidecar as ``drain()`` does. Without
+    a sidecar it is always the same text.
     """
     file, gate = own_file(), own_gate()
     if file is None or gate is None:
@@ -60,6 +61,11 @@ def world_tag(run: str, number: int, master: str) -> str:
     """Return the tag of round ``number`` of ``run``, whose ranks meet at ``master``."""
     life, round = divmod(number, ROUNDS_PER_LIFE)
     return _tag(life + 1, round, run, master)
+
+
+def life_of(tag: str) -> str:
+    """Return the part of a tag that is the same in all worlds of one life of the job."""
+    return tag.partition("-")[0]
 
 
 def unconfirmed_tag(rank: RankIdentity, environ: Mapping[str, str]) -> str:

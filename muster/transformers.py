@@ -22,11 +22,12 @@ import logging
 import os
 import re
 from types import TracebackType
-from typing import Any, Optional, Type
+from typing import Any, Optional, Set, Type
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from muster.choice import of_rank_0
+from muster.cursor import CommittedStep
 from muster.data import ElasticSampler
 from muster.draining import Drain, drain, last_commit
 from muster.resuming import shortfall
@@ -172,8 +173,10 @@ def last_checkpoint(output_dir: str) -> Optional[str]:
     return of_rank_0(lambda: _newest(output_dir, last_commit()))
 
 
-def _newest(output_dir: str, committed: Optional[int]) -> Optional[str]:
-    steps = set() if committed is None else {committed}  # by name: a listing may be out of date
+def _newest(output_dir: str, committed: Optional[CommittedStep]) -> Optional[str]:
+    steps: Set[int] = set()
+    if committed is not None:
+        steps.add(committed)  # by name: a listing may be out of date
     if os.path.isdir(output_dir):
         matches = map(_CHECKPOINT.fullmatch, os.listdir(output_dir))
         steps.update(int(match.group(1)) for match in matches if match)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import suppress
+from typing import Callable, Optional
 
-from muster.tag import FIRST, TAG, save_tag
+from muster.cursor import CommittedStep
+from muster.tag import FIRST, TAG, life_of, save_tag
 
 log = logging.getLogger(__name__)
 
@@ -27,33 +29,35 @@ class LaterWorld(RuntimeError):
 class WorldMark:
     """One world's claim to ``directory``. ``marks``: this is the rank that writes the mark.
 
-    Without a sidecar that knows of the round it does nothing.
+    It does nothing until a sidecar has confirmed the round: then ``tag`` changes, once.
     """
 
-    def __init__(self, directory: str, *, marks: bool) -> None:
+    def __init__(self, directory: str, *, marks: bool, tag: Callable[[], str] = save_tag) -> None:
         self._directory = directory
         self._marks = marks
-        self._own = save_tag()
+        self._tag = tag
 
     def begin(self) -> None:
         """Mark the directory as this world's, whichever marked it before."""
-        if self._marks and self._own >= FIRST:
+        own = self._tag()
+        if self._marks and own >= FIRST:
             with suppress(OSError):  # what cannot be made cannot be marked either
                 os.makedirs(self._directory, exist_ok=True)
-            mark(self._directory, self._own)
+            mark(self._directory, own)
 
     def check(self) -> None:
         """Raise ``LaterWorld`` if a later world's mark is there; call it before each save."""
-        if self._own < FIRST:
+        own = self._tag()
+        if own < FIRST:
             return
         found = marked(self._directory)
-        if found > self._own:
+        if found > own:
             raise LaterWorld(
                 "a later world of this job saves to %s (%s), and this rank is of %s: its pod was"
                 " cut off from the store, so it may not save here any more"
-                % (self._directory, found, self._own)
+                % (self._directory, found, own)
             )
-        if found != self._own:  # an earlier world began more slowly
+        if found != own:  # an earlier world began more slowly, or the round was confirmed late
             self.begin()
 
 
@@ -84,11 +88,13 @@ def marked(directory: str) -> str:
     return tag if TAG.fullmatch(tag) else ""
 
 
-def is_left_behind(step: int, tag: str, committed: "int | None") -> bool:
+def is_left_behind(step: int, tag: str, committed: Optional[CommittedStep]) -> bool:
     """Return whether a save that is later than ``committed`` is of a world before that one.
 
     That world was cut off from the store and trained on for itself. ``committed`` is that of
-    ``last_commit()``.
+    ``last_commit()``. Tags of two lives say nothing of each other: the directory may be another
+    job's.
     """
-    of = getattr(committed, "tag", "")
-    return committed is not None and step > committed and "" < tag < of
+    if committed is None or committed.of_former_life or life_of(tag) != life_of(committed.tag):
+        return False
+    return step > committed and "" < tag < committed.tag

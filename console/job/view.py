@@ -11,6 +11,7 @@ from console.job.last_save import LastSave
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.horovod.hosts import Host, host_of
 from rdzv import listing
+from rdzv.drain.inputs import DrainPolicy
 from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys, JobKeys, last_name, spelled
@@ -105,11 +106,12 @@ class JobView:
         commit = self.snapshot.commit
         if commit is None or not any(commit.is_of(r.run_id, r.round.number) for r in self.runs):
             return ""
-        if not commit.mute:
+        if not commit.mute or commit.missed < DrainPolicy().tries:
             return ""
         return (
-            f"{', '.join(commit.mute)} did not vote on a save in {commit.failures} attempts:"
-            " newcomers wait (see the log of its sidecar; its run directory may take no writes)"
+            f"{', '.join(commit.mute)} did not vote on a save ({commit.missed} votes in a row were"
+            " missed): newcomers wait (see the log of its sidecar; its run directory may take no"
+            " writes)"
         )
 
     def awaited(self, run: RunView, now_unix_s: float) -> str:

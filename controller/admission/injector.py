@@ -36,8 +36,11 @@ OWNER_FRESH_S = 30.0
 
 PLAN_TIMEOUT_S = 3.0
 """Timeout for the plan of one pod, which runs beside the event loop: with the read of the owner it
-fits into the 5 s of the API server. The limits below keep a plan to half a second of processor
-time, and a busy machine is no reason to admit a pod without Muster."""
+fits into the 5 s of the API server. It begins with the plan, not in the queue. The limits below
+keep a plan to half a second of processor time, and a busy machine is no reason to admit a pod
+without Muster."""
+TURN_TIMEOUT_S = 5.0
+"""Timeout for the wait until a plan begins: the API server reads no later answer."""
 PLANNERS = 2
 """Number of plans made at once. A pod that takes long holds up one of them, and no request for
 health, metrics or certificates."""
@@ -47,7 +50,10 @@ POD_MAX_VALUES = 20_000
 """Maximum number of values in a pod: its plan takes half a second of processor time then."""
 
 TOO_LARGE = f"the pod is larger than {POD_MAX_BYTES:,} bytes or {POD_MAX_VALUES:,} values"
-TOO_SLOW = f"the plan of its sidecar took longer than {PLAN_TIMEOUT_S:g} s"
+TOO_SLOW = (
+    f"the plan of its sidecar took longer than {PLAN_TIMEOUT_S:g} s, or did not begin within"
+    f" {TURN_TIMEOUT_S:g} s, as others were planned"
+)
 
 DEFECT = Verdict((), (f"{WITHOUT}a defect of muster, which its log has",), "a defect of muster")
 
@@ -109,8 +115,10 @@ class Injector:
         """
         owner = owner_of(pod)
         read = await self._read(namespace, owner)
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
 
         def plan() -> tuple[Verdict, float]:
+            loop.call_soon_threadsafe(begun.set)
             begun_s = time.thread_time()
             verdict = decision.decide(
                 pod,
@@ -123,8 +131,14 @@ class Injector:
             )
             return verdict, time.thread_time() - begun_s
 
-        async with asyncio.timeout(PLAN_TIMEOUT_S):
-            return await asyncio.get_running_loop().run_in_executor(self._planners, plan)
+        planned = loop.run_in_executor(self._planners, plan)
+        try:
+            async with asyncio.timeout(TURN_TIMEOUT_S):
+                await begun.wait()
+            async with asyncio.timeout(PLAN_TIMEOUT_S):
+                return await planned
+        finally:
+            planned.cancel()
 
     async def _read(self, namespace: str, owner: Owner | None) -> Object | None:
         """Read the owner's object, or take it from the cache; None if there is none to be had.

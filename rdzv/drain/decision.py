@@ -370,14 +370,19 @@ def _idle(scene: _Scene, round: LiveRound) -> DrainDecision:
         if scene.leavers:
             why = f"{_names(scene)} may not go yet: too few others are listed"
         return DrainDecision(reason=why, wake_at_s=waits_s)
-    tried = commit.phase == "void" and commit.failures >= scene.policy.tries
-    if tried and commit.mute and all(math.isinf(scene.due_s(uid)) for uid in scene.leavers):
-        return _without_the_mute(scene)
+    missed = commit.missed if commit.phase == "void" and commit.mute else 0
+    if any(math.isfinite(scene.due_s(uid)) for uid in scene.leavers):
+        missed = 0  # who has a deadline has it to try in
+    if missed >= scene.policy.tries and _is_given_up(scene):
+        return _without_the_mute(scene, round)
     if commit.phase == "void" and commit.failures:
-        pause_s = scene.policy.pause_s * 2 ** min(commit.failures - 1, 30)
-        next_s = scene.observations.since_s + min(pause_s, scene.policy.pause_max_s)
+        next_s = scene.observations.since_s + _pause_s(commit, scene.policy)
         if scene.now < next_s:
-            return DrainDecision(reason="the last attempt failed: backing off", wake_at_s=next_s)
+            why = "the last attempt failed: backing off"
+            if missed >= scene.policy.tries:
+                why = f"{_silent(commit)}: waiting for a save of all others, or another attempt"
+                next_s = min(next_s, scene.now + SAVES_LOOK_S)
+            return DrainDecision(reason=why, wake_at_s=next_s)
     last = scene.snapshot.membership.last_commit
     epoch = max(commit.epoch, last.epoch if last else 0, scene.snapshot.used_epoch) + 1
     return scene.becomes(
@@ -412,34 +417,52 @@ def _hold(scene: _Scene, round: LiveRound) -> DrainDecision:
             phase="commit",
             step=step,
             leaving=tuple(scene.leavers),
+            missed=0,
             mute=(),
         )
     until_s = scene.observations.since_s + scene.policy.hold_s
     if scene.now >= until_s:
         why = f"{', '.join(missing[:3])} did not vote within {scene.policy.hold_s:.0f} s"
-        return _void(scene, why, failures=scene.commit.failures + 1, mute=tuple(missing))
+        failures, missed = scene.commit.failures + 1, scene.commit.missed + 1
+        return _void(scene, why, tuple(missing), failures=failures, missed=missed)
     return _with_latecomers(scene, f"{len(missing)} votes are missing", until_s)
 
 
-def _without_the_mute(scene: _Scene) -> DrainDecision:
-    """Form the world again without a save, right after one that all who vote have made anyway."""
-    commit, snapshot = scene.commit, scene.snapshot
-    silent = f"{', '.join(commit.mute[:3])} did not vote in {commit.failures} attempts"
-    saved, until_s = snapshot.saved_by_others, scene.observations.since_s + scene.policy.mute_s
-    if saved <= scene.observations.saved_before and scene.now < until_s:
-        return DrainDecision(
-            reason=f"{silent}: waiting for the next periodic save of all others",
-            wake_at_s=min(until_s, scene.now + SAVES_LOOK_S),
-        )
-    why = f"{silent}: {_purpose(scene)} without a save"
-    step = max((one.step for one in snapshot.saves), default=-1)
+def _pause_s(commit: Commit, policy: DrainPolicy) -> float:
+    """Return the backoff after a failed attempt: missed votes count apart from failed saves."""
+    failed = min(commit.missed or commit.failures, 30)
+    return min(policy.pause_s * 2.0 ** (failed - 1), policy.pause_max_s)
+
+
+def _silent(commit: Commit) -> str:
+    return f"{', '.join(commit.mute[:3])} did not vote ({commit.missed} votes in a row were missed)"
+
+
+def _is_given_up(scene: _Scene) -> bool:
+    """Return whether the world forms again now without the vote that was missed last.
+
+    It does right after a save of all who vote, or after as many misses as are ever waited for.
+    """
+    saved = scene.snapshot.saved_by_others > scene.observations.saved_before
+    return saved or scene.commit.missed >= scene.policy.tries_max
+
+
+def _without_the_mute(scene: _Scene, round: LiveRound) -> DrainDecision:
+    """Form the world again without a save.
+
+    Other members' saves may be parts of one that is not whole: the next world begins from the last
+    commit, unless its script finds a newer checkpoint by itself.
+    """
+    snapshot = scene.snapshot
+    why = f"{_silent(scene.commit)}: {_purpose(scene)} without a save"
+    mute, step = scene.commit.mute, max((one.step for one in snapshot.saves), default=-1)
     if step < 0:
-        return _refused(scene, f"{why}; the steps since the last save are made again")
-    last, round = snapshot.membership.last_commit, scene.round
-    if saved < 0 and last is not None and round is not None and last.is_of(round.run):
-        saved = last.step
-    repeated = max(0, step - max(0, saved))
-    return _refused(scene, f"{why}; {repeated} steps since step {max(0, saved)} are made again")
+        return _refused(scene, f"{why}; the steps since the last save are made again", mute)
+    membership = snapshot.membership
+    last = None if membership.commit_is_of_former_life else membership.commit_to_start_from
+    begins = last.step if last is not None and last.is_of(round.run) else 0
+    repeated = f"up to {max(0, step - begins)} steps since step {begins} are made again"
+    return _refused(scene, f"{why}; {repeated}", mute)
 
 
 def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
@@ -521,13 +544,14 @@ def _done(scene: _Scene) -> DrainDecision:
 # --- parts of the above ---
 
 
-def _void(scene: _Scene, why: str, **changes: object) -> DrainDecision:
-    return scene.becomes(why, phase="void", step=None, **changes)
+def _void(scene: _Scene, why: str, mute: tuple[str, ...] = (), **changes: object) -> DrainDecision:
+    return scene.becomes(why, phase="void", step=None, mute=mute, **changes)
 
 
-def _refused(scene: _Scene, why: str) -> DrainDecision:
+def _refused(scene: _Scene, why: str, mute: tuple[str, ...] = ()) -> DrainDecision:
     """Void this attempt, and grant the leaves and joins that it was for without a save."""
-    return _void(scene, why, refused=True, leaving=tuple(scene.leavers), joins=bool(scene.reforms))
+    leaving, joins = tuple(scene.leavers), bool(scene.reforms)
+    return _void(scene, why, mute, refused=True, leaving=leaving, joins=joins)
 
 
 def _differs(scene: _Scene, why: str) -> DrainDecision:

@@ -149,14 +149,15 @@ class DrainPolicy:
     """Timeout of a vote. While one rank is held, others may wait for it in a collective."""
     pause_s: float = 5.0
     """Backoff before another hold after one that failed; it doubles with each failure."""
-    pause_max_s: float = 300.0
+    pause_max_s: float = 240.0
     """The longest backoff."""
     tries: int = 3
-    """The number of holds in a row that fail before a join no longer waits for members that do not
-    vote. Each stops all ranks for ``hold_s``."""
-    mute_s: float = 600.0
-    """The longest wait after that for a periodic save of all others. Longer: newcomers idle beside
-    a script that never saves. Shorter: more steps are made again."""
+    """The number of votes missed in a row after which a join waits only for a periodic save of all
+    others, or for a later attempt. Each attempt stops all ranks for ``hold_s``."""
+    tries_max: int = 8
+    """The number of votes missed in a row after which it waits no longer: with the backoff, less
+    than ten minutes after the first ``tries``. More: newcomers idle beside a script that never
+    saves. Fewer: more steps are made again."""
     done_s: float = 30.0
     """Time for which the world waits after a save for a leave or a join to be granted."""
     save_s: float = 600.0

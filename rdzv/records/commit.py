@@ -41,9 +41,9 @@ class Commit:
     another cause than a drain (a ``ReformCause``: newcomers join, it shrinks, the job is paused);
     ``admitted``: it may. Both are named for the first of these causes, and stay so for the sidecars
     that read them. ``refused``: a rank of this round takes no part, so that what the attempt was
-    for happens without a save. ``failures`` counts failed attempts in a row, ``mute`` are the
-    members that did not vote in the last of these, ``took_s`` is how long the last successful one
-    took.
+    for happens without a save. ``failures`` counts failed attempts in a row, ``missed`` the votes
+    in a row that were not complete in time; ``mute`` are the members that did not vote in the last
+    attempt, if it failed by that. ``took_s`` is how long the last successful one took.
     """
 
     epoch: int = 0
@@ -60,6 +60,7 @@ class Commit:
     failures: int = 0
     took_s: float = 0.0
     reason: str = ""
+    missed: int = 0
     mute: tuple[str, ...] = ()
     mod_revision: int = 0
 
@@ -85,6 +86,7 @@ class Commit:
                 "failures": self.failures,
                 "took_s": round(self.took_s, 3),
                 "reason": self.reason,
+                **({"missed": self.missed} if self.missed else {}),
                 **({"mute": self.mute} if self.mute else {}),
             }
         )
@@ -112,6 +114,7 @@ class Commit:
             failures=_count(kv.key, fields, "failures"),
             took_s=take_seconds(kv.key, fields, "took_s"),
             reason=take(kv.key, fields, "reason", str),
+            missed=_count(kv.key, {"missed": 0, **fields}, "missed"),
             mute=_names(kv.key, fields, "mute") if "mute" in fields else (),
             mod_revision=kv.mod_revision,
         )

@@ -27,8 +27,9 @@ ENDING_SOURCES = frozenset({"prestop", "sigterm", "hold"})
 CONTROLLER = "controller"
 """Source of notices that the controller gives, and withdraws once their cause is over."""
 
-SIGNS = ENDING_SOURCES | {CONTROLLER, "control"}
-"""Sources that say that the pod ends; any other is an order, which stays until it is cancelled."""
+SIGNS = ENDING_SOURCES | {CONTROLLER}
+"""Sources of Kubernetes, which also shows whether the pod ends; any other is an order, which stays
+until it is cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

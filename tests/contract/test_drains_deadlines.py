@@ -240,13 +240,17 @@ async def test_a_pod_that_outlives_the_deadline_of_a_sign_is_listed_again() -> N
         assert one.commit.granted == (drained.uid,)
 
 
-@pytest.mark.parametrize("taken_over", [False, True])
-async def test_an_order_stays_until_it_is_cancelled(taken_over: bool) -> None:
+@pytest.mark.parametrize("by", ["operator", "taken over", "notice.sock"])
+async def test_an_order_stays_until_it_is_cancelled(by: str) -> None:
+    """A machine that somebody announced the end of may end later, without a sign of Kubernetes."""
     async with job("ab", trains="ab") as one:
         drained = one.pods["b"]
-        await one.put(asked_for(drained, "controller" if taken_over else "operator"))
+        if by == "notice.sock":
+            drained.notice("control", 10)
+        else:
+            await one.put(asked_for(drained, "controller" if by == "taken over" else "operator"))
         await one.until(lambda: one.commit.granted == (drained.uid,))
-        if taken_over:
+        if by == "taken over":
             held = one.snapshot.drains[drained.uid]
             await one.put(Put(HERE.drain(drained.uid), replace(held, source="operator").to_json()))
         began = one.clock()

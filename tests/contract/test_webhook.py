@@ -212,12 +212,52 @@ async def test_a_pod_whose_plan_does_not_end_is_admitted_and_holds_nobody_up(
             asked = [tasks.create_task(one.ask(slow)) for _ in range(planners)]
             assert "patch" in await one.ask(pod)
             assert not any(task.done() for task in asked)
-            # One more plan than there are planners waits for its turn, and no longer than allowed.
             monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", 0.0)
             assert (await one.ask(slow))["warnings"] == [
                 f"muster: admitted without Muster: {admission.TOO_SLOW}"
             ]
             ends.set()
+    finally:
+        ends.set()
+
+
+async def test_a_plan_has_its_time_from_its_begin_and_not_from_its_place_in_the_queue(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod, _ = labelled()
+    begun, ends, plan = threading.Event(), threading.Event(), verdicts.decide
+
+    def slow(*given: Any, **more: Any) -> Any:
+        begun.set()
+        ends.wait(PATIENCE_S)
+        return plan(*given, **more)
+
+    monkeypatch.setattr(verdicts, "decide", slow)
+    monkeypatch.setattr(admission, "PLANNERS", 1)
+    monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(admission, "TURN_TIMEOUT_S", PATIENCE_S)
+    try:
+        async with controller(fake, HandHour()) as one, asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(one.ask(pod))
+            await asyncio.to_thread(begun.wait, PATIENCE_S)
+            monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", 0.0)
+            second = tasks.create_task(one.ask(pod))
+            answered, _ = await asyncio.wait({second}, timeout=1.0)
+            assert not answered
+            monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", PATIENCE_S)
+            ends.set()
+            assert "patch" in await first
+            assert "patch" in await second
+            begun.clear()
+            ends.clear()
+            stuck = tasks.create_task(one.ask(pod))
+            await asyncio.to_thread(begun.wait, PATIENCE_S)
+            monkeypatch.setattr(admission, "TURN_TIMEOUT_S", 0.0)
+            assert (await one.ask(pod))["warnings"] == [
+                f"muster: admitted without Muster: {admission.TOO_SLOW}"
+            ]
+            ends.set()
+            await stuck
     finally:
         ends.set()
 

@@ -17,7 +17,6 @@ from launcher_shim.pod.grace import reserve_s
 from launcher_shim.pod.notices import FINISHING, OutgoingNotice
 from launcher_shim.rundir import layout
 from rdzv.drain.gate import Gate
-from rdzv.drain.inputs import DrainPolicy
 from rdzv.records.sizes import Sizes
 from rdzv.store import WatchEvent
 from tests.simulation.network import Link, SimulatedEngine, Weather
@@ -48,6 +47,9 @@ TRIES_S = 60.0
 
 INSTANT_S = 1e-6
 """A shorter sleep may not move the clock."""
+
+LATER_TRIES_S = 600.0
+"""Five more attempts, and the pauses before them: then no save is waited for."""
 
 SHUT = ("hold", "commit", "done")
 
@@ -113,7 +115,7 @@ class Pod:
             return 0.0
         shown = self.run_dir.gate()
         shut = shown is not None and Gate.from_json(layout.GATE, shown).phase in SHUT
-        return TRIES_S + (DrainPolicy().mute_s if shut else 0.0)
+        return TRIES_S + (LATER_TRIES_S if shut else 0.0)
 
     def start(self) -> None:
         """Start a sidecar; its cable is as bad as the weather is."""

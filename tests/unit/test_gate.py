@@ -276,7 +276,8 @@ def test_the_gate_tells_whether_a_former_life_made_the_last_commit() -> None:
         assert made is not None
         assert (made.last_commit, made.of_former_life) == (LastCommit(7, 2, 4), former)
         read = parse(made.to_json())
-        assert (read.last_commit, read.of_former_life) == (7, former)
+        assert read.last_commit is not None
+        assert (read.last_commit, read.last_commit.of_former_life) == (7, former)
 
 
 @pytest.mark.parametrize(("run", "shown"), [(ROUND.run, True), ("", True), ("before", False)])

@@ -4,7 +4,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
+import textwrap
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +17,7 @@ import muster
 import muster.draining
 import muster.progress
 from console.job.forget import forgetting
+from muster.tag import world_tag
 from rdzv.drain.decision import decide
 from rdzv.drain.gate import Gate
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
@@ -30,6 +36,7 @@ from tests.support.sidecars.pod_gate import PodGate
 KEYS = JobKeys("team", "digits")
 MASTER = "10.0.0.7:40123"
 LAST = LastCommit(60, 0, 1)
+TAG = world_tag("job", 0, "10.0.0.7:40122")
 
 
 @pytest.fixture
@@ -71,6 +78,36 @@ def test_a_new_life_goes_on_from_its_own_periodic_checkpoint(
     show(pod, LAST, of_former_life=True)
     assert muster.check_start(20, "/new") == 20
     assert "is of step 20: this job resumes from that one" in caplog.records[0].getMessage()
+
+
+@pytest.mark.parametrize(
+    ("tag", "former", "saved", "start"),
+    [
+        (TAG, False, [f"{TAG}-60.pt", "61.pt"], 60),
+        ("", False, ["40.pt", "60.pt"], 60),
+        (TAG, True, [], 0),
+        (TAG, True, ["20.pt"], 20),
+    ],
+    ids=["tagged", "saved-by-a-script-of-0.1", "another-directory", "own-periodic-save"],
+)
+def test_the_loop_of_the_page_of_training_resumes(
+    pod: PodGate, tmp_path: Path, tag: str, former: bool, saved: list[str], start: int
+) -> None:
+    for at, name in enumerate(saved):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (at, at))
+    show(pod, replace(LAST, tag=tag), of_former_life=former)
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    code = re.search(r"## A loop of your own\n\n((?:    .*\n|\n)+?)    with ", page)
+    assert code is not None
+
+    def load(path: str | Path) -> int:
+        Path(path).read_bytes()
+        return int(Path(path).stem.rpartition("-")[2])
+
+    names: dict[str, Any] = {"load": load}
+    exec(textwrap.dedent(code[1]).replace("/shared", str(tmp_path)), names)
+    assert names["start"] == start
 
 
 def test_the_same_directory_goes_on(pod: PodGate, caplog: pytest.LogCaptureFixture) -> None:

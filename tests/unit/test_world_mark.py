@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import muster.world_mark
 from muster.cursor import CommittedStep
-from muster.tag import ALONE, world_tag
+from muster.tag import ALONE, ROUNDS_PER_LIFE, world_tag
 from muster.world_mark import LaterWorld, WorldMark, is_left_behind, mark, marked
 
 Make = Callable[..., WorldMark]
@@ -18,10 +17,12 @@ EARLIER, LATER = world_tag("job", 3, "a:1"), world_tag("job", 4, "b:1")
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    def make(tag: str, *, marks: bool = True) -> WorldMark:
-        monkeypatch.setattr(muster.world_mark, "save_tag", lambda: tag)
-        return WorldMark(str(tmp_path / "out"), marks=marks)
+def world(tmp_path: Path) -> Make:
+    def make(*tags: str, marks: bool = True) -> WorldMark:
+        """Each call of ``save_tag()`` gives the next of ``tags``, and then the last of them."""
+        left = [*tags]
+        tag = lambda: left.pop(0) if len(left) > 1 else left[0]  # noqa: E731
+        return WorldMark(str(tmp_path / "out"), marks=marks, tag=tag)
 
     return make
 
@@ -65,6 +66,19 @@ def test_a_rank_whose_round_is_unknown_neither_marks_nor_stops(tmp_path: Path, w
     world(ALONE).check()
 
 
+def test_i1_a_round_that_is_confirmed_late_is_guarded_from_then_on(
+    tmp_path: Path, world: Make
+) -> None:
+    late = world(ALONE, EARLIER)
+    late.begin()
+    assert not (tmp_path / "out").exists()
+    late.check()
+    assert marked(str(tmp_path / "out")) == EARLIER
+    world(LATER).begin()
+    with pytest.raises(LaterWorld, match=f"{LATER}.*{EARLIER}"):
+        late.check()
+
+
 def test_what_cannot_be_marked_can_be_trained(
     tmp_path: Path, world: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -89,4 +103,12 @@ def test_what_cannot_be_marked_can_be_trained(
 def test_later_steps_of_an_earlier_world_are_left_behind(step: int, tag: str, behind: bool) -> None:
     assert is_left_behind(step, tag, CommittedStep(40, tag=LATER)) is behind
     assert not is_left_behind(step, tag, CommittedStep(40))
+    assert not is_left_behind(step, tag, CommittedStep(40, tag=LATER, of_former_life=True))
     assert not is_left_behind(step, tag, None)
+
+
+def test_a_tag_of_another_life_leaves_no_checkpoint_behind() -> None:
+    """As in a directory that another job has left to this one."""
+    this_life = world_tag("job", ROUNDS_PER_LIFE, "b:1")
+    assert this_life > EARLIER
+    assert not is_left_behind(800, EARLIER, CommittedStep(500, tag=this_life))
