@@ -11,8 +11,8 @@ from typing import Any, Literal
 from agent.config import parsers as texts
 from agent.config.sidecar import AccessConfig
 from agent.config.table import Setting, field
-from controller.access.names import release_name
 from controller.taints import DEFAULT_TAINTS, TaintRule
+from injection.job_label import job_label
 from injection.settings import TABLE, told
 from rdzv.errors import ConfigError
 
@@ -283,7 +283,7 @@ class ControllerConfig(AccessConfig):
     @property
     def release(self) -> str:
         """The name of this release of the chart, that of no other one in the cluster."""
-        return release_name(self.own_namespace, self.service)
+        return job_label(f"{self.own_namespace}.{self.service}")
 
     @staticmethod
     def faults(values: Mapping[str, Any]) -> Iterator[str]:

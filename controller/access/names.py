@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from agent.config import parsers as texts
-from injection.job_label import job_label
 from injection.settings import DOMAIN
 from rdzv.keys import JobKeys
 
@@ -32,11 +31,6 @@ _SUBDOMAIN = re.compile(
     r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII
 )
 _USER = re.compile(r"muster\.([0-9a-f]{24})\.[0-9a-f]{1,20}", re.ASCII)
-
-
-def release_name(namespace: str, service: str) -> str:
-    """Return the name of the release with this Service: that of no other one in the cluster."""
-    return job_label(f"{namespace}.{service}")
 
 
 def is_a_name(job: str) -> bool:
