@@ -156,6 +156,16 @@ class ControllerConfig(AccessConfig):
             " only those of a ReplicaSet or StatefulSet, which makes others; needs --events.",
         )
     )
+    job_metrics: Literal["on", "off"] = field(
+        Setting(
+            "--job-metrics",
+            texts.one_of("on", "off"),
+            "off",
+            "on|off",
+            "Whether /metrics names each job, its namespace and the time of its saves: anybody who"
+            " reaches the webhook's port may read it.",
+        )
+    )
     notices: Literal["on", "off"] = field(
         Setting(
             "--notices",

@@ -27,10 +27,12 @@ class SeenMetrics(Collector):
 
     ``jobs`` and ``pods`` are None while jobs are not followed, ``uninjected`` if pods without a
     sidecar are not; what needs them is missing then. ``certificates`` are the sources of PEM
-    certificates, by what they are for.
+    certificates, by what they are for. ``of_jobs``: whether jobs are named, as anybody who reaches
+    the webhook's port may read the page.
     """
 
-    def __init__(self, now: Callable[[], datetime]) -> None:
+    def __init__(self, now: Callable[[], datetime], *, of_jobs: bool) -> None:
+        self._of_jobs = of_jobs
         self.jobs: Jobs | None = None
         self.pods: Collection[PodSeen] | None = None
         self.uninjected: UninjectedPods | None = None
@@ -51,7 +53,7 @@ class SeenMetrics(Collector):
                 "Pods that ask for a sidecar, or whose namespace does, and have none.",
                 value=len(self.uninjected.pods()),
             )
-        if self.jobs is not None and self.jobs.revision:
+        if self._of_jobs and self.jobs is not None and self.jobs.revision:
             states = self.jobs.states().values()
             yield from _of_jobs([one for one in states if one.snapshot.members], pods)
 

@@ -63,7 +63,8 @@ async def _serve(
         (host, f"{host}.cluster.local"),
         lambda: datetime.now(UTC),
     )
-    metrics, seen = AdmissionMetrics(), SeenMetrics(lambda: datetime.now(UTC))
+    metrics = AdmissionMetrics()
+    seen = SeenMetrics(lambda: datetime.now(UTC), of_jobs=config.job_metrics == "on")
     metrics.registry.register(seen)
     seen.certificates["webhook"] = lambda: keeper.certificate
     store = store_access(config, environ, api)

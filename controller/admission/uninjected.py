@@ -13,7 +13,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from controller.admission.decision import WITHOUT, Verdict
@@ -69,15 +69,24 @@ def pod_without(pod: Object) -> UninjectedPod:
     )
 
 
+@dataclass(eq=False, slots=True)
+class _Followed:
+    """The pods of one list, and by their makers whether these pods can be injected.
+
+    None: this webhook is not asked about them, or has nothing to put in.
+    """
+
+    there: list[UninjectedPod] = field(default_factory=list)
+    judged: dict[Key, bool | None] = field(default_factory=dict)
+
+
 class UninjectedPods:
     """The publisher; ``configuration`` is the name of the webhook's configuration."""
 
     def __init__(
         self, api: ClusterApi, injector: Injector, configuration: str, events: Events
     ) -> None:
-        self._there: dict[str, list[UninjectedPod]] = {}
-        self._judged: dict[str, dict[Key, bool | None]] = {}
-        """By the path of the pods: whether their makers' pods can be injected; None: not asked."""
+        self._followed: list[_Followed] = []
         self._api = api
         self._injector = injector
         self._configuration = paths.webhook_configuration(configuration)
@@ -90,9 +99,9 @@ class UninjectedPods:
         """
         return [
             one
-            for path, pods in self._there.items()
-            for one in pods
-            if (can := self._judged[path].get(one.key)) is not None and (can or not injectable)
+            for followed in self._followed
+            for one in followed.there
+            if (can := followed.judged.get(one.key)) is not None and (can or not injectable)
         ]
 
     async def run(self) -> None:
@@ -121,29 +130,30 @@ class UninjectedPods:
 
     async def _follow(self, path: str) -> None:
         """Judge one pod for each object that has made some, as long as one of them is there."""
-        judged = self._judged[path] = {}
+        followed = _Followed()
+        judged = followed.judged
+        self._followed.append(followed)
         try:
             async with Collection(self._api, path, pod_without).following() as pods:
                 sequence = 0
                 while True:
                     await pods.changed_after(sequence)
                     sequence = pods.sequence
-                    there = [one for one in pods.items.values() if not one.over]
-                    self._there[path] = there
-                    here = {one.key: one for one in there}
+                    followed.there = [one for one in pods.items.values() if not one.over]
+                    here = {one.key: one for one in followed.there}
                     for key in judged.keys() - here.keys():
                         del judged[key]
                     for key, one in here.items():
                         if key not in judged:
                             judged[key] = await self._judge(one)
         finally:
-            self._there.pop(path, None)
-            del self._judged[path]
+            self._followed.remove(followed)
 
     async def _judge(self, pod: UninjectedPod) -> bool | None:
         """Publish why a pod has no sidecar, once the API server can be asked about it.
 
-        Returns whether its maker's pods can be injected; None if this webhook is not asked.
+        Returns whether its maker's pods can be injected; None if this webhook is not asked, or has
+        nothing to put in.
         """
         while True:
             try:
@@ -163,9 +173,10 @@ class UninjectedPods:
         if found is None:
             return None
         verdict, _ = await self._injector.verdict(found, pod.namespace, len(json.dumps(found)))
-        if why := _why(verdict):
+        why = _why(verdict)
+        if why:
             self._events.say(pod.about, "NotInjected", f"a pod is {WITHOUT}{why}", warning=True)
-        return verdict.injected
+        return verdict.injected if why else None
 
     async def _read(self, pod: UninjectedPod) -> Object | None:
         """Read the whole pod; None if it is gone, or this webhook is not asked about it."""

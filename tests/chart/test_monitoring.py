@@ -60,6 +60,14 @@ def test_there_is_no_monitoring_unless_asked_for_and_then_each_part_by_itself() 
     assert {*fewer} == monitors - {"PodMonitor/muster-controller"}
 
 
+@pytest.mark.parametrize("value", ["", *ALL])
+def test_metrics_name_jobs_only_where_something_asks_for_them(value: str) -> None:
+    ((_, spec),) = [
+        pod for pod in pods(rendered(*filter(None, [value]))) if pod[0].startswith("Deployment/")
+    ]
+    assert ("--job-metrics=on" in spec["containers"][0]["command"]) is bool(value)
+
+
 def test_prometheus_finds_each_port_by_its_name_and_trusts_the_controllers_certificate() -> None:
     objects = rendered(*ALL, "monitoring.labels.release=prometheus")
     found = monitored(*ALL, "monitoring.labels.release=prometheus")

@@ -53,7 +53,7 @@ def pod(uid: str, grace_s: int, **labels: str) -> dict[str, Any]:
 
 
 async def test_what_the_controller_sees_is_on_its_page(tmp_path: Path) -> None:
-    metrics, seen = AdmissionMetrics(), SeenMetrics(lambda: NOW)
+    metrics, seen = AdmissionMetrics(), SeenMetrics(lambda: NOW, of_jobs=True)
     metrics.registry.register(seen)
     pair = make(None, ("localhost",), NOW - timedelta(days=10))
     seen.certificates["webhook"] = lambda: pair.certificate
@@ -89,6 +89,11 @@ async def test_what_the_controller_sees_is_on_its_page(tmp_path: Path) -> None:
             seen.jobs, seen.pods, seen.uninjected = jobs, pods, uninjected
             of_job = ("digits", "team")
             found = samples(metrics)
+            unnamed = AdmissionMetrics()
+            nameless = SeenMetrics(lambda: NOW, of_jobs=False)
+            nameless.jobs, nameless.pods, nameless.uninjected = jobs, pods, uninjected
+            unnamed.registry.register(nameless)
+            assert "digits" not in unnamed.text().decode()
             assert found["muster_controller_pods_without_sidecar", ()] == 1
             assert found["muster_controller_job_training", of_job] == 1
             assert found["muster_controller_job_save_seconds", of_job] == 41.5

@@ -42,7 +42,7 @@ def exposed(page: str) -> set[str]:
 
 
 async def controllers_page() -> str:
-    metrics, seen = AdmissionMetrics(), SeenMetrics(lambda: datetime.now(UTC))
+    metrics, seen = AdmissionMetrics(), SeenMetrics(lambda: datetime.now(UTC), of_jobs=True)
     metrics.registry.register(seen)
     pods: Any = Shown()
     uninjected: Any = SimpleNamespace(pods=list)
