@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from controller.admission.metrics import AdmissionMetrics
+from controller.backups import Backups
 from controller.jobs.jobs import Jobs
 from controller.metrics import SeenMetrics
 from rdzv.store.memory.client import MemoryStore
@@ -26,8 +27,6 @@ from tests.support.waiting import DEADLINE_S
 
 FILES = ROOT / "charts" / "muster" / "files"
 QUERIES = {name: (FILES / name).read_text() for name in ("alerts.yaml", "dashboard.json")}
-BACKUPS = {"muster_backup_age_seconds"}
-"""The age of the newest backup: of the store's upkeep, which runs in a cluster alone."""
 QUERIED = re.compile(r"\b(?:muster|etcd)_[a-z0-9_]+\b")
 
 
@@ -44,6 +43,8 @@ def exposed(page: str) -> set[str]:
 async def controllers_page() -> str:
     metrics, seen = AdmissionMetrics(), SeenMetrics(lambda: datetime.now(UTC), of_jobs=True)
     metrics.registry.register(seen)
+    nobody: Any = None
+    Backups(nobody, "muster-system", (), metrics.registry)
     pods: Any = Shown()
     uninjected: Any = SimpleNamespace(pods=list)
     async with Jobs(MemoryStore(), time.monotonic, Random(1)).following() as jobs:
@@ -67,7 +68,7 @@ async def test_each_query_is_of_metrics_that_the_product_exposes(
         await one.until_ready()
         _, sidecars = await one.get("/metrics")
     etcd = await asyncio.to_thread(etcds_page)
-    known = BACKUPS | exposed(await controllers_page()) | exposed(sidecars) | exposed(etcd)
+    known = exposed(await controllers_page()) | exposed(sidecars) | exposed(etcd)
     for name, text in QUERIES.items():
         queried = {*QUERIED.findall(re.sub(r"^#.*$", "", text, flags=re.MULTILINE))}
         assert len(queried) > 5, name
