@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from sidecar_image.engine import CACHE
-from tests.chart.test_rendering import pods
-from tests.support.chart import CHART, rendered
+from tests.support.chart import CHART, pods, rendered
 from tests.support.programs import ran
 from tests.support.sources import ROOT
 

@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import yaml
 
 from agent.config.table import settings_of
 from controller.config import ControllerConfig, defaults
-from tests.support.chart import CHART, HelmFailed, helm, rendered
+from tests.support.chart import CHART, HelmFailed, helm, named, pods, rendered
 from tests.support.sources import ROOT
 
 pytestmark = pytest.mark.timeout(1800)  # the first one may have to build helm
@@ -54,21 +53,6 @@ MATRIX = {
         f"etcd.image.digest=sha256:{'0' * 64}",
     ),
 }
-
-
-def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Every pod spec, with the name of its object."""
-    for one in objects:
-        spec: Any = one.get("spec", {})
-        for word in ("jobTemplate", "spec", "template", "spec"):
-            spec = spec.get(word, spec)
-        if "containers" in spec:
-            yield f"{one['kind']}/{one['metadata']['name']}", spec
-
-
-def named(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
-    (found,) = [o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name]
-    return found
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 
 from controller.admission.uninjected import selects
-from tests.chart.test_rendering import named, pods
-from tests.support.chart import rendered
+from tests.support.chart import named, pods, rendered
 
 pytestmark = pytest.mark.timeout(1800)  # the first one may have to build helm
 

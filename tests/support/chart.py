@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -152,3 +152,19 @@ class RunningRelease:
 _OF_THE_CLUSTER = {
     *("ClusterRole", "ClusterRoleBinding", "MutatingWebhookConfiguration", "PriorityClass"),
 }
+
+
+def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Every pod spec, with the name of its object."""
+    for one in objects:
+        spec: Any = one.get("spec", {})
+        for word in ("jobTemplate", "spec", "template", "spec"):
+            spec = spec.get(word, spec)
+        if "containers" in spec:
+            yield f"{one['kind']}/{one['metadata']['name']}", spec
+
+
+def named(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    """The one object of a kind with this name."""
+    (found,) = [o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name]
+    return found
