@@ -352,6 +352,7 @@ def _next_life(stored: Job, identity: Identity) -> Job:
         vacated=False,
         former_uids=_former_uids(stored, identity.job_uid),
         former_templates=(),
+        unplaced=0,
     )
 
 

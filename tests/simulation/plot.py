@@ -71,7 +71,7 @@ def growing(random: Random, pods: int) -> JobShape:
     return JobShape(least=random.randint(1, pods), most=pods + LATER_PODS)
 
 
-BRIEF_PAUSES = Terms(steps=10, first_s=10.0, longest_s=40.0)
+BRIEF_PAUSES = Terms(steps=10, brief_s=8.0, first_s=10.0, longest_s=40.0, trial_s=60.0)
 
 
 def short_of_patience(random: Random, pods: int) -> JobShape:

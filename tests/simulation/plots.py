@@ -268,6 +268,14 @@ PLOTS = (
         misfits=("failing",),
     ),
     Plot(
+        "fails-while-loading",
+        {crash_briefly: 2, tear: 1, stall: 1},
+        (2, 3, 4),
+        short_of_patience,
+        misfits=("failing",),
+        start_s=20.0,
+    ),
+    Plot(
         "one-fails",
         {come_fresh: 2, tear: 1, stall: 1, crash_briefly: 1},
         (2, 3, 4),

@@ -182,6 +182,13 @@ def test_who_holds_a_generation_of_a_job_that_was_created_again_is_fenced() -> N
     assert registered(decide(again, replace(ME, job_uid="old"), Held(5, 3))).job.generation == 7
 
 
+@pytest.mark.parametrize("job_uid", ["", "new"])
+def test_the_next_life_knows_no_pods_without_a_node(job_uid: str) -> None:
+    former = replace(JOB, vacated=True, desired=4, unplaced=2)
+    decision = registered(decide(Snapshot(20, former), replace(ME, job_uid=job_uid)))
+    assert (decision.job.generation, decision.job.unplaced) == (6, 0)
+
+
 def test_a_fresh_sidecar_starts_anew_at_once_where_the_last_member_left_on_purpose() -> None:
     decision = registered(decide(Snapshot(20, replace(JOB, vacated=True))))
     assert decision.job.generation == 6
