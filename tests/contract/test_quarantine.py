@@ -46,6 +46,11 @@ def counted(one: Job, member: str) -> int:
     return 0 if known is None else known.deaths
 
 
+def has_died(one: Job, member: str, deaths: int) -> bool:
+    """Whether so many deaths of ``member`` have been counted."""
+    return counted(one, member) == deaths
+
+
 def told_of(one: Job, member: str) -> list[str]:
     """What the history has of the quarantine of ``member``, in order."""
     entries = [HistoryEntry.from_kv(kv) for kv in one.sidecars["a"].mirror.under(KEYS.history)]
@@ -149,7 +154,7 @@ async def test_i11_a_world_that_only_loads_has_made_no_progress() -> None:
                 here.ranks_at(here.round.number, NO_STEP)
             await one.passed(10)
             one.torchruns["c"].kill()
-            await one.until(lambda expected=deaths: counted(one, "c") == expected)
+            await one.until(partial(has_died, one, "c", deaths))
             await one.world("ab")
             one.torchrun("c")
         known = record(one, "c")

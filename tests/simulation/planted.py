@@ -639,9 +639,7 @@ PLANTS |= {
         4,
         {
             "rdzv.records.quarantine.Stay.has_progress": lambda stay, terms: (
-                stay.lasted_s >= terms.brief_s
-                if stay.steps is None
-                else stay.steps >= terms.steps
+                stay.lasted_s >= terms.brief_s if stay.steps is None else stay.steps >= terms.steps
             )
         },
     ),

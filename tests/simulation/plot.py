@@ -71,12 +71,18 @@ def growing(random: Random, pods: int) -> JobShape:
     return JobShape(least=random.randint(1, pods), most=pods + LATER_PODS)
 
 
-BRIEF_PAUSES = Terms(steps=10, brief_s=8.0, first_s=10.0, longest_s=40.0, trial_s=60.0)
+BRIEF_PAUSES = Terms(steps=10, first_s=10.0, longest_s=40.0)
 
 
 def short_of_patience(random: Random, pods: int) -> JobShape:
     """A place for each pod; three worlds in a row without ten steps are too many."""
     return replace(one_is_enough(random, pods), quarantine=BRIEF_PAUSES)
+
+
+def soon_tried(random: Random, pods: int) -> JobShape:
+    """The same; a world without steps lasts for less than ranks load, and a try comes soon."""
+    terms = replace(BRIEF_PAUSES, brief_s=8.0, trial_s=60.0)
+    return replace(one_is_enough(random, pods), quarantine=terms)
 
 
 def one_or_two(random: Random, pods: int) -> JobShape:

@@ -92,8 +92,7 @@ async def test_the_event_loop_runs_while_processes_are_read(
 
     monkeypatch.setattr(orphans, "parents", slow)
     ending = asyncio.ensure_future(Orphans().end())
-    while not reads.is_set():
-        await asyncio.sleep(0.01)
+    assert await asyncio.to_thread(reads.wait, 60)
     may_end.set()
     await ending
 
@@ -105,7 +104,7 @@ async def test_a_process_that_outlives_sigkill_delays_one_world_only(
     environ = ["=".join(pair) for pair in zip(orphans._NAMES, BEFORE, strict=True)]
     monkeypatch.setattr(orphans, "parents", lambda: {TRACKER: os.getpid()})
     monkeypatch.setattr(orphans, "parts", lambda path: environ)
-    monkeypatch.setattr(orphans.os, "kill", lambda pid, number: sent.append(number.name))
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number.name))
     for name in ("TERM_TIMEOUT_S", "KILL_TIMEOUT_S"):
         monkeypatch.setattr(orphans, name, 0.0)
     here = Orphans()

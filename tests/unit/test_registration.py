@@ -17,6 +17,7 @@ from rdzv.members.registration import (
 from rdzv.records.drain import Drain
 from rdzv.records.job import Incarnation, Job, Member
 from rdzv.snapshot import Snapshot
+from tests.support.records import kv
 
 ME = Identity("w-0", "uid-0", "10.0.0.1", "host", "worker", 1, 2, 4)
 JOB = Job(2, 4, generation=5, mod_revision=9, template="min=2 max=4")
@@ -72,6 +73,15 @@ def test_a_new_job_uid_starts_the_next_life_and_ends_the_old_one() -> None:
     assert decision.job.former_uids == ("old",)
     assert decision.job.min_workers == 1
     assert decision.superseded_generation == 5
+
+
+@pytest.mark.parametrize(("pod_uid", "kept"), [("uid-0", "a cordon"), ("uid-before", "")])
+def test_a_cancelled_drain_is_known_for_as_long_as_its_pod_lives(pod_uid: str, kept: str) -> None:
+    holder = Incarnation("w-0", 3, pod_uid, dismissed="a cordon")
+    snapshot = Snapshot(20, JOB, {"w-1": OTHER}, incarnations={"w-0": holder})
+    incarnation = registered(decide(snapshot, replace(ME, pod_uid="uid-0"))).incarnation
+    assert incarnation.dismissed == kept
+    assert Incarnation.from_kv(kv("incarnations/w-0", 7, incarnation.to_json())).dismissed == kept
 
 
 LEAVER = replace(OTHER, name="w-0", pod_uid="uid-old", lease=7)
