@@ -145,7 +145,8 @@ class TemplateSettings:
             texts.duration_s(0, 86_400),
             None,
             "TIME",
-            "How long the first newcomer waits for others to be let in with it.",
+            "How long the first newcomer waits for others to be let in with it, at least the last"
+            " measured start.",
             otherwise="60s",
         )
     )

@@ -272,7 +272,8 @@ class Config(JobConfig):
             "60s",
             "TIME",
             "How long the first newcomer to a world that trains waits for others, which are then"
-            " let in with it, by one save and one restart; 0 lets each in at once.",
+            " let in with it, by one save and one restart; at least the last measured start, also"
+            " at 0.",
         )
     )
     run_dir: str = field(

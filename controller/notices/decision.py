@@ -2,7 +2,8 @@
 """The drains to request and to cancel: a pure function of the observed state.
 
 A drain that somebody else requested is never cancelled, nor one whose pod is being terminated. If a
-user cancels one, it is not requested again while the same sign lasts.
+user cancels one, or its pod outlives it, it is not requested again while the same sign lasts. The
+store has such a drain's reason, for the replica that leads next.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def decide(
                 kept[uid] = asked[uid]
             continue
         signs = signs_of(pod, node, policy)
-        before = asked.get(uid, Asked())
+        before = asked[uid] if uid in asked else Asked(_dismissed(signs, job, member))
         here = replace(before, signs=before.signs & {sign.key for sign in signs})
         if drain is not None:
             # Whoever cancels this drain, of whatever source, knows of these signs.
@@ -129,8 +130,7 @@ def decide(
                 going.add(uid)
             else:
                 wake_at_s = min(wake_at_s, again_s)
-        if here != Asked():
-            kept[uid] = here
+        kept[uid] = here
     return NoticeDecision(tuple(asks), tuple(lifts), tuple(marks), kept, wake_at_s)
 
 
@@ -169,6 +169,14 @@ def after_lift(asked: Mapping[str, Asked], lift: NoticeLifted, now: float) -> di
 def _is_news(signs: tuple[Sign, ...], asked: Asked) -> bool:
     """Return whether a sign is new; if a drain was requested for each, somebody cancelled it."""
     return any(sign.key not in asked.signs for sign in signs)
+
+
+def _dismissed(signs: tuple[Sign, ...], job: JobState, member: Member) -> frozenset[str]:
+    """Return the signs for which the last drain of this pod was cancelled, as the store has it."""
+    holder = job.snapshot.incarnations.get(member.name)
+    if holder is None or holder.pod_uid != member.pod_uid:
+        return frozenset()
+    return frozenset(sign.key for sign in signs if sign.sentence in holder.dismissed)
 
 
 def _may_ask(signs: tuple[Sign, ...], job: JobState, member: Member, going: set[str]) -> bool:

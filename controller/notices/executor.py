@@ -192,7 +192,9 @@ class NoticeExecutor:
     async def _lift(self, lift: NoticeLifted) -> bool:
         job = self._jobs.state(lift.keys)
         planned = (
-            "it is gone" if job is None else cancel(lift.keys, job.snapshot, lift.drain.pod_uid)
+            "it is gone"
+            if job is None
+            else cancel(lift.keys, job.snapshot, lift.drain.pod_uid, sign_gone=True)
         )
         if job is None or isinstance(planned, str):
             return True

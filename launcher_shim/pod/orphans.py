@@ -24,7 +24,10 @@ TERM_TIMEOUT_S = 5.0
 """Time for an orphan to end by SIGTERM; SIGKILL follows."""
 KILL_TIMEOUT_S = 2.0
 """Only processes in the kernel's uninterruptible sleep outlive SIGKILL."""
-LOOK_S = 0.05
+LOOK_S, LOOK_MAX_S = 0.05, 0.5
+"""Interval between two looks at all processes: it grows from the first to the second."""
+TOLD_S = 1.0
+"""The time to end them from which on the log has it: the next world starts so much later."""
 NAMED_MAX = 8
 """The number of processes that a log line names."""
 
@@ -71,30 +74,38 @@ class Orphans:
     def __init__(self) -> None:
         self._outer = world_of("=".join(pair) for pair in os.environ.items())
         self._ending = asyncio.Lock()
+        self._outlived: Set[int] = set()
+        """Those that have outlived SIGKILL: no other world waits for them."""
 
     async def end(self) -> None:
         """End them: by SIGTERM, and those that are left after ``TERM_TIMEOUT_S`` by SIGKILL.
 
         Processes of another user, whose environment cannot be read, stay.
         """
+        loop = asyncio.get_running_loop()
         async with self._ending:
+            began_s = loop.time()
             if await self._signal(signal.SIGTERM, TERM_TIMEOUT_S):
-                await self._signal(signal.SIGKILL, KILL_TIMEOUT_S)
+                self._outlived |= await self._signal(signal.SIGKILL, KILL_TIMEOUT_S)
+            took_s = loop.time() - began_s
+        if took_s >= TOLD_S:
+            log.info("processes of ended worlds delayed the next world by %.1f s", took_s)
 
     async def _signal(self, number: signal.Signals, timeout_s: float) -> Set[int]:
         """Send a signal to all of them, and wait until they have ended; return those left."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
+        pause_s = LOOK_S
         signalled: Set[int] = set()
         while True:
-            left = self._find()
+            left = await loop.run_in_executor(None, self._find)
             fresh = left - signalled
             signalled |= fresh
             if fresh:
                 log.info(
                     "%s to %s: a world that has ended has left them behind (%s=1 keeps such ones)",
                     number.name,
-                    _named(fresh),
+                    await loop.run_in_executor(None, _named, fresh),
                     VARIABLE,
                 )
             for pid in fresh:
@@ -104,7 +115,8 @@ class Orphans:
                     log.debug("process %d gets no %s: %s", pid, number.name, error.strerror)
             if not left or loop.time() >= deadline_s:
                 return left
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, LOOK_MAX_S)
 
     def _find(self) -> Set[int]:
         everywhere = parents()
@@ -117,7 +129,8 @@ class Orphans:
                 continue  # it has just ended, or is another user's
             if world is not None and world != self._outer:
                 worlds[pid] = world
-        return orphans_of({pid: everywhere[pid] for pid in mine}, worlds)
+        self._outlived &= mine
+        return orphans_of({pid: everywhere[pid] for pid in mine}, worlds) - self._outlived
 
 
 def _named(pids: Set[int]) -> str:

@@ -120,7 +120,7 @@ def _left_s(drain: Drain) -> float:
 
 
 def cancel(
-    keys: JobKeys, snapshot: Snapshot, pod_uid: str
+    keys: JobKeys, snapshot: Snapshot, pod_uid: str, *, sign_gone: bool = False
 ) -> tuple[list[Compare], list[Operation]] | str:
     """Build the transaction that cancels a drain, or return why it cannot be cancelled."""
     drain = snapshot.drains.get(pod_uid)
@@ -131,13 +131,16 @@ def cancel(
             f"the pod of {drain.member} is being ended, and would be killed in the middle of a step"
             " (where only one of its containers was restarted, the drain is taken back by itself)"
         )
-    return lift(keys, snapshot, drain)
+    return lift(keys, snapshot, drain, sign_gone=sign_gone)
 
 
-def lift(keys: JobKeys, snapshot: Snapshot, drain: Drain) -> tuple[list[Compare], list[Operation]]:
+def lift(
+    keys: JobKeys, snapshot: Snapshot, drain: Drain, *, sign_gone: bool = False
+) -> tuple[list[Compare], list[Operation]]:
     """Build the transaction that ends a drain before its pod: the pod is listed again.
 
-    If its leave was granted, its round ends all the same, and it joins the next one.
+    If its leave was granted, its round ends all the same, and it joins the next one. ``sign_gone``:
+    whether what it was for has gone; else it is not asked for again while that lasts.
     """
     assert snapshot.job is not None
     here, uid, commit = keys.in_generation(snapshot.job.generation), drain.pod_uid, snapshot.commit
@@ -155,14 +158,16 @@ def lift(keys: JobKeys, snapshot: Snapshot, drain: Drain) -> tuple[list[Compare]
     # Written in any case, also where there was none: a decision that rests on the drain must not be
     # applied after this.
     operations: list[Operation] = [Delete(here.drain(uid)), Put(here.commit, after.to_json())]
-    unchanged, again = _outdate_first_write(keys, snapshot, drain.member)
+    unchanged, again = _outdate_first_write(
+        keys, snapshot, drain.member, "" if sign_gone else drain.reason
+    )
     return [*compares, *unchanged], [*operations, *again]
 
 
 def _outdate_first_write(
-    keys: JobKeys, snapshot: Snapshot, member: str
+    keys: JobKeys, snapshot: Snapshot, member: str, dismissed: str
 ) -> tuple[list[Compare], list[Operation]]:
-    """Build the rewrite of a member's incarnation, unchanged, that goes with the end of a drain.
+    """Build the rewrite of a member's incarnation, same number, that goes with the end of a drain.
 
     The first write of the drain may still be retried: its compare then fails.
     """
@@ -171,4 +176,4 @@ def _outdate_first_write(
         return [], []
     incarnation = keys.incarnation(member)
     unchanged = Compare(incarnation, "mod", "=", holder.mod_revision)
-    return [unchanged], [Put(incarnation, holder.to_json())]
+    return [unchanged], [Put(incarnation, replace(holder, dismissed=dismissed).to_json())]

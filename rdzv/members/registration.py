@@ -207,12 +207,12 @@ def _next_incarnation(snapshot: Snapshot, identity: Identity, held: Held | None)
     holder = snapshot.incarnations.get(identity.member)
     newest = max(holder.number if holder else 0, held.incarnation if held else 0)
     number = max(newest + 1, snapshot.revision)
-    since = number
+    since, dismissed = number, ""
     if holder is not None and holder.pod_uid == identity.pod_uid:
-        since = holder.since or holder.number
+        since, dismissed = holder.since or holder.number, holder.dismissed
     unreadable = snapshot.unreadable_incarnations.get(identity.member, 0)
     stored = holder.mod_revision if holder else unreadable
-    return Incarnation(identity.member, number, identity.pod_uid, since, stored)
+    return Incarnation(identity.member, number, identity.pod_uid, since, stored, dismissed)
 
 
 def _member(identity: Identity, incarnation: Incarnation) -> Member:
@@ -352,6 +352,7 @@ def _next_life(stored: Job, identity: Identity) -> Job:
         vacated=False,
         former_uids=_former_uids(stored, identity.job_uid),
         former_templates=(),
+        unplaced=0,
     )
 
 

@@ -270,7 +270,8 @@ class Member:
 class Incarnation:
     """The holder of a member's name: the last incarnation given out, and to which pod.
 
-    ``since`` is the first incarnation that this pod had (0: this one).
+    ``since`` is the first incarnation that this pod had (0: this one). ``dismissed``: the reason of
+    its last drain, if that was cancelled though the sign for it had not gone.
     """
 
     member: str
@@ -278,6 +279,7 @@ class Incarnation:
     pod_uid: str
     since: int = 0
     mod_revision: int = 0
+    dismissed: str = ""
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
@@ -287,6 +289,7 @@ class Incarnation:
                 "number": self.number,
                 "pod_uid": self.pod_uid,
                 "since": self.since,
+                **({"dismissed": self.dismissed} if self.dismissed else {}),
             }
         )
 
@@ -300,4 +303,5 @@ class Incarnation:
             pod_uid=take(kv.key, fields, "pod_uid", str),
             since=take(kv.key, fields, "since", int, 0),
             mod_revision=kv.mod_revision,
+            dismissed=take(kv.key, fields, "dismissed", str, ""),
         )

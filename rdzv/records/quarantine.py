@@ -40,8 +40,9 @@ class Terms:
     pod that gets nowhere stops the others again and again. More: one that works, but slowly, is
     taken for one that does not."""
     brief_s: float = 60.0
-    """Time after which a world has made progress, if its ranks publish no steps. Longer: a pod
-    whose script publishes nothing, and that something else kills, may be kept out."""
+    """Time after which a world has made progress, if its ranks publish no steps and do not load;
+    at least the last start. Longer: a pod whose script publishes nothing, and that something else
+    kills, may be kept out."""
     first_s: float = 60.0
     """The first pause, from when the member is left out to the next try with it; it doubles each
     time the member fails again."""
@@ -65,13 +66,15 @@ class FormedWorld:
     """A world that a torchrun is in, or would have been in.
 
     ``revision``: that of the store at which it formed, so that who died in it has a later record.
-    ``since_s``: when the torchrun came into it, on its sidecar's monotonic clock; -inf if a former
-    sidecar knew.
+    ``since_s``: when this sidecar first saw the torchrun in it, on its monotonic clock.
+    ``progress`` and ``start_s``: as its round has them.
     """
 
     members: frozenset[str]
     revision: int
-    since_s: float = -math.inf
+    since_s: float = 0.0
+    progress: str = ""
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +91,16 @@ class Stay:
     steps: int | None = None
 
     def has_progress(self, terms: Terms) -> bool:
-        """Return whether the world has made progress by now."""
+        """Return whether the world has made progress by now.
+
+        Ranks that load have made none, however long they take. Time counts only where no rank
+        reports a step.
+        """
         if terms.steps and self.steps is not None:
             return self.steps >= terms.steps
-        return self.lasted_s >= terms.brief_s
+        if self.world.progress == "loads" or (terms.steps and self.world.progress == "steps"):
+            return False
+        return self.lasted_s >= max(terms.brief_s, self.world.start_s)
 
 
 @dataclass(frozen=True, slots=True)

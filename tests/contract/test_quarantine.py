@@ -15,6 +15,7 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
+from launcher_shim.c10d.rounds.starts import NO_STEP
 from launcher_shim.rundir.step_lines import StepLine
 from rdzv.records.history import HistoryEntry
 from rdzv.records.quarantine import Quarantine, Terms
@@ -43,6 +44,11 @@ def counted(one: Job, member: str) -> int:
     """How many deaths of ``member`` have been counted."""
     known = record(one, member)
     return 0 if known is None else known.deaths
+
+
+def has_died(one: Job, member: str, deaths: int) -> bool:
+    """Whether so many deaths of ``member`` have been counted."""
+    return counted(one, member) == deaths
 
 
 def told_of(one: Job, member: str) -> list[str]:
@@ -137,6 +143,28 @@ async def test_i11_a_crash_loop_is_tried_again_after_ever_longer_pauses(
             one.torchrun("c")
         await one.world("abc", FOR_A_WHILE.pause_s(3) + 20)
         await one.until(lambda: record(one, "c") is None)
+
+
+async def test_i11_a_world_that_only_loads_has_made_no_progress() -> None:
+    async with job(QUICK, terms=replace(FOR_LONG, worlds=3, brief_s=3.0), world="abc") as one:
+        for deaths in (1, 2, 3):
+            await one.world("abc")
+            for name in "abc":
+                here = one.sidecars[name].rendezvous
+                here.ranks_at(here.round.number, NO_STEP)
+            await one.passed(10)
+            one.torchruns["c"].kill()
+            await one.until(partial(has_died, one, "c", deaths))
+            await one.world("ab")
+            one.torchrun("c")
+        known = record(one, "c")
+        assert known is not None
+        assert (known.out, known.proven) == (True, False)
+        for name in "ab":
+            here = one.sidecars[name].rendezvous
+            here.ranks_at(here.round.number, NO_STEP)
+        await one.passed(10)
+        assert record(one, "c") == known
 
 
 async def test_who_ends_the_run_where_no_other_could_go_on_has_died_before_the_others() -> None:

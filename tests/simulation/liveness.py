@@ -40,6 +40,7 @@ class Liveness:
         self._break = break_
         self._healthy_since_s: dict[str, float] = {}
         self._trained_s: dict[int, float] = {}
+        self._out_since_s: dict[tuple[str, int], float] = {}
         self._paused_s = math.inf
         self._rules: object = None
 
@@ -52,7 +53,8 @@ class Liveness:
     def bound_s(self) -> float:
         """T of I11: lease, confirmation, gather window, two of the longest starts, and a minute.
 
-        Who comes beside a world waits for the first step of that one, and then makes its own.
+        Who comes beside a world waits for the first step of that one, and then makes its own. Some
+        worlds may be lost before it to a pod that fails in each.
         """
         policy, job, rules = RoundPolicy(1, 1), self._job, self._truth().rules
         gather_s = rules.gather_s if rules is not None else 0.0
@@ -60,6 +62,8 @@ class Liveness:
         leave_s = policy.leave_s if job.sticks else 0.0
         mute_s = max((pod.mute_s for pod in job.present()), default=0.0)
         starts_s = 2 * min(job.start_s, START_MAX_S)
+        if "failing" in job.launchers.values():
+            starts_s += job.shape.quarantine.worlds * job.start_s
         waits_s = starts_s + leave_s + mute_s
         return LEASE_TTL_S + policy.confirm_s + gather_s + waits_s + SLACK_S
 
@@ -77,7 +81,7 @@ class Liveness:
         excused = self._job.paused or self._job.engine.full
         present = () if excused else self._job.present()
         healthy = {pod.pod_uid for pod in present if is_healthy(pod)}
-        unmarked = healthy - self._in_retry_pause()
+        unmarked = healthy - self._in_retry_pause(now)
         if self._job.sizes.largest(len(unmarked)):
             healthy = unmarked  # but a pause never keeps the others from training
         since_s = self._healthy_since_s
@@ -96,10 +100,20 @@ class Liveness:
                 f"I11: {for_long} have asked for {bound_s:.0f} s, and no world of {best} trains"
             )
 
-    def _in_retry_pause(self) -> set[str]:
-        """UIDs of pods that stay out for a while, as their worlds have made no progress."""
-        listing, members = decide(self._truth()), self._truth().members
-        return {members[name].pod_uid for name in listing.quarantined}
+    def _in_retry_pause(self, now: float) -> set[str]:
+        """UIDs of pods that worlds form without, each for no longer than until its next try."""
+        truth, terms = self._truth(), self._job.shape.quarantine
+        since_s, self._out_since_s = self._out_since_s, {}
+        for name in decide(truth).quarantined:
+            key = truth.members[name].pod_uid, truth.quarantines[name].pauses
+            self._out_since_s[key] = since_s.get(key, now)
+        another_is_tried = any(one.pauses and not one.out for one in truth.quarantines.values())
+        times = 2 if another_is_tried else 1
+        return {
+            uid
+            for (uid, pauses), out_s in self._out_since_s.items()
+            if now - out_s <= times * max(terms.pause_s(pauses), terms.trial_s)
+        }
 
 
 def is_healthy(pod: Pod) -> bool:

@@ -633,6 +633,16 @@ PLANTS |= {
     "progress-not-looked-at": _as(
         "failing-pods", 4, {"rdzv.records.quarantine.Stay.has_progress": lambda *_: False}
     ),
+    # A world that loads for a while has made progress.
+    "loading-is-progress": _as(
+        "fails-while-loading",
+        4,
+        {
+            "rdzv.records.quarantine.Stay.has_progress": lambda stay, terms: (
+                stay.lasted_s >= terms.brief_s if stay.steps is None else stay.steps >= terms.steps
+            )
+        },
+    ),
     # A host whose record vanishes is off the list at once, be it the last one.
     "lost-hosts-dropped-at-once": _as(
         "cuts-of-all", 20, {"launcher_shim.horovod.hosts.CONFIRM_S": -1e9}

@@ -79,6 +79,12 @@ def short_of_patience(random: Random, pods: int) -> JobShape:
     return replace(one_is_enough(random, pods), quarantine=BRIEF_PAUSES)
 
 
+def soon_tried(random: Random, pods: int) -> JobShape:
+    """The same; a world without steps lasts for less than ranks load, and a try comes soon."""
+    terms = replace(BRIEF_PAUSES, brief_s=8.0, trial_s=60.0)
+    return replace(one_is_enough(random, pods), quarantine=terms)
+
+
 def one_or_two(random: Random, pods: int) -> JobShape:
     """A place for each pod, and sometimes for one more; a world may be of one or two."""
     most = random.randint(pods, pods + 1)

@@ -66,6 +66,7 @@ from tests.simulation.plot import (
     patient,
     roomy,
     short_of_patience,
+    soon_tried,
     tight,
 )
 from tests.simulation.refusals import (
@@ -266,6 +267,14 @@ PLOTS = (
         short_of_patience,
         (10, 20),
         misfits=("failing",),
+    ),
+    Plot(
+        "fails-while-loading",
+        {crash_briefly: 2, tear: 1, stall: 1},
+        (2, 3, 4),
+        soon_tried,
+        misfits=("failing",),
+        start_s=20.0,
     ),
     Plot(
         "one-fails",

@@ -42,6 +42,9 @@ it starts it again; here it never does."""
 FAILING_S = (0.5, 2.5)
 """How long one that fails in each world is in it: less than ten steps take."""
 
+LOADING = (0.5, 0.9)
+"""The same where starts take long: while it loads, as a part of the longest start."""
+
 TRIES_S = 60.0
 """Three attempts of 10 s and the pauses between them, and then the time to a periodic save."""
 
@@ -197,7 +200,9 @@ class Pod:
     def entered(self, torchrun: Torchrun) -> None:
         """Its torchrun is in a world."""
         if self.launcher == "failing":
-            self._after(self._random.uniform(*FAILING_S), self._crash_launcher, torchrun)
+            longest_s = self._job.start_s
+            lives_s = [part * longest_s for part in LOADING] if longest_s else FAILING_S
+            self._after(self._random.uniform(*lives_s), self._crash_launcher, torchrun)
 
     def _crash_launcher(self, torchrun: Torchrun) -> None:
         if self.torchrun is torchrun:

@@ -158,7 +158,9 @@ class Rank(BoundaryRank):
     async def _start(self) -> int:
         self.pod.run_dir.files[layout.IMPORTED] = self.master.encode()
         if self._job.start_s:
-            await asyncio.sleep(self._random.uniform(0.0, self._job.start_s))
+            fails = self.pod.launcher == "failing"
+            quickest_s = self._job.start_s if fails else 0.0
+            await asyncio.sleep(self._random.uniform(quickest_s, self._job.start_s))
         deadline_s = self._job.loop.time() + OWN_ROUND_WAIT_S
         while (gate := self._gate()) is None or gate.master != self.master:
             if self._job.loop.time() >= deadline_s:

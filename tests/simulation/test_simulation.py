@@ -32,6 +32,7 @@ LONG = 7
 
 LIVE = (
     "failing-pods",
+    "fails-while-loading",
     "failures",
     "never-started",
     "other-runs",

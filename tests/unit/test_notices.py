@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ def test_whatever_happens_nobody_elses_drain_is_lifted_and_every_sign_is_passed_
 MUTATIONS: dict[str, tuple[str, Callable[..., Any]]] = {
     "a drain of somebody else is taken back": ("_is_ours", lambda drain: True),
     "who took a drain back by hand is overruled": ("_is_news", lambda signs, asked: bool(signs)),
+    "the next leader overrules who took a drain back": ("_dismissed", lambda *_: frozenset()),
     "a cordon alone leaves fewer than min": ("_leaves_enough", lambda job, member, going: True),
     "a pod whose node is taken away is not asked": (
         "_may_ask",
@@ -98,6 +100,31 @@ def test_a_sign_that_flaps_costs_one_save_in_half_a_minute() -> None:
             asks += len(cluster.step().asks)
             cluster.now += 1.0
     assert asks == 2 * 2  # two pods, and forty seconds
+
+
+def test_a_long_cordon_drains_a_pod_once_whoever_leads() -> None:
+    cluster, draw = Cluster(), Random(0)
+    cordoned = replace(cluster.nodes["north"], cordoned=True)
+    cluster.nodes["north"] = cordoned
+    for one in cluster.step().asks:
+        cluster.cancel_by_hand(draw, one.member.pod_uid)
+    for _ in range(3):
+        cluster.change_leader(draw)
+        assert cluster.step().asks == ()
+    cluster.nodes["north"] = NodeSeen("north")
+    cluster.step()
+    cluster.nodes["north"] = cordoned
+    assert len(cluster.step().asks) == 2
+
+
+def test_a_cordon_that_was_lifted_is_news_to_the_next_leader() -> None:
+    cluster = Cluster()
+    for cordoned in (True, False):
+        cluster.nodes["north"] = replace(cluster.nodes["north"], cordoned=cordoned)
+        cluster.step()
+    cluster.change_leader(Random(0))
+    cluster.nodes["north"] = replace(cluster.nodes["north"], cordoned=True)
+    assert len(cluster.step().asks) == 2
 
 
 def test_a_cordon_asks_no_more_than_can_be_spared_and_the_others_once_they_can() -> None:

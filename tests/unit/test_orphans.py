@@ -3,11 +3,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
 from collections.abc import Mapping
 
 import pytest
 
-from launcher_shim.pod.orphans import VARIABLE, World, keeps_orphans, orphans_of, world_of
+from launcher_shim.pod import orphans
+from launcher_shim.pod.orphans import (
+    VARIABLE,
+    Orphans,
+    World,
+    keeps_orphans,
+    orphans_of,
+    world_of,
+)
 
 REAPER = 1
 SHELL, TORCHRUN, WORKER, TRACKER, HELPER, BESIDE = 10, 11, 12, 13, 14, 15
@@ -67,3 +78,41 @@ def test_a_setting_that_is_neither_yes_nor_no_is_refused() -> None:
     assert keeps_orphans({VARIABLE: "1"})
     with pytest.raises(ValueError, match=VARIABLE):
         keeps_orphans({VARIABLE: "yes"})
+
+
+async def test_the_event_loop_runs_while_processes_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads, may_end = threading.Event(), threading.Event()
+
+    def slow() -> dict[int, int]:
+        reads.set()
+        assert may_end.wait(60)
+        return {}
+
+    monkeypatch.setattr(orphans, "parents", slow)
+    ending = asyncio.ensure_future(Orphans().end())
+    assert await asyncio.to_thread(reads.wait, 60)
+    may_end.set()
+    await ending
+
+
+async def test_a_process_that_outlives_sigkill_delays_one_world_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[str] = []
+    environ = ["=".join(pair) for pair in zip(orphans._NAMES, BEFORE, strict=True)]
+    monkeypatch.setattr(orphans, "parents", lambda: {TRACKER: os.getpid()})
+    monkeypatch.setattr(orphans, "parts", lambda path: environ)
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number.name))
+    for name in ("TERM_TIMEOUT_S", "KILL_TIMEOUT_S"):
+        monkeypatch.setattr(orphans, name, 0.0)
+    here = Orphans()
+    for _ in range(2):
+        await here.end()
+    assert sent == ["SIGTERM", "SIGKILL"]
+    monkeypatch.setattr(orphans, "parents", dict)
+    await here.end()
+    monkeypatch.setattr(orphans, "parents", lambda: {TRACKER: os.getpid()})
+    await here.end()
+    assert sent == ["SIGTERM", "SIGKILL"] * 2

@@ -207,6 +207,26 @@ def test_progress_is_so_many_steps_or_a_while_where_none_are_told(
     assert decision.records.get("a", OUT) == (None if progress else OUT)
 
 
+@pytest.mark.parametrize(
+    ("progress", "start_s", "lasted_s", "made"),
+    [
+        ("loads", 0.0, 3600.0, False),
+        ("steps", 0.0, 3600.0, False),
+        ("mute", 600.0, 599.0, False),
+        ("mute", 600.0, 600.0, True),
+        ("", 300.0, 299.0, False),
+        ("", 0.0, 60.0, True),
+    ],
+)
+def test_ranks_that_load_make_no_progress(
+    progress: str, start_s: float, lasted_s: float, *, made: bool
+) -> None:
+    here = FormedWorld(frozenset("abc"), 9, progress=progress, start_s=start_s)
+    assert Stay("next", here, lasted_s).has_progress(TERMS) == made
+    unseeing = replace(TERMS, steps=0)
+    assert Stay("next", here, lasted_s).has_progress(unseeing) == (made or progress == "steps")
+
+
 def test_where_steps_are_not_looked_at_a_world_without_progress_is_a_short_one() -> None:
     unseeing, here = replace(TERMS, steps=0), FormedWorld(frozenset("abc"), 9)
     assert not Stay("x", here, 1.0, 10**6).has_progress(unseeing)

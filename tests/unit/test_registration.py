@@ -17,6 +17,7 @@ from rdzv.members.registration import (
 from rdzv.records.drain import Drain
 from rdzv.records.job import Incarnation, Job, Member
 from rdzv.snapshot import Snapshot
+from tests.support.records import kv
 
 ME = Identity("w-0", "uid-0", "10.0.0.1", "host", "worker", 1, 2, 4)
 JOB = Job(2, 4, generation=5, mod_revision=9, template="min=2 max=4")
@@ -72,6 +73,15 @@ def test_a_new_job_uid_starts_the_next_life_and_ends_the_old_one() -> None:
     assert decision.job.former_uids == ("old",)
     assert decision.job.min_workers == 1
     assert decision.superseded_generation == 5
+
+
+@pytest.mark.parametrize(("pod_uid", "kept"), [("uid-0", "a cordon"), ("uid-before", "")])
+def test_a_cancelled_drain_is_known_for_as_long_as_its_pod_lives(pod_uid: str, kept: str) -> None:
+    holder = Incarnation("w-0", 3, pod_uid, dismissed="a cordon")
+    snapshot = Snapshot(20, JOB, {"w-1": OTHER}, incarnations={"w-0": holder})
+    incarnation = registered(decide(snapshot, replace(ME, pod_uid="uid-0"))).incarnation
+    assert incarnation.dismissed == kept
+    assert Incarnation.from_kv(kv("incarnations/w-0", 7, incarnation.to_json())).dismissed == kept
 
 
 LEAVER = replace(OTHER, name="w-0", pod_uid="uid-old", lease=7)
@@ -180,6 +190,13 @@ def test_who_holds_a_generation_of_a_job_that_was_created_again_is_fenced() -> N
     assert isinstance(decision, Refuse)
     again = replace(snapshot, job=replace(JOB, uid="old", generation=7, former_uids=("new",)))
     assert registered(decide(again, replace(ME, job_uid="old"), Held(5, 3))).job.generation == 7
+
+
+@pytest.mark.parametrize("job_uid", ["", "new"])
+def test_the_next_life_knows_no_pods_without_a_node(job_uid: str) -> None:
+    former = replace(JOB, vacated=True, desired=4, unplaced=2)
+    decision = registered(decide(Snapshot(20, former), replace(ME, job_uid=job_uid)))
+    assert (decision.job.generation, decision.job.unplaced) == (6, 0)
 
 
 def test_a_fresh_sidecar_starts_anew_at_once_where_the_last_member_left_on_purpose() -> None:

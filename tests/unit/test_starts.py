@@ -12,7 +12,7 @@ from launcher_shim.c10d.rounds.decision import decide, next_round
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations, observe
 from launcher_shim.c10d.rounds.records import Round
-from launcher_shim.c10d.rounds.starts import NO_STEP, RanksSeen
+from launcher_shim.c10d.rounds.starts import NO_STEP, START_MAX_S, RanksSeen, joins_from_s
 from rdzv.errors import RecordError
 from tests.support.records import kv, node, run, world
 
@@ -60,9 +60,18 @@ def test_ranks_that_import_muster_and_report_no_step_are_awaited_once() -> None:
     one.look(100, NO_STEP)
     assert one.look(699, NO_STEP).progress == "loads"
     mute = one.look(700, NO_STEP)
-    assert (mute.progress, mute.start_s) == ("mute", 0.0)
+    assert (mute.progress, mute.start_s) == ("mute", START_MAX_S)
     assert next_round(mute).progress == "mute"
     assert one.look(800, 1).progress == "steps"
+
+
+def test_a_start_of_more_than_ten_minutes_is_awaited_in_each_world() -> None:
+    one = Sidecar()
+    one.current = replace(one.current, start_s=30.0)
+    one.look(100, NO_STEP)
+    for formed_s in (700, 1400, 2100):
+        following = replace(next_round(one.look(formed_s, NO_STEP)), complete=True)
+        assert joins_from_s(following, formed_s) == formed_s + START_MAX_S
 
 
 def test_a_sidecar_that_came_later_does_not_measure_the_start() -> None:

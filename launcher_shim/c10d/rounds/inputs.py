@@ -27,7 +27,7 @@ class RoundPolicy:
     gather_s: float = 0.0
     """Wait of newcomers beside a world that trains, for others to join it with them. Longer: fewer
     worlds, each of which costs all ranks a restart. Shorter: less time without the newcomers' work.
-    0: each is let in at once."""
+    At least the last measured start, also at 0."""
     paused: bool = False
     """Whether the job is paused: no world may train."""
     shrinks: bool = True

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -138,7 +137,17 @@ class Place:
     def handed(self) -> None:
         """Note that the holder's node has come into a world, if it has."""
         if self.holder is not None and self.live_node(self.holder) is not None:
-            self._enter(self.holder, self._clock())
+            self._enter(self.holder)
+
+    def follow(self) -> None:
+        """Note the progress of the world that the holder is in, as the round has it."""
+        claim, current = self.holder, self._run.round
+        if claim is None or claim.world is None or self.live_node(claim) is None:
+            return
+        world = replace(claim.world, progress=current.progress, start_s=current.start_s)
+        if world != claim.world:
+            claim.world = world
+            self._entered(claim.nonce, world)
 
     def finish(self, claim: Claim) -> None:
         """Mark the node of ``claim`` as finished: its agent is in the exit barrier."""
@@ -194,10 +203,11 @@ class Place:
             members = frozenset({*current.former, node.member})
         return FormedWorld(members, current.mod_revision, self._clock())
 
-    def _enter(self, claim: Claim, since_s: float) -> None:
+    def _enter(self, claim: Claim) -> None:
         current = self._run.round
         members = frozenset(seat.member for seat in current.frozen)
-        claim.world = FormedWorld(members, current.mod_revision, since_s)
+        known = current.progress, current.start_s
+        claim.world = FormedWorld(members, current.mod_revision, self._clock(), *known)
         self._entered(claim.nonce, claim.world)
 
     def _resume(self, claim: Claim, node: Node) -> None:
@@ -206,7 +216,7 @@ class Place:
         self._came(claim.nonce)
         self._own.aim(node)
         if self._run.round.is_world_of(node):
-            self._enter(claim, -math.inf)
+            self._enter(claim)
 
     async def _write(self, node: Node) -> None:
         self._own.aim(node)

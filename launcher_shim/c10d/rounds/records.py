@@ -177,7 +177,7 @@ class Round:
     so for the worlds after it. Empty: they have reported nothing."""
     start_s: float = 0.0
     """Seconds from a round's completion to the first step of its ranks, of the newest world that
-    made one; 0 if none has."""
+    made one, or for which newcomers waited in vain; 0 if none has."""
 
     def is_world_of(self, node: Node) -> bool:
         """Return whether ``node`` has a place in this round, not in another of that number."""

@@ -286,6 +286,8 @@ class Rendezvous:
                 self._own.see(event)
                 if event.kind == "delete":
                     self.place.resume_next()
+            if touched == "round":
+                self.place.follow()
             if touched == "round" or event.kv.key in (self._own_key, member_key):
                 self._own.stir()
                 news = True

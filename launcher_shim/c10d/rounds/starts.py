@@ -60,7 +60,8 @@ def noted(
     if not current.progress:
         return replace(current, progress="loads")
     if current.progress == "loads" and now >= formed_s + START_MAX_S:
-        return replace(current, progress="mute")
+        # Its start has taken at least that long, if its ranks ever report: so may the next one.
+        return replace(current, progress="mute", start_s=START_MAX_S)
     return None
 
 

@@ -22,9 +22,10 @@ from rdzv.keys import JobKeys
 from rdzv.listing import decide as listing_of
 from rdzv.records.commit import Commit
 from rdzv.records.drain import CONTROLLER, Drain
-from rdzv.records.job import Job, Member
+from rdzv.records.job import Incarnation, Job, Member
 from rdzv.snapshot import Snapshot
-from tests.support.records import drain, member
+from rdzv.store import Put
+from tests.support.records import drain, kv, member
 
 KEYS = JobKeys("team", "digits")
 POLICY = NoticePolicy()
@@ -43,7 +44,7 @@ class Cluster:
     """One job of four pods on two nodes.
 
     ``seen``: the signs beside each drain at the last decision; ``taken_back``: those of drains that
-    a person took back then.
+    a person took back then, or a sidecar; ``inherited``: those of them that the leader before saw.
     """
 
     now: float = 0.0
@@ -57,6 +58,8 @@ class Cluster:
     asked: dict[str, Asked] = field(default_factory=dict)
     seen: dict[str, set[str]] = field(default_factory=dict)
     taken_back: dict[str, set[str]] = field(default_factory=dict)
+    incarnations: dict[str, Incarnation] = field(default_factory=dict)
+    inherited: set[str] = field(default_factory=set)
     revision: int = 1
 
     def __post_init__(self) -> None:
@@ -65,6 +68,7 @@ class Cluster:
             node = NODES[number % 2]
             self.pods[uid] = PodSeen(uid, "team", name, node, None, None, job=KEYS.job_name)
             self.members[name] = replace(member(name, number + 1), version="0.2.0")
+            self.incarnations[name] = Incarnation(name, number + 1, uid)
 
     # -- what may happen
 
@@ -87,12 +91,19 @@ class Cluster:
             return
         self._put(replace(drain(name, source="operator"), requested_by="me@desk"))
 
-    def cancel_by_hand(self, draw: random.Random) -> None:
+    def cancel_by_hand(self, draw: random.Random, uid: str = "") -> None:
         if not self.drains:
             return
-        uid = draw.choice(sorted(self.drains))
+        uid = uid or draw.choice(sorted(self.drains))
         if self._cancelled(uid):
             self.taken_back[uid] = self.seen.get(uid, set())
+            self.inherited.discard(uid)
+
+    def outlive(self, draw: random.Random) -> None:
+        """A pod's sidecar takes a drain of the controller back, past its deadline."""
+        uid = draw.choice(sorted(self.pods))
+        if (held := self.drains.get(uid)) and held.source == CONTROLLER:
+            self.cancel_by_hand(draw, uid)
 
     def grant(self, draw: random.Random) -> None:
         if self.drains:
@@ -109,11 +120,15 @@ class Cluster:
     def change_leader(self, draw: random.Random) -> None:
         self.asked = {}
         self.seen.clear()
-        self.taken_back.clear()  # the next one asks once more: it cannot know
+        # Of the signs beside a drain the next one knows those that it was for.
+        for uid, keys in self.taken_back.items():
+            reason = self.incarnations[self.pods[uid].name].dismissed
+            keys &= {sign.key for sign in self._shown(uid) if sign.sentence in reason}
+        self.inherited = set(self.taken_back)
 
     ACTS = (
         *(cordon, taint, foreign_taint, pass_time, drain_by_hand, cancel_by_hand),
-        *(grant, end, change_leader),
+        *(grant, end, change_leader, outlive),
     )
 
     def _node(self, draw: random.Random, change: object) -> None:
@@ -125,10 +140,14 @@ class Cluster:
         self.revision += 1
         self.drains[record.pod_uid] = replace(record, mod_revision=self.revision)
 
-    def _cancelled(self, uid: str) -> bool:
-        if isinstance(cancel(KEYS, self.state().snapshot, uid), str):
+    def _cancelled(self, uid: str, *, sign_gone: bool = False) -> bool:
+        planned = cancel(KEYS, self.state().snapshot, uid, sign_gone=sign_gone)
+        if isinstance(planned, str):
             return False
-        del self.drains[uid]
+        name = self.drains.pop(uid).member
+        key = KEYS.incarnation(name)
+        put = next(one for one in planned[1] if isinstance(one, Put) and one.key == key)
+        self.incarnations[name] = Incarnation.from_kv(kv(key, self.revision, put.value))
         return True
 
     # -- what is decided, and what must hold
@@ -140,6 +159,7 @@ class Cluster:
             dict(self.members),
             drains=dict(self.drains),
             commit=self.commit,
+            incarnations=dict(self.incarnations),
         )
         return JobState(KEYS, self.revision, snapshot, listing_of(snapshot))
 
@@ -160,7 +180,7 @@ class Cluster:
             _must(held.source == CONTROLLER, "a drain of somebody else is taken back")
             _must(not held.ends, "the drain of a pod that is being ended is taken back")
             _must(not self.signs(held.pod_uid), "a drain is taken back whose sign is still there")
-            if self._cancelled(held.pod_uid):
+            if self._cancelled(held.pod_uid, sign_gone=True):
                 self.asked = after_lift(self.asked, lift, self.now)
         for ask in made.asks:
             uid = ask.member.pod_uid
@@ -168,7 +188,10 @@ class Cluster:
             _must(bool(self.signs(uid)), "a pod is asked without a sign")
             _must(not self.pods[uid].deleted, "a pod that is being ended is asked")
             new = {sign.key for sign in ask.signs} - self.taken_back.get(uid, set())
-            _must(bool(new), "who took a drain back by hand is overruled")
+            who = "the next leader overrules who took a drain back"
+            if uid not in self.inherited:
+                who = "who took a drain back by hand is overruled"
+            _must(bool(new), who)
             self._put(replace(drain(ask.member.name, source=CONTROLLER), reason=ask.reason))
             self.asked = after_ask(self.asked, ask)
         sure = [ask for ask in made.asks if any(sign.sure for sign in ask.signs)]
@@ -179,6 +202,9 @@ class Cluster:
         for uid, keys in self.taken_back.items():
             keys &= self._keys(uid)
         return made
+
+    def _shown(self, uid: str) -> tuple[notices.Sign, ...]:
+        return notices.signs_of(self.pods[uid], self.nodes[self.pods[uid].node], POLICY)
 
     def _keys(self, uid: str) -> set[str]:
         return {sign.key for sign in self.signs(uid)}
