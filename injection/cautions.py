@@ -59,6 +59,10 @@ POLICY_COUNTS = (
     "{path}.podFailurePolicy does not ignore exit code {status}, with which a drained container"
     " ends: each counts as a failure of the job: add a rule that does"
 )
+LATE_PROXY = (
+    "container {name} starts only after the sidecar: if the mesh takes over the network before"
+    " that, as Istio's CNI plug-in does, the pod never starts: make the proxy a native sidecar"
+)
 SHARED_PROCESSES = (
     "{path}.shareProcessNamespace: a container that runs as root, or as the sidecar's user, can"
     " read the Secret {secret} through the sidecar's /proc: leave it out"
@@ -122,6 +126,9 @@ def cautions(
     path = f"{template.path}.spec" if template.path else "spec"
     if want.secret is not None and facts.is_true(pod.get("shareProcessNamespace")):
         yield warning(SHARED_PROCESSES.format(path=path, secret=want.secret))
+    for other in facts.listed(pod, "containers"):
+        if other.get("name") in facts.PROXIES:
+            yield warning(LATE_PROXY.format(name=other["name"]))
     if wrapped:
         for variable in facts.listed(container, "env"):
             name = variable.get("name")

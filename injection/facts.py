@@ -39,6 +39,10 @@ _NAMES = "|".join(name.replace("-", "[-_]") for name in OVERRULING)
 _OVERRULING = re.compile(rf"(?<!\S)(--(?:{_NAMES}))(?=[=\s'\"]|$)")
 
 
+PROXIES = frozenset({"istio-proxy", "linkerd-proxy"})
+"""The containers of meshes. Once a mesh has taken over a pod's network, nothing in the pod reaches
+the store before its proxy runs."""
+
 _TRUE = frozenset({"true", "yes", "on", "y"})
 """Words for true in YAML 1.1, which kubectl reads; the parser here reads only the first as such."""
 
@@ -57,6 +61,18 @@ def listed(mapping: Mapping[str, Any], key: str) -> list[Any]:
 def containers(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return every container of a pod spec, initContainers first."""
     return [*listed(pod, "initContainers"), *listed(pod, "containers")]
+
+
+def starts_before(pod: Mapping[str, Any]) -> int:
+    """Return how many initContainers start before the sidecar: all up to a mesh's native proxy."""
+    return max(
+        (
+            number
+            for number, container in enumerate(listed(pod, "initContainers"), 1)
+            if container.get("name") in PROXIES and container.get("restartPolicy") == "Always"
+        ),
+        default=0,
+    )
 
 
 def quality_of_service(all_containers: Sequence[Mapping[str, Any]]) -> QualityOfService:

@@ -28,15 +28,15 @@ def place(splices: Splices, roots: Sequence[Node], template: Template, plan: Inj
     style = style_of(spec)
     record = record_of(value_of(template.node), plan)
     new_in_pod: dict[str, Any] = {}
-    for key, items_of_ours in (
-        ("initContainers", [plan.sidecar]),
-        ("volumes", plan.volumes),
+    for key, items_of_ours, behind in (
+        ("initContainers", [plan.sidecar], plan.sidecar_index),
+        ("volumes", plan.volumes, 0),
     ):
         written = _written(spec[1], key, pod)
         if written is None:
             new_in_pod[key] = list(items_of_ours)
         else:
-            splices.add_items(written, items_of_ours, style, f"{pod}.{key}")
+            splices.add_items(written, items_of_ours, style, f"{pod}.{key}", behind)
     new_in_pod |= plan.pod
     splices.add_entries(spec, new_in_pod, style, pod)
 

@@ -40,6 +40,7 @@ class InjectionPlan:
     container: str
     container_index: int
     sidecar: Mapping[str, Any]
+    sidecar_index: int
     volumes: Sequence[Mapping[str, Any]]
     mounts: Sequence[Mapping[str, Any]]
     env: list[Mapping[str, Any]] = field(default_factory=list)
@@ -112,6 +113,7 @@ def plan(
         container=str(container.get("name")),
         container_index=index,
         sidecar=former.carried_into(made.container()),
+        sidecar_index=facts.starts_before(pod),
         volumes=made.volumes(),
         mounts=[sidecar.RUN_MOUNT],
         command_prefix=prefix,
@@ -137,18 +139,24 @@ def plan(
 def _container_index(
     workload: Workload, template: Template, pod: Mapping[str, Any], path: str, wanted: str | None
 ) -> int:
-    names = [str(container.get("name")) for container in facts.listed(pod, "containers")]
+    found = {
+        str(container.get("name")): index
+        for index, container in enumerate(facts.listed(pod, "containers"))
+    }
+    names = [name for name in found if name not in facts.PROXIES]
     kind = workload.known or Kind(())
     if not names:
         raise ConfigError(f"{path}.containers is empty or missing: give the container that trains")
     if wanted in names:
-        return names.index(wanted)
+        return found[wanted]
     # A launcher and its workers seldom name their containers alike.
     if len(names) == 1 and (wanted is None or kind.launcher is not None):
-        return 0
+        return found[names[0]]
     if wanted is None and kind.main_container in names:
-        return names.index(kind.main_container)
+        return found[kind.main_container]
     missing = "" if wanted is None else f"{wanted} is not in {path}; "
+    if wanted in facts.PROXIES:
+        missing = f"{wanted} is a mesh's proxy; "
     raise ConfigError(
         f"{named('--container')}: {missing}name the one that trains among {', '.join(names)}"
     )

@@ -50,7 +50,10 @@ def inject_pod(
 
 
 def placed(template: Mapping[str, Any], plan: InjectionPlan) -> dict[str, Any]:
-    """Return ``template`` with the plan in it; Muster's items come before those that are there."""
+    """Return ``template`` with the plan in it; Muster's items come before those that are there.
+
+    Only a mesh's native proxy stays before the sidecar.
+    """
     metadata: Mapping[str, Any] = template.get("metadata") or {}
     spec = dict(template["spec"])
     containers = list(spec["containers"])
@@ -67,8 +70,9 @@ def placed(template: Mapping[str, Any], plan: InjectionPlan) -> dict[str, Any]:
         container["lifecycle"] = {**(container.get("lifecycle") or {}), "preStop": plan.pre_stop}
     containers[plan.container_index] = container
     spec["containers"] = containers
-    for key, ours in (("initContainers", [plan.sidecar]), ("volumes", plan.volumes)):
-        spec[key] = [*ours, *(spec.get(key) or [])]
+    spec["volumes"] = [*plan.volumes, *(spec.get("volumes") or [])]
+    inits, index = spec.get("initContainers") or [], plan.sidecar_index
+    spec["initContainers"] = [*inits[:index], plan.sidecar, *inits[index:]]
     annotations = {**plan.annotations, ANNOTATION: str(record_of(template, plan))}
     changed = {
         **metadata,

@@ -90,7 +90,7 @@ class SidecarContainer:
     below_min: str | None
 
     def container(self) -> dict[str, Any]:
-        """Build the container, to be the first of initContainers."""
+        """Build the container, one of initContainers."""
         mounts: list[Mapping[str, Any]] = [RUN_MOUNT]
         if self.want.secret is not None:
             mounts.append({"name": SECRET_VOLUME, "mountPath": SECRET_DIR, "readOnly": True})

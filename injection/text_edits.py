@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Insertion of entries and items into a text, and their removal, at the places of YAML nodes.
 
-An insertion begins right after the line that opens its mapping or list, above the comments there,
-which belong to what follows them. Its removal leaves the text as it was.
+An insertion begins right after the line that opens its mapping or list, or that ends the item
+before it, above the comments there, which belong to what follows them. Its removal leaves the text
+as it was.
 """
 
 from __future__ import annotations
@@ -86,25 +87,31 @@ class Splices:
         lines = rendering.block_mapping(new, name[0].start_mark.column, style)
         self._insert_lines(self._line_end(self._end(name)), lines)
 
-    def add_items(self, pair: Entry, new: Sequence[Any], style: Style, path: str) -> None:
-        """Put items into the list that is the value of ``pair``, before what it has.
+    def add_items(
+        self, pair: Entry, new: Sequence[Any], style: Style, path: str, behind: int = 0
+    ) -> None:
+        """Put items into the list that is the value of ``pair``, behind its first ``behind``.
 
         Raises ``ConfigError``, naming ``path``, if the list is written elsewhere or is none.
         """
         key, sequence = pair
+        before = items(sequence)[behind - 1] if behind else None
+        if before is not None and before.start_mark.index < sequence.start_mark.index:
+            raise taken_from_elsewhere(f"{path}[{behind - 1}]", key)
         if self._is_open(pair, path):
             indent = key.start_mark.column + style.dash
         elif not isinstance(sequence, SequenceNode):
             raise ConfigError(f"{path} (line {line_of(key)}) is no list: make it one")
         elif is_flow(sequence):
-            self._add_flow(sequence, new)
+            self._add_flow(sequence, new, behind=behind)
             return
         else:
             dash = _FIRST_DASH.search(self._text, self._after_colon(key))
             assert dash is not None
             indent = len(dash[1])
         lines = rendering.block_items(new, indent, style)
-        self._insert_lines(self._line_end(self._after_colon(key)), lines)
+        at = self._after_colon(key) if before is None else self._end_of(before)
+        self._insert_lines(self._line_end(at), lines)
 
     def _is_open(self, pair: Entry, path: str) -> bool:
         """Return whether nothing is written after the key.
@@ -120,9 +127,16 @@ class Splices:
             raise ConfigError(f"{path} (line {line_of(key)}) is {value.value!r}: remove that line")
         return True
 
-    def _add_flow(self, node: Node, new: Any, names: Sequence[str] = ()) -> None:
+    def _add_flow(self, node: Node, new: Any, names: Sequence[str] = (), behind: int = 0) -> None:
         opening = "[" if isinstance(node, SequenceNode) else "{"
         at = self._text.index(opening, node.start_mark.index) + 1
+        if behind:
+            at = self._end_of(items(node)[behind - 1])
+            comma = _COMMA_AFTER.match(self._text, at)
+            if comma is None:
+                self._changes.append((at, at, ", " + rendering.flow(new[0], None)))
+                return
+            at = comma.end()
         held = bool(node.value)
         indent = None
         if held:

@@ -18,6 +18,7 @@ from controller.admission.operator_containers import with_security_context
 from controller.admission.owner import Owner
 from injection import sidecar
 from injection.annotations import ANNOTATION
+from injection.facts import starts_before
 from injection.pod import inject_pod
 from injection.settings import TABLE, annotation
 from rdzv.errors import ConfigError
@@ -57,7 +58,8 @@ def decide(
     ``access``: whether each job has a Secret of its own, and ``release``: which release keeps it.
     """
     if has_sidecar(pod):
-        return Verdict((), (), "it has its sidecar already")
+        moved = behind_proxies(pod["spec"])
+        return Verdict(tuple(difference(pod["spec"], moved, "/spec")), (), "it has its sidecar")
     restricted = with_security_context(pod, owner)
     manifest, path, role = manifest_of(restricted, namespace, owner, read)
     try:
@@ -88,6 +90,20 @@ def has_sidecar(pod: Mapping[str, Any]) -> bool:
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     first = (pod.get("spec") or {}).get("initContainers") or []
     return ANNOTATION in annotations and any(one.get("name") == sidecar.NAME for one in first)
+
+
+def behind_proxies(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the pod spec with its sidecar behind a mesh's native proxy.
+
+    A mesh whose webhook runs later, or a manifest with the sidecar in it, may have it otherwise.
+    """
+    inits = spec["initContainers"]
+    index = next(number for number, one in enumerate(inits) if one.get("name") == sidecar.NAME)
+    behind = starts_before(spec)
+    if index >= behind:
+        return spec
+    moved = [*inits[:index], *inits[index + 1 : behind], inits[index], *inits[behind:]]
+    return {**spec, "initContainers": moved}
 
 
 def in_words_of_a_pod(text: str) -> str:

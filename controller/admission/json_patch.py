@@ -24,13 +24,15 @@ def difference(before: Any, after: Any, path: str = "") -> Iterator[Operation]:
                 yield from difference(before[key], after[key], below)
         return
     if isinstance(before, list) and isinstance(after, list) and before:
-        # Muster prepends to lists: add the new items at the front, so that the patch shows no more.
+        # Muster puts items into lists in one place: the patch adds them there, and shows no more.
         new = len(after) - len(before)
-        if new >= 0 and len(after[new:]) == len(before):
-            for value in reversed(after[:new]):
-                yield {"op": "add", "path": f"{path}/0", "value": value}
-            for index, (old, now) in enumerate(zip(before, after[new:], strict=True), new):
-                yield from difference(old, now, f"{path}/{index}")
+        if new >= 0:
+            pairs = zip(before, after, strict=False)
+            same = next((n for n, (old, now) in enumerate(pairs) if old != now), len(before))
+            for value in reversed(after[same : same + new]):
+                yield {"op": "add", "path": f"{path}/{same}", "value": value}
+            for index in range(same, len(before)):
+                yield from difference(before[index], after[index + new], f"{path}/{index + new}")
             return
     yield {"op": "replace", "path": path, "value": after}
 
