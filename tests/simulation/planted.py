@@ -565,7 +565,7 @@ PLANTS |= {
         },
         first=1,
     ),
-    # Whose run has succeeded takes part in no round, and its time for a save is over.
+    # A pod whose run has succeeded counts as one that had time for a save, and let it pass.
     "success-forgotten": _as(
         "last-uploads",
         8,
