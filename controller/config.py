@@ -27,6 +27,10 @@ def _taints(text: str) -> tuple[TaintRule, ...]:
     return tuple(TaintRule.of(one.strip()) for one in text.split(",") if one.strip())
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(texts.name(one.strip()) for one in text.split(",") if one.strip())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig(AccessConfig):
     """Configuration of the controller: its port, its objects in the cluster, and its functions."""
@@ -235,6 +239,16 @@ class ControllerConfig(AccessConfig):
             "720h",
             "TIME",
             "Age at which a job's certificate is renewed.",
+        )
+    )
+    backups: tuple[str, ...] = field(
+        Setting(
+            "--backups",
+            _names,
+            "",
+            "NAME,…",
+            "CronJobs in the controller's namespace that back etcd up; the time of their newest"
+            " success is a metric. Empty: there are none.",
         )
     )
     page_port: int = field(

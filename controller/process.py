@@ -19,6 +19,7 @@ from controller.access.process import StoreAccess, store_access
 from controller.admission.injector import Injector
 from controller.admission.metrics import AdmissionMetrics
 from controller.admission.uninjected import UninjectedPods
+from controller.backups import Backups
 from controller.certificates.keeper import CertificateKeeper
 from controller.cluster.api import ClusterApi
 from controller.cluster.events import Events
@@ -78,6 +79,9 @@ async def _serve(
             others.append(tasks.create_task(telling))
         if store is not None:
             others.append(tasks.create_task(store.run(give=gives)))
+        if config.backups:
+            backups = Backups(api, config.own_namespace, config.backups, metrics.registry)
+            others.append(tasks.create_task(restarted("looking at backups", backups.run)))
         if config.follow_jobs == "on":
             others.append(tasks.create_task(_follow(config, api, store)))
         async with serving(pages, config.listen, config.port, keeper.context) as port:

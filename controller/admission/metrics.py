@@ -14,25 +14,25 @@ class AdmissionMetrics:
     """The number of admissions by outcome, and how long they took."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._pods = Counter(
             "muster_controller_admissions",
             "Pods that asked for a sidecar, by outcome: injected, unchanged or refused.",
             ["outcome"],
-            registry=self._registry,
+            registry=self.registry,
         )
         self._seconds = Histogram(
             "muster_controller_admission_seconds",
             "Own time of the webhook for one pod, the read of its owner included.",
             buckets=BUCKETS_S,
-            registry=self._registry,
+            registry=self.registry,
         )
 
         self._cpu_seconds = Histogram(
             "muster_controller_admission_cpu_seconds",
             "Processor time of the webhook for one pod: what a busy machine does not stretch.",
             buckets=BUCKETS_S,
-            registry=self._registry,
+            registry=self.registry,
         )
 
     def count(self, verdict: Verdict, seconds: float, cpu_seconds: float) -> None:
@@ -44,4 +44,4 @@ class AdmissionMetrics:
 
     def text(self) -> bytes:
         """Render all metrics in Prometheus's text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)

@@ -79,6 +79,11 @@ def webhook_configuration(name: str) -> str:
     return f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{name}"
 
 
+def cron_job(namespace: str, name: str) -> str:
+    """Return the path of a CronJob."""
+    return f"/apis/batch/v1/namespaces/{namespace}/cronjobs/{name}"
+
+
 def lease(namespace: str, name: str) -> str:
     """Return the path of a Lease, by which the replicas elect a leader."""
     return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"

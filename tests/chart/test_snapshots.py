@@ -176,6 +176,19 @@ def test_a_backup_is_of_any_member_that_answers() -> None:
         assert "--endpoints=http://muster-etcd.muster-system.svc:2379" in save
 
 
+def test_the_controller_may_see_when_each_backup_succeeded() -> None:
+    objects = rendered(*PLAIN, "etcd.backup.enabled=true")
+    made = [one["metadata"]["name"] for one in objects if one["kind"] == "CronJob"]
+    (deployment,) = [one for one in objects if one["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    (flag,) = [word for word in container["command"] if word.startswith("--backups=")]
+    names = flag.partition("=")[2].split(",")
+    assert names == [name for name in made if "-backup-" in name]
+    (role,) = [one for one in objects if one["kind"] == "Role"]
+    (rule,) = [one for one in role["rules"] if one["resources"] == ["cronjobs"]]
+    assert (rule["resourceNames"], rule["verbs"]) == (names, ["get"])
+
+
 def test_a_backup_is_kept_once_it_was_restored(tmp_path: Path) -> None:
     members, pod = Members(tmp_path), backups()[3]
     with members.running(ONE) as (one,):

@@ -77,6 +77,17 @@ capabilities: {drop: [ALL]}
 {{ $name }}-{{ .number }}.{{ $name }}.{{ .root.Release.Namespace }}.svc
 {{- end -}}
 
+{{/* The CronJobs that write snapshots, one for each day of the week; empty: there are none. */}}
+{{- define "muster.backups" -}}
+{{- if and .Values.etcd.enabled .Values.etcd.backup.enabled -}}
+{{- $all := list -}}
+{{- range $day := until 7 -}}
+{{- $all = append $all (printf "%s-backup-%d" (include "muster.etcd" $) $day) -}}
+{{- end -}}
+{{ join "," $all }}
+{{- end -}}
+{{- end -}}
+
 {{/* The volume that a member keeps its records on. */}}
 {{- define "muster.memberClaim" -}}
 {{- with .Values.etcd.persistence -}}
