@@ -21,7 +21,7 @@ from rdzv.store.etcd import endpoint, one_store
 from rdzv.store.etcd.client import EtcdStore
 from tests.support.store.backend import PATIENT_DRIVERS
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import CALL_S, LongPatience
+from tests.support.store.patient_store import CALL_S, LongPatience, PatientEtcdStore
 from tests.support.store.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(600)]
@@ -203,3 +203,30 @@ async def test_doctor_finds_both_and_writes_nothing(scene: Scene) -> None:
     assert (found.level, REFUSED in found.sentence) == ("fault", True)
     assert report.rights.done == ()
     assert REFUSED in report.rights.error
+
+
+@pytest.fixture
+def asking() -> Iterator[EtcdCluster]:
+    """One member that lets a job's user in by its certificate, as the chart's does."""
+    with EtcdCluster(1, tls=True, client_certificates=True) as cluster:
+        cluster.enable_auth()
+        cluster.etcdctl("user", "add", "job", "--no-password")
+        cluster.etcdctl("role", "add", "job")
+        cluster.etcdctl("role", "grant-permission", "job", "readwrite", "/two/", "--prefix")
+        cluster.etcdctl("user", "grant-role", "job", "job")
+        yield cluster
+
+
+async def test_each_endpoint_says_its_store_to_the_user_of_a_job(asking: EtcdCluster) -> None:
+    certificate, key = await asyncio.to_thread(asking.authority.client, "job", "job")
+    (member,) = asking.endpoints
+    client = PatientEtcdStore(
+        asking.access(
+            **{"cert": str(certificate), "key": str(key)},
+            endpoints=(member, member.replace("127.0.0.1", "localhost")),
+        )
+    )
+    await write(client, b"mine")
+    first, second = (one.store_id for one in client._calls.rotation)
+    await client.close()
+    assert first == second > 0
