@@ -19,6 +19,7 @@ from rdzv.errors import Compacted, StoreError, StoreRefused
 from rdzv.store import Compare, Put
 from rdzv.store.etcd import endpoint, one_store
 from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.etcd.deadlines import Patience
 from tests.support.store.backend import PATIENT_DRIVERS
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.patient_store import CALL_S, LongPatience, PatientEtcdStore
@@ -122,6 +123,27 @@ async def test_failover_does_not_lead_into_another_store(
     with pytest.raises(StoreError):
         await write(client, b"astray")
     assert [await held(cluster) for cluster in stores] == [b"one", b""]
+
+
+async def test_failover_from_a_member_that_hangs_does_not_either(
+    scene: Scene, stores: tuple[EtcdCluster, EtcdCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.proxies[1].cut()
+    client = scene.client()
+    await write(client, b"one")
+    monkeypatch.setattr(one_store, "SAY_S", CALL_S)
+    for one in client._calls.rotation:
+        one.patience = Patience()
+    scene.proxies[0].hold()
+    scene.proxies[1].mend()
+    for _ in range(4):
+        with pytest.raises(StoreError):
+            await client.range(KEY, timeout_s=3)
+        with pytest.raises(StoreError):
+            await client.txn([], [Put(KEY, b"astray")], timeout_s=3)
+    scene.proxies[0].mend()
+    assert (await held(stores[1])) == b""
+    await held(stores[0])
 
 
 async def test_a_member_that_comes_later_is_found_out(
