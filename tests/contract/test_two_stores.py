@@ -19,9 +19,10 @@ from rdzv.errors import Compacted, StoreError, StoreRefused
 from rdzv.store import Compare, Put
 from rdzv.store.etcd import endpoint, one_store
 from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.etcd.deadlines import Patience
 from tests.support.store.backend import PATIENT_DRIVERS
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import CALL_S, LongPatience
+from tests.support.store.patient_store import CALL_S, LongPatience, PatientEtcdStore
 from tests.support.store.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(600)]
@@ -124,6 +125,27 @@ async def test_failover_does_not_lead_into_another_store(
     assert [await held(cluster) for cluster in stores] == [b"one", b""]
 
 
+async def test_failover_from_a_member_that_hangs_does_not_either(
+    scene: Scene, stores: tuple[EtcdCluster, EtcdCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.proxies[1].cut()
+    client = scene.client()
+    await write(client, b"one")
+    monkeypatch.setattr(one_store, "SAY_S", CALL_S)
+    for one in client._calls.rotation:
+        one.patience = Patience()
+    scene.proxies[0].hold()
+    scene.proxies[1].mend()
+    for _ in range(4):
+        with pytest.raises(StoreError):
+            await client.range(KEY, timeout_s=3)
+        with pytest.raises(StoreError):
+            await client.txn([], [Put(KEY, b"astray")], timeout_s=3)
+    scene.proxies[0].mend()
+    assert (await held(stores[1])) == b""
+    await held(stores[0])
+
+
 async def test_a_member_that_comes_later_is_found_out(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,3 +225,30 @@ async def test_doctor_finds_both_and_writes_nothing(scene: Scene) -> None:
     assert (found.level, REFUSED in found.sentence) == ("fault", True)
     assert report.rights.done == ()
     assert REFUSED in report.rights.error
+
+
+@pytest.fixture
+def asking() -> Iterator[EtcdCluster]:
+    """One member that lets a job's user in by its certificate, as the chart's does."""
+    with EtcdCluster(1, tls=True, client_certificates=True) as cluster:
+        cluster.enable_auth()
+        cluster.etcdctl("user", "add", "job", "--no-password")
+        cluster.etcdctl("role", "add", "job")
+        cluster.etcdctl("role", "grant-permission", "job", "readwrite", "/two/", "--prefix")
+        cluster.etcdctl("user", "grant-role", "job", "job")
+        yield cluster
+
+
+async def test_each_endpoint_says_its_store_to_the_user_of_a_job(asking: EtcdCluster) -> None:
+    certificate, key = await asyncio.to_thread(asking.authority.client, "job", "job")
+    (member,) = asking.endpoints
+    client = PatientEtcdStore(
+        asking.access(
+            **{"cert": str(certificate), "key": str(key)},
+            endpoints=(member, member.replace("127.0.0.1", "localhost")),
+        )
+    )
+    await write(client, b"mine")
+    first, second = (one.store_id for one in client._calls.rotation)
+    await client.close()
+    assert first == second > 0

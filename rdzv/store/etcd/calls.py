@@ -238,7 +238,12 @@ class Calls:
                     unsent.tried = failed.tried
                     raise unsent from None
                 store_id = UNSAID
-        await self._one_store.introduce(endpoint, store_id, max(deadline_s - loop.time(), 0))
+        left_s = max(deadline_s - loop.time(), 0)
+        if not await self._one_store.introduce(endpoint, store_id, left_s):
+            why = "it is of another store than an endpoint that does not answer now"
+            unsettled = AttemptError(Outcome.NOT_APPLIED, method, endpoint, why)
+            unsettled.tried = self.rotation.leave(endpoint, tried)
+            raise unsettled
         if self._one_store.fault:
             raise AttemptError(Outcome.REFUSED, method, endpoint, self._one_store.fault)
 

@@ -54,7 +54,7 @@ class OneStore:
         """
         if len(self._rotation) == 1:
             return True
-        if self.fault or not endpoint.store_id or not self._store_id:
+        if self.fault or not self._is_known(endpoint):
             return False
         if any(not one.store_id for one in self._rotation) and self._since_asked_s() > ASK_AGAIN_S:
             self._ask_all()
@@ -65,23 +65,27 @@ class OneStore:
         if not self._store_id:
             self._ask_all()
 
-    async def introduce(self, endpoint: EtcdEndpoint, store_id: int, timeout_s: float) -> None:
-        """Take the answer of ``endpoint``; ask all others if it is the first, or unlike theirs."""
+    async def introduce(self, endpoint: EtcdEndpoint, store_id: int, timeout_s: float) -> bool:
+        """Take the answer of ``endpoint``; ask all others if it is the first, or unlike theirs.
+
+        Returns whether ``fault`` is settled: not while one that named another store is silent.
+        """
         self._note(endpoint, store_id)
-        if store_id == self._store_id and not self.fault:
-            return
         if self.fault and self._since_asked_s() <= REFUSED_S:
-            return
-        await asyncio.wait({self._ask_all()}, timeout=timeout_s)
-        if not self._store_id and not self.fault:
-            self._store_id = store_id
+            return True
+        if self.fault or not self._is_known(endpoint):
+            await asyncio.wait({self._ask_all()}, timeout=timeout_s)
+            if not self._store_id and not self.fault and not self._is_contradicted(store_id):
+                self._store_id = store_id
+        return bool(self.fault) or self._is_known(endpoint)
 
     def is_of_it(self, endpoint: EtcdEndpoint, answer: Any) -> bool:
         """Return whether an answer comes from the store in use; if not, ask before the next."""
         if len(self._rotation) == 1 or answer is None or endpoint.store_id == UNSAID:
             return True
-        if answer.header.cluster_id in (0, endpoint.store_id):
-            self._note(endpoint, endpoint.store_id)
+        # Another call may have failed there meanwhile, and have left it to be asked again.
+        if answer.header.cluster_id in (0, endpoint.store_id or self._store_id):
+            self._last[endpoint] = (self._store_id or UNSAID, asyncio.get_running_loop().time())
             return True
         endpoint.store_id = 0
         return False
@@ -91,6 +95,9 @@ class OneStore:
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait({self._asking})
+
+    def _is_known(self, endpoint: EtcdEndpoint) -> bool:
+        return endpoint.store_id != 0 and endpoint.store_id in (self._store_id, UNSAID)
 
     def _note(self, endpoint: EtcdEndpoint, store_id: int) -> None:
         endpoint.store_id = store_id
@@ -108,19 +115,15 @@ class OneStore:
     async def _compare(self) -> None:
         endpoints = list(self._rotation)
         ids = await asyncio.gather(*map(self._ask, endpoints))
-        since_s = asyncio.get_running_loop().time() - SAY_S
-        told = {}
-        for endpoint, store_id in zip(endpoints, ids, strict=True):
+        told = dict(zip(endpoints, ids, strict=True))
+        for endpoint, store_id in told.items():
             if store_id:
                 self._note(endpoint, store_id)
-            last, at_s = self._last.get(endpoint, (UNSAID, 0.0))
-            if last != UNSAID and (store_id or at_s >= since_s):
-                told[endpoint.target] = last
-        stores = {*told.values()}
+        stores = {store_id for store_id in ids if store_id not in (0, UNSAID)}
         if len(stores) > 1:
             self.fault = (
                 f"the endpoints belong to {len(stores)} different stores ("
-                + ", ".join(f"{target} to {store_id:x}" for target, store_id in told.items())
+                + ", ".join(f"{one.target} to {told[one]:x}" for one in told if told[one] in stores)
                 + "), so nothing is read or written: name members of one store alone in"
                 f" {named('--etcd-endpoints')}; see docs/etcd-members.md"
             )
@@ -128,4 +131,12 @@ class OneStore:
                 endpoint.kick(self.fault)
         elif any(ids):
             self.fault = ""
-            self._store_id = next(iter(stores), UNSAID)
+            store_id = next(iter(stores), UNSAID)
+            if not self._is_contradicted(store_id):
+                self._store_id = store_id
+
+    def _is_contradicted(self, store_id: int) -> bool:
+        """Return whether the last answer of an endpoint names another store, not long ago."""
+        since_s = asyncio.get_running_loop().time() - SAY_S
+        others = {last for last, at_s in self._last.values() if at_s >= since_s}
+        return bool(others - {store_id, UNSAID})

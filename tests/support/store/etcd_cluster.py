@@ -116,7 +116,7 @@ class EtcdCluster:
     def access(self, **given: Any) -> Access:
         """How to reach it; ``given`` are further fields of ``Access``."""
         cacert = str(self.authority.cacert) if self._tls else ""
-        return Access(tuple(self.endpoints), **{"cacert": cacert, **given})
+        return Access(**{"endpoints": tuple(self.endpoints), "cacert": cacert, **given})
 
     def etcdctl(self, *arguments: str, user: str = "", stdin: str = "") -> str:
         """Run ``etcdctl``; ``user`` is ``name:password``. Raises ``CalledProcessError``."""
