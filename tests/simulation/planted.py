@@ -652,7 +652,7 @@ PLANTS |= {
         "cuts-of-all", 20, {"launcher_shim.horovod.hosts.CONFIRM_S": -1e9}
     ),
     # Keys that Muster has not written are mirrored like its own.
-    "foreign-keys-taken-in": _as("aliens", 4, {"rdzv.mirror.Mirror._is_ours": lambda *_: True}),
+    "foreign-keys-taken-in": _as("aliens", 4, {"rdzv.mirror.Mirror._is_kept": lambda *_: True}),
     # A member is who its record says, whatever its key says.
     "members-named-by-their-records": _as(
         "untrue-records",
