@@ -56,7 +56,7 @@ class Mirror:
     ``certain_revision``: the revision of the newest read or event. Compares of the kind "nothing
     has changed since" use this one: ``revision`` may come from a progress notification, which some
     versions of etcd send too early. A revision that is too low is safe: the compare just fails.
-    Keys that cannot be ours are left out, and so are those that nobody here reads: ``may_be_ours``
+    Keys that cannot be ours are left out, and so are those that no part here reads: ``may_be_ours``
     and ``read`` judge by what follows the prefix.
     ``listener_errors`` counts exceptions of listeners, ``relists`` full reads: after one, listeners
     get the differences, and not every change in between.

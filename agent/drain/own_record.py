@@ -62,7 +62,7 @@ class OwnDrainRecord:
     def and_drain(self, drain: Drain, now_boot_s: float) -> OwnDrainRecord:
         """Return the notes with a drain just stored by another: the earliest deadline counts.
 
-        Whoever takes a drain over may leave it less time, or make an order of it.
+        A process that takes a drain over may leave it less time, or make it an order.
         """
         return self._with(OwnDrainRecord.of_drain(drain, now_boot_s))
 

@@ -196,13 +196,13 @@ class Quarantining:
         assert snapshot.job is not None
         keys = self._client.keys
         here = keys.in_generation(snapshot.job.generation)
-        # Nobody else has died meanwhile: of those who die at the same time, one is the first.
+        # No other torchrun has died meanwhile: of those that die together, one is the first.
         compares = [Compare(here.quarantines, "mod", "<", revision + 1, prefix=True)]
         operations: list[Operation] = []
         told: list[tuple[Happening, str, Quarantine]] = []
         for name, after in sorted(decision.records.items())[:CHANGED_MAX]:
             key, before = here.quarantine(name), snapshot.quarantines.get(name)
-            # A corrupt record counts as none, whoever wrote it.
+            # A corrupt record counts as none.
             if key not in snapshot.corrupt:
                 known = before.mod_revision if before else 0
                 compares.append(Compare(key, "mod", "=", known))
