@@ -43,6 +43,10 @@ FOREIGN_KEYS_NAMED_MAX = 8
 
 SHOWN_KEY_LENGTH = 200
 
+SEE_S = 5.0
+"""Longest wait for a write by this sidecar to show: one that a restored store has lost never does.
+"""
+
 Listener = Callable[[Sequence[WatchEvent]], None]
 
 
@@ -52,7 +56,7 @@ class Mirror:
     ``certain_revision``: the revision of the newest read or event. Compares of the kind "nothing
     has changed since" use this one: ``revision`` may come from a progress notification, which some
     versions of etcd send too early. A revision that is too low is safe: the compare just fails.
-    Keys that cannot be ours are left out, and so are those that nobody here reads: ``may_be_ours``
+    Keys that cannot be ours are left out, and so are those that no part here reads: ``may_be_ours``
     and ``read`` judge by what follows the prefix.
     ``listener_errors`` counts exceptions of listeners, ``relists`` full reads: after one, listeners
     get the differences, and not every change in between.
@@ -130,6 +134,14 @@ class Mirror:
         """Wait until the mirror shows ``revision``, for example that of one's own write."""
         while self.revision < revision:
             await self._changed.wait()
+
+    async def shown(self, revision: int) -> None:
+        """Wait until the mirror shows an own write at ``revision``, for ``SEE_S`` at most."""
+        try:
+            async with asyncio.timeout(SEE_S):
+                await self.reached(revision)
+        except TimeoutError:
+            log.info("the watch is stale, more than %.0f s behind the store", SEE_S)
 
     def replace(self, kvs: Sequence[KeyValue], revision: int) -> None:
         """Take a full read as the new content; pass the difference to listeners as events."""

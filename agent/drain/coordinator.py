@@ -14,17 +14,18 @@ from random import Random
 from time import time
 
 from agent.drain.own import OwnDrain
-from agent.drain.timings import Chronicle
 from agent.drain.view import DrainView
 from agent.drain.writer import DrainWriter
 from rdzv.diary import Diary
 from rdzv.drain import decision as draining
 from rdzv.drain.decision import DrainDecision
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, observe
+from rdzv.drain.phases import phase_of
 from rdzv.drain.transactions import transaction
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.records.drain import Drain
+from rdzv.snapshot import Snapshot
 from rdzv.store import Operation
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,34 @@ ENDS_AT_ONCE = 25
 operations, and as many compares. The others follow in the next."""
 
 
+class Chronicle:
+    """The times at which each drain was first seen in each phase, for the history.
+
+    Monotonic, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[str, float]] = {}
+
+    def see(self, now: float, snapshot: Snapshot) -> None:
+        """Record the phases in one snapshot; forget drains that are no longer stored."""
+        for pod_uid in self._seen.keys() - snapshot.drains.keys():
+            del self._seen[pod_uid]
+        for pod_uid, drain in snapshot.drains.items():
+            self._seen.setdefault(pod_uid, {}).setdefault(phase_of(snapshot, drain).name, now)
+
+    def phases_s(self, now: float, pod_uid: str) -> Mapping[str, float]:
+        """Return the seconds from a drain's first sight to each phase, and to ``now``, its end."""
+        seen = self._seen.get(pod_uid, {})
+        if not seen:
+            return {}
+        began = min(seen.values())
+        phases = {
+            f"{name}_after_s": round(at - began, 3) for name, at in seen.items() if at > began
+        }
+        return {**phases, "took_s": round(now - began, 3)}
+
+
 class Coordinator:
     """The writer of due changes to commit and drains. ``clock`` is monotonic, in seconds."""
 
@@ -61,7 +90,6 @@ class Coordinator:
         policy: DrainPolicy,
         *,
         clock: Callable[[], float],
-        boot_s: Callable[[], float],
         random: Random,
     ) -> None:
         self._client = client
@@ -71,7 +99,6 @@ class Coordinator:
         self._own = own
         self._policy = policy
         self._clock = clock
-        self._boot_s = boot_s
         self._random = random
         self._me = registrar.identity.member
         self._observations = DrainObservations()
@@ -88,7 +115,9 @@ class Coordinator:
             snapshot = await self._sight.snapshot()
             self._own.see_round(snapshot.own_round or snapshot.round)
             now = self._clock()
-            self._observations = observe(now, self._observations, snapshot, self._own_due_s(now))
+            due_in_s = self._own.due_in_s
+            due_s = {} if due_in_s is None else {snapshot.pod_uid: now + due_in_s}
+            self._observations = observe(now, self._observations, snapshot, due_s)
             self._chronicle.see(now, snapshot.membership)
             decision = draining.decide(now, snapshot, self._observations, self._policy)
             wait_s = min(decision.wake_at_s - now, self._standing_s(now, snapshot, decision))
@@ -99,13 +128,9 @@ class Coordinator:
                     continue
             else:
                 self._due_since_s = None
-            await self._sight.changed_from(snapshot, self._pause_s(snapshot, wait_s))
-
-    def _own_due_s(self, now: float) -> Mapping[str, float]:
-        due_boot_s = self._own.due_boot_s
-        if due_boot_s is None:
-            return {}
-        return {self._registrar.identity.pod_uid: now + due_boot_s - self._boot_s()}
+            if snapshot.commands and self._own.active:
+                wait_s = min(wait_s, COMMANDS_LOOK_S)
+            await self._sight.changed_from(snapshot, max(LOOK_S[0], wait_s))
 
     def _standing_s(self, now: float, snapshot: DrainingSnapshot, decision: DrainDecision) -> float:
         """Log the blocking reason once it has persisted; return the seconds until that is due.
@@ -170,11 +195,6 @@ class Coordinator:
             **self._chronicle.phases_s(now, drain.pod_uid),
         }
         return self._writing.history("drain", drain.member, drain.reason, details)
-
-    def _pause_s(self, snapshot: DrainingSnapshot, wait_s: float) -> float | None:
-        if snapshot.commands and self._own.active:
-            wait_s = min(wait_s, COMMANDS_LOOK_S)
-        return None if wait_s == math.inf else max(LOOK_S[0], wait_s)
 
 
 def _at_once(drains: Mapping[str, Drain]) -> dict[str, Drain]:

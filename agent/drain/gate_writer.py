@@ -20,7 +20,7 @@ from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from launcher_shim.rundir import layout
 from rdzv.diary import Diary
-from rdzv.drain.gate import WAITS, Gate, Here, Move, held_on_cut, local
+from rdzv.drain.gate import WAITS, Gate, Here, held_on_cut, local
 from rdzv.drain.inputs import DrainingSnapshot
 from rdzv.drain.launcher_save import ask_of, asked
 from rdzv.errors import RecordError
@@ -125,13 +125,19 @@ class GateWriter:
                 # Ranks of another run train on during the commit of the run that counts.
                 round=snapshot.own_round or snapshot.round,
                 drain=snapshot.membership.drains.get(self._identity.pod_uid),
-                vote=self._own_vote(snapshot),
+                vote=snapshot.votes.get(self._identity.member),
                 last_commit=snapshot.membership.commit_to_start_from,
                 of_former_life=snapshot.membership.commit_is_of_former_life,
                 on_cut_s=self._on_cut_s,
                 ask=ask_of(asked(snapshot.membership)),
             )
-            if not await self._do(move, snapshot):
+            again = False
+            if move.gate is not None:
+                again = await self._show(move.gate)
+            elif move.vote is not None:
+                self._diary.say(move.reason)
+                again = await self._send(move.vote, snapshot)
+            if not again:
                 await self._sight.changed_from(snapshot, self._pause_s(snapshot))
 
     def _here(self) -> Here:
@@ -154,22 +160,6 @@ class GateWriter:
     def _lease_ends_s(self) -> float:
         """Until when the pod has a lease, as far as this sidecar knows of one."""
         return max(self._began_s, self._registrar.lease_valid_until_s)
-
-    def _own_vote(self, snapshot: DrainingSnapshot) -> Vote | None:
-        return snapshot.votes.get(self._identity.member)
-
-    async def _do(self, move: Move, snapshot: DrainingSnapshot) -> bool:
-        """Carry out ``move``; return whether to decide again at once.
-
-        False if the move is empty or has failed. A vote counts as done even if it was not written:
-        the writer has waited for the mirror, or backed off.
-        """
-        if move.gate is not None:
-            return await self._show(move.gate)
-        if move.vote is not None:
-            self._diary.say(move.reason)
-            return await self._send(move.vote, snapshot)
-        return False
 
     async def _show(self, gate: Gate) -> bool:
         content = gate.to_json()
@@ -233,6 +223,10 @@ class GateWriter:
         return True
 
     async def _send(self, vote: Vote, snapshot: DrainingSnapshot) -> bool:
+        """Write the vote; return whether to decide again, also if it was not written.
+
+        The writer has waited for the mirror then, or backed off.
+        """
         job, commit = snapshot.membership.job, snapshot.membership.commit
         if job is None or commit is None:
             return False
@@ -244,7 +238,9 @@ class GateWriter:
 
     def _pause_s(self, snapshot: DrainingSnapshot) -> float | None:
         phase = self.shown.phase if self.shown is not None else "idle"
-        if phase == "commit" and self._ranks_save(snapshot):
+        vote = snapshot.votes.get(self._identity.member)
+        # Its ranks save, and nothing has come of that yet.
+        if phase == "commit" and vote is not None and vote.acked is None and not vote.failed:
             least, most = POLL_S
             return min(most, max(least, POLL_SHARE * (self._clock() - self._shown_since_s)))
         # No event tells that the store takes no writes, or takes them again: poll.
@@ -258,8 +254,3 @@ class GateWriter:
         if self._on_cut_s == math.inf:
             return None
         return max(LOOK_S, self._lease_ends_s + self._on_cut_s - self._clock())
-
-    def _ranks_save(self, snapshot: DrainingSnapshot) -> bool:
-        """Return whether this pod has voted and its save is neither acknowledged nor failed yet."""
-        vote = self._own_vote(snapshot)
-        return vote is not None and vote.acked is None and not vote.failed

@@ -10,10 +10,11 @@ from contextlib import suppress
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from rdzv.drain.launcher_save import answer, asked
+from rdzv.drain.transactions import change
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.records.drain import Drain
-from rdzv.store import Compare, Put
+from rdzv.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -50,19 +51,14 @@ class LauncherSaves:
                     saver=any(rank.saver for rank in ranks),
                     answers=[rank.answered for rank in ranks if rank.answered],
                 )
-                if said is not None and await self._say(said):
+                if said is not None and await self._say(snapshot, said):
                     continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S if saves else None):
                     await self._client.membership.changed_from(snapshot)
 
-    async def _say(self, drain: Drain) -> bool:
-        generation = self._registrar.generation
-        if generation is None:
-            return False
-        key = self._client.keys.in_generation(generation).drain(drain.pod_uid)
-        same = Compare(key, "mod", "=", drain.mod_revision)
-        if not await self._writing.txn([same], [Put(key, drain.to_json())]):
+    async def _say(self, snapshot: Snapshot, drain: Drain) -> bool:
+        if not await self._writing.txn(*change(self._client.keys, snapshot, drain)):
             return False
         log.info(
             "a rank of this pod %s before %s goes",

@@ -18,6 +18,7 @@ from pathlib import Path
 from agent.drain.notice import LINE_LENGTH, Notice, read_notice
 from agent.rundir.pod_socket import PodSocket
 from rdzv.errors import RecordError
+from rdzv.race import first_of
 
 log = logging.getLogger(__name__)
 
@@ -64,11 +65,7 @@ class NoticeSocket:
         self._socket = PodSocket(
             path, self._serve, limit=LINE_LENGTH, connections_max=CONNECTIONS_MAX
         )
-
-    @property
-    def listening(self) -> asyncio.Event:
-        """The event that is set once a client that finds the socket can connect to it."""
-        return self._socket.listening
+        self.listening = self._socket.listening
 
     async def run(self) -> None:
         """Serve until cancelled; raise ``ConfigError`` if the path is too long for a socket."""
@@ -101,12 +98,5 @@ class NoticeSocket:
 
     async def _next(self, reader: asyncio.StreamReader, before: Phase | None) -> Phase | None:
         """Wait for the next phase and return it, or None if the client has disconnected."""
-        waiting = asyncio.ensure_future(self._phase_after(before))
-        gone = asyncio.ensure_future(reader.read(1))
-        try:
-            await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
-            return waiting.result() if waiting.done() else None
-        finally:
-            for future in (waiting, gone):
-                future.cancel()
-            await asyncio.gather(waiting, gone, return_exceptions=True)
+        news = await first_of(self._phase_after(before), reader.read(1))
+        return news if isinstance(news, Phase) else None

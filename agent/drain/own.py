@@ -21,13 +21,14 @@ from launcher_shim.pod.grace import FAREWELL_S
 from launcher_shim.rundir import layout
 from rdzv.drain.inputs import LiveRound
 from rdzv.drain.phases import phase_of
-from rdzv.drain.transactions import first_write, lift
+from rdzv.drain.transactions import change, first_write, lift
 from rdzv.errors import RecordError
 from rdzv.job import JobClient
 from rdzv.members.registration import Identity
+from rdzv.race import first_of
 from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Operation, Put
+from rdzv.store import Compare, Operation
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,12 @@ class OwnDrain:
             return None
         reserve_s = min(notes.reserve_s, FAREWELL_S) if self._finishing else notes.reserve_s
         return notes.deadline_boot_s - reserve_s
+
+    @property
+    def due_in_s(self) -> float | None:
+        """The seconds until then, negative once it has passed; None likewise."""
+        due_boot_s = self.due_boot_s
+        return None if due_boot_s is None else due_boot_s - self._boot_s()
 
     def see_round(self, round: LiveRound | None) -> None:
         """Take in the round that this pod's ranks are in, or were in last: whether it ends well."""
@@ -212,7 +219,7 @@ class OwnDrain:
             else:
                 await asyncio.to_thread(self._run_dir.put, layout.DRAIN, notes.to_json())
         except OSError as error:
-            self._writing.note(f"{layout.DRAIN} cannot be written, retrying: {error.strerror}")
+            self._writing.diary.say(f"{layout.DRAIN} cannot be written, retrying: {error.strerror}")
             return False
         self._kept = notes
         return True
@@ -222,12 +229,10 @@ class OwnDrain:
         writes = self._writes(snapshot, drain)
         if writes is None:
             return True
-        due_s, now_s = self.due_boot_s, self._boot_s()
+        left_s = self.due_in_s
         try:
             # Stop at the deadline: clients that wait here must learn in time that it has passed.
-            async with asyncio.timeout(
-                due_s - now_s if due_s is not None and due_s > now_s else None
-            ):
+            async with asyncio.timeout(None if left_s is None or left_s <= 0 else left_s):
                 return await self._writing.txn(*writes)
         except TimeoutError:
             return False
@@ -236,21 +241,19 @@ class OwnDrain:
         notes, job, now_s = self.notes, snapshot.job, self._boot_s()
         if notes is None or job is None:
             return None
-        here = self._client.keys.in_generation(job.generation)
-        key = here.drain(notes.pod_uid)
+        keys = self._client.keys
         if drain is None:
             record = notes.record(self._identity.member, now_s)
             self._recorded = (record.seconds_left, notes.deadline_boot_s)
-            return first_write(self._client.keys, snapshot, record)
-        unchanged = [Compare(key, "mod", "=", drain.mod_revision)]
+            return first_write(keys, snapshot, record)
         after = replace(drain, ending=drain.ending or (notes.ending and not drain.ends))
         if drain.outcome:
             outlived_s = notes.outlived_boot_s
             if outlived_s is None or now_s < outlived_s:
-                return None if after == drain else (unchanged, [Put(key, after.to_json())])
+                return None if after == drain else change(keys, snapshot, after)
             why = "the pod outlives its deadline, and is not being ended: it may come back"
             history = self._writing.history("drain", drain.member, why, {"outcome": "cancelled"})
-            compares, operations = lift(self._client.keys, snapshot, drain)
+            compares, operations = lift(keys, snapshot, drain)
             return compares, [*operations, *history]
         if drain.source == CONTROLLER and notes.other_source:
             # The controller's reason may go away, and this notice stays valid.
@@ -263,7 +266,7 @@ class OwnDrain:
             # the store is slow.
             self._recorded = (sooner.seconds_left, notes.deadline_boot_s)
             after = replace(after, seconds_left=sooner.seconds_left, reserve_s=sooner.reserve_s)
-        return None if after == drain else (unchanged, [Put(key, after.to_json())])
+        return None if after == drain else change(keys, snapshot, after)
 
     # -- the phase
 
@@ -288,17 +291,12 @@ class OwnDrain:
             stand = phase_of(snapshot, drain, finishing=self._finishing)
         if stand is not None and stand.outcome:
             return Phase("released", stand.sentence, stand.outcome)
-        due_boot_s = self.due_boot_s
-        if due_boot_s is not None and self._boot_s() >= due_boot_s:
-            if stand is not None and stand.name == "saved":
-                return Phase("released", f"the deadline has passed: {stand.sentence}", "committed")
-            if stand is not None and stand.name == "finishing":
-                return Phase(
-                    "released", f"the deadline has passed: {stand.sentence}", "uncommitted"
-                )
-            return Phase(
-                "released", "the deadline has passed before all ranks had saved", "expired"
-            )
+        if (left_s := self.due_in_s) is not None and left_s <= 0:
+            why, outcome = "the deadline has passed before all ranks had saved", "expired"
+            if stand is not None and stand.name in ("saved", "finishing"):
+                why = f"the deadline has passed: {stand.sentence}"
+                outcome = "committed" if stand.name == "saved" else "uncommitted"
+            return Phase("released", why, outcome)
         if stand is None:
             return Phase("noted", "the notice is not in the store yet")
         return Phase(stand.name, stand.sentence)
@@ -307,27 +305,12 @@ class OwnDrain:
 
     async def _change_from(self, snapshot: Snapshot, timeout_s: float | None) -> None:
         """Wait for a notice, a change in the store, the timeout, or the next deadline."""
-        stirred = asyncio.create_task(self._stirred.wait(), name="notice")
-        changed = asyncio.create_task(
-            self._client.membership.changed_from(snapshot), name="membership"
+        outlived_s = self.notes.outlived_boot_s if self.notes else None
+        outlived_in_s = None if outlived_s is None else outlived_s - self._boot_s()
+        moments_s = (self.due_in_s, outlived_in_s, timeout_s)
+        left_s = [moment for moment in moments_s if moment is not None and moment > 0]
+        await first_of(
+            self._stirred.wait(),
+            self._client.membership.changed_from(snapshot),
+            timeout_s=min(left_s, default=None),
         )
-        left_s = [s for s in (timeout_s, *self._moments_left_s()) if s is not None]
-        try:
-            done, _ = await asyncio.wait(
-                (stirred, changed),
-                timeout=min(left_s, default=None),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            for task in done:
-                task.result()  # raises the task's exception, if any
-        finally:
-            for task in (stirred, changed):
-                task.cancel()
-            await asyncio.gather(stirred, changed, return_exceptions=True)
-
-    def _moments_left_s(self) -> list[float]:
-        if self.notes is None:
-            return []
-        now_s = self._boot_s()
-        moments = (self.due_boot_s, self.notes.outlived_boot_s)
-        return [moment - now_s for moment in moments if moment is not None and moment > now_s]

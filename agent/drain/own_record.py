@@ -7,9 +7,7 @@ Notices come in any order and number, and make one drain: the earliest deadline 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 from agent.drain.notice import Notice
 from launcher_shim.pod.grace import reserve_s
@@ -64,7 +62,7 @@ class OwnDrainRecord:
     def and_drain(self, drain: Drain, now_boot_s: float) -> OwnDrainRecord:
         """Return the notes with a drain just stored by another: the earliest deadline counts.
 
-        Whoever takes a drain over may leave it less time, or make an order of it.
+        A process that takes a drain over may leave it less time, or make it an order.
         """
         return self._with(OwnDrainRecord.of_drain(drain, now_boot_s))
 
@@ -75,11 +73,6 @@ class OwnDrainRecord:
         if other.deadline_boot_s is None or other.deadline_boot_s > ours_s - SAME_DEADLINE_S:
             return both
         return replace(both, deadline_boot_s=other.deadline_boot_s, reserve_s=other.reserve_s)
-
-    @property
-    def due_boot_s(self) -> float | None:
-        """The latest moment to pass SIGTERM; None without a deadline."""
-        return None if self.deadline_boot_s is None else self.deadline_boot_s - self.reserve_s
 
     @property
     def ending(self) -> bool:
@@ -127,17 +120,7 @@ class OwnDrainRecord:
 
     def to_json(self) -> bytes:
         """Encode the notes for the run directory."""
-        return dump_record(
-            {
-                "pod_uid": self.pod_uid,
-                "sources": self.sources,
-                "reason": self.reason,
-                "deadline_boot_s": self.deadline_boot_s,
-                "reserve_s": self.reserve_s,
-                "generation": self.generation,
-                "revision": self.revision,
-            }
-        )
+        return dump_record(asdict(self))
 
     @classmethod
     def from_json(cls, content: bytes) -> OwnDrainRecord:
@@ -150,12 +133,10 @@ class OwnDrainRecord:
             take(layout.DRAIN, fields, "pod_uid", str),
             tuple(sources),
             take(layout.DRAIN, fields, "reason", str),
-            _moment(fields, "deadline_boot_s"),
+            None
+            if fields.get("deadline_boot_s") is None
+            else take_seconds(layout.DRAIN, fields, "deadline_boot_s"),
             take_seconds(layout.DRAIN, fields, "reserve_s"),
             take(layout.DRAIN, fields, "generation", int),
             take(layout.DRAIN, fields, "revision", int),
         )
-
-
-def _moment(fields: Mapping[str, Any], name: str) -> float | None:
-    return None if fields.get(name) is None else take_seconds(layout.DRAIN, dict(fields), name)

@@ -71,7 +71,6 @@ class Drains:
         self.coordinator = Coordinator(
             *(client, registrar, sight, writing(), self.own, policy),
             clock=clock,
-            boot_s=boot_clock,
             random=random,
         )
         self.saves = SaveReporter(

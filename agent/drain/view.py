@@ -14,6 +14,7 @@ from rdzv.drain.last_save import of_round
 from rdzv.drain.round_ending import RoundEnding, ending_in
 from rdzv.job import JobClient
 from rdzv.listing import Listing, Places
+from rdzv.race import first_of
 from rdzv.shards.ledger import ShardLedger
 from rdzv.snapshot import Snapshot
 
@@ -96,25 +97,9 @@ class DrainView:
 
     async def changed_from(self, before: DrainingSnapshot, timeout_s: float | None) -> None:
         """Wait until votes, members or rounds change, for ``timeout_s`` at most."""
-        tasks = [
-            asyncio.create_task(
-                self._client.membership.votes_changed_from(before.votes), name="votes"
-            ),
-            asyncio.create_task(
-                self._client.membership.changed_from(before.membership), name="members"
-            ),
-            asyncio.create_task(
-                self._rounds.live_rounds_changed(LiveRounds(before.round, before.own_round)),
-                name="rounds",
-            ),
-        ]
-        try:
-            done, _ = await asyncio.wait(
-                tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in done:
-                task.result()  # raises the task's exception, if any
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await first_of(
+            self._client.membership.votes_changed_from(before.votes),
+            self._client.membership.changed_from(before.membership),
+            self._rounds.live_rounds_changed(LiveRounds(before.round, before.own_round)),
+            timeout_s=timeout_s,
+        )

@@ -23,9 +23,6 @@ PAUSE_S = (0.2, 0.5)
 """Backoff after a transaction that failed, or that lost a race for the second time in a row, in
 seconds (least, most)."""
 
-SEE_S = 5.0
-"""Longest wait for the watch to show what a transaction found or wrote."""
-
 
 class DrainWriter:
     """The writer of one member's transactions about drains, while it is registered.
@@ -46,11 +43,8 @@ class DrainWriter:
         self._registrar = registrar
         self._random = random
         self._lost_before = False
-        self._diary = Diary(log)
-
-    def note(self, sentence: str) -> None:
-        """Log why a write about drains fails, unless the last entry said the same."""
-        self._diary.say(sentence)
+        self.diary = Diary(log)
+        """The log of failed writes about drains: one sentence until another follows."""
 
     async def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
         """Execute the transaction once; return whether it was certainly written.
@@ -66,15 +60,11 @@ class DrainWriter:
         try:
             result = await self._client.store.txn(guarded, list(operations))
         except StoreError as error:
-            self.note(f"retrying a write about a drain: {error}")
+            self.diary.say(f"retrying a write about a drain: {error}")
             await self._pause()
             return False
         self.answered_s = self._clock()
-        try:
-            async with asyncio.timeout(SEE_S):
-                await self._client.mirror.reached(result.revision)
-        except TimeoutError:
-            log.info("the watch is stale, more than %.0f s behind the store", SEE_S)
+        await self._client.mirror.shown(result.revision)
         # After one loss the mirror shows the winner. Back off after a second in a row, as this
         # sidecar may lose every time.
         if not result.succeeded and self._lost_before:
@@ -93,7 +83,7 @@ class DrainWriter:
         try:
             await self._client.store.txn(never, [Put(key, b"")])
         except StoreError as error:
-            self.note(f"the store takes no writes: {error}")
+            self.diary.say(f"the store takes no writes: {error}")
             return
         self.answered_s = self._clock()
 

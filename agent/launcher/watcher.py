@@ -92,7 +92,7 @@ class LauncherWatcher:
             runs={
                 torch_run_id(run_id): agent.foreign_size
                 for run_id, agent in self._endpoint.launchers()
-                if agent.named
+                if agent.claim.named
             },
             others=frozenset(
                 torch_run_id(run_id)

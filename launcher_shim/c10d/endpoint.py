@@ -109,7 +109,7 @@ class Endpoint:
                 self.listening.set()
                 await self._generations.run()
             finally:
-                self._generations.close()
+                self._generations.closing = True
                 await self._server.close()
 
     @property
@@ -208,16 +208,12 @@ class Endpoint:
         return None if number is None else self._registrar.guard(number)
 
     def _policy(self) -> RoundPolicy:
-        snapshot, made = self._client.membership.snapshot(), self._made
-        if made is None or made[0] is not snapshot:
-            made = self._made = snapshot, self._policy_by(snapshot)
-        return made[1]
-
-    def _policy_by(self, snapshot: Snapshot) -> RoundPolicy:
-        identity, rules = self._registrar.identity, snapshot.rules
-        if rules is None:
+        snapshot, identity = self._client.membership.snapshot(), self._registrar.identity
+        if self._made is not None and self._made[0] is snapshot:
+            return self._made[1]
+        if (rules := snapshot.rules) is None:
             return self._calls(identity.min_workers, identity.max_workers)
-        return self._calls(
+        policy = self._calls(
             rules.min_workers,
             rules.max_workers,
             desired=rules.expected,
@@ -227,3 +223,5 @@ class Endpoint:
             paused=rules.paused,
             shrinks=snapshot.all_know_sizes,
         )
+        self._made = snapshot, policy
+        return policy

@@ -26,7 +26,6 @@ from launcher_shim.c10d.values.operations import Kv
 from rdzv.drain.inputs import LiveRound, LiveRounds
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
-from rdzv.store import WatchEvent
 
 log = logging.getLogger(__name__)
 
@@ -130,14 +129,11 @@ class Generation:
         rounds = [run.live_round() for run in self.runs.values()]
         inputs = (*rounds, self._client.membership.snapshot(), self.rounds.trained)
         if len(inputs) != len(self._live_from) or any(map(is_not, inputs, self._live_from)):
-            self._live_from, self._live = inputs, self._choose(rounds)
+            counts = counting(rounds, self._client.membership.snapshot())
+            if counts is not None and self.rounds.trained:
+                counts = replace(counts, first=False)
+            self._live_from, self._live = inputs, LiveRounds(counts, own(rounds, self._member))
         return self._live
-
-    def _choose(self, rounds: Sequence[LiveRound]) -> LiveRounds:
-        counts = counting(rounds, self._client.membership.snapshot())
-        if counts is not None and self.rounds.trained:
-            counts = replace(counts, first=False)
-        return LiveRounds(counts, own(rounds, self._member))
 
     def follow(self) -> None:
         """Start the runs to be followed; end the others once no torchrun of this pod is in them."""
@@ -147,10 +143,6 @@ class Generation:
         for name in [one for one in self.rounds.names() if one not in followed]:
             if (run := self.runs.get(name)) is not None and not run.attached:
                 self._retire(name)
-
-    def apply(self, events: Sequence[WatchEvent]) -> bool:
-        """Apply one batch of the mirror's events; return whether it touches any round."""
-        return self.rounds.apply(events, self._client.mirror.revision)
 
     def take_over(self, name: str, attached: Attachments) -> None:
         """Move torchruns of a former generation into this one: their world there is over.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from launcher_shim.c10d.generation import Generation
+from launcher_shim.c10d.generation import Generation, Run
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.store import WatchEvent
@@ -23,6 +23,7 @@ class Generations:
     ) -> None:
         self.current: Generation | None = None
         self.closing = False
+        """Whether the sidecar ends, and starts no run any more."""
         self._client = client
         self._registrar = registrar
         self._enter = enter
@@ -47,6 +48,11 @@ class Generations:
         finally:
             unsubscribe()
 
+    def run_of(self, name: str) -> Run:
+        """Return a run of the current generation; start it if it is not followed yet."""
+        assert self.current is not None
+        return self.current.run(name)
+
     async def first(self) -> Generation:
         """Wait until the member is registered; return the current generation."""
         while self.current is None:
@@ -66,10 +72,6 @@ class Generations:
         if self.current is not None and not self.closing:
             self.current.follow()
 
-    def close(self) -> None:
-        """Start no run any more: the sidecar ends."""
-        self.closing = True
-
     def _change(self, generation: int) -> None:
         former = self.current.end() if self.current is not None else {}
         self.current = self._enter(generation)
@@ -81,5 +83,6 @@ class Generations:
 
     def _apply(self, events: Sequence[WatchEvent]) -> None:
         """Apply one batch of the mirror's events, so that drains see the runs of that moment."""
-        if self.current is not None and self.current.apply(events):
+        revision = self._client.mirror.revision
+        if self.current is not None and self.current.rounds.apply(events, revision):
             self.follow_runs()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping
 
 from launcher_shim.c10d.kept_stages import Kept
 from launcher_shim.c10d.rounds.records import Round
@@ -45,7 +44,9 @@ class KeptMasters:
         try:
             content = await asyncio.to_thread(self._files.content, layout.MASTERS)
             if content is not None:
-                self._masters = _from_json(content)
+                fields = load_record(layout.MASTERS, content)
+                kept = take(layout.MASTERS, fields, "masters", dict)
+                self._masters = {world: take(layout.MASTERS, kept, world, str) for world in kept}
         except (OSError, RecordError) as error:
             log.warning(
                 "%s is unreadable (%s): in a store that has lost this world, its ranks will not be"
@@ -66,7 +67,8 @@ class KeptMasters:
         if self._files is None:
             return
         try:
-            await asyncio.to_thread(self._files.put, layout.MASTERS, _to_json(self._masters))
+            content = dump_record({"masters": self._masters})
+            await asyncio.to_thread(self._files.put, layout.MASTERS, content)
         except OSError as error:
             log.warning(
                 "%s cannot be written (%s): were the store restored to before this world and this"
@@ -95,13 +97,3 @@ def _world(run: str, round: Round) -> str:
     """Name a world in a few bytes, however many seats it has."""
     seats = "".join(f"{tuple(seat)}\n" for seat in round.frozen)
     return hashlib.sha256(f"{run}\n{round.number}\n{seats}".encode()).hexdigest()[:32]
-
-
-def _to_json(masters: Mapping[str, str]) -> bytes:
-    return dump_record({"masters": masters})
-
-
-def _from_json(content: bytes) -> dict[str, str]:
-    fields = load_record(layout.MASTERS, content)
-    masters = take(layout.MASTERS, fields, "masters", dict)
-    return {world: take(layout.MASTERS, masters, world, str) for world in masters}

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from launcher_shim.c10d.attachment import Attachment
 from launcher_shim.c10d.clean_up import clean_up
-from launcher_shim.c10d.generation import Run
 from launcher_shim.c10d.generations import Generations
 from launcher_shim.c10d.kept_stages import KeptStages
 from launcher_shim.c10d.pod_seat import PodSeat
@@ -17,7 +16,6 @@ from launcher_shim.c10d.rounds.resume_note import Note
 from launcher_shim.c10d.stage_starts import StageStarts
 from launcher_shim.c10d.stages import container_of
 from launcher_shim.c10d.torch.agent import TorchAgent, connect
-from launcher_shim.c10d.values.ledger import Stamp
 from launcher_shim.c10d.values.operations import Kv
 from rdzv.members.registrar import Registrar
 
@@ -40,8 +38,8 @@ class Launchers:
     ) -> None:
         self._generations = generations
         self._registrar = registrar
-        self._starts = starts
-        self._seat = seat
+        self.starts = starts
+        self.seat = seat
         self._stages = stages
         self._tasks: asyncio.TaskGroup
 
@@ -71,7 +69,7 @@ class Launchers:
         sidecar. Raises ``WireError`` if another torchrun of this pod takes part already.
         """
         await self._registrar.registered.wait()
-        run = self._run(await self._starts.meant_for(container_of(nonce), run_id))
+        run = self._generations.run_of(await self.starts.meant_for(container_of(nonce), run_id))
         attachment = Attachment(run.kv, connect(run.rendezvous, nonce))
         run.attached[author] = attachment
         return attachment
@@ -79,7 +77,7 @@ class Launchers:
     async def resume(self, note: Note, author: str, nonce: str) -> Attachment:
         """Join the run again for a client that outlived the sidecar before this one."""
         await self.ready()
-        run = self._run(note.run_id)
+        run = self._generations.run_of(note.run_id)
         kept, foreign = note.node, note.generation != self._generations.number
         if kept is not None and foreign:
             # Its world was of a former generation: in this one it asks again from the start.
@@ -96,16 +94,6 @@ class Launchers:
             extra={"event": "resumed"},
         )
         return attachment
-
-    async def begin_stage(
-        self, run_id: str, nonce: str | None, line: bytes, stamp: Stamp, *, may_pass: bool
-    ) -> tuple[Kv, bytes]:
-        """Answer a torchrun that is about to start; see ``StageStarts.begin``."""
-        return await self._starts.begin(run_id, nonce, line, stamp, may_pass=may_pass)
-
-    async def vacant(self, newcomer: TorchAgent) -> None:
-        """Return once no other torchrun of the pod takes part; raises ``WireError`` if one does."""
-        await self._seat.vacant(newcomer)
 
     def note_of(self, agent: TorchAgent) -> Note:
         """Build the note of an agent for the sidecar that serves it next."""
@@ -146,8 +134,3 @@ class Launchers:
         """Count the stage ``name`` as done: the container's next torchrun is of the next stage."""
         if self._stages.stages.finish(container, name) and not self.closing:
             self._tasks.create_task(self._stages.keep(), name="keep stages")
-
-    def _run(self, name: str) -> Run:
-        current = self._generations.current
-        assert current is not None
-        return current.run(name)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
+from functools import partial
 from time import time
 
 from launcher_shim.c10d.past_runs import surplus
@@ -88,7 +89,9 @@ class PastRounds:
         self._forgotten_round = newest
         rounds = (round_key(key, run_id) for key in self._kv.cells.existing())
         old = {newest, *(of[0] for of in rounds if of is not None and of[0] < newest)}
-        tasks.create_task(self._forget(sorted(old)), name=f"forget {run_id}")
+        prefixes = [round_prefix(run_id, number) for number in sorted(old)]
+        forgetting = _forget(*(partial(self._kv.forget, prefix) for prefix in prefixes))
+        tasks.create_task(forgetting, name=f"forget {run_id}")
 
     def _forget_past_runs(self, current: Round, tasks: asyncio.TaskGroup) -> None:
         """Delete the keys that launchers stored in runs that ended well, two or more back."""
@@ -98,18 +101,13 @@ class PastRounds:
         keys = self._client.keys.in_generation(self._kv.keys.generation)
         gone = surplus(keys, self._client.mirror.under(keys.runs), self._rendezvous.run_id)
         if gone:
-            tasks.create_task(self._forget_keys(gone), name="forget past runs")
+            forgetting = _forget(partial(self._kv.forget_records, gone))
+            tasks.create_task(forgetting, name="forget past runs")
 
-    async def _forget_keys(self, gone: Sequence[str]) -> None:
-        try:
-            await self._kv.forget_records(gone)
-        except StoreError as error:
-            log.info("cannot delete the keys of past runs before the next round: %s", error)
 
-    async def _forget(self, numbers: Sequence[int]) -> None:
-        try:
-            for number in numbers:
-                run_id = torch_run_id(self._rendezvous.run_id)
-                await self._kv.forget(round_prefix(run_id, number))
-        except StoreError as error:
-            log.info("cannot delete the keys of past rounds before the next round: %s", error)
+async def _forget(*deletions: Callable[[], Awaitable[None]]) -> None:
+    try:
+        for delete in deletions:
+            await delete()
+    except StoreError as error:
+        log.info("cannot delete the keys of past rounds before the next round: %s", error)

@@ -9,11 +9,11 @@ for a key.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 
 from launcher_shim.c10d.torch.agent import TorchAgent
 from rdzv.errors import WireError
+from rdzv.race import first_of
 
 
 class PodSeat:
@@ -29,7 +29,9 @@ class PodSeat:
             for run_id, other in others:
                 if other.waits or other.asked > asked.setdefault(other, other.asked):
                     raise WireError(_refusal(run_id, other.pid))
-            await _stirred([other for _, other in others])
+            # Until one of them sends a request, ends, or is given up.
+            stirs = [wait for _, other in others for wait in (other.stirs(), other.news())]
+            await first_of(*stirs)
 
     def _others(self, newcomer: TorchAgent | None) -> list[tuple[str, TorchAgent]]:
         return [
@@ -37,17 +39,6 @@ class PodSeat:
             for run_id, agent in self._connected()
             if agent is not newcomer and agent.takes_part
         ]
-
-
-async def _stirred(agents: Iterable[TorchAgent]) -> None:
-    """Wait until one of them sends a request, ends, or is given up."""
-    stirs = [asyncio.ensure_future(agent.stirs()) for agent in agents]
-    news = [asyncio.ensure_future(agent.news()) for agent in agents]
-    try:
-        await asyncio.wait([*stirs, *news], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for waiting in (*stirs, *news):
-            waiting.cancel()
 
 
 def _refusal(run_id: str, pid: int) -> str:

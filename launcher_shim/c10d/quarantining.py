@@ -17,6 +17,7 @@ from rdzv.errors import LeaseLost, StoreError
 from rdzv.job import JobClient
 from rdzv.members.guard import Registered
 from rdzv.members.registration import Identity
+from rdzv.race import first_of
 from rdzv.records.history import Happening, HistoryEntry, entry_operations
 from rdzv.records.quarantine import (
     FormedWorld,
@@ -37,10 +38,6 @@ RETRY_S = 1.0
 
 LOOK_S = 5.0
 """Time between two looks for progress while anything is held against anybody, in seconds."""
-
-SEE_OWN_WRITE_S = 5.0
-"""Maximum wait for the watch to show a write: a write that a restored store has lost never
-comes."""
 
 REMEMBERED = 8
 """Maximum number of deaths that wait while the store is away; more make no difference."""
@@ -120,7 +117,12 @@ class Quarantining:
             except StoreError as error:
                 log.info("cannot update the quarantine record, retrying: %s", error)
                 wake_at_s = self._clock() + RETRY_S
-            await self._change_from(snapshot, wake_at_s)
+            # A torchrun, a change of the membership, or time.
+            await first_of(
+                self._stirred.wait(),
+                self._client.membership.changed_from(snapshot),
+                timeout_s=max(0.0, wake_at_s - self._clock()),
+            )
 
     async def _step(self, snapshot: Snapshot) -> float:
         """Write once if something is due; return when to check again without a change."""
@@ -153,7 +155,7 @@ class Quarantining:
             extra={"event": "quarantine"},
         )
         # Wait for the watch: the next decision is to see these records.
-        await self._reach(result.revision)
+        await self._client.mirror.shown(result.revision)
         return self._clock()
 
     async def _decide(self, snapshot: Snapshot, death: Stay | None) -> QuarantineDecision:
@@ -188,26 +190,19 @@ class Quarantining:
         decision = after_time(now, mine, self._out[1], self._terms, another_is_tried=tried)
         return replace(decision, wake_at_s=min(decision.wake_at_s, wake_at_s))
 
-    async def _reach(self, revision: int) -> None:
-        try:
-            async with asyncio.timeout(SEE_OWN_WRITE_S):
-                await self._client.mirror.reached(revision)
-        except TimeoutError:
-            log.info("the watch has not shown a quarantine record in %.0f s", SEE_OWN_WRITE_S)
-
     def _transaction(
         self, snapshot: Snapshot, decision: QuarantineDecision, revision: int
     ) -> tuple[list[Compare], list[Operation]]:
         assert snapshot.job is not None
         keys = self._client.keys
         here = keys.in_generation(snapshot.job.generation)
-        # Nobody else has died meanwhile: of those who die at the same time, one is the first.
+        # No other torchrun has died meanwhile: of those that die together, one is the first.
         compares = [Compare(here.quarantines, "mod", "<", revision + 1, prefix=True)]
         operations: list[Operation] = []
         told: list[tuple[Happening, str, Quarantine]] = []
         for name, after in sorted(decision.records.items())[:CHANGED_MAX]:
             key, before = here.quarantine(name), snapshot.quarantines.get(name)
-            # A corrupt record counts as none, whoever wrote it.
+            # A corrupt record counts as none.
             if key not in snapshot.corrupt:
                 known = before.mod_revision if before else 0
                 compares.append(Compare(key, "mod", "=", known))
@@ -222,21 +217,3 @@ class Quarantining:
             operations += entry_operations(keys, entry, snapshot.revision, present)
             present = []
         return compares, operations
-
-    async def _change_from(self, snapshot: Snapshot, wake_at_s: float) -> None:
-        """Wait for a torchrun, a change of the membership, or ``wake_at_s``."""
-        tasks = [
-            asyncio.create_task(self._stirred.wait(), name="torchruns"),
-            asyncio.create_task(self._client.membership.changed_from(snapshot), name="members"),
-        ]
-        left_s = max(0.0, wake_at_s - self._clock())
-        try:
-            await asyncio.wait(
-                tasks,
-                timeout=left_s if math.isfinite(left_s) else None,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)

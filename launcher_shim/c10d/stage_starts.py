@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from launcher_shim.c10d.generation import Run
 from launcher_shim.c10d.generations import Generations
 from launcher_shim.c10d.kept_stages import KeptStages
 from launcher_shim.c10d.launch_lines import line_key, recorded, was_done, was_run
@@ -47,6 +46,7 @@ class StageStarts:
         clock: Callable[[], float],
     ) -> None:
         self._generations = generations
+        self._run = generations.run_of
         self._registrar = registrar
         self._member = registrar.identity.member
         self._seat = seat
@@ -155,8 +155,3 @@ class StageStarts:
     def _ended_well(self, name: str) -> bool:
         current = self._generations.current
         return current is not None and current.rounds.ended_well(name)
-
-    def _run(self, name: str) -> Run:
-        current = self._generations.current
-        assert current is not None
-        return current.run(name)

@@ -11,7 +11,7 @@ other pods, too.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from launcher_shim.rundir import layout
@@ -77,13 +77,7 @@ class Stages:
 
     def to_json(self) -> bytes:
         """Encode for the run directory."""
-        return dump_record(
-            {
-                "container": self.container,
-                "finished": self.finished,
-                "passed_by": self.passed_by,
-            }
-        )
+        return dump_record(asdict(self))
 
     @classmethod
     def from_json(cls, content: bytes) -> Self:

@@ -6,20 +6,16 @@ from __future__ import annotations
 from launcher_shim.tcpstore.round_keys import ROUND_KEY
 from rdzv.errors import WireError
 
-_STATE_KEY_PREFIX = b"/torch.rendezvous."
+STATE_KEY_PREFIX = b"/torch.rendezvous."
+"""The start of the key of a rendezvous state, which torch first sets to its sentinel."""
 
 
 def state_key(run_id: str) -> bytes:
     """Return the key of the rendezvous state of ``run_id``."""
-    return _STATE_KEY_PREFIX + run_id.encode()
+    return STATE_KEY_PREFIX + run_id.encode()
 
 
-def is_state_key(key: bytes) -> bool:
-    """Return whether ``key``, set to torch's sentinel, is that of a rendezvous state."""
-    return key.startswith(_STATE_KEY_PREFIX)
-
-
-def run_id_of(key: bytes, prefix: bytes = _STATE_KEY_PREFIX) -> str:
+def run_id_of(key: bytes, prefix: bytes = STATE_KEY_PREFIX) -> str:
     """Read the run id behind ``prefix``; raises ``WireError`` if it cannot be a name."""
     try:
         run_id = key.removeprefix(prefix).decode()

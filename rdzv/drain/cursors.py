@@ -37,7 +37,9 @@ def difference(
     if len(by_cursor) < 2:
         return ""
     groups = sorted(by_cursor.items(), key=lambda group: (min(group[1]), group[0]))
-    shown = [_says(cursor, who) for cursor, who in groups[:SHOWN_GROUPS]]
+    shown = [
+        f"{_who(who)} gave {cursor[:SHOWN_CHARACTERS]}" for cursor, who in groups[:SHOWN_GROUPS]
+    ]
     more = [f"and {len(groups) - SHOWN_GROUPS} others"] if len(groups) > SHOWN_GROUPS else []
     return f"{what}{step} differ: {', '.join(shown + more)}"
 
@@ -53,10 +55,6 @@ def left_to_others(given: Iterable[tuple[Sequence[int], str, str]]) -> str:
     if not none or not agreed(said):
         return ""
     return f"; {_who(none)} gave no data cursor, which is left to the others"
-
-
-def _says(cursor: str, who: Sequence[tuple[Sequence[int], str]]) -> str:
-    return f"{_who(who)} gave {cursor[:SHOWN_CHARACTERS]}"
 
 
 def _who(who: Sequence[tuple[Sequence[int], str]]) -> str:

@@ -25,12 +25,10 @@ from rdzv.drain.inputs import (
     LiveRound,
     ReformCause,
 )
-from rdzv.drain.known_weights import is_known
 from rdzv.drain.launcher_save import asked, is_of_launcher, released
 from rdzv.listing import Listing
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain, Outcome
-from rdzv.records.job import Job
 from rdzv.snapshot import Snapshot
 
 SAVES_LOOK_S = 5.0
@@ -84,7 +82,8 @@ def decide(
             moments.append(scene.due_s(uid))
             if uid == snapshot.pod_uid:
                 saves = scene.save_asked(drain) is not None
-                moments.append(scene.promised_s if saves else scene.launched_s)
+                promised_s = observations.own_since_s + policy.promise_s
+                moments.append(promised_s if saves else scene.launched_s)
     if moved.commit is not None or not reasons:
         reasons.insert(0, moved.reason)
     # A moment that has passed needs no wake-up: what is due waits for something else than time.
@@ -96,7 +95,7 @@ def _put_back(snapshot: DrainingSnapshot, lost: Commit) -> DrainDecision:
     """Put a commit that ends its round back into a restored store, which had lost it."""
     last, rounds = snapshot.lost_last_commit, (snapshot.round, snapshot.own_round)
     ended = [one for one in rounds if one is not None and lost.is_of(one.run, one.number)]
-    if last and not all(is_known(last.step, one, snapshot.ledgers) for one in ended):
+    if last and not all(snapshot.is_known(last.step, one) for one in ended):
         last = None  # No world could begin from it.
     why = f"the round ends after step {lost.step}: put back, as the store had lost it"
     return DrainDecision(replace(lost, reason=why), last, reason=why)
@@ -130,13 +129,17 @@ class _Scene:
         }
         self.leavers = {uid: drain for uid, drain in self.inside.items() if not drain.outcome}
         self.concerned = any(snapshot.member_of(drain) is not None for drain in drains.values())
-        self.enough = is_enough(snapshot.membership, snapshot.listing) and self._enough_ask(rules)
-        paused = rules.paused
-        self.may_grant = self.enough or paused or policy.below_min == "commit" or self.is_last_world
+        listing = snapshot.listing
+        self.enough = is_enough(snapshot.membership, listing)
+        if self.round is not None:
+            # A launcher that neither trains nor asks may never come.
+            there = (frozenset(self.round.members) - left) | self.round.asking
+            present = sum(member.name in there for member in listing.listed)
+            self.enough = self.enough and present >= rules.sizes.smallest
+        forms = self.enough or rules.paused
+        self.may_grant = forms or policy.below_min == "commit" or self.is_last_world
         # Without enough others the next world could not form: newcomers wait with the leavers.
-        self.reforms: ReformCause = ""
-        if self.round is not None and (self.enough or paused):
-            self.reforms = self.round.reforms
+        self.reforms: ReformCause = self.round.reforms if self.round and forms else ""
 
     @property
     def is_last_world(self) -> bool:
@@ -148,31 +151,11 @@ class _Scene:
         all_drain = not listing.listed and not listing.standby
         return all_drain or any(drain.preempted for drain in self.inside.values())
 
-    def _enough_ask(self, rules: Job) -> bool:
-        """Return whether ``min`` of the listed train or ask to; a launcher may never come."""
-        round = self.round
-        if round is None:
-            return True
-        there = (frozenset(round.members) - round.left) | round.asking
-        listed = self.snapshot.listing.listed
-        return sum(member.name in there for member in listed) >= rules.sizes.smallest
-
-    @property
-    def untrained(self) -> bool:
-        """Whether no world has formed yet in this generation, so that no pod is kept for one."""
-        round = self.snapshot.round
-        return round is None or (round.first and not round.complete)
-
     @property
     def launched_s(self) -> float:
         """The time from which no first command can be on its way to this sidecar's own pod."""
         seen = self.observations
         return -math.inf if seen.own_ran else seen.own_since_s + self.policy.launch_s
-
-    @property
-    def promised_s(self) -> float:
-        """The time from which a launcher no longer waits for a promise to save."""
-        return self.observations.own_since_s + self.policy.promise_s
 
     def save_asked(self, drain: Drain) -> Drain | None:
         """Return the drain whose save this pod waits for, of a horovodrun that ends with it."""
@@ -277,6 +260,8 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
     snapshot, uid = scene.snapshot, drain.pod_uid
     if scene.outlived(uid):
         return "", ""
+    # Without a world in this generation, no pod is kept for one.
+    untrained = snapshot.round is None or (snapshot.round.first and not snapshot.round.complete)
     may_grant = scene.may_grant or drain.preempted
     outcome: Outcome = "committed" if scene.served(uid) else "uncommitted"
     if uid in scene.inside:
@@ -291,7 +276,7 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
         outcome, why = released(ask, snapshot.membership, seen_for_s, scene.policy.promise_s)
         if outcome:
             return outcome, why
-    elif uid == snapshot.pod_uid and scene.untrained and snapshot.commands is None:
+    elif uid == snapshot.pod_uid and untrained and snapshot.commands is None:
         return "uncommitted", "nothing has been trained yet"
     elif uid == snapshot.pod_uid and may_grant and not snapshot.commands:
         # Only the pod's own sidecar knows whether a launcher's commands run in it.
@@ -318,9 +303,12 @@ def _commit(scene: _Scene) -> DrainDecision:
     commit, round = scene.commit, scene.round
     assert round is not None
     if not commit.is_of(round.run, round.number):
+        fresh = Commit(commit.epoch, round.run, round.number, mod_revision=commit.mod_revision)
+        fresh = replace(fresh, took_s=commit.took_s)
         if commit.mod_revision:
-            return _reset(scene, round)
-        scene.commit = replace(commit, run=round.run, round=round.number)
+            reason = f"round {round.number} has begun"
+            return DrainDecision(replace(fresh, reason=reason), reason=reason)
+        scene.commit = fresh
     if commit.phase == "hold":
         return _hold(scene, round)
     if commit.phase == "commit":
@@ -328,18 +316,6 @@ def _commit(scene: _Scene) -> DrainDecision:
     if commit.phase == "done":
         return _done(scene)
     return _idle(scene, round)
-
-
-def _reset(scene: _Scene, round: LiveRound) -> DrainDecision:
-    commit = Commit(
-        epoch=scene.commit.epoch,
-        run=round.run,
-        round=round.number,
-        took_s=scene.commit.took_s,
-        reason=f"round {round.number} has begun",
-        mod_revision=scene.commit.mod_revision,
-    )
-    return DrainDecision(commit, reason=commit.reason)
 
 
 def _idle(scene: _Scene, round: LiveRound) -> DrainDecision:
@@ -470,7 +446,7 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
     more = commit.failures + 1
     for member, vote in votes.items():
         if vote.failed.startswith(DIFFER):
-            return _differs(scene, vote.failed)
+            return _useless(scene, vote.failed, for_good=False)
         if vote.failed:
             return _void(scene, f"{member} could not save: {vote.failed}", failures=more)
     saved = {vote.acked for vote in votes.values() if vote.acked is not None}
@@ -483,9 +459,12 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
         tags = [(vote.ranks, member, vote.tag) for member, vote in votes.items()]
         differ = difference(step, given) or difference(step, tags, TAGS)
         if differ:
-            return _differs(scene, differ)
-        if not is_known(step, round, scene.snapshot.ledgers):
-            return _unknown(scene, step)
+            return _useless(scene, differ, for_good=False)
+        if not scene.snapshot.is_known(step, round):
+            # Another attempt would be of the same world. The next requests of its ranks for shards
+            # tell them to end, and newcomers come in then.
+            why = f"the store has lost which records the weights of step {step} contain"
+            return _useless(scene, why, for_good=True)
         decision = scene.becomes(
             f"all have saved step {step}{left_to_others(given)}",
             phase="done",
@@ -517,7 +496,7 @@ def _done(scene: _Scene) -> DrainDecision:
     if granted or (scene.reforms and not commit.admitted):
         names = ", ".join(scene.leavers[uid].member for uid in granted)
         who = [f"{names} may go"] if granted else []
-        who += [_ALLOWED[scene.reforms]] if scene.reforms else []
+        who += [_REFORMS[scene.reforms][1]] if scene.reforms else []
         decision = scene.becomes(
             " and ".join(who),
             leaving=tuple(scene.leavers),
@@ -554,25 +533,14 @@ def _refused(scene: _Scene, why: str, mute: tuple[str, ...] = ()) -> DrainDecisi
     return _void(scene, why, mute, refused=True, leaving=leaving, joins=joins)
 
 
-def _differs(scene: _Scene, why: str) -> DrainDecision:
-    """Void the save; leavers go without one if an earlier attempt has failed, too.
+def _useless(scene: _Scene, why: str, *, for_good: bool) -> DrainDecision:
+    """Void a save that no world could begin from; leavers go without one if that is ``for_good``.
 
-    A script gives the same cursors again, so a leaver would only wait for its deadline. Newcomers
-    alone are not let in like this: the world would lose the steps since its last save.
+    So it is after an earlier failure, too: a script gives the same cursors again, and a leaver
+    would only wait for its deadline. Newcomers alone are not let in like this: the world would lose
+    the steps since its last save.
     """
-    if scene.commit.failures and scene.leavers and scene.may_grant:
-        return _refused(scene, why)
-    return _void(scene, why, failures=scene.commit.failures + 1)
-
-
-def _unknown(scene: _Scene, step: int) -> DrainDecision:
-    """Void a save that no world could begin from; leavers go without one.
-
-    Another attempt would be of the same world. The next requests of its ranks for shards tell them
-    to end, and newcomers come in then.
-    """
-    why = f"the store has lost which records the weights of step {step} contain"
-    if scene.leavers and scene.may_grant:
+    if (for_good or scene.commit.failures) and scene.leavers and scene.may_grant:
         return _refused(scene, why)
     return _void(scene, why, failures=scene.commit.failures + 1)
 
@@ -619,25 +587,20 @@ def _votes(scene: _Scene, round: LiveRound) -> dict[str, Vote]:
     }
 
 
-_PURPOSES: Mapping[ReformCause, str] = {
-    "join": "newcomers join",
-    "shrink": "the world becomes smaller",
-    "pause": "the job is paused",
-    "hang": "a silent torchrun is given up",
+_REFORMS: Mapping[ReformCause, tuple[str, str]] = {
+    "join": ("newcomers join", "newcomers may join"),
+    "shrink": ("the world becomes smaller", "the world may become smaller"),
+    "pause": ("the job is paused", "the world may end, for the job is paused"),
+    "hang": ("a silent torchrun is given up", "the world may go on without its silent torchrun"),
 }
-_NONE_PENDING = "no drain or join is pending any more"
+"""The purpose of a save, and the permission after it, in words."""
 
-_ALLOWED: Mapping[ReformCause, str] = {
-    "join": "newcomers may join",
-    "shrink": "the world may become smaller",
-    "pause": "the world may end, for the job is paused",
-    "hang": "the world may go on without its silent torchrun",
-}
+_NONE_PENDING = "no drain or join is pending any more"
 
 
 def _purpose(scene: _Scene) -> str:
     who = [f"{_names(scene)} leaves"] if scene.leavers else []
-    who += [_PURPOSES[scene.reforms]] if scene.reforms else []
+    who += [_REFORMS[scene.reforms][0]] if scene.reforms else []
     return " and ".join(who) or "nobody"
 
 
@@ -669,8 +632,8 @@ def savers(
 
     Nothing that happens to them ends the save of the others, who finish it without them.
     """
-    commit = membership.commit
-    if commit is None or commit.phase != "commit" or not commit.is_of(run, number):
+    commit = _commit_of(membership.commit, run, number)
+    if commit.phase != "commit":
         return {}
     return {
         uid: drain.member
@@ -687,17 +650,14 @@ def joins_wait(membership: Snapshot, listing: Listing, run: str, number: int) ->
     paused = rules is not None and rules.paused
     if not paused and not is_enough(membership, listing):
         return True
-    commit = membership.commit
-    if commit is None or not commit.is_of(run, number):
-        return True
+    commit = _commit_of(membership.commit, run, number)
     return not (commit.admitted or (commit.refused and commit.joins))
 
 
 def join_agreed(commit: Commit | None, run: str, number: int) -> bool:
     """Return whether the ranks of this round are held or save to re-form it, or do so without."""
-    if commit is None or not commit.is_of(run, number):
-        return False
-    return commit.joins and (commit.refused or commit.phase in ("hold", "commit", "done"))
+    here = _commit_of(commit, run, number)
+    return here.joins and (here.refused or here.phase in ("hold", "commit", "done"))
 
 
 def ends_round(membership: Snapshot, run: str, number: int) -> bool:
@@ -705,10 +665,13 @@ def ends_round(membership: Snapshot, run: str, number: int) -> bool:
 
     Its ranks stay parked, so it must end, even if the newcomer or the leaver has vanished since.
     """
-    commit = membership.commit
-    if commit is None or not commit.is_of(run, number):
-        return False
+    commit = _commit_of(membership.commit, run, number)
     return commit.admitted or bool(commit.granted)
+
+
+def _commit_of(commit: Commit | None, run: str, number: int) -> Commit:
+    """Return the commit record if it is about this round; else an idle one."""
+    return commit if commit is not None and commit.is_of(run, number) else Commit()
 
 
 def granted(commit: Commit | None, drain: Drain) -> bool:

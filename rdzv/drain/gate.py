@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self, get_args
 
 from rdzv.drain.cursors import TAGS, agreed, difference, left_to_others
 from rdzv.drain.decision import granted
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import RecordError
-from rdzv.records.codec import dump_record, load_record, take, take_cursor, take_tag
+from rdzv.records.codec import dump_record, load_record, take, take_cursor, take_seconds, take_tag
 from rdzv.records.commit import Commit, LastCommit, Phase, Vote
 from rdzv.records.drain import Drain
 
 REASON_CHARACTERS = 500
 """Maximum length of a gate's reason: the page has a fixed size."""
-
 
 ON_CUT_S = 60.0
 """Seconds without a lease after which ranks wait for one, if the job says ``--on-cut=hold``: others
@@ -74,35 +73,11 @@ class Gate:
 
     def to_json(self) -> bytes:
         """Encode the gate for the run directory."""
-        last = self.last_commit
-        return dump_record(
-            {
-                "epoch": self.epoch,
-                "run": self.run,
-                "round": self.round,
-                "master": self.master,
-                "phase": self.phase,
-                "step": self.step,
-                "leaving": self.leaving,
-                "granted": self.granted,
-                "deadline_boot_s": self.deadline_boot_s,
-                "reason": self.reason,
-                "ended": self.ended,
-                "ask": self.ask,
-                "ending": self.ending,
-                "cut": self.cut,
-                "on_cut": self.on_cut,
-                "last_commit": last
-                and {
-                    "step": last.step,
-                    "round": last.round,
-                    "epoch": last.epoch,
-                    "cursor": last.cursor,
-                    "tag": last.tag,
-                },
-                "of_former_life": self.of_former_life,
-            }
-        )
+        fields = asdict(self)
+        if (last := fields["last_commit"]) is not None:
+            shown = ("step", "round", "epoch", "cursor", "tag")
+            fields["last_commit"] = {name: last[name] for name in shown}
+        return dump_record(fields)
 
     @classmethod
     def from_json(cls, name: str, content: bytes) -> Self:
@@ -112,8 +87,6 @@ class Gate:
         if phase not in get_args(Phase):
             raise RecordError(f"{name}: 'phase' is {phase!r}, which is no phase of a commit")
         step, deadline = fields.get("step"), fields.get("deadline_boot_s")
-        if isinstance(deadline, int) and not isinstance(deadline, bool):
-            deadline = float(deadline)
         last = fields.get("last_commit")
         return cls(
             epoch=take(name, fields, "epoch", int),
@@ -124,11 +97,9 @@ class Gate:
             step=None if step is None else take(name, fields, "step", int),
             leaving=take(name, fields, "leaving", bool),
             granted=take(name, fields, "granted", bool),
-            deadline_boot_s=(
-                None
-                if deadline is None
-                else take(name, {"deadline_boot_s": deadline}, "deadline_boot_s", float)
-            ),
+            deadline_boot_s=None
+            if deadline is None
+            else take_seconds(name, fields, "deadline_boot_s"),
             reason=take(name, fields, "reason", str),
             last_commit=None if last is None else _last_commit(name, last),
             of_former_life=take(name, fields, "of_former_life", bool, False),

@@ -16,7 +16,7 @@ from rdzv.listing import NO_ROUND, Listing, Places
 from rdzv.records.commit import Commit, LastCommit, Phase, Vote
 from rdzv.records.drain import Drain
 from rdzv.records.saves import PodSaves
-from rdzv.shards.ledger import ShardLedger
+from rdzv.shards.ledger import ShardLedger, as_of
 from rdzv.snapshot import Snapshot
 
 ReformCause = Literal["", "join", "shrink", "pause", "hang"]
@@ -130,6 +130,21 @@ class DrainingSnapshot:
         members = () if self.round is None else self.round.members
         others = [saved.get(name, frozenset()) for name in members if name not in self.commit.mute]
         return max(frozenset.intersection(*others), default=-1) if others else -1
+
+    def is_known(self, step: int, round: LiveRound) -> bool:
+        """Return whether a world could begin from ``step``, which all ranks of ``round`` saved.
+
+        A rank reports a save once the store has which shards its weights contain. A store that was
+        restored to before that does not know them, and may not know that the world trains a data
+        set: the next world would be refused shards from such a step again and again.
+        """
+        here = (round.run, round.number)
+        return all(
+            as_of(ledger, step) is not None
+            for ledger in self.ledgers
+            if (world := ledger.world) is not None
+            and (round.restored or (world.run, world.round) == here)
+        )
 
     def member_of(self, drain: Drain) -> str | None:
         """Return the member of the live round that ``drain`` is for; None if it is in no round."""

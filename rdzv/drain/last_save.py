@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from rdzv.drain.cursors import TAGS, agreed, difference, left_to_others
 from rdzv.drain.gate import RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
-from rdzv.drain.known_weights import is_known
 from rdzv.keys import JobKeys
 from rdzv.records.commit import LastCommit
 from rdzv.records.saves import STEPS_MAX, PodSaves
@@ -74,13 +73,14 @@ def of_round(
 ) -> Sequence[PodSaves]:
     """Return the reports of the members of ``round`` about it, in rank order."""
     told = (saves.get(member) for member in round.members)
-    return [one for one in told if one and _is_of(one, round, membership)]
-
-
-def _is_of(told: PodSaves, round: LiveRound, membership: Snapshot) -> bool:
-    member = membership.members.get(told.member)
-    same_pod = member is not None and member.pod_uid == told.pod_uid
-    return same_pod and (told.run, told.round) == (round.run, round.number)
+    here = (round.run, round.number)
+    return [
+        one
+        for one in told
+        if one is not None
+        and (member := membership.members.get(one.member)) is not None
+        and (one.run, one.round, one.pod_uid) == (*here, member.pod_uid)
+    ]
 
 
 def decide(
@@ -90,7 +90,7 @@ def decide(
     round, membership, commit = snapshot.round, snapshot.membership, snapshot.commit
     if membership.job is None or round is None or not round.live or not round.members:
         return None, "no round is live"
-    if commit.is_of(round.run, round.number) and commit.phase in _AGREEING:
+    if commit.is_of(round.run, round.number) and commit.phase in ("hold", "commit", "done"):
         return None, "a commit is under way"
     last = membership.last_commit
     told = of_round(round, membership, saves)
@@ -109,7 +109,7 @@ def decide(
         for step, given in said.items()
     }
     alike = (step for step in newer if not differ[step])
-    step = next((step for step in alike if is_known(step, round, snapshot.ledgers)), None)
+    step = next((step for step in alike if snapshot.is_known(step, round)), None)
     if step is None:
         lost = "the store has lost which records their weights contain"
         return None, (differ[newer[0]] or lost) if newer else "no newer step is saved by all ranks"
@@ -125,9 +125,6 @@ def decide(
         tag=agreed(tags),
     )
     return saved, f"all ranks have saved step {step}{left_to_others(said[step])}"
-
-
-_AGREEING = ("hold", "commit", "done")
 
 
 def _floor(snapshot: DrainingSnapshot, round: LiveRound) -> int:

@@ -101,18 +101,23 @@ def take_over(
     after = replace(held, source=drain.source, reason=drain.reason, requested_by=drain.requested_by)
     if _left_s(drain) < _left_s(held):
         after = replace(after, seconds_left=drain.seconds_left, reserve_s=drain.reserve_s)
-    key = keys.in_generation(snapshot.job.generation).drain(drain.pod_uid)
-    return [Compare(key, "mod", "=", held.mod_revision)], [Put(key, after.to_json())]
+    return change(keys, snapshot, after)
 
 
 def preempted(
     keys: JobKeys, snapshot: Snapshot, drain: Drain
 ) -> tuple[list[Compare], list[Operation]]:
     """Build the transaction that marks a drain, as it is, as one of a pod that makes room."""
+    return change(keys, snapshot, replace(drain, preempted=True))
+
+
+def change(
+    keys: JobKeys, snapshot: Snapshot, after: Drain
+) -> tuple[list[Compare], list[Operation]]:
+    """Build the transaction that stores a drain as ``after``, if it is at its ``mod_revision``."""
     assert snapshot.job is not None
-    key = keys.in_generation(snapshot.job.generation).drain(drain.pod_uid)
-    marked = replace(drain, preempted=True)
-    return [Compare(key, "mod", "=", drain.mod_revision)], [Put(key, marked.to_json())]
+    key = keys.in_generation(snapshot.job.generation).drain(after.pod_uid)
+    return [Compare(key, "mod", "=", after.mod_revision)], [Put(key, after.to_json())]
 
 
 def _left_s(drain: Drain) -> float:
@@ -158,22 +163,10 @@ def lift(
     # Written in any case, also where there was none: a decision that rests on the drain must not be
     # applied after this.
     operations: list[Operation] = [Delete(here.drain(uid)), Put(here.commit, after.to_json())]
-    unchanged, again = _outdate_first_write(
-        keys, snapshot, drain.member, "" if sign_gone else drain.reason
-    )
-    return [*compares, *unchanged], [*operations, *again]
-
-
-def _outdate_first_write(
-    keys: JobKeys, snapshot: Snapshot, member: str, dismissed: str
-) -> tuple[list[Compare], list[Operation]]:
-    """Build the rewrite of a member's incarnation, same number, that goes with the end of a drain.
-
-    The first write of the drain may still be retried: its compare then fails.
-    """
-    holder = snapshot.incarnations.get(member)
-    if holder is None:
-        return [], []
-    incarnation = keys.incarnation(member)
-    unchanged = Compare(incarnation, "mod", "=", holder.mod_revision)
-    return [unchanged], [Put(incarnation, replace(holder, dismissed=dismissed).to_json())]
+    if (holder := snapshot.incarnations.get(drain.member)) is not None:
+        # The first write of the drain may still be retried: its compare fails then.
+        incarnation = keys.incarnation(drain.member)
+        compares.append(Compare(incarnation, "mod", "=", holder.mod_revision))
+        dismissed = "" if sign_gone else drain.reason
+        operations.append(Put(incarnation, replace(holder, dismissed=dismissed).to_json()))
+    return compares, operations

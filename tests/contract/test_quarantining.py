@@ -117,7 +117,7 @@ async def test_a_death_is_counted_in_a_store_that_was_restored_to_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(quarantining, "RETRY_S", 0.05)
-    monkeypatch.setattr(quarantining, "SEE_OWN_WRITE_S", 0.2)
+    monkeypatch.setattr("rdzv.mirror.SEE_S", 0.2)
     async with pod() as one:
         written = one.store.watch(HERE.quarantines, one.store.engine.revision + 1)
         one.keeping.died(STAY)

@@ -390,7 +390,7 @@ def all_ask(one: Pod) -> bool:
 
 
 async def test_one_sidecar_writes_what_all_see_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher_shim.c10d.rounds.turns.TURN_S", 3600.0)
+    monkeypatch.setattr("launcher_shim.c10d.rounds.decision_loop.TURN_S", 3600.0)
     late = {name: LateWatch() for name in "abcd"}
     async with pods_that_all_see_a_round_due(late, monkeypatch) as (pods, senders):
         await asyncio.sleep(1)  # in which all of them would have written, were it not for turns
@@ -401,7 +401,7 @@ async def test_one_sidecar_writes_what_all_see_due(monkeypatch: pytest.MonkeyPat
 
 
 async def test_the_next_one_writes_where_the_first_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher_shim.c10d.rounds.turns.TURN_S", 0.01)
+    monkeypatch.setattr("launcher_shim.c10d.rounds.decision_loop.TURN_S", 0.01)
     late = {name: LateWatch() for name in "abcd"}
     late["a"].passing.set()
     late["d"].refusing = True

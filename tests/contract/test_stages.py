@@ -175,7 +175,7 @@ async def test_one_that_asks_again_passes_over_one_stage(tmp_path: Path) -> None
         nonce = "c" * 32
         for _ in range(2):
             stamp = Stamp(nonce, 1)
-            begun = one.endpoint.sessions.begin_stage(
+            begun = one.endpoint.sessions.starts.begin(
                 "digits", nonce, b"train", stamp, may_pass=True
             )
             assert (await begun)[1] == wire.PASSED

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.drain.timings import Chronicle
+from agent.drain.coordinator import Chronicle
 from rdzv.records.commit import Commit
 from rdzv.records.drain import Drain
 from rdzv.snapshot import Snapshot

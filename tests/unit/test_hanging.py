@@ -89,7 +89,8 @@ def test_a_silent_torchrun_of_a_world_that_ends_is_given_up_without_a_save(*, en
     seen = run((A, B, C), current)
     evaluation: Any = SimpleNamespace(standings=Standings({}), snapshot=seen, stored=seen)
     ranks = RanksSeen(current.number, stepped_s=NOW - 20)
-    HangWatch(place, lambda: POLICY, lambda: ranks).leave_if_hung(evaluation, NOW)
+    evaluator: Any = SimpleNamespace(policy=lambda: POLICY, ranks=ranks)
+    HangWatch(place, evaluator).leave_if_hung(evaluation, NOW)
     assert calls == ([False, "hung"] if ends else [True])
 
 

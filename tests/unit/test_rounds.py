@@ -14,6 +14,7 @@ from launcher_shim.c10d.rounds.decision import RoundDecision, decide, next_round
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import RoundObservations, Standings, observe, stand
 from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round, Seat, first_round
+from launcher_shim.c10d.rounds.views import somebody_goes_on
 from rdzv.mirror import HEALTHY_S
 from rdzv.store import WATCH_PROGRESS_S
 from tests.support.records import members, node, run, world
@@ -445,17 +446,22 @@ def test_one_that_has_finished_is_not_lost(done: Node, then: Node | None) -> Non
 @pytest.mark.parametrize(
     ("b", "goes_on"),
     [
-        (node("b", "in"), False),
+        (node("b", "in"), True),
+        (replace(node("b", "in"), finished=True), False),
         (node("b", ask=2), True),
         (node("b", "left", left="exit"), True),
         (node("b", "left", left="closed"), False),
         (node("b", "left", left="done"), False),
-        (node("b", nonce="other"), False),
+        (node("b", nonce="other"), True),
+        (node("b", "left", nonce="other", left="closed"), False),
         (node("b", "left", ask=2, left="closed"), True),
     ],
 )
 def test_whether_one_of_the_world_goes_on_without_the_others(b: Node, goes_on: bool) -> None:
-    assert run([*inside("a"), b], world("ab", finishing=True)).goes_on() == goes_on
+    done = [replace(one, finished=True) for one in inside("a")]
+    snapshot = run([*done, b], world("ab", finishing=True))
+    standings = stand(NOW, snapshot, look(WATCHED, snapshot), POLICY)
+    assert somebody_goes_on(snapshot, standings) == goes_on
 
 
 def test_the_next_round_is_open_and_empty() -> None:

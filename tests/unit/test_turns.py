@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
+from launcher_shim.c10d.rounds.decision_loop import SPREAD, TURN_S, delay_s, order
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
-from launcher_shim.c10d.rounds.turns import SPREAD, TURN_S, delay_s, order
 
 
 def asking(member: str, revision: int) -> Node:

@@ -44,20 +44,6 @@ class Claim:
         """Whether its torchrun has named itself."""
         return self.pid >= 0
 
-    def request_began(self, now_s: float) -> None:
-        """Note the start of a request."""
-        self.pending += 1
-        self.seen_s = now_s
-
-    def request_ended(self, now_s: float) -> None:
-        """Note the answer to a request."""
-        self.pending -= 1
-        self.seen_s = now_s
-
-    def excuse(self, now_s: float) -> None:
-        """Count silence from ``now_s`` on, after a stop of this sidecar itself."""
-        self.seen_s = now_s
-
     def resume(self, node: Node) -> None:
         """Take over from ``node`` the names that a client which outlived its sidecar has given."""
         self.addr, self.pid, self.local_id = node.addr, node.pid, node.local_id

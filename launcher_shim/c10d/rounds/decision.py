@@ -85,7 +85,7 @@ def why_it_ends(snapshot: RunSnapshot, standings: Standings, reforms: Reform) ->
         return "a leave, a join or a pause was granted"
     # The whole world lets a newcomer in at once. Nodes that left for a newcomer, while others are
     # reconnecting after a cut, would meet those only in yet another round.
-    if standings.uncertain or membership.joins_wait:
+    if "missing" in standings.of.values() or membership.joins_wait:
         return ""
     return reforms.reason if reforms.cause else ""
 

@@ -6,22 +6,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from random import Random
 
 from launcher_shim.c10d.rounds import decision as forming
 from launcher_shim.c10d.rounds.evaluation import Evaluator
 from launcher_shim.c10d.rounds.hang_watch import HangWatch
-from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
-from launcher_shim.c10d.rounds.own_write import shown
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.rounds.round_key import RoundKey
-from launcher_shim.c10d.rounds.turns import delay_s, order
 from rdzv.diary import Diary
 from rdzv.errors import StoreFull
 from rdzv.job import JobClient
 from rdzv.members.guard import Registered
+from rdzv.race import first_of
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,13 @@ LATE_S = 1.0
 """A wake-up that is later than this, in seconds, means that this sidecar itself was stopped."""
 
 
+TURN_S = 0.5
+"""Seconds between two turns. Longer than the usual delay of a watch on a busy store."""
+
+SPREAD = 0.2
+"""Jitter: the largest random delay of a turn, as a fraction of ``TURN_S``."""
+
+
 class DecisionLoop:
     """The decisions on one run. ``changed`` is called if a standing or the membership changes."""
 
@@ -48,10 +55,7 @@ class DecisionLoop:
         hang_watch: HangWatch,
         client: JobClient,
         *,
-        member: str,
         registered: Registered,
-        policy: Callable[[], RoundPolicy],
-        clock: Callable[[], float],
         random: Random,
         changed: Callable[[], None],
     ) -> None:
@@ -60,19 +64,12 @@ class DecisionLoop:
         self._round_key = round_key
         self._hang_watch = hang_watch
         self._client = client
-        self._member = member
         self._registered = registered
-        self._policy = policy
-        self._clock = clock
+        self._clock = evaluator.clock
         self._random = random
         self._changed = changed
-        self._diary = Diary(log)
+        self.diary = Diary(log)
         self._woken = asyncio.Event()
-
-    @property
-    def reason(self) -> str:
-        """The newest decision, in one sentence."""
-        return self._diary.last
 
     def wake(self) -> None:
         """Drop the last evaluation of the run, and decide again."""
@@ -93,25 +90,31 @@ class DecisionLoop:
                 published = news
                 self._changed()
             observations, reforms = self._evaluator.observations, evaluation.reform
-            decision = forming.decide(now, stored, observations, self._policy(), reforms)
+            decision = forming.decide(now, stored, observations, self._evaluator.policy(), reforms)
             wanted = self._run.round if self._run.lacks_round else decision.round
-            self._diary.say(evaluation.reform.reason or decision.reason)
+            self.diary.say(evaluation.reform.reason or decision.reason)
             hang_at_s = self._hang_watch.leave_if_hung(evaluation, now)
             wake_at_s = min(decision.wake_at_s, reforms.wake_at_s, hang_at_s)
             if wanted is None:
                 due = None
             elif due is None or due[0] != wanted:
-                due = (wanted, now + delay_s(self._member, order(wanted, stored), self._random))
+                turns = order(wanted, stored)
+                due = (wanted, now + delay_s(self._evaluator.member, turns, self._random))
             registered = self._registered.lease() is not None
             if due is not None and (registered or now < due[1]):
                 if now >= due[1]:
                     await self._write(due[0], stored)
                 wake_at_s = min(wake_at_s, max(due[1], now + DUE_RETRY_S))
-            await self._wait_for_news(wake_at_s, registered=registered)
+            left_s = wake_at_s - self._clock()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
+                    if registered:
+                        await self._woken.wait()
+                    else:
+                        await first_of(self._woken.wait(), self._registered.again())
             if self._clock() > wake_at_s + LATE_S:
                 # This sidecar itself was stopped: requests of the agent may still wait to be read.
                 self._hang_watch.excuse(self._clock())
-                self._evaluator.excuse(self._clock())
             await asyncio.sleep(COALESCE_S + COALESCE_PER_NODE_S * self._run.node_count)
 
     async def _write(self, wanted: Round, stored: RunSnapshot) -> None:
@@ -122,27 +125,29 @@ class DecisionLoop:
             self._evaluator.cut_off = True
         else:
             # After a lost race, wait for the watch: before that, there is nothing new to decide by.
-            await shown(self._client.mirror, written)
+            await self._client.mirror.shown(written)
 
-    async def _wait_for_news(self, wake_at_s: float, *, registered: bool) -> None:
-        """Wait for news, ``wake_at_s`` or, if the registration is not in force, for that."""
-        left_s = wake_at_s - self._clock()
-        try:
-            async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
-                if registered:
-                    await self._woken.wait()
-                else:
-                    await self._woken_or_registered()
-        except TimeoutError:
-            return
 
-    async def _woken_or_registered(self) -> None:
-        waits = [
-            asyncio.ensure_future(self._woken.wait()),
-            asyncio.ensure_future(self._registered.again()),
-        ]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for waiting in waits:
-                waiting.cancel()
+def order(wanted: Round, stored: RunSnapshot) -> list[str]:
+    """Return all members with a stored node, in the order in which they may write ``wanted``.
+
+    One write is enough, as each carries the whole round. The sidecar whose write made the decision
+    due goes first; the others follow in an order that all compute alike, so one that is away costs
+    a turn. The number of writes depends on the watch's delay, and not on the number of sidecars.
+    """
+    nodes = stored.nodes
+    newest = max(nodes.values(), key=lambda node: node.mod_revision, default=None)
+    first = [] if newest is None else [newest.member]
+    frozen = [seat.member for seat in wanted.frozen or stored.round.frozen]
+    members = dict.fromkeys([*first, *frozen, *sorted(nodes)])
+    return [member for member in members if member in nodes]
+
+
+def delay_s(member: str, members: Sequence[str], random: Random) -> float:
+    """Return for how many seconds ``member`` leaves a decision to those before it in ``members``.
+
+    The number of members that may write doubles with each turn, so hundreds that are away at once
+    cost a few turns. A member that is not in ``members`` comes last.
+    """
+    place = members.index(member) if member in members else len(members)
+    return place.bit_length() * TURN_S * random.uniform(1, 1 + SPREAD)

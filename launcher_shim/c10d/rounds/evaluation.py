@@ -65,10 +65,10 @@ class Evaluator:
         self._run = run
         self._own = own
         self._mirror = client.mirror
-        self._member = member
-        self._policy = policy
+        self.member = member
+        self.policy = policy
+        self.clock = clock
         self._membership = membership
-        self._clock = clock
         self._evaluation: Evaluation | None = None
 
     def members(self) -> RoundMembers:
@@ -90,7 +90,7 @@ class Evaluator:
 
     def evaluate(self) -> Evaluation:
         """Return the present evaluation, the basis of views and decisions; evaluate if needed."""
-        now, own, membership = self._clock(), self._own.node, self.members()
+        now, own, membership = self.clock(), self._own.node, self.members()
         evaluation = self._evaluation
         if (
             evaluation is None
@@ -98,7 +98,7 @@ class Evaluator:
             or evaluation.snapshot.membership != membership
             or now >= evaluation.wake_at_s
         ):
-            policy = self._policy()
+            policy = self.policy()
             stored = self.stored()
             frozen = stored.round.frozen
             self.observations = observe(
@@ -108,12 +108,12 @@ class Evaluator:
                 policy,
                 healthy_s=self._mirror.healthy_for_s(now),
                 cut_off=self._own.take_loss() or self.cut_off,
-                ranks=self.ranks if frozen and frozen[0].member == self._member else None,
+                ranks=self.ranks if frozen and frozen[0].member == self.member else None,
             )
             self.cut_off = False
             shown = stored
             if own is not None:
-                shown = replace(stored, nodes={**stored.nodes, self._member: own})
+                shown = replace(stored, nodes={**stored.nodes, self.member: own})
             standings = stand(now, shown, self.observations, policy)
             reforms = reform(now, stored, self.observations, policy)
             evaluation = self._evaluation = Evaluation(own, stored, shown, standings, reforms)

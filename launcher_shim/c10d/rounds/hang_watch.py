@@ -5,28 +5,22 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 
 from launcher_shim.c10d.rounds import hanging
-from launcher_shim.c10d.rounds.evaluation import Evaluation
+from launcher_shim.c10d.rounds.evaluation import Evaluation, Evaluator
 from launcher_shim.c10d.rounds.hanging import Save, Signs
-from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.place import Place
 from launcher_shim.c10d.rounds.records import Seat
-from launcher_shim.c10d.rounds.starts import RanksSeen
 
 log = logging.getLogger(__name__)
 
 
 class HangWatch:
-    """The watch over the torchrun that holds ``place``; ``ranks`` are the reports of its ranks."""
+    """The watch over the torchrun that holds ``place``."""
 
-    def __init__(
-        self, place: Place, policy: Callable[[], RoundPolicy], ranks: Callable[[], RanksSeen]
-    ) -> None:
+    def __init__(self, place: Place, evaluator: Evaluator) -> None:
         self._place = place
-        self._policy = policy
-        self._ranks = ranks
+        self._evaluator = evaluator
         self._asked: tuple[Seat, float] | None = None
         self._agreed = False
 
@@ -38,7 +32,7 @@ class HangWatch:
             self._asked = None
             return math.inf
         stays = evaluation.standings.of.get(node.seat) == "hung"
-        current, ranks = evaluation.snapshot.round, self._ranks()
+        current, ranks = evaluation.snapshot.round, self._evaluator.ranks
         trains = current.is_world_of(node) and not node.finished and not current.finishing
         trains = trains and not current.is_ending and ranks.round == current.number
         signs = Signs(
@@ -49,7 +43,7 @@ class HangWatch:
             self._save(evaluation, node.seat) if not current.is_ending else "over",
             self._asked[1] if self._asked else math.inf,
         )
-        decision = hanging.decide(now, signs, self._policy())
+        decision = hanging.decide(now, signs, self._evaluator.policy())
         if not decision.saves_first:
             self._asked, self._agreed = None, False
         elif self._asked is None:
@@ -75,5 +69,6 @@ class HangWatch:
 
     def excuse(self, now: float) -> None:
         """Count from ``now`` on, after a stop of this sidecar itself."""
+        self._evaluator.excuse(now)
         if self._place.holder is not None:
-            self._place.holder.excuse(now)
+            self._place.holder.seen_s = now

@@ -162,21 +162,6 @@ class RunSnapshot:
         fit = [node for node in asking if node.member not in self.membership.quarantined]
         return fit if len(fit) >= min_nodes else asking
 
-    def is_silent(self, seat: Seat) -> bool:
-        """Return whether the world goes on without the torchrun of ``seat`` once it has saved."""
-        node = self.nodes.get(seat.member)
-        return node is not None and node.seat == seat and node.silent
-
-    def goes_on(self) -> bool:
-        """Return whether an unfinished torchrun of the present world has left it to ask again."""
-        for seat in self.round.frozen:
-            node = self.nodes.get(seat.member)
-            if node is None or node.nonce != seat.nonce:
-                continue
-            if node.ask > seat.ask or node.left_reason == "exit":
-                return True
-        return False
-
     def newcomers(self) -> list[Node]:
         """Return the nodes that ask to join the present world, whether or not it has room."""
         frozen, quarantined = self.round.frozen, self.membership.quarantined

@@ -110,6 +110,9 @@ def observe(
         formed_s = -math.inf
     elif not same_round or formed_s == -math.inf:
         formed_s, saw_it_form = now, previous.round_number >= 0
+    ending_since_s = math.inf
+    if snapshot.round.is_ending:
+        ending_since_s = min(previous.ending_since_s, now) if same_round else now
     healthy_since_s = now - healthy_s if healthy_s > 0 else math.inf
     absent = {
         member: previous.absent_s.get(member, now)
@@ -135,7 +138,7 @@ def observe(
         asked_s=asked,
         round_number=snapshot.round.number,
         round_since_s=previous.round_since_s if same_round else now,
-        ending_since_s=_ending_since(now, previous, snapshot, same_round=same_round),
+        ending_since_s=ending_since_s,
         formed_s=formed_s,
         saw_it_form=saw_it_form,
         ranks=ranks,
@@ -161,14 +164,6 @@ def _done(snapshot: RunSnapshot) -> frozenset[Seat]:
         for node in snapshot.nodes.values()
         if (node.finished or node.left_reason == "done") and node.seat in frozen
     )
-
-
-def _ending_since(
-    now: float, previous: RoundObservations, snapshot: RunSnapshot, *, same_round: bool
-) -> float:
-    if not snapshot.round.is_ending:
-        return math.inf
-    return min(previous.ending_since_s, now) if same_round else now
 
 
 def _return_until(
@@ -199,11 +194,6 @@ class Standings:
     def lost(self) -> list[str]:
         """The members whose nodes had not finished and are gone: the world must form again."""
         return [seat.member for seat, standing in self.of.items() if standing in LOST]
-
-    @property
-    def uncertain(self) -> bool:
-        """Whether a node is away that may be dead, or may be reconnecting."""
-        return "missing" in self.of.values()
 
 
 def stand(

@@ -142,10 +142,9 @@ class OwnNode:
         )
 
     def _due(self) -> bool:
-        return self._node is not None and not (self._holds() and self._on_lease())
-
-    def _on_lease(self) -> bool:
-        return self._stored is not None and self._stored.lease == self._registered.lease()
+        stored = self._stored
+        on_lease = stored is not None and stored.lease == self._registered.lease()
+        return self._node is not None and not (self._holds() and on_lease)
 
     async def _step(self, handing: Callable[[], Handing | None]) -> bool:
         """Write once if something is due; return whether to check again at once."""

@@ -8,10 +8,9 @@ from dataclasses import replace
 from random import Random
 
 from launcher_shim.c10d.rounds.claim import Claim
-from launcher_shim.c10d.rounds.inputs import RoundMembers
+from launcher_shim.c10d.rounds.evaluation import Evaluator
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.own_node import OwnNode
-from launcher_shim.c10d.rounds.own_write import shown
 from launcher_shim.c10d.rounds.records import LeftReason, Node
 from rdzv.mirror import Mirror
 from rdzv.records.quarantine import FormedWorld, Stay
@@ -30,10 +29,8 @@ class Place:
         run: MirroredRun,
         own: OwnNode,
         mirror: Mirror,
+        evaluator: Evaluator,
         *,
-        member: str,
-        members: Callable[[], RoundMembers],
-        clock: Callable[[], float],
         random: Random,
         changed: Callable[[], None],
         came: Callable[[str], None],
@@ -46,9 +43,9 @@ class Place:
         self._run = run
         self._own = own
         self._mirror = mirror
-        self._member = member
-        self._members = members
-        self._clock = clock
+        self._member = evaluator.member
+        self._members = evaluator.members
+        self._clock = evaluator.clock
         self._random = random
         self._changed = changed
         self._came = came
@@ -221,4 +218,4 @@ class Place:
     async def _write(self, node: Node) -> None:
         self._own.aim(node)
         self._changed()
-        await shown(self._mirror, await self._own.written(node))
+        await self._mirror.shown(await self._own.written(node))

@@ -44,7 +44,9 @@ def reform(
         return Reform()
     if policy.paused:
         return Reform("pause", "the job is paused")
-    silent = [one.member for one in current.frozen if snapshot.is_silent(one)]
+    # The world goes on without their torchruns once it has saved.
+    nodes = (snapshot.nodes.get(seat.member) for seat in current.frozen)
+    silent = [n.member for n in nodes if n is not None and n.silent and n.seat in current.frozen]
     if silent:
         return Reform(
             "hang", f"the torchrun of {', '.join(silent)} is silent while its ranks train"

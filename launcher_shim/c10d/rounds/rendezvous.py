@@ -24,7 +24,6 @@ from launcher_shim.c10d.rounds.hang_watch import HangWatch
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.own_node import Handing, OwnNode
-from launcher_shim.c10d.rounds.own_write import shown
 from launcher_shim.c10d.rounds.place import Place
 from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
 from launcher_shim.c10d.rounds.round_key import RoundKey
@@ -108,9 +107,7 @@ class Rendezvous:
             self._run,
             self._own,
             client.mirror,
-            member=member,
-            members=self._evaluator.members,
-            clock=clock,
+            self._evaluator,
             random=random,
             changed=self._own_node_changed,
             came=came,
@@ -121,12 +118,9 @@ class Rendezvous:
             self._run,
             self._evaluator,
             self._round_key,
-            HangWatch(self.place, policy, lambda: self._evaluator.ranks),
+            HangWatch(self.place, self._evaluator),
             client,
-            member=member,
             registered=registered,
-            policy=policy,
-            clock=clock,
             random=random,
             changed=self._tell,
         )
@@ -169,7 +163,7 @@ class Rendezvous:
     @property
     def reason(self) -> str:
         """The newest decision, in one sentence."""
-        return self._decisions.reason
+        return self._decisions.diary.last
 
     def snapshot(self) -> RunSnapshot:
         """Return the run as the mirror has it."""
@@ -258,7 +252,7 @@ class Rendezvous:
 
         revision = await self._round_key.edit(self._run.round, edit_live)
         if revision is not None:
-            await shown(self._mirror, revision)
+            await self._mirror.shown(revision)
 
     def news(self) -> Coroutine[Any, Any, object]:
         """Wait for a change of the round, the own node or a standing since this was called.

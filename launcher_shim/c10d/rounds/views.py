@@ -98,12 +98,14 @@ def somebody_goes_on(snapshot: RunSnapshot, standings: Standings) -> bool:
     If another torchrun asks in the place of one that has not finished, it does that one's work
     over.
     """
-    if snapshot.goes_on():
-        return True
     granted, leaving = snapshot.membership.granted, snapshot.membership.leaving
     for seat, standing in standings.of.items():
         node = snapshot.nodes.get(seat.member)
-        if node is None or seat.member in granted:
+        if node is None:
+            continue
+        if node.nonce == seat.nonce and (node.ask > seat.ask or node.left_reason == "exit"):
+            return True
+        if seat.member in granted:
             continue
         if standing == "here" and not node.finished:
             return True

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from struct import Struct
 from typing import cast
 
-from launcher_shim.c10d.serving.peer import describe_peer
 from launcher_shim.c10d.serving.request_order import BACKLOG_MAX, RequestOrder
 from launcher_shim.c10d.serving.served import OpenSession, Session
 from launcher_shim.tcpstore import wire
@@ -24,6 +25,7 @@ _logger = logging.getLogger(__name__)
 
 _DEFECT = "a defect of the sidecar, whose log has more"
 _FLUSH_TIMEOUT_S = 1.0
+_CREDENTIALS = Struct("3i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class Connection(asyncio.Protocol):
         self._requests = RequestOrder(
             self._transport, failed=self._fail_request, settled=self._finish
         )
-        self._peer = describe_peer(self._transport)
+        self._peer = _describe(self._transport)
         self._host.joined(self)
         timeout_s = self._host.handshake_timeout_s
         self._handshake = self._loop.call_later(
@@ -216,3 +218,16 @@ class Connection(asyncio.Protocol):
                 self._session.closed()
             except Exception:
                 _logger.exception("Defect at the end of the connection of %s", self._peer)
+
+
+def _describe(transport: asyncio.Transport) -> str:
+    """Describe the peer: its address or, on a unix socket, process and user. Resolve nothing."""
+    address = transport.get_extra_info("peername")
+    if isinstance(address, tuple):
+        return f"{address[0]}:{address[1]}"
+    peer = transport.get_extra_info("socket")
+    if peer is None:
+        return "a unix client"
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    return f"process {pid} of user {uid}"

@@ -15,7 +15,6 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from launcher_shim.c10d.serving.answer_buffer import AnswerBuffer
 from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.tcpstore import wire
 from rdzv.errors import WireError
@@ -31,6 +30,39 @@ _FLUSH_BYTES = 64 * 1024
 """Size at which answers are written at once, without waiting for the end of the pass."""
 
 _NOT_FOR_SESSIONS = frozenset({wire.Validate, wire.Ping, wire.CancelWait})
+
+
+class AnswerBuffer:
+    """The answers that are not written yet: those of one pass are written together.
+
+    They are written in the order given, and none once the client is gone.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.write = transport.write
+        self._answers: list[bytes] = []
+        self.add = self._answers.append  # the list's own: it is called for every request
+        """Append an answer, to be written with the next flush."""
+        self._lost = False
+
+    def send(self, answer: bytes) -> None:
+        """Write ``answer`` now, after those before it; do nothing if it is empty."""
+        if answer and not self._answers and not self._lost:
+            self.write(answer)
+        elif answer:
+            self._answers.append(answer)
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all answers."""
+        answers = self._answers
+        if answers and not self._lost:
+            self.write(answers[0] if len(answers) == 1 else b"".join(answers))
+        answers.clear()
+
+    def lose(self) -> None:
+        """Drop answers from now on: the client is gone."""
+        self._lost = True
 
 
 class RequestOrder:
@@ -181,35 +213,27 @@ class RequestOrder:
             self._all_settled()
 
     def _answer(self, request: wire.Request | wire.FrameError) -> bytes:
-        """Handle a request; return the answer if there is one now, else ``b""``."""
+        """Handle a request; return the answer if there is one now, else ``b""``.
+
+        Behind a relay it is numbered.
+        """
+        relay, number = self._relay, 0
         try:
-            if self._relay is not None:
-                return self._answer_relay(self._relay, request)
+            if relay is not None:
+                if isinstance(request, wire.Validate):
+                    return b""
+                number = relay.next()
             if type(request) in _NOT_FOR_SESSIONS or isinstance(request, wire.FrameError):
-                return self._answer_alone(request)
+                alone = self._answer_alone(request)
+                return alone if relay is None else wire.numbered(number, alone)
             answer = self._handle(request)
             if self._parked:
                 self._release_parked()
             if isinstance(answer, bytes):
-                return answer
-            self._defer(answer, request, 0)
+                return answer if relay is None else wire.numbered(number, answer)
+            self._defer(answer, request, number)
         except Exception as error:
             self._failed(request, error)
-        return b""
-
-    def _answer_relay(self, relay: RelayNumbers, request: wire.Request | wire.FrameError) -> bytes:
-        """Handle a request of a relay; return the numbered answer, as ``_answer`` does."""
-        if isinstance(request, wire.Validate):
-            return b""
-        number = relay.next()
-        if type(request) in _NOT_FOR_SESSIONS or isinstance(request, wire.FrameError):
-            return wire.numbered(number, self._answer_alone(request))
-        answer = self._handle(request)
-        if self._parked:
-            self._release_parked()
-        if isinstance(answer, bytes):
-            return wire.numbered(number, answer)
-        self._defer(answer, request, number)
         return b""
 
     def _send_note(self, note: bytes) -> None:

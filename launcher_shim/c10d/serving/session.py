@@ -22,7 +22,7 @@ from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.c10d.stages import SHARED_RUN, torch_run_id
 from launcher_shim.c10d.torch.agent import TorchAgent
 from launcher_shim.c10d.torch.state_codec import SENTINEL
-from launcher_shim.c10d.torch_keys import is_exit_barrier, is_state_key, run_id_of, state_key
+from launcher_shim.c10d.torch_keys import STATE_KEY_PREFIX, is_exit_barrier, run_id_of, state_key
 from launcher_shim.c10d.values.ledger import Stamp
 from launcher_shim.c10d.values.operations import Kv
 from launcher_shim.tcpstore import wire
@@ -198,7 +198,7 @@ class LauncherSession:
         if self._agent is None and request.key.startswith(wire.STAGE):
             return self._begin_stage(request)
         opens = request.desired == SENTINEL and not request.expected
-        if self._agent is None and opens and is_state_key(request.key):
+        if self._agent is None and opens and request.key.startswith(STATE_KEY_PREFIX):
             return self._attach(request)
         stamp = self._sign()
         return self._vec(
@@ -219,19 +219,19 @@ class LauncherSession:
         run_id = _servable(run_id_of(request.key, wire.STAGE))
         stamp, may_pass = self._sign(), request.expected == wire.MAY_PASS
         self.whole = {}
-        self._asked_of, answer = await self._launchers.begin_stage(
+        self._asked_of, answer = await self._launchers.starts.begin(
             run_id, self._nonce, request.desired, stamp, may_pass=may_pass
         )
         return wire.vec(answer)
 
     async def _wish(self, agent: TorchAgent, request: wire.CompareSet, *, again: bool) -> bytes:
-        if again and agent.named:
+        if again and agent.claim.named:
             # Its wish may be done already: show the present state, and it wishes again if it is
             # not.
             answer = agent.get_state()
         else:
-            if not agent.named:
-                await self._launchers.vacant(agent)
+            if not agent.claim.named:
+                await self._launchers.seat.vacant(agent)
             answer = await agent.compare_set(request.expected, request.desired)
         self._keep_note(agent)
         return wire.vec(answer)

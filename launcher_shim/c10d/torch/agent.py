@@ -86,14 +86,16 @@ class TorchAgent:
 
     def request_began(self) -> None:
         """Note a request; one that is pending shows that the agent is not hung."""
-        self.claim.request_began(self._rendezvous.clock())
+        self.claim.pending += 1
+        self.claim.seen_s = self._rendezvous.clock()
         self.asked += 1
         for watcher in self._watchers:
             watcher.set()
 
     def request_ended(self) -> None:
         """Note an answer."""
-        self.claim.request_ended(self._rendezvous.clock())
+        self.claim.pending -= 1
+        self.claim.seen_s = self._rendezvous.clock()
 
     def wait_began(self) -> None:
         """Note that it waits for a key."""
@@ -194,11 +196,6 @@ class TorchAgent:
             watcher.set()
 
     # --- its state ---
-
-    @property
-    def named(self) -> bool:
-        """Whether its torchrun has named itself."""
-        return self.claim.named
 
     @property
     def run_id(self) -> str:

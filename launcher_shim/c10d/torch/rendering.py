@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from launcher_shim.c10d.rounds.records import Seat
 from launcher_shim.c10d.rounds.views import View
 from launcher_shim.c10d.torch.state_codec import NodeDesc, TorchState
 
@@ -21,7 +20,7 @@ def portray(view: View, me: NodeDesc, member: str, max_nodes: int) -> TorchState
     participants: dict[NodeDesc, int] = {}
     if view.role == "participant":
         participants = {
-            me if seat.member == member else _other(seat): rank
+            me if seat.member == member else NodeDesc(f"~{seat.member}", 0, 0): rank
             for rank, seat in enumerate(view.round.frozen)
         }
     elif view.role == "asking":
@@ -39,7 +38,3 @@ def portray(view: View, me: NodeDesc, member: str, max_nodes: int) -> TorchState
         redundancy_list=frozenset([me] if view.role in ("parked", "promoted") else []),
         last_heartbeats={me: FAR_FUTURE},
     )
-
-
-def _other(seat: Seat) -> NodeDesc:
-    return NodeDesc(f"~{seat.member}", 0, 0)

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from struct import Struct
-from typing import cast
+from typing import TypeVar, cast
 
 from launcher_shim.c10d.torch.pickle_reader import MODULE, PLAIN, NodeDesc, read
 from rdzv.errors import StateError
 
 __all__ = ["SENTINEL", "STATE_MAX", "Flavour", "NodeDesc", "TorchState", "decode", "encode"]
+
+T = TypeVar("T")
+K = TypeVar("K")
 
 SENTINEL = b"Y2FuaW1hZGFt"
 """The value that torch stores before there is a first state; it stands for "no state"."""
@@ -127,14 +130,17 @@ def _from_attributes(attributes: Mapping[object, object]) -> tuple[TorchState, F
         complete=complete,
         deadline=None if deadline is None else times.to_utc(deadline),
         closed=closed,
-        participants={_as_node(node): _as_rank(rank) for node, rank in participants.items()},
+        participants={
+            _as_node(node): _as(int, rank, "a rank") for node, rank in participants.items()
+        },
         wait_list=frozenset(map(_as_node, wait_list)),
         redundancy_list=frozenset(map(_as_node, redundancy_list or ())),
         last_heartbeats={
-            _as_node(node): times.to_utc(_as_time(time)) for node, time in last_heartbeats.items()
+            _as_node(node): times.to_utc(_as(datetime, time, "a time"))
+            for node, time in last_heartbeats.items()
         },
     )
-    extra = {_as_name(name): _as_attribute(name, value) for name, value in rest.items()}
+    extra = {_as(str, name, "a name"): _as_attribute(name, value) for name, value in rest.items()}
     return state, Flavour(times.aware, redundancy_list is not None, extra)
 
 
@@ -144,28 +150,14 @@ def _outline(attributes: Mapping[object, object]) -> str:
     )
 
 
+def _as(kind: type[T], value: object, what: str) -> T:
+    if isinstance(value, kind) and not isinstance(value, bool):
+        return value
+    raise StateError(f"the state has a {type(value).__name__} in the place of {what}")
+
+
 def _as_node(value: object) -> NodeDesc:
-    if isinstance(value, NodeDesc):
-        return value
-    raise StateError(f"the state has a {type(value).__name__} in the place of a node")
-
-
-def _as_rank(value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise StateError(f"the state has a {type(value).__name__} in the place of a rank")
-
-
-def _as_time(value: object) -> datetime:
-    if isinstance(value, datetime):
-        return value
-    raise StateError(f"the state has a {type(value).__name__} in the place of a time")
-
-
-def _as_name(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise StateError(f"the state has an attribute named by a {type(value).__name__}")
+    return _as(NodeDesc, value, "a node")
 
 
 def _as_attribute(name: object, value: object) -> Attribute:
@@ -258,12 +250,13 @@ class _Writer:
             *(_text("complete"), self._value(state.complete)),
             *(_text("deadline"), self._value(state.deadline)),
             *(_text("closed"), self._value(state.closed)),
-            *(_text("participants"), self._ranks(state.participants)),
+            *(_text("participants"), self._pairs(state.participants, self._node, _integer)),
             *(_text("wait_list"), self._set(state.wait_list)),
         ]
         if self._flavour.redundancy:
             parts += (_text("redundancy_list"), self._set(state.redundancy_list))
-        parts += (_text("last_heartbeats"), self._times(state.last_heartbeats))
+        beats = self._pairs(state.last_heartbeats, self._node, self._time)
+        parts += (_text("last_heartbeats"), beats)
         for name, value in self._flavour.extra.items():
             parts += (_text(name), self._value(value))
         parts.append(b"ub.")
@@ -286,7 +279,7 @@ class _Writer:
             case bytes() if len(value) < 256:
                 return b"C" + bytes((len(value),)) + value
             case dict():
-                return self._dict(value)
+                return self._pairs(value, self._value, self._value)
             case set():
                 return self._set(value)
             case list():
@@ -295,17 +288,10 @@ class _Writer:
                 return b"(" + b"".join(map(self._value, value)) + b"t"
         raise TypeError(f"a {type(value).__name__} has no place in a rendezvous state")
 
-    def _ranks(self, ranks: Mapping[NodeDesc, int]) -> bytes:
-        node = self._node
-        return b"}" + _batches((node(key) + _integer(rank) for key, rank in ranks.items()), b"u")
-
-    def _times(self, times: Mapping[NodeDesc, datetime]) -> bytes:
-        node, time = self._node, self._time
-        return b"}" + _batches((node(key) + time(at) for key, at in times.items()), b"u")
-
-    def _dict(self, items: Mapping[object, object]) -> bytes:
-        value = self._value
-        return b"}" + _batches((value(key) + value(item) for key, item in items.items()), b"u")
+    def _pairs(
+        self, items: Mapping[K, T], key: Callable[[K], bytes], value: Callable[[T], bytes]
+    ) -> bytes:
+        return b"}" + _batches((key(one) + value(item) for one, item in items.items()), b"u")
 
     def _set(self, items: Iterable[object]) -> bytes:
         return b"\x8f" + _batches(map(self._value, items), b"\x90")

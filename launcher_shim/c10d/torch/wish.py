@@ -33,7 +33,8 @@ def wish(expected: TorchState, desired: TorchState, me: NodeDesc) -> Wish:
     """Read the wish of ``me`` out of the two states of its request."""
     was_in = me in expected.participants or me in expected.wait_list
     was_redundant = me in expected.redundancy_list
-    is_in = _lists(desired, me)
+    is_in = me in desired.participants or me in desired.wait_list
+    is_in = is_in or me in desired.redundancy_list
     change: Change = ""
     if not is_in and was_in:
         change = "leave"
@@ -63,7 +64,3 @@ def foreign_size(desired: TorchState, min_nodes: int, max_nodes: int) -> bool:
     if its_max_is_1 or max_nodes == 1:
         return its_max_is_1 != (max_nodes == 1)
     return (desired.deadline is not None) != (min_nodes == 1)
-
-
-def _lists(state: TorchState, me: NodeDesc) -> bool:
-    return me in state.participants or me in state.wait_list or me in state.redundancy_list

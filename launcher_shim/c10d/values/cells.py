@@ -6,13 +6,45 @@ Own writes are in it at once, before the watch has brought them.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from launcher_shim.c10d.values.cell import ABSENT, Cell, Part
-from launcher_shim.c10d.values.sums import Sums
 from rdzv.keys import RunKeys
 from rdzv.store import Compare, KeyValue, Range, WatchEvent
+
+
+class Sum:
+    """The sum of one counter at the newest change of one addend, taken from the watch.
+
+    Each adder has its addend in a store key of its own. Reading all of them with each addition
+    would cost N² reads if N agents add at once, as at torch's exit barrier. The watch brings every
+    change in the order of revisions, so the sum is known once the own addition has come.
+    """
+
+    def __init__(self) -> None:
+        self._revision = 0
+        self._number: int | None = None
+        self._noted = asyncio.Event()
+
+    def note(self, revision: int, number: int | None) -> None:
+        """Note the sum at ``revision``; None if it is not known."""
+        if revision > self._revision:
+            self._revision, self._number = revision, number
+            self._noted.set()
+
+    def number_at(self, revision: int) -> int | None:
+        """Return the sum at ``revision``; None if it is not known, or not yet."""
+        return self._number if self._revision == revision else None
+
+    async def shown_at(self, revision: int) -> int | None:
+        """Wait until the watch has shown ``revision``; see ``number_at``."""
+        while self._revision < revision:
+            self._noted.clear()
+            await self._noted.wait()
+        return self.number_at(revision)
 
 
 class Cells:
@@ -36,7 +68,8 @@ class Cells:
         self._cells: dict[bytes, Cell] = {}
         self.values: dict[bytes, tuple[bytes, int]] = {}
         """Every cached value, and the revision since which it has been valid. Read-only."""
-        self.sums = Sums()
+        self._sums: dict[str, Sum] = {}
+        """The sums that are waited for, by the store key of the addend."""
         self._absent: deque[tuple[int, bytes]] = deque()
         self._applied = 0
 
@@ -85,6 +118,16 @@ class Cells:
             Compare(self.keys.addends(key), "mod", "<", cell.newest_revision() + 1, prefix=True),
         )
 
+    @contextmanager
+    def awaited_sum(self, addend: str) -> Iterator[Sum]:
+        """Note the sum at each change of the store key ``addend`` until the end of the block."""
+        awaited = self._sums[addend] = Sum()
+        try:
+            yield awaited
+        finally:
+            if self._sums.get(addend) is awaited:
+                del self._sums[addend]
+
     def begin_anew(self) -> None:
         """Empty the cache: the store was restored or emptied, and its revisions start anew."""
         self._on_changed()
@@ -103,7 +146,7 @@ class Cells:
             kv, present = event.kv, event.kind == "put"
             if kv.key.startswith(prefix):
                 taken = self._take(kv, present=present)
-                if present and (awaited := self.sums.of(kv.key)) is not None:
+                if present and (awaited := self._sums.get(kv.key)) is not None:
                     # After a relist, or if a later change is cached, the sum at that revision is
                     # not known.
                     exact = taken if in_order else None

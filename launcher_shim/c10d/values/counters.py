@@ -64,7 +64,7 @@ class Counters:
                 (revision, await self._sum_at(key, revision) if total_then is None else total_then)
             )
 
-        with self._cells.sums.awaited(own_key) as awaited:
+        with self._cells.awaited_sum(own_key) as awaited:
             revision, total = await self._transactions.once(stamp, key, plan, recall)
             if total is None:
                 with suppress(TimeoutError):

@@ -47,7 +47,6 @@ class Kv:
         self.reads = Reads(
             self.cells,
             self._floor,
-            self._transactions,
             self._lookups,
             self._waiters,
             self.answers,
@@ -88,7 +87,7 @@ class Kv:
 
     async def forget_author(self, author: str) -> None:
         """Delete the ledger entries of a closed connection."""
-        await self._transactions.forget(author)
+        await self._transactions.drop(self._transactions.ledger.forget(author))
 
     def left_behind(self, member: str) -> list[str]:
         """Return ledger entries of connections that ended with a former sidecar of ``member``.

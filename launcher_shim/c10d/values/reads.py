@@ -13,7 +13,6 @@ from launcher_shim.c10d.values.answers import Answers
 from launcher_shim.c10d.values.cells import Cells
 from launcher_shim.c10d.values.lookups import Lookups
 from launcher_shim.c10d.values.read_floor import Floor
-from launcher_shim.c10d.values.transactions import Transactions
 from launcher_shim.c10d.values.waiters import Waiters
 from launcher_shim.tcpstore import wire
 
@@ -25,14 +24,12 @@ class Reads:
         self,
         cells: Cells,
         floor: Floor,
-        transactions: Transactions,
         lookups: Lookups,
         waiters: Waiters,
         answers: Answers,
     ) -> None:
         self._cells = cells
         self._floor = floor
-        self._transactions = transactions
         self._lookups = lookups
         self._waiters = waiters
         self._answers = answers
@@ -54,10 +51,6 @@ class Reads:
         """Keep the answers to ``requests``, if they are reads, for the same bytes ``data``."""
         if self._floor.reached:
             self._answers.keep(data, requests, self._cells.values)
-
-    async def get(self, key: bytes) -> bytes | None:
-        """Read linearizably; None if the key has no value."""
-        return (await self._transactions.read([key]))[key].value()
 
     async def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of ``keys``, from the cache or by a linearizable read."""

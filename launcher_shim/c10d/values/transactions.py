@@ -67,7 +67,7 @@ class Transactions:
         self._registered = registered
         self._cells = cells
         self._floor = floor
-        self._ledger = Ledger(cells.keys)
+        self.ledger = Ledger(cells.keys)
         self._over = False
 
     def end(self) -> None:
@@ -84,7 +84,7 @@ class Transactions:
         generation is over and nothing was applied.
         """
         unsettled = stamp.again
-        looked = self._ledger.knows(stamp) and not stamp.again
+        looked = self.ledger.knows(stamp) and not stamp.again
         contended = False
         applied: tuple[bytes, int] | None = None
 
@@ -117,7 +117,7 @@ class Transactions:
                     contended = True
                     result = await self._store.txn([], self._looks(stamp, key))
                 before = applied
-                applied = self._ledger.take_entry(stamp, kvs_of(result.responses[:1]))
+                applied = self.ledger.take_entry(stamp, kvs_of(result.responses[:1]))
                 if key is not None:
                     self._cells.learn_cell(key, result.revision, kvs_of(result.responses[2:]))
                 if signed and applied == before:
@@ -157,10 +157,6 @@ class Transactions:
             if not result.succeeded:
                 raise LeaseLost("the member record is gone, or on another lease")
 
-    async def forget(self, author: str) -> None:
-        """Delete the ledger entries of a closed connection."""
-        await self.drop(self._ledger.forget(author))
-
     # -- internals
 
     async def _send(
@@ -176,21 +172,21 @@ class Transactions:
 
         ``contended``: have the store return the present keys if a compare fails.
         """
-        compares = [*current.compares, self._ledger.guard(stamp)]
+        compares = [*current.compares, self.ledger.guard(stamp)]
         then = list(current.operations)
         if signed:
             note = current.note if then else NOTHING
-            then.insert(0, self._ledger.entry(stamp, note))
+            then.insert(0, self.ledger.entry(stamp, note))
             compares.append(self._registered.holds())
         otherwise = self._looks(stamp, key) if contended else ()
         result = await self._store.txn(compares, then, otherwise)
         if result.succeeded and signed:
-            self._ledger.recorded(stamp, result.revision)
+            self.ledger.recorded(stamp, result.revision)
         return result
 
     def _looks(self, stamp: Stamp, key: bytes | None) -> list[Range]:
         """Return the reads that show which compare failed: ledger, registration, and key."""
-        looks = [self._ledger.look(stamp), self._registered.look()]
+        looks = [self.ledger.look(stamp), self._registered.look()]
         return looks if key is None else looks + self._cells.reads(key)
 
     def _answered(self, current: CellPlan[T], key: bytes | None, result: TxnResult) -> T:
@@ -203,8 +199,8 @@ class Transactions:
 
     async def _look(self, stamp: Stamp) -> tuple[bytes, int] | None:
         """Read this operation's ledger entry: its note and revision."""
-        result = await self._store.txn([], [self._ledger.look(stamp)])
-        return self._ledger.take_entry(stamp, kvs_of(result.responses))
+        result = await self._store.txn([], [self.ledger.look(stamp)])
+        return self.ledger.take_entry(stamp, kvs_of(result.responses))
 
     async def settled(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Retry ``attempt`` until its outcome is known; it must be idempotent.
