@@ -154,7 +154,7 @@ class Pod:
         self.cable = Cable()
         if cut:
             self.cable.cut()
-        self._run_dir = PodRunDir(self)
+        self.run_dir = PodRunDir(self)
         self.store = CabledStore(self.job.engine, self.cable)
         around = surroundings(self.store, self.name)
         who = identity(self.name, self.uid, least=self.job.least, most=8)
@@ -174,7 +174,7 @@ class Pod:
         self.drains = drains_of(
             *(around, settings, member),
             rounds=Rounds(client, self.name),
-            run_dir=self._run_dir,
+            run_dir=self.run_dir,
             notice_path=self._notice_path,
         )
         self._tasks = [
@@ -198,7 +198,7 @@ class Pod:
         """End the sidecar at once: no goodbye, nothing finished."""
         if not self._tasks:
             return
-        self._run_dir.dead = True
+        self.run_dir.dead = True
         self.dead.set()
         for task in self._tasks:
             task.cancel()
