@@ -125,21 +125,21 @@ class GateFile:
     def _look(self) -> None:
         """Read the page if the sidecar that runs has written it, else ``gate.json``.
 
-        A sidecar of 0.1 knows no page: whatever it has put into the run directory, its environment
-        file first, is younger.
+        A sidecar of 0.1 knows no page, and writes its environment file anew as it starts: then it
+        is not the one that the page names. Which is the later one does not count: a clock may be
+        set.
         """
         self._look_s = time.monotonic() + LOOK_S
         try:
-            page, page_ns = self._mapped()
-            status, started = _status(self._path), _status(self._environment_path)
-            if page is not None and not any(
-                one is not None and one.st_mtime_ns > page_ns for one in (status, started)
-            ):
+            page, started = self._mapped(), _status(self._environment_path)
+            started_ns = 0 if started is None else started.st_mtime_ns
+            if page is not None and page.environment_ns == started_ns:
                 if page is not self._page or page.words[0] != self._word:
                     self._page = page
                     self._parse_page(page)
                 return
             self._page = None
+            status = _status(self._path)
             if status is None:
                 if self._reading is not None:
                     self._warn("it is gone")
@@ -152,18 +152,18 @@ class GateFile:
         except (OSError, ValueError, RecursionError) as error:
             self._warn(error)
 
-    def _mapped(self) -> Tuple[Optional[MappedPage], int]:
-        """Return the page in use, and when it was written (ns); None if there is none."""
+    def _mapped(self) -> Optional[MappedPage]:
+        """Return the page, which need not be in force; None if there is none."""
         status = _status(self._page_path)
         if status is None or not stat.S_ISREG(status.st_mode):
-            return None, 0
+            return None
         page = self._page
         try:
             if page is None or page.inode != status.st_ino:
                 page = MappedPage(self._page_path)
         except (OSError, ValueError):
-            return None, 0  # no page, or a file system that maps none: gate.json is there, too
-        return (page if page.words[0] else None), status.st_mtime_ns
+            return None  # no page, or a file system that maps none: gate.json is there, too
+        return page if page.words[0] else None
 
     def _parse_page(self, page: MappedPage) -> None:
         try:

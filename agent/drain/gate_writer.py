@@ -163,8 +163,7 @@ class GateWriter:
 
     async def _show(self, gate: Gate) -> bool:
         content = gate.to_json()
-        # Ranks of 0.1 need a file of its own for each change. The page comes second, as the newer
-        # of the two is the one in force.
+        # Ranks of 0.1 need a file of its own for each change.
         putting = asyncio.to_thread(self._run_dir.put, layout.GATE, content)
         self._page_alone = not await self._is_put(layout.GATE, putting)
         putting = asyncio.to_thread(self._run_dir.put_gate, content)

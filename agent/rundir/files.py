@@ -126,7 +126,10 @@ class RunDir:
             # pod.
             lines += [f"MUSTER_ROLE={config.role}\n", f"MUSTER_SLOTS={config.slots}\n"]
             lines.append(f"MUSTER_LEASE_TTL={config.lease_ttl_s}\n")
+            shown = self._page_in_force()
             self._ensure(layout.ENVIRONMENT, "".join(lines).encode(), 0o644)
+            if shown is not None and self._page_in_force() is None:
+                self.put_gate(shown)
             self._make_dir(self.path / layout.REMOTE_SHELL, 0o755)
             ssh = files("launcher_shim.horovod.exec") / "ssh.sh"
             self._ensure(f"{layout.REMOTE_SHELL}/ssh", ssh.read_bytes(), 0o755)
@@ -166,18 +169,26 @@ class RunDir:
 
     def put_gate(self, content: bytes) -> None:
         """Show ranks another gate, without new space on the disk; raise ``OSError`` if it fails."""
-        self._page.put(content)
+        self._page.put(content, self._environment_ns())
 
     def gate(self) -> bytes | None:
         """Read the gate that was shown last; None if there is none. Raises ``OSError``.
 
         A sidecar of 0.1 writes ``gate.json`` alone.
         """
-        page, former = self._page.content(), self.content(layout.GATE)
-        if page is None or former is None:
-            return former if page is None else page[0]
-        newer = (self.path / layout.GATE).lstat().st_mtime_ns > page[1]
-        return former if newer else page[0]
+        page = self._page_in_force()
+        return self.content(layout.GATE) if page is None else page
+
+    def _page_in_force(self) -> bytes | None:
+        page = self._page.content()
+        return page[0] if page is not None and page[1] == self._environment_ns() else None
+
+    def _environment_ns(self) -> int:
+        """Return when the environment file was written; 0 if it is not there."""
+        try:
+            return (self.path / layout.ENVIRONMENT).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
     def content(self, name: str) -> bytes | None:
         """Read the file ``name``; None if it is absent or a link.

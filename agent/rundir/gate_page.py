@@ -2,7 +2,9 @@
 """The gate's page: a file of fixed size that is allocated once, and overwritten in place.
 
 What ``muster/gate_page.py`` maps and reads in the training container. A change is written to the
-slot that the present content is not in; then the generation word names that slot.
+slot that the present content is not in; then the generation word names that slot. With it goes
+when the environment file was written (ns): a sidecar of 0.1 writes that anew as it starts, and
+knows no page, so a page that names another one is no longer in force.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from pathlib import Path
 from launcher_shim.rundir.safe_open import open_regular
 
 WORD = struct.Struct("<Q")
-HEAD = struct.Struct("<II")
+HEAD = struct.Struct("<IIq")
 SLOT_BYTES = 8192
 FIRST_SLOT = 64
 PAGE_BYTES = FIRST_SLOT + 2 * SLOT_BYTES
@@ -59,26 +61,25 @@ class GatePage:
             os.close(descriptor)
 
     def content(self) -> tuple[bytes, int] | None:
-        """Read the content, and when it was written (ns); None if nothing whole is there."""
+        """Read the content, and the environment that it names; None if nothing whole is there."""
         try:
             descriptor = self._open(os.O_RDONLY)
         except OSError:
             return None
         try:
             page = os.pread(descriptor, PAGE_BYTES, 0)
-            written_ns = os.fstat(descriptor).st_mtime_ns
         finally:
             os.close(descriptor)
         (word,) = WORD.unpack_from(page)
         start = FIRST_SLOT + (word & 1) * SLOT_BYTES
-        checksum, length = HEAD.unpack_from(page, start)
+        checksum, length, environment_ns = HEAD.unpack_from(page, start)
         start += HEAD.size
         content = page[start : start + min(length, SLOT_BYTES - HEAD.size)]
         if not content or zlib.crc32(content, zlib.crc32(page[: WORD.size])) != checksum:
             return None
-        return content, written_ns
+        return content, environment_ns
 
-    def put(self, content: bytes) -> None:
+    def put(self, content: bytes, environment_ns: int) -> None:
         """Change the content; raise ``OSError`` if that fails.
 
         Ranks that look from now on see it, and whatever a rank has written before it looked at the
@@ -96,7 +97,8 @@ class GatePage:
             packed = WORD.pack((word + 1) % 2**64)
             checksum = zlib.crc32(content, zlib.crc32(packed))
             slot = FIRST_SLOT + ((word + 1) & 1) * SLOT_BYTES
-            _write(descriptor, HEAD.pack(checksum, len(content)) + content, slot)
+            head = HEAD.pack(checksum, len(content), environment_ns)
+            _write(descriptor, head + content, slot)
             _write(descriptor, packed, 0)
         finally:
             os.close(descriptor)

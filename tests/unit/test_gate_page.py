@@ -22,6 +22,7 @@ from muster.gate import GateFile
 from muster.progress import ProgressFile
 from rdzv.drain.gate import REASON_CHARACTERS, Gate
 from rdzv.records.commit import LastCommit
+from tests.support.sidecars.in_process import configured
 from tests.support.sidecars.pod_gate import PodGate
 
 MASTER = "10.0.0.7:40123"
@@ -157,10 +158,47 @@ def test_a_rank_follows_a_sidecar_of_either_version_that_takes_the_place_of_the_
     assert phase(gate) == "hold", "the page is there, and nothing was written to it yet"
     pod.show(IDLE)
     assert (phase(gate), gate.by_page) == ("idle", True)
-    os.utime(tmp_path / layout.GATE_PAGE, (1, 1))
-    former.show(HOLD)
+    PodGate(tmp_path, by_page=False).show(HOLD)
     assert (phase(gate), gate.by_page) == ("hold", False)
     assert RunDir(str(tmp_path)).gate() == HOLD.to_json()
+
+
+@pytest.mark.usefixtures("at_each_look")
+@pytest.mark.parametrize("now_s", [1, 2**32], ids=["set-back", "set-forward"])
+def test_which_gate_is_in_force_does_not_depend_on_the_clock(tmp_path: Path, now_s: int) -> None:
+    """The node's clock is set before another sidecar takes the place of the one before."""
+    gate = GateFile(str(tmp_path))
+    PodGate(tmp_path).show(IDLE)
+    assert (phase(gate), gate.by_page) == ("idle", True)
+
+    def found() -> set[tuple[str | None, bool]]:
+        new = GateFile(str(tmp_path))
+        assert RunDir(str(tmp_path)).gate() == shown.to_json()
+        return {(phase(one), one.by_page) for one in (gate, new)}
+
+    former, shown = PodGate(tmp_path, by_page=False), HOLD
+    former.show(shown)
+    for name in (layout.ENVIRONMENT, layout.GATE):
+        os.utime(tmp_path / name, (now_s, now_s))
+    assert found() == {("hold", False)}
+    pod, shown = PodGate(tmp_path), IDLE
+    pod.show(shown)
+    os.utime(tmp_path / layout.GATE_PAGE, (2, 2))
+    assert found() == {("idle", True)}
+
+
+def test_a_sidecar_with_another_environment_keeps_the_page_that_is_in_force(
+    tmp_path: Path,
+) -> None:
+    """Its disk was full: ``gate.json`` has an older gate."""
+    first = configured("127.0.0.1:1", tmp_path)
+    RunDir(str(tmp_path)).deliver(first, "a")
+    (tmp_path / layout.GATE).write_bytes(IDLE.to_json())
+    RunDir(str(tmp_path)).put_gate(HOLD.to_json())
+    again = RunDir(str(tmp_path))
+    again.deliver(replace(first, grace_s=first.grace_s + 1), "a")
+    assert again.gate() == HOLD.to_json()
+    assert phase(GateFile(str(tmp_path))) == "hold"
 
 
 def test_i2_a_rank_looks_at_each_boundary_for_the_first_gate_of_a_sidecar_that_knows_no_page(
@@ -171,10 +209,7 @@ def test_i2_a_rank_looks_at_each_boundary_for_the_first_gate_of_a_sidecar_that_k
     pod, gate = PodGate(tmp_path), GateFile(str(tmp_path))
     pod.show(IDLE)
     assert (phase(gate), gate.by_page) == ("idle", True)
-    for name in (layout.GATE_PAGE, layout.GATE):
-        os.utime(tmp_path / name, (1, 1))
     former = PodGate(tmp_path, by_page=False)
-    (tmp_path / layout.ENVIRONMENT).write_text("what a sidecar of 0.1 writes as it starts\n")
     now_s += muster.gate.LOOK_S
     assert (phase(gate), gate.by_page) == ("idle", False)
     former.show(HOLD)

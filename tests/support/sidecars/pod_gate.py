@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
+from agent.rundir.files import RunDir
 from agent.rundir.gate_page import GatePage
 from agent.rundir.progress import ProgressLine, read_line
 from rdzv.drain.gate import Gate
@@ -30,6 +32,13 @@ class PodGate:
         run_dir.mkdir(exist_ok=True)
         if self.page is not None:
             self.page.make()
+        else:
+            aside = run_dir / ".env.tmp"
+            aside.write_text("a sidecar of 0.1 writes it at each start\n")
+            os.utime(
+                aside, ns=(time.time_ns(), time.time_ns())
+            )  # a file system's clock may be coarse
+            aside.replace(run_dir / "env")
 
     def show(self, gate: Gate) -> None:
         """Show another gate."""
@@ -38,7 +47,7 @@ class PodGate:
         aside.write_bytes(gate.to_json())
         aside.replace(self.run_dir / "gate.json")
         if self.page is not None:
-            self.page.put(gate.to_json())
+            RunDir(str(self.run_dir)).put_gate(gate.to_json())
 
     def told(self, local_rank: int = 0) -> ProgressLine:
         """What a rank has told last."""
