@@ -142,7 +142,11 @@ class Generation:
             self.run(name)
         for name in [one for one in self.rounds.names() if one not in followed]:
             if (run := self.runs.get(name)) is not None and not run.attached:
-                self._retire(name)
+                served = run.rendezvous.place.has_node
+                self.runs.pop(name).end()
+                if served:
+                    node = run.kv.keys.node(self._member)
+                    self._drop(run.kv, [node], f"forget node of {name}")
 
     def take_over(self, name: str, attached: Attachments) -> None:
         """Move torchruns of a former generation into this one: their world there is over.
@@ -196,14 +200,6 @@ class Generation:
 
     def _fenced_name(self) -> str | None:
         return self._member if self._registrar.fenced else None
-
-    def _retire(self, name: str) -> None:
-        run = self.runs.pop(name)
-        served = run.rendezvous.place.has_node
-        run.end()
-        if served:
-            node = run.kv.keys.node(self._member)
-            self._drop(run.kv, [node], f"forget node of {name}")
 
     def _kv(self, name: str) -> Kv:
         client = self._client

@@ -40,18 +40,13 @@ class PastRounds:
         """Follow the rounds until cancelled; clean-ups run in ``tasks``, and may end after that."""
         while True:
             current = self._rendezvous.round
-            if self._is_first(current):
+            first = [seat.member for seat in current.frozen[:1]] == [self._rendezvous.member]
+            # A round that a restored store has lost belongs in its history once it is written back.
+            if first and current.complete and current.mod_revision > 0:
                 self._note(current, tasks)
                 self._forget_old(current, tasks)
                 self._forget_past_runs(current, tasks)
             await self._rendezvous.news()
-
-    def _is_first(self, current: Round) -> bool:
-        first = [seat.member for seat in current.frozen[:1]]
-        # A round that a restored store has lost belongs in its history only once it is written
-        # back.
-        stored = current.mod_revision > 0
-        return stored and current.complete and first == [self._rendezvous.member]
 
     def _note(self, current: Round, tasks: asyncio.TaskGroup) -> None:
         """Write a round that has formed, or was closed, to the history."""

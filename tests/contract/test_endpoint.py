@@ -221,7 +221,7 @@ async def test_a_run_closed_by_failure_that_somebody_is_still_in_keeps_others_wa
         async with connected(one.port) as raw:
             shown, _ = decode(await asks(raw, "digits"))
         assert (shown.closed, shown.complete, len(shown.redundancy_list)) == (False, True, 1)
-        assert one.endpoint.rendezvous()["digits"].closed == "failure"
+        assert one.endpoint.rendezvous()["digits"].round.closed == "failure"
 
 
 async def test_a_run_closed_by_success_stays_closed_in_its_generation() -> None:
@@ -230,7 +230,7 @@ async def test_a_run_closed_by_success_stays_closed_in_its_generation() -> None:
         async with connected(one.port) as raw:
             await raw.open_rendezvous("digits")
         assert one.registrar.generation == 1
-        assert one.endpoint.rendezvous()["digits"].closed == "success"
+        assert one.endpoint.rendezvous()["digits"].round.closed == "success"
 
 
 async def test_i11_a_world_that_must_form_again_does_so_under_the_next_sidecar_too() -> None:

@@ -229,7 +229,7 @@ async def test_one_is_drained_and_its_name_comes_back_in_another_pod(closes: boo
         ((size, _),) = await one.formed(1, "w-0 again")
         assert size == 3
         assert [t.agent.burnt for t in one.torchruns.values() if t.agent] == [0, 0, 0, 0]
-        assert one.pods["w-0"].endpoint.rendezvous()[RUN_ID].closed == ""
+        assert one.pods["w-0"].endpoint.rendezvous()[RUN_ID].round.closed == ""
 
 
 async def test_who_has_saved_goes_at_its_deadline_and_the_others_finish_their_save() -> None:

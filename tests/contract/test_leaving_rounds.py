@@ -94,7 +94,7 @@ async def test_everybody_granted_at_once_ends_the_round_and_nobody_restarts() ->
         for torchrun in one.everyone:
             torchrun.order("end")
         await one.until(lambda: all(torchrun.ended for torchrun in one.everyone))
-        assert rendezvous.closed == ""
+        assert rendezvous.round.closed == ""
 
 
 async def test_a_loss_during_a_drain_forms_a_world_without_the_leaver() -> None:
@@ -164,7 +164,7 @@ async def test_who_is_finishing_is_left_in_peace() -> None:
             one.torchruns[name].order("finish")
         await one.until(lambda: all(torchrun.ended for torchrun in one.everyone))
         assert [torchrun.failure for torchrun in one.everyone] == [None, None, None]
-        await one.until(lambda: rendezvous.closed == "success")
+        await one.until(lambda: rendezvous.round.closed == "success")
         assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0}
 
 
@@ -194,7 +194,7 @@ async def test_a_leaver_that_finishes_last_closes_the_run() -> None:
         await one.tell(leaving="b")
         one.torchruns["b"].order("finish")
         await one.until(lambda: one.torchruns["b"].ended)
-        await one.until(lambda: one.sidecars["a"].rendezvous.closed == "success")
+        await one.until(lambda: one.sidecars["a"].rendezvous.round.closed == "success")
         assert [torchrun.failure for torchrun in one.everyone] == [None, None]
 
 
@@ -203,9 +203,9 @@ async def test_a_leaver_that_finishes_before_the_others_closes_nothing() -> None
         await one.tell(leaving="a")
         await finishes_before_the_others(one, "a")
         await one.passed(1)
-        assert one.sidecars["b"].rendezvous.closed == ""
+        assert one.sidecars["b"].rendezvous.round.closed == ""
         one.torchruns["b"].order("finish")
-        await one.until(lambda: one.sidecars["b"].rendezvous.closed == "success")
+        await one.until(lambda: one.sidecars["b"].rendezvous.round.closed == "success")
 
 
 @pytest.mark.parametrize("granted", [False, True])
@@ -222,5 +222,5 @@ async def test_a_leaver_that_closes_the_rendezvous_closes_nothing(granted: bool)
         assert await one.world("ac") == 1
         await one.passed(1)
         assert leaver.failure is None
-        assert one.sidecars["a"].rendezvous.closed == ""
+        assert one.sidecars["a"].rendezvous.round.closed == ""
         assert times_formed_again(one) == {"a": 1, "b": 0, "c": 1}

@@ -181,7 +181,7 @@ async def test_closed_by_success_stays_closed() -> None:
         await one.until(lambda: all(t.ended for t in one.everyone))
         assert [t.failure for t in one.everyone] == [None, None]
         rendezvous = one.sidecars["a"].rendezvous
-        await one.until(lambda: rendezvous.closed == "success")
+        await one.until(lambda: rendezvous.round.closed == "success")
         late = await one.node("c")
         await one.until(lambda: late.ended)
         assert isinstance(late.failure, RendezvousClosedError)
@@ -206,7 +206,7 @@ async def test_a_waiter_that_times_out_does_not_close_a_running_job() -> None:
         await one.until(lambda: late.compare_sets() > 2)
         late.shut_down()
         await one.passed(1)
-        assert one.sidecars["a"].rendezvous.closed == ""
+        assert one.sidecars["a"].rendezvous.round.closed == ""
         assert [one.torchruns[name].restarts for name in "abc"] == [0, 0, 0]
 
 
@@ -255,7 +255,7 @@ async def test_closed_by_failure_it_stays_so_until_somebody_asks() -> None:
         one.torchruns["b"].awake.clear()
         one.torchruns["a"].order("fail")
         rendezvous = one.sidecars["a"].rendezvous
-        await one.until(lambda: rendezvous.closed == "failure")
+        await one.until(lambda: rendezvous.round.closed == "failure")
         one.torchruns["b"].kill()
         await one.until(lambda: all(t.ended for t in one.everyone))
         await one.until(lambda: "no node asks" in rendezvous.reason)
@@ -293,7 +293,7 @@ async def test_one_that_trains_leaves_at_once_what_fails_while_another_is_done(h
         await one.until(lambda: done.ended)
         assert (done.failure, len(done.worlds)) == (None, 1)
         await one.until(lambda: one.sidecars["b"].rendezvous.snapshot().nodes["a"].state == "left")
-        assert one.sidecars["b"].rendezvous.closed == ""
+        assert one.sidecars["b"].rendezvous.round.closed == ""
         assert [trains.failure, one.torchruns["c"].failure] == [None, None]
 
 
@@ -302,7 +302,7 @@ async def test_closed_by_failure_while_one_is_done_the_others_leave_and_go_on() 
         await stands_in_the_exit_barrier(one, "a")
         one.torchruns["c"].order("fail")
         await one.until(lambda: one.torchruns["b"].restarts == 1)
-        assert one.sidecars["b"].rendezvous.closed == "failure"
+        assert one.sidecars["b"].rendezvous.round.closed == "failure"
         one.torchrun("c")
         await one.node("d")
         assert await one.world("bcd") == 1
@@ -323,7 +323,7 @@ async def test_one_that_is_done_does_not_close_what_another_one_is_told_to_go_on
         trains.can_stop.set()
         one.torchrun("c")
         assert await one.world("bc") == 1
-        assert one.sidecars["b"].rendezvous.closed == ""
+        assert one.sidecars["b"].rendezvous.round.closed == ""
         assert [done.failure, trains.failure] == [None, None]
 
 
@@ -333,7 +333,7 @@ async def test_one_that_is_done_does_not_close_what_others_still_train_in() -> N
         await stands_in_the_exit_barrier(one, "a")
         one.end_time_in_exit_barrier()
         await one.until(lambda: done.ended)
-        assert one.sidecars["b"].rendezvous.closed == ""
+        assert one.sidecars["b"].rendezvous.round.closed == ""
         fails.order("fail")
         await one.until(lambda: trains.restarts == 1)
         await one.until(lambda: fails.ended)

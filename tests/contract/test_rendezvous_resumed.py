@@ -101,7 +101,7 @@ async def test_one_that_has_finished_by_an_older_sidecar_is_done_by_the_next_one
         one.torchrun("c")
         assert await one.world("bc") == 1
         await one.until(lambda: done.ended)
-        assert one.sidecars["b"].rendezvous.closed == ""
+        assert one.sidecars["b"].rendezvous.round.closed == ""
         assert [done.failure, trains.failure] == [None, None]
 
 

@@ -53,7 +53,7 @@ async def test_a_storm_ends_in_one_world(seed: int) -> None:
             one.torchruns[name].awake.set()
             await start(one, name)
         await one.world(names, CALM_S)
-        assert one.sidecars["a"].rendezvous.closed == ""
+        assert one.sidecars["a"].rendezvous.round.closed == ""
         assert max(torchrun.busiest_second() for torchrun in one.everyone) <= RATE_MAX
 
 

@@ -190,7 +190,7 @@ async def test_no_key_is_filled_once_an_agent_stands_in_the_exit_barrier() -> No
         assert clients[0].agent.filler(b"/torch.rendezvous.digits.0/MASTER_ADDR") is None
         assert not clients[0].get().wait_list
         await clients[0].close()
-        assert a.rendezvous.closed == "success"
+        assert a.rendezvous.round.closed == "success"
 
 
 async def test_the_exit_barrier_survives_an_answer_that_is_lost() -> None:
@@ -216,7 +216,7 @@ async def test_who_gives_up_waiting_has_not_died(steps: tuple[str, ...]) -> None
             await client.close()
         client.agent.closed()
         assert len(a.died) == (not steps)
-        assert a.rendezvous.closed == ""
+        assert a.rendezvous.round.closed == ""
 
 
 async def test_who_fails_in_a_world_has_died() -> None:

@@ -79,11 +79,6 @@ class Evaluator:
         """Return the run as the mirror has it."""
         return self._run.snapshot(self._mirror.certain_revision, self.members())
 
-    def excuse(self, now: float) -> None:
-        """Count the time to leave a world from ``now`` on, after a stop of this sidecar itself."""
-        since_s = max(self.observations.ending_since_s, now)
-        self.observations = replace(self.observations, ending_since_s=since_s)
-
     def outdate(self) -> None:
         """Drop the last evaluation."""
         self._evaluation = None

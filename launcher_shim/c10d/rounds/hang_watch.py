@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 
 from launcher_shim.c10d.rounds import hanging
 from launcher_shim.c10d.rounds.evaluation import Evaluation, Evaluator
@@ -69,6 +70,8 @@ class HangWatch:
 
     def excuse(self, now: float) -> None:
         """Count from ``now`` on, after a stop of this sidecar itself."""
-        self._evaluator.excuse(now)
+        seen = self._evaluator.observations
+        since_s = max(seen.ending_since_s, now)
+        self._evaluator.observations = replace(seen, ending_since_s=since_s)
         if self._place.holder is not None:
             self._place.holder.seen_s = now

@@ -151,11 +151,6 @@ class Rendezvous:
         self._tell()
 
     @property
-    def closed(self) -> ClosedWhy:
-        """The reason why the run is closed, or an empty string."""
-        return self._run.round.closed
-
-    @property
     def round(self) -> Round:
         """The present round."""
         return self._run.round

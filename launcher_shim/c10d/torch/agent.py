@@ -161,7 +161,7 @@ class TorchAgent:
         node = self._rendezvous.place.live_node(self.claim)
         if node is None:
             own = self.node
-            if own is not None and own.state == "in" and self._rendezvous.closed == "success":
+            if own is not None and own.state == "in" and self._rendezvous.round.closed == "success":
                 # Its pod was let go; the others have ended well in a later round, and so has this
                 # one.
                 self.finished_round = own.round
