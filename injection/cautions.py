@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from injection import facts
-from injection.horovod import PROGRAM, goes_past, starts_mpi
+from injection.horovod import PROGRAM, goes_past, launchers, starts_mpi
 from injection.member_spec import Demand
 from injection.remarks import Remark, warning
 from injection.sidecar import RUN_DIR
@@ -30,6 +30,10 @@ WORKERS = (
 MPI_ALONE = (
     "container {name} runs {program}, whose world keeps its size: only a horovodrun is made a"
     " launcher of Muster's"
+)
+NEEDS_SSHD = (
+    "container {name} runs {program}, which reaches its workers by sshd, and muster-exec runs in"
+    " the place of that: start them by horovodrun"
 )
 PAST_OURS = (
     "container {name}: {word} in its shell command bypasses Muster's horovodrun: call {path} there"
@@ -114,8 +118,15 @@ def cautions(
         yield Remark(
             (LAUNCHER if want.horovod == "launcher" else WORKERS).format(name=container.get("name"))
         )
-    if want.horovod == "launcher":
-        yield from _launch(container)
+    if kind is not None and kind.sshd:
+        for one in launchers(workload, container):
+            if (program := starts_mpi(one)) is not None:
+                sentence = NEEDS_SSHD.format(name=one.get("name"), program=program)
+                yield Remark(sentence, "error")
+    elif want.horovod == "launcher" and (program := starts_mpi(container)) is not None:
+        yield warning(MPI_ALONE.format(name=container.get("name"), program=program))
+    if want.horovod == "launcher" and (word := goes_past(container, OURS)) is not None:
+        yield warning(PAST_OURS.format(name=container.get("name"), word=word, path=OURS))
     if kind is not None and kind.lasting is not None and want.horovod == "worker":
         yield from _lasting(workload, template, *kind.lasting, owner_is_made=owner_is_made)
     if kind is not None and kind.master is not None:
@@ -134,15 +145,6 @@ def cautions(
             name = variable.get("name")
             if name in _VARIABLES:
                 yield Remark(_VARIABLES[name].format(name=container.get("name"), variable=name))
-
-
-def _launch(container: Mapping[str, Any]) -> Iterator[Remark]:
-    """Yield warnings if a launcher's command starts MPI, or bypasses Muster's horovodrun."""
-    name = container.get("name")
-    if (program := starts_mpi(container)) is not None:
-        yield warning(MPI_ALONE.format(name=name, program=program))
-    if (word := goes_past(container, OURS)) is not None:
-        yield warning(PAST_OURS.format(name=name, word=word, path=OURS))
 
 
 def _lasting(

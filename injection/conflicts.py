@@ -91,9 +91,29 @@ def _windows(pod: Mapping[str, Any]) -> str | None:
     """Return what marks a pod as one for Windows; None if nothing does."""
     if (pod.get("os") or {}).get("name") == "windows":
         return "os.name is windows"
-    if (pod.get("nodeSelector") or {}).get("kubernetes.io/os") == "windows":
-        return "nodeSelector asks for kubernetes.io/os windows"
+    for name, value in (pod.get("nodeSelector") or {}).items():
+        if _for_windows({"key": name, "operator": "In", "values": [value]}):
+            return f"nodeSelector asks for {name} {value}"
+    affinity = (pod.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    for term in facts.listed(required, "nodeSelectorTerms"):
+        for one in facts.listed(term or {}, "matchExpressions"):
+            if _for_windows(one):
+                return f"affinity.nodeAffinity asks for {one['key']} of Windows"
     return None
+
+
+def _for_windows(asked: Mapping[str, Any]) -> bool:
+    """Return whether a requirement on the labels of nodes leaves Windows nodes alone."""
+    values = facts.listed(asked, "values")
+    match asked.get("key"), asked.get("operator"):
+        case (("kubernetes.io/os" | "beta.kubernetes.io/os"), "In"):
+            return "windows" in values and "linux" not in values
+        case (("kubernetes.io/os" | "beta.kubernetes.io/os"), "NotIn"):
+            return "linux" in values
+        case "node.kubernetes.io/windows-build", operator:
+            return operator in ("In", "Exists")
+    return False
 
 
 def resources(pod: Mapping[str, Any], path: str, former: Former) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal
@@ -38,6 +39,13 @@ OVERRULING = tuple(option.name for option in OPTIONS if option.rendezvous)
 _NAMES = "|".join(name.replace("-", "[-_]") for name in OVERRULING)
 _OVERRULING = re.compile(rf"(?<!\S)(--(?:{_NAMES}))(?=[=\s'\"]|$)")
 
+
+_OPERATORS = frozenset({"&&", "||", "|", "&", ";", "(", "{", "then", "do", "else", "!"})
+_STARTERS = frozenset(
+    {"exec", "env", "time", "nohup", "nice", "numactl", "stdbuf", "tini", "dumb-init", "muster-run"}
+)
+"""Programs and words of a shell that start another program, which follows their options."""
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 
 PROXIES = frozenset({"istio-proxy", "linkerd-proxy"})
 """The containers of meshes. Once a mesh has taken over a pod's network, nothing in the pod reaches
@@ -137,6 +145,48 @@ def overruling_options(container: Mapping[str, Any]) -> list[str]:
     """Return the options of a launch line that win over what the sidecar delivers."""
     options = _OVERRULING.findall(command_line(container))
     return list(dict.fromkeys(option.replace("_", "-") for option in options))
+
+
+def foreign_launcher(container: Mapping[str, Any]) -> str | None:
+    """Return the launcher in a command that makes a world of its own, whatever Muster says."""
+    words = [*map(str, listed(container, "command")), *map(str, listed(container, "args"))]
+    shell = (row for word in words for row in word.replace("\\\n", " ").splitlines())
+    for line in (words, *(words_of(row) for row in shell if " " in row.strip())):
+        for index in _programs(line):
+            name, after = line[index].rpartition("/")[2], [*line[index + 1 : index + 3], "", ""]
+            module = after[1] if name.startswith("python") and after[0] == "-m" else ""
+            if name == "deepspeed" or module.partition(".")[0] == "deepspeed":
+                return "deepspeed"
+            if (
+                (name, after[0]) == ("accelerate", "launch")
+                or name == "accelerate-launch"
+                or module == "accelerate.commands.launch"
+            ):
+                return "accelerate launch"
+    return None
+
+
+def words_of(line: str) -> list[str]:
+    """Split a line of shell into words; return none if only a shell can read it."""
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return []
+
+
+def _programs(line: Sequence[str]) -> Iterator[int]:
+    """Yield the index of every word that is started as a program, by a shell or by another one."""
+    starts = True
+    for index, word in enumerate(line):
+        if word in _OPERATORS:
+            starts = True
+        elif starts and not (
+            word.startswith("-") or _ASSIGNMENT.match(word) or word.rpartition("/")[2] in _STARTERS
+        ):
+            yield index
+            starts = False
+        if word.endswith(";"):
+            starts = True
 
 
 def foreign_nnodes(container: Mapping[str, Any], least: int, most: int) -> bool:

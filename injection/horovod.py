@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,13 +44,7 @@ def role_of(workload: Workload, template: Template, told: str | None) -> Role | 
 
 def line_of_job(workload: Workload, container: Mapping[str, Any]) -> LauncherSays:
     """Read the options of the object's horovodrun: in its launcher's command, else this one's."""
-    kind = workload.known or Kind(())
-    containers = [container]
-    if kind.launcher is not None:
-        for template in workload.templates_at(kind.launcher):
-            pod = (value_of(template.node) or {}).get("spec") or {}
-            containers = [c for c in facts.listed(pod, "containers") if isinstance(c, Mapping)]
-    for one in containers:
+    for one in launchers(workload, container):
         given = _options(one)
         if given is not None:
             return LauncherSays(
@@ -60,6 +53,17 @@ def line_of_job(workload: Workload, container: Mapping[str, Any]) -> LauncherSay
                 _count(given.value((SLOTS,))),
             )
     return LauncherSays()
+
+
+def launchers(workload: Workload, container: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the containers of the object's launcher; of an object without one this container."""
+    kind = workload.known or Kind(())
+    containers = [container]
+    if kind.launcher is not None:
+        for template in workload.templates_at(kind.launcher):
+            pod = (value_of(template.node) or {}).get("spec") or {}
+            containers = [c for c in facts.listed(pod, "containers") if isinstance(c, Mapping)]
+    return containers
 
 
 def starts_mpi(container: Mapping[str, Any]) -> str | None:
@@ -90,7 +94,7 @@ def _lines(container: Mapping[str, Any]) -> Sequence[Sequence[str]]:
         *map(str, facts.listed(container, "command")),
         *map(str, facts.listed(container, "args")),
     ]
-    return (words, *(_words(word) for word in words if " " in word.strip()))
+    return (words, *(facts.words_of(word) for word in words if " " in word.strip()))
 
 
 def _options(container: Mapping[str, Any]) -> GivenOptions | None:
@@ -103,13 +107,6 @@ def _options(container: Mapping[str, Any]) -> GivenOptions | None:
             if word.rpartition("/")[2] == PROGRAM:
                 return read_options(candidate[number + 1 :])
     return None
-
-
-def _words(line: str) -> Sequence[str]:
-    try:
-        return shlex.split(line)
-    except ValueError:  # a line of shell that only a shell can read
-        return ()
 
 
 def _count(text: str | None) -> int | None:

@@ -319,6 +319,11 @@ def _note_command(
             " its preStop hook holds its end back, and torchrun gets its settings as variables;"
             " with a command, muster-run would do both"
         )
+    if (launcher := facts.foreign_launcher(container)) is not None:
+        result.fault(
+            f"container {name} starts {launcher}, whose ranks meet without Muster: start the script"
+            " with torchrun, which sets the same variables"
+        )
     for option in facts.overruling_options(container):
         result.fault(
             f"container {name} has {option} in its command: kept, and it wins over what Muster"

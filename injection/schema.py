@@ -27,6 +27,13 @@ TEMPLATE: Mapping[str, Any] = {
         "volumes": [{"name": str}],
         "resources": {"limits": {}, "requests": {}},
         "nodeSelector": {},
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [{"matchExpressions": [{"key": str}]}]
+                }
+            }
+        },
         "os": {"name": str},
     },
 }

@@ -29,7 +29,8 @@ class Kind:
     one, and is created after that is gone; with ``of_jobs`` the batch Job decides this.
     ``endless``: its containers are restarted however they end. ``horovod``: its pods are those of a
     horovodrun; ``run``: whether this was ever run with its operator. ``lasting``: the entry that
-    the worker's replica spec needs so that a worker's end does not end the job.
+    the worker's replica spec needs so that a worker's end does not end the job. ``sshd``: an MPI
+    program in its launcher reaches the workers by the sshd in whose place muster-exec runs.
     """
 
     templates: tuple[str, ...]
@@ -49,6 +50,7 @@ class Kind:
     horovod: bool = False
     run: bool = True
     lasting: tuple[str, str] | None = None
+    sshd: bool = False
 
 
 _PLAIN = Kind(("spec.template",), endless=True)
@@ -132,7 +134,7 @@ KINDS: Mapping[tuple[str, str], Kind] = {
 
 _OF_VERSIONS: Mapping[tuple[str, str, str], Kind] = {
     ("kubeflow.org", "v2beta1", "MPIJob"): replace(
-        KINDS["kubeflow.org", "MPIJob"], lasting=None, run=False
+        KINDS["kubeflow.org", "MPIJob"], lasting=None, run=False, sshd=True
     ),
 }
 """The kinds of which a version belongs to another operator."""

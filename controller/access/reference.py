@@ -35,13 +35,12 @@ def with_secret(
     if environ.get(_SECRET) or any(annotation(name) in notes for name in _OWN):
         return environ
     told = manifest["metadata"].get("name") if manifest.get("kind") != "Pod" else None
-    job = notes.get(annotation("job")) or environ.get(_JOB) or told
-    if not job:
-        return environ  # the plan reports what is missing
+    job = str(notes.get(annotation("job")) or environ.get(_JOB) or told or "")
     if notes.get(annotation("namespace"), namespace) != namespace:
         raise ConfigError(
             f"the annotation {annotation('namespace')} names another namespace than the pod's: its"
             " records are for its own pods alone; leave it out, or name a Secret by the annotation"
             f" {annotation('etcd_secret')}"
         )
-    return {**environ, _JOB: str(job), _SECRET: secret_name(str(job)), _KEYS: ",".join(KEYS)}
+    # Without a name the plan is refused for that alone: a Secret is not missing.
+    return {**environ, _JOB: job, _SECRET: secret_name(job or "job"), _KEYS: ",".join(KEYS)}

@@ -6,6 +6,7 @@ A pod is never rejected: if it cannot be injected, it is admitted as it is, with
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +21,16 @@ from injection import sidecar
 from injection.annotations import ANNOTATION
 from injection.facts import starts_before
 from injection.pod import inject_pod
-from injection.settings import TABLE, annotation
+from injection.settings import DOMAIN, TABLE
 from rdzv.errors import ConfigError
-from rdzv.flags import named
 
 WITHOUT = "admitted without Muster: "
+_MIRROR = "kubernetes.io/config.mirror"
+"""The annotation by which a kubelet shows the API server a static pod of its node."""
+_NAMES = "|".join(sorted((one.flag.removeprefix("--") for one in TABLE.values()), key=len)[::-1])
+_FLAG = re.compile(
+    rf"(?<![\w-])--(?P<no>no-)?(?P<name>{_NAMES})(?P<variable> \(MUSTER_[A-Z_]+\))?(?![\w-])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,8 @@ def decide(
     if has_sidecar(pod):
         moved = behind_proxies(pod["spec"])
         return Verdict(tuple(difference(pod["spec"], moved, "/spec")), (), "it has its sidecar")
+    if (obstacle := _obstacle(pod, owner, read)) is not None:
+        return without(obstacle)
     restricted = with_security_context(pod, owner)
     manifest, path, role = manifest_of(restricted, namespace, owner, read)
     try:
@@ -76,13 +84,27 @@ def decide(
         after["metadata"] = {**metadata, "annotations": notes}
     complete = owner is None or owner.read is None or read is not None
     # Without the owner the plan lacks facts: its warnings would be guesses.
-    warnings = [str(note) for note in made.notes if note.level == "warning"] if complete else []
-    return Verdict(tuple(difference(pod, after)), tuple(warnings), "its sidecar is put in")
+    notes = [note for note in made.notes if note.level == "warning"] if complete else []
+    warnings = tuple(map(in_words_of_a_pod, notes))
+    return Verdict(tuple(difference(pod, after)), warnings, "its sidecar is put in")
 
 
 def without(reason: str) -> Verdict:
     """Return the verdict that admits a pod as it is, for one reason."""
     return Verdict((), (WITHOUT + reason,), reason)
+
+
+def _obstacle(
+    pod: Mapping[str, Any], owner: Owner | None, read: Mapping[str, Any] | None
+) -> str | None:
+    """Return why a pod is never injected, whatever its settings; None if there is no reason."""
+    if _MIRROR in ((pod.get("metadata") or {}).get("annotations") or {}):
+        return "it mirrors a static pod of its node, which has no Secret and cannot be changed"
+    if owner is None:
+        return None
+    if owner.obstacle is None and owner.must_be_read and read is None:
+        return f"{owner.kind} {owner.name} cannot be read, so what its launcher runs is not known"
+    return owner.obstacle
 
 
 def has_sidecar(pod: Mapping[str, Any]) -> bool:
@@ -108,6 +130,11 @@ def behind_proxies(spec: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def in_words_of_a_pod(text: str) -> str:
     """Replace each flag in ``text`` by the setting's annotation: nobody has typed a flag here."""
-    for name, setting in TABLE.items():
-        text = text.replace(named(setting.flag), f"the annotation {annotation(name)}")
-    return text
+    return _FLAG.sub(_annotation, text)
+
+
+def _annotation(flag: re.Match[str]) -> str:
+    name = f"{DOMAIN}{flag['name']}"
+    if flag["no"]:
+        name += ': "false"'
+    return f"the annotation {name}" if flag["variable"] else name

@@ -62,15 +62,19 @@ def _beside(
     """Return the owner's fields beside the template, by the path of the mapping that has them."""
     if read is not None:
         spec = dict(read.get("spec") or {})
-        parent = owner.path.rpartition(".")[0]
+        parent, *_ = owner.path.rpartition(".")
         if read.get("kind") == "Job":
             # A Job's fields are beside its own template, at any depth within the object that made
             # it.
             return {parent: spec}
-        replicas: Any = spec
-        for word in parent.split(".")[1:]:
-            replicas = replicas.get(word) if isinstance(replicas, Mapping) else None
-        return {parent: replicas if isinstance(replicas, Mapping) else {}, "spec": spec}
+        # At each depth: beside a worker's template is the launcher's, whose command has the size.
+        beside: dict[str, Mapping[str, Any]] = {}
+        below: Any = {"spec": spec}
+        for depth, word in enumerate(words := parent.split("."), 1):
+            found = below.get(word)
+            below = found if isinstance(found, Mapping) else {}
+            beside[".".join(words[:depth])] = below
+        return beside
     if (owner.group, owner.kind) == ("kubeflow.org", "PyTorchJob"):
         for container in pod["spec"].get("containers") or []:
             for variable in container.get("env") or []:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _TEMPLATE_HASH = "pod-template-hash"
@@ -13,6 +13,11 @@ _JOBSET_PART = "jobset.sigs.k8s.io/replicatedjob-name"
 _RUNTIME_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 _GROUP = "leaderworkerset.sigs.k8s.io/name"
 _KUBEFLOW_ROLE = "training.kubeflow.org/replica-type"
+_MPI_VERSION = "kubeflow.org/v2beta1"
+"""The version of MPIJob that belongs to mpi-operator, which makes launchers by a batch Job."""
+_MPI_ROLE = "training.kubeflow.org/job-role"
+_MPI_JOB = "training.kubeflow.org/job-name"
+_OPERATOR = "training.kubeflow.org/operator-name"
 _TASK = "volcano.sh/task-spec"
 
 
@@ -21,7 +26,8 @@ class Owner:
     """An object with a pod template, and the path of this pod's template in it.
 
     ``read``: the object to read from the API for the rest, if the pod does not show enough; it may
-    be another object, as a pod of a JobSet is created by a Job. None: the pod shows enough.
+    another object, as a pod of a JobSet is created by a Job. None: the pod shows enough.
+    ``obstacle``: why its pods are not injected. ``must_be_read``: the pod alone never shows enough.
     """
 
     api_version: str
@@ -29,6 +35,8 @@ class Owner:
     name: str
     path: str
     read: Reference | None = None
+    obstacle: str | None = None
+    must_be_read: bool = False
 
     @property
     def group(self) -> str:
@@ -63,6 +71,8 @@ def owner_of(pod: Mapping[str, Any]) -> Owner | None:
             path = "spec.leaderWorkerTemplate.workerTemplate"
             version = "leaderworkerset.x-k8s.io/v1"
             return Owner(version, "LeaderWorkerSet", labels[_GROUP], path)
+        case "batch", "Job" if labels.get(_OPERATOR) == "mpi-operator":
+            return _of_launcher(made_by, labels)
         case "batch", "Job":
             return _of_job(made_by, labels)
         case "batch.volcano.sh", "Job":
@@ -73,12 +83,39 @@ def owner_of(pod: Mapping[str, Any]) -> Owner | None:
             role = "launcher" if metadata.get("name", "").endswith("-launcher") else "worker"
             path = f"spec.etReplicaSpecs.{role}.template"
             return Owner(made_by.api_version, made_by.kind, made_by.name, path, made_by)
-        case "kubeflow.org", kind:
-            replicas = "pytorchReplicaSpecs" if kind == "PyTorchJob" else "mpiReplicaSpecs"
+        case "kubeflow.org", "PyTorchJob":
             role = labels.get(_KUBEFLOW_ROLE, "worker").capitalize()
-            path = f"spec.{replicas}.{role}.template"
-            return Owner(made_by.api_version, kind, made_by.name, path, made_by)
+            path = f"spec.pytorchReplicaSpecs.{role}.template"
+            return Owner(made_by.api_version, made_by.kind, made_by.name, path, made_by)
+        case "kubeflow.org", "MPIJob":
+            return _of_mpi(made_by, labels.get(_KUBEFLOW_ROLE) or labels.get(_MPI_ROLE))
+        case "kubeflow.org", kind:
+            why = (
+                f"a {kind} of kubeflow.org does not train through Muster: it knows PyTorchJob and"
+                " MPIJob"
+            )
+            return Owner(made_by.api_version, kind, made_by.name, "spec.template", obstacle=why)
     return Owner(made_by.api_version, made_by.kind, made_by.name, "spec.template")
+
+
+def _of_mpi(job: Reference, role: str | None) -> Owner:
+    path = f"spec.mpiReplicaSpecs.{(role or 'worker').capitalize()}.template"
+    why = None
+    if role not in ("launcher", "worker"):
+        why = f"no label of a pod of MPIJob {job.name} says whether it is launcher or worker"
+    must_be_read = job.api_version == _MPI_VERSION
+    return Owner(job.api_version, job.kind, job.name, path, job, why, must_be_read)
+
+
+def _of_launcher(job: Reference, labels: Mapping[str, str]) -> Owner:
+    """Return the MPIJob of a launcher, whose batch Job has its name and ``-launcher``."""
+    name = labels.get(_MPI_JOB, "")
+    role = labels.get(_MPI_ROLE)
+    owner = _of_mpi(Reference(_MPI_VERSION, "MPIJob", name, job.uid), role)
+    if role == "launcher" and job.name == f"{name}-launcher":
+        return owner
+    why = f"its labels are of mpi-operator, and Job {job.name} is no launcher of mpi-operator's"
+    return replace(owner, obstacle=why)
 
 
 def _of_job(job: Reference, labels: Mapping[str, str]) -> Owner:

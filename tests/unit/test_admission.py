@@ -17,10 +17,11 @@ from controller.admission.json_patch import difference
 from controller.admission.owner import owner_of
 from controller.cluster import paths
 from injection.injection import Request, inject
-from injection.settings import TABLE
+from injection.settings import TABLE, annotation
 from injection.workloads import workloads
 from injection.yaml_tree import documents, value_of
 from rdzv.errors import ConfigError
+from rdzv.flags import named
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import FLAGS, environ, loaded, manifest
 from tests.support.injection.owners import at, defaulted, pods_of
@@ -223,6 +224,34 @@ def test_what_cannot_be_injected_is_admitted_with_the_reason() -> None:
         assert "patch" not in response
         assert all(one.startswith("muster: " + WITHOUT) for one in response["warnings"])
         assert all(len(one) <= review.WARNING_LENGTH for one in response["warnings"])
+
+
+@pytest.mark.parametrize("access", [False, True])
+def test_faults_name_annotations_and_each_only_once(access: bool) -> None:
+    """No flag was typed, and a Secret is not missing but follows from the job's name."""
+    pod = defaulted(loaded(CORPUS["plain-pod"])[0])
+    defaults = environ({**FLAGS, "etcd_endpoints": "https://e:1"})
+    del defaults["MUSTER_JOB"]
+    verdict = decide(pod, "team", None, None, defaults, access=access)
+    missing, *others = verdict.warnings
+    assert missing.startswith(WITHOUT + "the annotation muster.dev/job is missing")
+    assert not any("--" in one for one in verdict.warnings)
+    assert [("muster.dev/etcd-secret," in one) for one in others] == ([] if access else [True])
+
+
+def test_every_flag_in_a_sentence_becomes_its_annotation() -> None:
+    for name, setting in TABLE.items():
+        said = in_words_of_a_pod(f"give {setting.flag}, {named(setting.flag)} or --no-wrap")
+        text = annotation(name)
+        assert said == f'give {text}, the annotation {text} or muster.dev/wrap: "false"'
+
+
+def test_mirror_of_a_static_pod_is_left_alone() -> None:
+    pod = defaulted(loaded(CORPUS["plain-pod"])[0])
+    pod["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "abc"}
+    verdict, made = admitted(pod, None, FLAGS)
+    assert made == pod
+    assert "static pod" in verdict.reason
 
 
 def test_a_review_is_answered_with_a_patch_in_base64() -> None:
