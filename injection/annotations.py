@@ -58,6 +58,11 @@ def container_word(name: str) -> str:
     return f"container/{quote(name, safe='')}"
 
 
+def pull_secret_word(name: str) -> str:
+    """Return the word by which a record names a Secret to pull images with."""
+    return f"pull-secret/{quote(name, safe='')}"
+
+
 def lasting_word(key: str, value: str) -> str:
     """Return the word by which a record names an entry that was put beside the template."""
     return f"beside/{key}={value}"

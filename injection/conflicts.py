@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from injection import facts, sidecar
+from injection import facts, sidecar, sidecar_resources
 from injection.member_spec import Demand
 from injection.previous import Former
 from injection.settings import TABLE
+from injection.sidecar_resources import RESOURCES, Asked
 from rdzv.errors import ConfigError
-
-_COUNTED = ("cpu", "memory", "ephemeral-storage")
 
 
 def refuse(pod: Mapping[str, Any], path: str, container: Mapping[str, Any], want: Demand) -> None:
@@ -116,22 +115,26 @@ def _for_windows(asked: Mapping[str, Any]) -> bool:
     return False
 
 
-def resources(pod: Mapping[str, Any], path: str, former: Former) -> Mapping[str, Any]:
+def resources(
+    pod: Mapping[str, Any], path: str, former: Former, asked: Asked | None
+) -> Mapping[str, Any]:
     """Return the sidecar's resources, which keep the pod's QoS class. Raises ``ConfigError``.
 
-    If the pod itself has resources, its class follows from those.
+    If the pod itself has resources, its class follows from those. What a setting asks for wins over
+    what a user has written into the sidecar.
     """
     everyone = facts.containers(pod)
     quality = facts.quality_of_service(everyone)
     of_the_pod = pod.get("resources") if facts.asks_as_a_whole(pod) else None
-    wanted = former.resources()
+    wanted = None if asked else former.resources()
     if wanted is None and of_the_pod is not None:
         return {}
     if wanted is None:
-        return sidecar.resources(quality, cpu_is_limited=facts.limits_cpu(everyone))
+        limited = facts.limits_cpu(everyone)
+        return sidecar_resources.resources(quality, cpu_is_limited=limited, asked=asked)
     where = f"{path}.initContainers[{sidecar.NAME}].resources"
     names = {str(name) for asked in wanted.values() if isinstance(asked, Mapping) for name in asked}
-    if foreign := names - {*_COUNTED}:
+    if foreign := names - {*RESOURCES}:
         raise ConfigError(
             f"{where} asks for {', '.join(sorted(foreign))}, which the sidecar would take from the"
             " training: remove it there"

@@ -198,6 +198,12 @@ def foreign_nnodes(container: Mapping[str, Any], least: int, most: int) -> bool:
     return bounds is None or (int(bounds[1]), int(bounds[2] or bounds[1])) != (least, most)
 
 
+def quantity(text: str) -> Decimal | None:
+    """Return one of Kubernetes' quantities as a number; None for another text."""
+    match = _QUANTITY.fullmatch(text)
+    return None if match is None else Decimal(match[1]) * _SUFFIXES[match[2] or ""]
+
+
 def ports(all_containers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
     """Yield the container's name and the number of every port that is declared."""
     for container in all_containers:
@@ -214,8 +220,8 @@ def _resource(holder: Mapping[str, Any], which: str, name: str) -> Decimal | str
     value = ((holder.get("resources") or {}).get(which) or {}).get(name)
     if value is None:
         return None
-    match = _QUANTITY.fullmatch(str(value))
-    return str(value) if match is None else Decimal(match[1]) * _SUFFIXES[match[2] or ""]
+    number = quantity(str(value))
+    return str(value) if number is None else number
 
 
 def _count(value: Any) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from injection import facts
 from injection.horovod import TUNNEL_PORT, LauncherSays, line_of_job
@@ -73,6 +73,10 @@ class Demand:
     """Members of the etcd cluster, separated by commas; with https:// for TLS."""
     image: str
     """Image of the sidecar."""
+    pull_policy: str | None
+    """When the kubelet pulls that image; None for Kubernetes' default."""
+    user: int | Literal["none"]
+    """User and group of the sidecar; ``none`` if the cluster chooses them."""
     secret: str | None
     """Secret with the certificates and credentials for etcd, mounted into the sidecar alone; None
     if etcd needs none."""
@@ -155,6 +159,8 @@ def demand(
         last_call_s=settings.last_call_s,
         endpoints=",".join(settings.etcd_endpoints or ()),
         image=settings.image or "",
+        pull_policy=settings.pull_policy,
+        user=settings.user or "none",
         secret=settings.etcd_secret,
         secret_keys=settings.etcd_secret_keys or (),
         slots=slots,

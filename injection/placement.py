@@ -31,7 +31,10 @@ def place(splices: Splices, roots: Sequence[Node], template: Template, plan: Inj
     for key, items_of_ours, behind in (
         ("initContainers", [plan.sidecar], plan.sidecar_index),
         ("volumes", plan.volumes, 0),
+        ("imagePullSecrets", plan.pull_secrets, 0),
     ):
+        if not items_of_ours:
+            continue
         written = _written(spec[1], key, pod)
         if written is None:
             new_in_pod[key] = list(items_of_ours)

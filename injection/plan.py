@@ -22,6 +22,7 @@ from injection.remarks import Remark, warning
 from injection.schema import check
 from injection.settings import DOMAIN, LABEL, TABLE, Told, annotation
 from injection.sidecar import SidecarContainer
+from injection.sidecar_resources import MEMORY
 from injection.workloads import Kind, Role, Template, Workload, at
 from injection.yaml_tree import child, value_of
 from rdzv.errors import ConfigError
@@ -42,6 +43,7 @@ class InjectionPlan:
     sidecar: Mapping[str, Any]
     sidecar_index: int
     volumes: Sequence[Mapping[str, Any]]
+    pull_secrets: Sequence[Mapping[str, str]]
     mounts: Sequence[Mapping[str, Any]]
     env: list[Mapping[str, Any]] = field(default_factory=list)
     command_prefix: tuple[str, ...] = ()
@@ -103,7 +105,7 @@ def plan(
         role=horovod or template.role,
         grace_s=granted or DEFAULT_GRACE_S,
         wrapped=wrapped,
-        resources=conflicts.resources(pod, path, former),
+        resources=conflicts.resources(pod, path, former, told.settings.resources),
         lease_ttl_s=former.told("lease_ttl_s"),
         start_timeout_s=former.told("start_timeout_s"),
         # The sidecar's own default need not be written, unless a user has written another value.
@@ -115,6 +117,7 @@ def plan(
         sidecar=former.carried_into(made.container()),
         sidecar_index=facts.starts_before(pod),
         volumes=made.volumes(),
+        pull_secrets=_pull_secrets(pod, told.settings.pull_secrets or ()),
         mounts=[sidecar.RUN_MOUNT],
         command_prefix=prefix,
         command=command,
@@ -132,6 +135,11 @@ def plan(
         workload, template, pod, container, want, wrapped=wrapped, owner_is_made=owner_is_made
     )
     _note_pod(result, pod, path, want)
+    if result.pull_secrets and not pod.get("imagePullSecrets") and not owner_is_made:
+        result.warn(
+            f"{path}.imagePullSecrets is added: a pod that has them gets none of its"
+            " ServiceAccount's: give those by --pull-secrets, too, if its images need them"
+        )
     _note_command(result, container, want, told.settings.wrap, wrapped=wrapped)
     return result
 
@@ -160,6 +168,11 @@ def _container_index(
     raise ConfigError(
         f"{named('--container')}: {missing}name the one that trains among {', '.join(names)}"
     )
+
+
+def _pull_secrets(pod: Mapping[str, Any], wanted: Sequence[str]) -> list[Mapping[str, str]]:
+    held = {one.get("name") for one in facts.listed(pod, "imagePullSecrets")}
+    return [{"name": name} for name in dict.fromkeys(wanted) if name not in held]
 
 
 def _lasting(
@@ -280,7 +293,7 @@ def _note_pod(result: InjectionPlan, pod: Mapping[str, Any], path: str, want: De
     if "resources" not in result.sidecar and facts.asks_as_a_whole(pod):
         result.note(
             f"{path}.resources are for all containers of the pod, so the sidecar asks for none of"
-            f" its own: leave {sidecar.MEMORY} of memory for it"
+            f" its own: leave {MEMORY} of memory for it"
         )
     elif "resources" not in result.sidecar:
         result.warn(

@@ -70,7 +70,9 @@ def placed(template: Mapping[str, Any], plan: InjectionPlan) -> dict[str, Any]:
         container["lifecycle"] = {**(container.get("lifecycle") or {}), "preStop": plan.pre_stop}
     containers[plan.container_index] = container
     spec["containers"] = containers
-    spec["volumes"] = [*plan.volumes, *(spec.get("volumes") or [])]
+    for key, ours in (("volumes", plan.volumes), ("imagePullSecrets", plan.pull_secrets)):
+        if ours:
+            spec[key] = [*ours, *(spec.get(key) or [])]
     inits, index = spec.get("initContainers") or [], plan.sidecar_index
     spec["initContainers"] = [*inits[:index], plan.sidecar, *inits[index:]]
     annotations = {**plan.annotations, ANNOTATION: str(record_of(template, plan))}

@@ -13,11 +13,12 @@ from agent.config.sidecar import Config
 from agent.config.table import settings_of
 from injection import sidecar
 from injection.annotations import LETS_GO, Record, own_annotations
+from injection.sidecar_resources import resources
 from injection.yaml_tree import child, items, text_of, value_of
 from rdzv.errors import ConfigError
 
 _OURS = [
-    sidecar.resources(quality, cpu_is_limited=limited)
+    resources(quality, cpu_is_limited=limited)
     for quality in ("Guaranteed", "Burstable", "BestEffort")
     for limited in (True, False)
 ]
@@ -122,5 +123,7 @@ class Former:
             if (name := str(variable.get("name"))) not in names | ours
             and not name.startswith(sidecar.TOPOLOGY_PART)
         ]
-        others = {key: value for key, value in self.container.items() if key not in _WRITTEN}
+        # What a setting gives, too, is not the user's: it wins, and may have been another before.
+        written = _WRITTEN | container.keys()
+        others = {key: value for key, value in self.container.items() if key not in written}
         return {**container, "env": [*container["env"], *env], **others}

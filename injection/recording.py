@@ -12,6 +12,7 @@ from injection.annotations import (
     Record,
     container_word,
     lasting_word,
+    pull_secret_word,
     variable_word,
 )
 from injection.plan import InjectionPlan
@@ -24,6 +25,9 @@ def record_of(template: Mapping[str, Any], plan: InjectionPlan) -> Record:
     metadata = template.get("metadata", {})
     added = [LETS_GO] if plan.lets_go_below_min else []
     added += [key for key in ("initContainers", "volumes") if key not in pod]
+    added += [pull_secret_word(one["name"]) for one in plan.pull_secrets]
+    if plan.pull_secrets and "imagePullSecrets" not in pod:
+        added.append("imagePullSecrets")
     added += plan.pod
     added += [container_word(plan.container), *map(variable_word, plan.env)]
     ours = {"env": plan.env, "volumeMounts": plan.mounts}

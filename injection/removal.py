@@ -15,6 +15,7 @@ from injection.annotations import (
     container_word,
     injected,
     lasting_word,
+    pull_secret_word,
     variable_word,
 )
 from injection.grace import DEFAULT_GRACE_S, GRACE
@@ -72,6 +73,7 @@ class _Removal:
                 self._from_container(container)
             gone = self._from_list(pod, "initContainers", lambda item: _named(item, {sidecar.NAME}))
             gone |= self._from_list(pod, "volumes", lambda item: _named(item, sidecar.VOLUMES))
+            gone |= self._from_list(pod, "imagePullSecrets", self._is_added_secret)
             if GRACE in self._added and text_of(child(pod, GRACE)) == str(DEFAULT_GRACE_S):
                 gone.add(GRACE)
             self._splices.drop_entries(pod, lambda key, _: key in gone)
@@ -117,6 +119,9 @@ class _Removal:
     def _is_added_variable(self, item: Node) -> bool:
         value = value_of(item)
         return isinstance(value, Mapping) and variable_word(value) in self._added
+
+    def _is_added_secret(self, item: Node) -> bool:
+        return pull_secret_word(text_of(child(item, "name"))) in self._added
 
     def _from_list(self, mapping: Node, key: str, ours: Callable[[Node], bool]) -> set[str]:
         """Take Muster's items out; return ``key`` if the list was added and none is left."""

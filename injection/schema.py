@@ -25,6 +25,7 @@ TEMPLATE: Mapping[str, Any] = {
         "initContainers": [_CONTAINER],
         "containers": [_CONTAINER],
         "volumes": [{"name": str}],
+        "imagePullSecrets": [{"name": str}],
         "resources": {"limits": {}, "requests": {}},
         "nodeSelector": {},
         "affinity": {

@@ -6,7 +6,6 @@ A setting stays on the template, as an annotation: another call without flags do
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +13,8 @@ from typing import Any, Literal
 from agent.config import parsers as texts
 from agent.config.size_faults import size_faults
 from agent.config.table import Setting, field, settings_of
+from injection import parsers
+from injection.parsers import SECRET_KEYS
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 
@@ -23,63 +24,11 @@ LABEL = DOMAIN + "job"
 ASKS = DOMAIN + "inject"
 """The label by which a pod asks the controller for its sidecar, or a namespace for all its pods."""
 
-SECRET_KEYS = ("ca.crt", "tls.crt", "tls.key", "username", "password")
 _DEFAULT_KEYS = "ca.crt,tls.crt,tls.key"
-
-_FIELD_PART = re.compile(r"\{metadata\.(labels|annotations)\['[A-Za-z0-9._/-]+'\]\}", re.ASCII)
-"""A part of a topology that each pod reads from itself, in the syntax of the downward API."""
 
 TEXT_LENGTH = 4096
 """Maximum length of a setting's text: room for the endpoints of a large store. An annotation may
 have 256 KiB, and whoever may create a pod may write one."""
-
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
-
-
-def _image(text: str) -> str:
-    if not _IMAGE.fullmatch(text):
-        raise ValueError("expected an image such as example.org/muster-sidecar:0.1.0")
-    return text
-
-
-def _yes_or_no(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ValueError("expected true or false")
-    return text == "true"
-
-
-def _horovod(text: str) -> str:
-    if text not in ("launcher", "worker"):
-        raise ValueError("expected launcher or worker")
-    return text
-
-
-def _secret_keys(text: str) -> tuple[str, ...]:
-    keys = tuple(key.strip() for key in text.split(","))
-    if not set(keys) <= set(SECRET_KEYS):
-        raise ValueError(f"expected some of {','.join(SECRET_KEYS)}")
-    for one, other in (("tls.crt", "tls.key"), ("username", "password")):
-        if (one in keys) != (other in keys):
-            raise ValueError(f"{one} and {other} go together")
-    return keys
-
-
-def _topology(text: str) -> tuple[str, ...]:
-    parts: list[str] = []
-    for piece in text.split("/") if text else ():
-        # A slash between braces belongs to a label's key.
-        if parts and "{" in parts[-1] and "}" not in parts[-1]:
-            parts[-1] += f"/{piece}"
-        else:
-            parts.append(piece)
-    for part in parts:
-        if not part.startswith("{"):
-            texts.topology(part)
-        elif not _FIELD_PART.fullmatch(part):
-            raise ValueError(
-                "a part in braces is {metadata.labels['KEY']} or {metadata.annotations['KEY']}"
-            )
-    return tuple(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +163,7 @@ class TemplateSettings:
     etcd_secret_keys: tuple[str, ...] | None = field(
         Setting(
             "--etcd-secret-keys",
-            _secret_keys,
+            parsers.secret_keys,
             _DEFAULT_KEYS,
             "KEY,…",
             f"Which of {', '.join(SECRET_KEYS)} that Secret has.",
@@ -223,10 +172,51 @@ class TemplateSettings:
     image: str | None = field(
         Setting(
             "--image",
-            _image,
+            parsers.image,
             None,
             "IMAGE",
             "Image of the sidecar, from Dockerfile.sidecar.",
+        )
+    )
+    pull_policy: str | None = field(
+        Setting(
+            "--pull-policy",
+            texts.one_of("Always", "IfNotPresent", "Never"),
+            None,
+            "POLICY",
+            "When the kubelet pulls the sidecar's image: Always, IfNotPresent or Never.",
+            otherwise="Kubernetes' own",
+        )
+    )
+    pull_secrets: tuple[str, ...] | None = field(
+        Setting(
+            "--pull-secrets",
+            parsers.names,
+            None,
+            "NAME,…",
+            "Secrets of the pod's namespace to pull the sidecar's image with.",
+            otherwise="none besides the pod's",
+        )
+    )
+    resources: Mapping[str, tuple[str, str | None]] | None = field(
+        Setting(
+            "--resources",
+            parsers.resources,
+            None,
+            "NAME=REQUEST[:LIMIT],…",
+            "What the sidecar asks for of cpu, memory and ephemeral-storage, as in"
+            " cpu=125m:500m,memory=128Mi; a Guaranteed pod's sidecar requests its limits, and a"
+            " BestEffort pod's sidecar asks for nothing.",
+            otherwise="cpu=50m,memory=128Mi, by the pod's class",
+        )
+    )
+    user: int | Literal["none"] | None = field(
+        Setting(
+            "--user",
+            parsers.user,
+            "65532",
+            "UID|none",
+            "User and group of the sidecar; none: the cluster chooses, as OpenShift does.",
         )
     )
     container: str | None = field(
@@ -242,7 +232,7 @@ class TemplateSettings:
     wrap: bool | None = field(
         Setting(
             "--wrap",
-            _yes_or_no,
+            parsers.yes_or_no,
             None,
             "true|false",
             "Put muster-run before the container's command; --no-wrap leaves the command alone, and"
@@ -263,7 +253,7 @@ class TemplateSettings:
     horovod: str | None = field(
         Setting(
             "--horovod",
-            _horovod,
+            parsers.horovod,
             None,
             "launcher|worker",
             "What the pod is to a horovodrun: the one that it runs in, or one of its workers'.",
@@ -273,7 +263,7 @@ class TemplateSettings:
     topology: tuple[str, ...] | None = field(
         Setting(
             "--topology",
-            _topology,
+            parsers.topology,
             None,
             "PATH",
             "Where the pods' machines stand, the most general part first; a part in braces is read"

@@ -11,7 +11,6 @@ from typing import Any
 from agent.config.sidecar import Config
 from agent.config.table import load
 from agent.rundir.files import torch_environment
-from injection.facts import QualityOfService
 from injection.member_spec import Demand
 from injection.workloads import Role
 from rdzv.members.registration import EMPTY_LEASE_TIMES
@@ -65,12 +64,7 @@ another value."""
 
 RUN_MOUNT = {"name": RUN_VOLUME, "mountPath": RUN_DIR}
 
-USER = 65532
 RUN_DIR_SIZE = "16Mi"
-MEMORY = "128Mi"
-CPU_LIMIT = "500m"
-"""The sidecar starts within 1.5 s on this much; at rest it uses less than a hundredth of it."""
-CPU_REQUEST = "50m"
 
 START_MARGIN_S = 20
 """Time added to a fresh sidecar's configured waits: for its start, and requests to the store."""
@@ -94,10 +88,12 @@ class SidecarContainer:
         mounts: list[Mapping[str, Any]] = [RUN_MOUNT]
         if self.want.secret is not None:
             mounts.append({"name": SECRET_VOLUME, "mountPath": SECRET_DIR, "readOnly": True})
+        policy, user = self.want.pull_policy, self.want.user
         probe = {"httpGet": {"path": "/readyz", "port": self.want.http_port}, "timeoutSeconds": 2}
         return {
             "name": NAME,
             "image": self.want.image,
+            **({"imagePullPolicy": policy} if policy else {}),
             "restartPolicy": "Always",
             "command": ["muster", "agent"],
             "env": self.environment(),
@@ -111,8 +107,7 @@ class SidecarContainer:
             **({"resources": dict(self.resources)} if self.resources else {}),
             "securityContext": {
                 "runAsNonRoot": True,
-                "runAsUser": USER,
-                "runAsGroup": USER,
+                **({} if user == "none" else {"runAsUser": user, "runAsGroup": user}),
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
@@ -258,16 +253,6 @@ class SidecarContainer:
         return {
             name: f"{SECRET_DIR}/{key}" for name, key in files.items() if key in self._secret_keys
         }
-
-
-def resources(quality: QualityOfService, *, cpu_is_limited: bool) -> dict[str, Any]:
-    """Return a sidecar's resources, by which the pod keeps its QoS class and satisfies a quota."""
-    if quality == "BestEffort":
-        return {}
-    limits = {"memory": MEMORY} | ({"cpu": CPU_LIMIT} if cpu_is_limited else {})
-    if quality == "Guaranteed":
-        return {"requests": dict(limits), "limits": limits}
-    return {"requests": {"memory": MEMORY, "cpu": CPU_REQUEST}, "limits": limits}
 
 
 def is_ours(variable: Mapping[str, Any]) -> bool:

@@ -98,7 +98,7 @@ def _parts_of_pod(pod: Node, index: int, words: Words) -> Iterator[Part]:
             for number, (name, item) in enumerate(steps(below)):
                 if number != index:
                     yield from _parts(item, {}, (*where, name))
-        elif name != GRACE:
+        elif name not in (GRACE, "imagePullSecrets"):
             yield from _parts(below, {}, where)
 
 

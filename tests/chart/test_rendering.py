@@ -91,9 +91,33 @@ def test_every_pod_is_restricted_and_only_the_controller_has_a_token(case: str) 
         assert spec["automountServiceAccountToken"] is is_controller, name
 
 
+def test_users_are_left_to_a_cluster_that_chooses_them() -> None:
+    objects = rendered(
+        *("user=none", "injection.defaults.user=none", "etcd.backup.enabled=true"),
+        "etcd.backup.claim=c",
+    )
+    for name, spec in pods(objects):
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & {*spec["securityContext"]}, name
+    (spec,) = [spec for name, spec in pods(objects) if name.startswith("Deployment/")]
+    assert "--default=user=none" in spec["containers"][0]["command"]
+
+
+def test_large_numbers_are_written_out() -> None:
+    """helm reads a number of a values file as a float."""
+    text = helm(
+        *("template", "muster", str(CHART)),
+        *("--set-json", "user=1000660000", "--set-json", "injection.defaults.user=1000660000"),
+    )
+    for name, spec in pods([one for one in yaml.safe_load_all(text) if one]):
+        assert spec["securityContext"]["runAsUser"] == 1000660000, name
+        if name.startswith("Deployment/"):
+            assert "--default=user=1000660000" in spec["containers"][0]["command"]
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
+        ("user=0", "/user"),
         ("etcd.replica=3", "'replica' not allowed"),
         ("contoller.enabled=true", "'contoller' not allowed"),
         ("injection.defaults.mni=2", "'mni'"),

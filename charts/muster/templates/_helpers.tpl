@@ -41,9 +41,11 @@ podAntiAffinity:
 {{/* The Pod Security Standard restricted, and a read-only root. */}}
 {{- define "muster.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
+{{- if ne (toString .Values.user) "none" }}
+runAsUser: {{ int64 .Values.user }}
+runAsGroup: {{ int64 .Values.user }}
+fsGroup: {{ int64 .Values.user }}
+{{- end }}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 

@@ -255,7 +255,7 @@ async def _probe(api: ClusterApi, now: Callable[[], datetime]) -> Probe:
         "spec": {
             "restartPolicy": "Never",
             "securityContext": {
-                **{"runAsNonRoot": True, "runAsUser": 65532},
+                "runAsNonRoot": True,
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "containers": [

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sidecar in clusters with rules: its resources, its user, and how its image is pulled."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from controller.admission.decision import decide
+from controller.admission.owner import owner_of
+from injection.injection import take_out
+from tests.support.injection.corpus import CORPUS
+from tests.support.injection.injecting import (
+    FLAGS,
+    POD,
+    again,
+    environ,
+    injected,
+    loaded,
+    manifest,
+    pods,
+    refused,
+    sidecars,
+)
+from tests.support.injection.owners import pods_of
+from tests.support.injection.patching import patched
+
+RULES = {
+    "resources": "cpu=125m:500m,memory=256Mi",
+    "user": "none",
+    "pull_policy": "IfNotPresent",
+    "pull_secrets": "mirror,team",
+}
+GUARANTEED = {"limits": {"cpu": "4", "memory": "8Gi"}}
+BURSTABLE = {"requests": {"cpu": "1"}}
+LIMITED = {"requests": {"cpu": "1"}, "limits": {"cpu": "4"}}
+
+
+def sidecar(text: str) -> Any:
+    (found,) = sidecars(text)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("trainer", "asked", "requests", "limits"),
+    [
+        (BURSTABLE, "cpu=125m:500m", ("125m", "128Mi"), ("500m", "128Mi")),
+        (BURSTABLE, "cpu=125m", ("125m", "128Mi"), (None, "128Mi")),
+        (LIMITED, "cpu=125m", ("125m", "128Mi"), ("125m", "128Mi")),
+        (BURSTABLE, "memory=64Mi:256Mi", ("50m", "64Mi"), (None, "256Mi")),
+        (GUARANTEED, "cpu=100m:200m,memory=256Mi", ("200m", "256Mi"), ("200m", "256Mi")),
+        (GUARANTEED, "cpu=1", ("1", "128Mi"), ("1", "128Mi")),
+    ],
+)
+def test_resources_keep_the_pods_class(
+    trainer: Any, asked: str, requests: tuple[str, str], limits: tuple[str | None, str]
+) -> None:
+    text = manifest(command=["a"], resources=trainer)
+    found = sidecar(injected(text, resources=asked).text)["resources"]
+    for which, expected in (("requests", requests), ("limits", limits)):
+        assert tuple(found[which].get(name) for name in ("cpu", "memory")) == expected
+
+
+def test_a_best_effort_pod_stays_one() -> None:
+    assert "resources" not in sidecar(injected(POD, resources="cpu=1").text)
+
+
+def test_a_quota_of_local_disk_can_be_kept() -> None:
+    text = manifest(command=["a"], resources=BURSTABLE)
+    found = sidecar(injected(text, resources="ephemeral-storage=16Mi").text)["resources"]
+    assert found["requests"]["ephemeral-storage"] == found["limits"]["ephemeral-storage"] == "16Mi"
+
+
+@pytest.mark.parametrize(
+    ("setting", "text", "said"),
+    [
+        ("resources", "cpu=500m:100m", "expected cpu=REQUEST or cpu=REQUEST:LIMIT"),
+        ("resources", "cpu=0", "expected cpu=REQUEST"),
+        ("resources", "cpu", "expected cpu=REQUEST"),
+        ("resources", "cpu=1:", "expected cpu=REQUEST"),
+        ("resources", "gpu=1", "expected each of cpu, memory, ephemeral-storage once"),
+        ("resources", "cpu=1,cpu=2", "expected each of"),
+        ("user", "0", "expected 1 to"),
+        ("user", "root", "expected a whole number"),
+        ("pull_policy", "always", "expected Always or IfNotPresent or Never"),
+        ("pull_secrets", "a,,b", "a name has letters"),
+    ],
+)
+def test_settings_that_cannot_be(setting: str, text: str, said: str) -> None:
+    (line,) = refused(POD, **{setting: text})
+    assert said in line
+
+
+@pytest.mark.parametrize("user", [None, "1000", "none"])
+def test_user_of_the_sidecar(user: str | None) -> None:
+    context = sidecar(injected(POD, user=user).text)["securityContext"]
+    assert context["runAsNonRoot"] is True
+    expected = None if user == "none" else int(user or 65532)
+    assert context.get("runAsUser") == context.get("runAsGroup") == expected
+
+
+def test_pull_secrets_join_those_of_the_pod() -> None:
+    own = POD.replace("      volumes:", "      imagePullSecrets: [{name: team}]\n      volumes:")
+    for text in (POD, own):
+        made = injected(text, pull_secrets="mirror,team")
+        (pod,) = pods(loaded(made.text))
+        assert pod["imagePullSecrets"] == [{"name": "mirror"}, {"name": "team"}]
+        warned = [note for note in made.notes if "ServiceAccount's" in note]
+        assert [note.level for note in warned] == ([] if text is own else ["warning"])
+        assert take_out(made.text).text == text
+
+
+@pytest.mark.parametrize("name", sorted(CORPUS))
+def test_all_of_them_are_taken_out_byte_for_byte(name: str) -> None:
+    if CORPUS[name].count("kind: Deployment") > 1 or "\n---" in CORPUS[name]:
+        return
+    made = injected(CORPUS[name], **RULES).text
+    assert again(made) == made
+    assert take_out(made).text == CORPUS[name]
+
+
+def test_a_changed_setting_wins_over_what_it_was_before() -> None:
+    text = manifest(command=["a"], resources=BURSTABLE)
+    made = injected(text, **RULES).text
+    other = again(made, resources="cpu=70m", pull_policy="Always", user="1000", pull_secrets="team")
+    one = sidecar(other)
+    assert one["resources"]["requests"]["cpu"] == "70m"
+    assert one["imagePullPolicy"] == "Always"
+    assert one["securityContext"]["runAsUser"] == 1000
+    (pod,) = pods(loaded(other))
+    assert pod["imagePullSecrets"] == [{"name": "team"}]
+    assert take_out(other).text == text
+
+
+def test_labelled_pod_gets_them_from_annotations_or_the_charts_defaults() -> None:
+    (_, pod, read), *_ = pods_of(json.loads(manifest("Job", command=["torchrun"])))
+    pod["spec"]["containers"][0]["resources"] = BURSTABLE
+    pod["spec"]["imagePullSecrets"] = [{"name": "serviceaccounts"}]
+    pod["metadata"]["annotations"] = {"muster.dev/resources": "cpu=80m"}
+    defaults = environ({**FLAGS, **RULES})
+    verdict = decide(pod, "default", owner_of(pod), read, defaults)
+    assert not any("ServiceAccount" in one for one in verdict.warnings)
+    made = patched(pod, verdict.patch)
+    (one,) = made["spec"]["initContainers"]
+    assert one["resources"]["requests"] == {"memory": "128Mi", "cpu": "80m"}
+    assert one["imagePullPolicy"] == "IfNotPresent"
+    assert "runAsUser" not in one["securityContext"]
+    names = [secret["name"] for secret in made["spec"]["imagePullSecrets"]]
+    assert names == ["mirror", "team", "serviceaccounts"]
