@@ -18,7 +18,7 @@ from typing import Any
 from controller.admission import decision, review
 from controller.admission.decision import WITHOUT, Verdict
 from controller.admission.metrics import AdmissionMetrics
-from controller.admission.owner import Owner, owner_of
+from controller.admission.owner import Reference, maker_of, owner_of
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from controller.defect import tell_defect
@@ -115,7 +115,9 @@ class Injector:
         A plan that takes too long is finished in its thread, for nothing: its size is bounded.
         """
         owner = owner_of(pod)
-        read = await self._read(namespace, owner)
+        read = None if owner is None else await self._read(namespace, owner.read)
+        if owner is not None and owner.must_be_read and read and read.get("kind") != owner.kind:
+            read = await self._read(namespace, maker_of(owner, read))
         if values_beyond(read, POD_MAX_VALUES):
             read = None  # its plan would take as long as that of a pod of the size
         loop, begun = asyncio.get_running_loop(), asyncio.Event()
@@ -143,13 +145,12 @@ class Injector:
         finally:
             planned.cancel()
 
-    async def _read(self, namespace: str, owner: Owner | None) -> Object | None:
-        """Read the owner's object, or take it from the cache; None if there is none to be had.
+    async def _read(self, namespace: str, wanted: Reference | None) -> Object | None:
+        """Read an owner's object, or take it from the cache; None if there is none to be had.
 
         The answer shows what the object says, so only a pod that has the object's UID gets it: who
         cannot read an object does not know its UID.
         """
-        wanted = None if owner is None else owner.read
         if wanted is None:
             return None
         path = paths.owner(wanted.api_version, wanted.kind, namespace, wanted.name)

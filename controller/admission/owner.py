@@ -111,11 +111,23 @@ def _of_launcher(job: Reference, labels: Mapping[str, str]) -> Owner:
     """Return the MPIJob of a launcher, whose batch Job has its name and ``-launcher``."""
     name = labels.get(_MPI_JOB, "")
     role = labels.get(_MPI_ROLE)
-    owner = _of_mpi(Reference(_MPI_VERSION, "MPIJob", name, job.uid), role)
-    if role == "launcher" and job.name == f"{name}-launcher":
-        return owner
+    owner = _of_mpi(Reference(_MPI_VERSION, "MPIJob", name, ""), role)
     why = f"its labels are of mpi-operator, and Job {job.name} is no launcher of mpi-operator's"
-    return replace(owner, obstacle=why)
+    is_launcher = role == "launcher" and job.name == f"{name}-launcher"
+    return replace(owner, read=job, obstacle=None if is_launcher else why)
+
+
+def maker_of(owner: Owner, read: Mapping[str, Any]) -> Reference | None:
+    """Return the owner itself if ``read`` is the batch Job that it has made; None if it is not.
+
+    The pod of a launcher has the UID of that Job alone, and the Job that of the MPIJob.
+    """
+    references = (read.get("metadata") or {}).get("ownerReferences") or []
+    for one in references:
+        maker = Reference(one["apiVersion"], one["kind"], one["name"], one.get("uid", ""))
+        if one.get("controller") and (maker.kind, maker.name) == (owner.kind, owner.name):
+            return maker
+    return None
 
 
 def _of_job(job: Reference, labels: Mapping[str, str]) -> Owner:

@@ -32,7 +32,7 @@ from controller.serving import application, serving
 from tests.support.clocks.hand import HandHour
 from tests.support.cluster_api import FakeApi
 from tests.support.injection.corpus import CORPUS
-from tests.support.injection.injecting import FLAGS, environ, loaded
+from tests.support.injection.injecting import FLAGS, environ, loaded, manifest
 from tests.support.injection.owners import UID, pods_of
 
 SECRET = "/api/v1/namespaces/muster-system/secrets/muster-controller"
@@ -276,6 +276,33 @@ async def test_a_pod_larger_than_any_that_trains_is_admitted_before_it_is_planne
         answer = await one.ask(pod)
     assert answer["allowed"] is True
     assert answer["warnings"] == [f"muster: admitted without Muster: {admission.TOO_LARGE}"]
+
+
+@pytest.mark.parametrize("made_by", ["MPIJob", "Job"])
+async def test_mpijob_of_a_launcher_is_read_by_way_of_its_job(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, made_by: str
+) -> None:
+    """The pod has the UID of the launcher's Job alone; only that Job has the MPIJob's."""
+    monkeypatch.setattr(admission, "READ_TIMEOUT_S", PATIENCE_S)
+    (_, pod, _), *_ = pods_of(loaded(manifest("Job", command=["horovodrun", "-np", "2", "a"]))[0])
+    operators = "training.kubeflow.org/"
+    pod["metadata"]["labels"] |= {
+        operators + "operator-name": "mpi-operator",
+        operators + "job-name": "pi",
+        operators + "job-role": "launcher",
+    }
+    (maker,) = pod["metadata"]["ownerReferences"]
+    maker["name"] = "pi-launcher"
+    by = {"apiVersion": "kubeflow.org/v2beta1", "kind": made_by, "name": "pi", "uid": "m"}
+    job = {"uid": maker["uid"], "ownerReferences": [{**by, "controller": True}]}
+    await fake.put(
+        "/apis/batch/v1/namespaces/team/jobs/pi-launcher", {"kind": "Job", "metadata": job}
+    )
+    mpijob = {"kind": "MPIJob", "metadata": {"uid": "m"}, "spec": {"mpiReplicaSpecs": {}}}
+    await fake.put("/apis/kubeflow.org/v2beta1/namespaces/team/mpijobs/pi", mpijob)
+    async with controller(fake, HandHour()) as one:
+        answer = await one.ask(pod)
+    assert ("patch" in answer) == (made_by == "MPIJob")
 
 
 async def test_a_jobs_owner_is_read_once_for_all_its_pods(

@@ -71,10 +71,6 @@ def refusal(made: dict[str, Any], read: Any = None) -> str:
 
 
 def test_mpi_operators_launcher_and_workers_are_one_job() -> None:
-    owner = owner_of(launcher(HOROVODRUN))
-    assert owner is not None
-    assert owner.read is not None
-    assert (owner.read.kind, owner.read.name) == ("MPIJob", "pi")
     told = []
     for made in (launcher(HOROVODRUN), worker()):
         # min and max come from the launcher's command, for the workers' pods as well.
