@@ -47,6 +47,9 @@ _STARTERS = frozenset(
 """Programs and words of a shell that start another program, which follows their options."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 
+LINE_LENGTH = 32_768
+"""Maximum length of shell that is searched for a launcher."""
+
 PROXIES = frozenset({"istio-proxy", "linkerd-proxy"})
 """The containers of meshes. Once a mesh has taken over a pod's network, nothing in the pod reaches
 the store before its proxy runs."""
@@ -150,8 +153,8 @@ def overruling_options(container: Mapping[str, Any]) -> list[str]:
 def foreign_launcher(container: Mapping[str, Any]) -> str | None:
     """Return the launcher in a command that makes a world of its own, whatever Muster says."""
     words = [*map(str, listed(container, "command")), *map(str, listed(container, "args"))]
-    shell = (row for word in words for row in word.replace("\\\n", " ").splitlines())
-    for line in (words, *(words_of(row) for row in shell if " " in row.strip())):
+    rows = "\n".join(words)[:LINE_LENGTH].replace("\\\n", " ").splitlines()
+    for line in (words, *(words_of(row) for row in rows if " " in row.strip())):
         for index in _programs(line):
             name, after = line[index].rpartition("/")[2], [*line[index + 1 : index + 3], "", ""]
             module = after[1] if name.startswith("python") and after[0] == "-m" else ""
@@ -167,7 +170,12 @@ def foreign_launcher(container: Mapping[str, Any]) -> str | None:
 
 
 def words_of(line: str) -> list[str]:
-    """Split a line of shell into words; return none if only a shell can read it."""
+    """Split a line of shell into words; return none if only a shell can read it.
+
+    Nor if it is longer than any launch line: a pod may have a megabyte of it.
+    """
+    if len(line) > LINE_LENGTH:
+        return []
     try:
         return shlex.split(line)
     except ValueError:

@@ -47,8 +47,8 @@ health, metrics or certificates."""
 POD_MAX_BYTES = 1_500_000
 """Maximum size of a review; etcd takes no larger object, so a larger pod is refused later on."""
 POD_MAX_VALUES = 20_000
-"""Maximum number of values in a pod, or in its owner: a plan takes half a second of processor time
-then."""
+"""Maximum number of values in a pod, or in its owner: a plan takes a third of a second of processor
+time then."""
 
 TOO_LARGE = f"the pod is larger than {POD_MAX_BYTES:,} bytes or {POD_MAX_VALUES:,} values"
 TOO_SLOW = (

@@ -33,8 +33,8 @@ def read(body: bytes) -> Review:
         message = json.loads(body)
         request = message["request"]
         pod = request["object"]
-        if not isinstance(pod["spec"], dict):
-            raise TypeError("the spec is no mapping")
+        if not isinstance(pod["spec"], dict) or not isinstance(pod.get("metadata") or {}, dict):
+            raise TypeError("its spec or its metadata is no mapping")
         uid, namespace = str(request["uid"]), str(request.get("namespace") or "default")
         return Review(uid, namespace, pod)
     except (ValueError, KeyError, TypeError) as error:
