@@ -177,4 +177,5 @@ def identity_of(config: Config, pod_uid: str, version: str, pin: str) -> Identit
         topology=config.topology,
         tunnel_port=config.tunnel_port,
         pin=pin,
+        owner=config.owner,
     )

@@ -37,6 +37,8 @@ class Demand:
     job: str
     """Name of the job; with a ``job_name_label`` that of the object which creates one job after
     the other."""
+    owner: str | None
+    """Kind and group of the object that the job is named after; None if somebody has named it."""
     job_name_label: str | None
     """The pod's label that has the job's name; None if ``job`` is that name."""
     job_uid_label: str | None
@@ -145,6 +147,7 @@ def demand(
     port, tunnel_port = HOST_PORTS[place], HOST_TUNNEL_PORTS[place]
     return Demand(
         job=name,
+        owner=None if settings.job else f"{workload.kind}.{workload.group}".rstrip("."),
         job_name_label=kind.job_name_label if settings.job is None else None,
         job_uid_label=kind.job_uid_label,
         index_label=kind.index_label,

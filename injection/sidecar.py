@@ -44,6 +44,7 @@ SECRET_VARIABLES = frozenset(
 VARIABLES = SECRET_VARIABLES | {
     "MUSTER_JOB_UID",
     "MUSTER_INDEX",
+    "MUSTER_OWNER",
     "MUSTER_ROLE",
     "MUSTER_SLOTS",
     "MUSTER_SIZES",
@@ -142,6 +143,7 @@ class SidecarContainer:
         values = {
             "MUSTER_JOB": None if self.want.job_name_label else self.want.job,
             "MUSTER_NAMESPACE": self.want.namespace,
+            "MUSTER_OWNER": self.want.owner,
             "MUSTER_MIN": self.want.least,
             "MUSTER_MAX": self.want.most,
             "MUSTER_SIZES": ",".join(map(str, self.want.sizes)) or None,

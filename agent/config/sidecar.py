@@ -226,6 +226,16 @@ class Config(JobConfig):
             "A launcher pod has no slots.",
         )
     )
+    owner: str = field(
+        Setting(
+            "--owner",
+            texts.free_text,
+            "",
+            "KIND",
+            "Kind of the object that the job is named after: a worker of an object of another kind"
+            " and the same name is refused. Empty if somebody has named the job.",
+        )
+    )
     slots: int = field(
         Setting("--slots", texts.count(1, 1024), "1", "N", "Worker processes in this pod.")
     )

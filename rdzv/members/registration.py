@@ -12,7 +12,8 @@ of former generations are kept and refused. A pod with an unknown UID waits for 
 members that do not drain: those of a deleted job drain, and a late pod of it is terminated.
 
 No sidecar is refused because of its template: the job goes by that, or adopts it, or stays as it is
-(``rdzv.members.templates``).
+(``rdzv.members.templates``). A worker is refused if an object of another kind has the job's name:
+two objects that share a name by accident are no job. Launchers are of another object than workers.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ FORMER_UIDS_MAX = 16
 class Identity:
     """The identity of a sidecar; what is not known is empty, or -1 for ``index``.
 
-    ``tunnel_port`` and ``pin`` are as in ``Member``.
+    ``tunnel_port`` and ``pin`` are as in ``Member``; ``owner`` is as in ``Job``.
     """
 
     member: str
@@ -59,6 +60,7 @@ class Identity:
     topology: str = ""
     tunnel_port: int = 0
     pin: str = ""
+    owner: str = ""
 
     @property
     def template(self) -> JobTemplate:
@@ -145,6 +147,8 @@ def plan(
             f"the name {identity.member} was taken over by pod {holder.pod_uid}; see"
             " docs/operations.md#two-pods-claim-one-name",
         )
+    if held is None and (other := _of_another_kind(snapshot, identity, empty_for_s, lease_ttl_s)):
+        return other
     if _is_of_another_job(snapshot.job, identity):
         chosen = _change_lives(
             snapshot, identity, held, empty_for_s, lease_ttl_s, waited_s, trained=trained
@@ -158,6 +162,8 @@ def plan(
     if isinstance(chosen, RetryLater | Refuse):
         return chosen
     job, reason = chosen
+    if identity.role == "worker" and not job.owner:
+        job = replace(job, owner=identity.owner)
     stays = identity.pod_uid not in snapshot.drains
     # A pod that was here before only comes back, perhaps before those that the roll-out has
     # brought.
@@ -283,6 +289,29 @@ def _choose_job(
     )
 
 
+def _of_another_kind(
+    snapshot: Snapshot, identity: Identity, empty_for_s: float, lease_ttl_s: float
+) -> RetryLater | Refuse | None:
+    """Refuse a worker whose object is of another kind, until the job has ended."""
+    stored = snapshot.job
+    if stored is None or identity.role != "worker" or stored.vacated:
+        return None
+    if not stored.owner or not identity.owner or stored.owner == identity.owner:
+        return None
+    reason = (
+        f"an object of another kind has the same name: the job is of a {stored.owner}, and this pod"
+        f" of a {identity.owner}; rename one, or name the job at both by muster.dev/job if they are"
+        " to train together"
+    )
+    if snapshot.members:
+        return Refuse(reason, for_good=False)
+    patience_s = EMPTY_LEASE_TIMES * lease_ttl_s
+    left_s = patience_s - empty_for_s
+    return (
+        RetryLater(left_s, f"{reason}; waiting to see whether it is gone") if left_s > 0 else None
+    )
+
+
 def _is_of_another_job(stored: Job | None, identity: Identity) -> bool:
     return stored is not None and bool(identity.job_uid) and stored.uid != identity.job_uid
 
@@ -353,6 +382,7 @@ def _next_life(stored: Job, identity: Identity) -> Job:
         former_uids=_former_uids(stored, identity.job_uid),
         former_templates=(),
         unplaced=0,
+        owner="",
     )
 
 

@@ -33,7 +33,8 @@ class Job:
     are as in ``Sizes``; ``gather_s`` is the gather window, in seconds; ``paused``: no world may
     train. ``template`` is the pods' template that it goes by, even if ``muster set`` has changed a
     value since, and ``former_templates`` those before, the newest last, and bounded.
-    ``unplaced``: how many of its pods no node has room for, as the controller sees them.
+    ``unplaced``: how many of its pods no node has room for, as the controller sees them. ``owner``:
+    the kind of object from whose name its workers have the job's; empty if it is unknown.
     ``mod_revision`` is the store's, for a compare; 0 for a record not stored.
     """
 
@@ -52,6 +53,7 @@ class Job:
     template: str = ""
     former_templates: tuple[str, ...] = ()
     unplaced: int = 0
+    owner: str = ""
 
     @property
     def expected(self) -> int | None:
@@ -102,6 +104,7 @@ class Job:
                 "template": self.template,
                 "former_templates": list(self.former_templates),
                 **({"unplaced": self.unplaced} if self.unplaced else {}),
+                **({"owner": self.owner} if self.owner else {}),
             }
         )
 
@@ -132,6 +135,7 @@ class Job:
             template=take(kv.key, fields, "template", str, ""),
             former_templates=_texts(kv.key, fields, "former_templates"),
             unplaced=take(kv.key, fields, "unplaced", int, 0),
+            owner=take(kv.key, fields, "owner", str, ""),
         )
 
 

@@ -134,6 +134,28 @@ async def test_a_late_pod_of_a_deleted_job_does_not_take_the_new_one_over() -> N
             assert not other_task.done()
 
 
+@pytest.mark.parametrize("job_uid", ["", "of a Job"])
+async def test_a_pod_of_another_kind_waits_until_the_job_of_that_name_has_ended(
+    job_uid: str,
+) -> None:
+    of_set = replace(identity("bert-0"), owner="StatefulSet.apps")
+    other = replace(identity("bert-x"), owner="Deployment.apps", job_uid=job_uid)
+    async with client(MemoryEngine(now)) as one:
+        second = registrar(one, other, lease_ttl_s=LONG_TTL_S)
+        async with member_of(one, of_set, lease_ttl_s=LONG_TTL_S) as first:
+            with pytest.raises(Fenced, match=r"the job is of a StatefulSet\.apps"):
+                await second.run()
+            again = asyncio.create_task(second.let_in_again())
+            await asyncio.sleep(10 * LONG_TTL_S)
+            assert not again.done()
+            assert {*one.membership.snapshot().members} == {"bert-0"}
+        await first.leave(timeout_s=5)
+        await again
+        async with running(second):
+            await registered(second)
+            assert second.generation == 2
+
+
 async def test_a_job_that_a_late_pod_took_over_comes_back_to_its_pods() -> None:
     async def live(member: Registrar) -> None:
         while True:

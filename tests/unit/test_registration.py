@@ -331,3 +331,54 @@ def test_a_newcomer_does_not_guess_what_an_unreadable_job_record_said() -> None:
     decision = decide(Snapshot(20, None, unreadable_job=17))
     assert isinstance(decision, RetryLater)
     assert "cannot be read" in decision.reason
+
+
+SETS = replace(JOB, owner="StatefulSet.apps")
+DEPLOYED = replace(ME, owner="Deployment.apps")
+
+
+@pytest.mark.parametrize("uid", ["", "new"])
+def test_an_object_of_another_kind_and_the_same_name_is_refused(uid: str) -> None:
+    """Also a batch Job, whose UID would begin another life of the job."""
+    there = Snapshot(20, SETS, {"w-1": OTHER})
+    refused = decide(there, replace(DEPLOYED, job_uid=uid))
+    assert isinstance(refused, Refuse)
+    assert not refused.for_good
+    assert "StatefulSet.apps" in refused.reason
+    assert "Deployment.apps" in refused.reason
+    # While no member is there it may come back, as after an outage of the store.
+    away = decide(Snapshot(20, SETS), replace(DEPLOYED, job_uid=uid), empty_for_s=20.0)
+    assert isinstance(away, RetryLater)
+    assert away.retry_in_s == 10.0
+    for gone, empty_for_s in ((SETS, 30.0), (replace(SETS, vacated=True), 0.0)):
+        begun = registered(
+            decide(Snapshot(20, gone), replace(DEPLOYED, job_uid=uid), empty_for_s=empty_for_s)
+        )
+        assert (begun.job.generation, begun.job.owner) == (6, "Deployment.apps")
+
+
+@pytest.mark.parametrize(
+    ("who", "owner"),
+    [
+        (replace(ME, owner="StatefulSet.apps"), "StatefulSet.apps"),
+        (ME, "StatefulSet.apps"),
+        (replace(DEPLOYED, role="launcher"), "StatefulSet.apps"),
+    ],
+)
+def test_pods_of_one_kind_named_ones_and_launchers_join(who: Identity, owner: str) -> None:
+    decision = registered(decide(Snapshot(20, SETS, {"w-1": OTHER}), who))
+    assert (decision.job.generation, decision.job.owner) == (5, owner)
+
+
+def test_a_job_is_of_the_kind_of_its_first_worker_that_knows_it() -> None:
+    assert registered(decide(Snapshot(1), DEPLOYED)).job.owner == "Deployment.apps"
+    launcher = replace(DEPLOYED, role="launcher", owner="Job.batch")
+    assert registered(decide(Snapshot(1), launcher)).job.owner == ""
+    joined = registered(decide(Snapshot(20, JOB, {"w-1": OTHER}), DEPLOYED))
+    assert joined.job_changes
+    assert (joined.job.owner, joined.change) == ("Deployment.apps", "")
+
+
+def test_who_was_registered_before_is_not_refused() -> None:
+    there = Snapshot(20, SETS, {"w-1": OTHER})
+    assert isinstance(decide(there, DEPLOYED, Held(5, 3)), Register)
