@@ -41,10 +41,10 @@ def _measure() -> list[Figure]:
         gate.make()
         environ = {"TORCHELASTIC_RUN_ID": "job", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "40123"}
         drain = Drain(ProgressFile(f"{directory}/progress", environ), GateFile(directory))
-        gate.put(Gate(run="job", round=0, master="10.0.0.7:40123").to_json())
+        gate.put(Gate(run="job", round=0, master="10.0.0.7:40123").to_json(), 0)
         with drain:
             for turn in range(ROUNDS):
-                gate.put(Gate(run="job", round=0, master="10.0.0.7:40123", epoch=turn).to_json())
+                gate.put(Gate(run="job", round=0, master="10.0.0.7:40123", epoch=turn).to_json(), 0)
                 first = turn * STEPS
                 times = [_step_us(drain, step) for step in range(first, first + STEPS)]
                 with_drain.append(median(times))

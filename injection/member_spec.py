@@ -76,7 +76,7 @@ class Demand:
     image: str
     """Image of the sidecar."""
     pull_policy: str | None
-    """When the kubelet pulls that image; None for Kubernetes' default."""
+    """Policy by which the kubelet pulls that image; None for Kubernetes' default."""
     user: int | Literal["none"]
     """User and group of the sidecar; ``none`` if the cluster chooses them."""
     secret: str | None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sidecar asks for of CPU and memory, so that the pod keeps its QoS class."""
+"""The CPU and memory of the sidecar, so that the pod keeps its QoS class."""
 
 from __future__ import annotations
 

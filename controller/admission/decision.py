@@ -80,8 +80,8 @@ def decide(
     after = {**restricted, **made.template}
     if release:
         metadata = after["metadata"]
-        notes = {**(metadata.get("annotations") or {}), RELEASE: release}
-        after["metadata"] = {**metadata, "annotations": notes}
+        annotations = {**(metadata.get("annotations") or {}), RELEASE: release}
+        after["metadata"] = {**metadata, "annotations": annotations}
     complete = owner is None or owner.read is None or read is not None
     # Without the owner the plan lacks facts: its warnings would be guesses.
     notes = [note for note in made.notes if note.level == "warning"] if complete else []

@@ -152,11 +152,11 @@ def test_the_job_is_the_object_that_lives_as_long(pod: Any, expected: str | None
 )
 def test_a_job_that_nobody_has_named_says_of_which_kind_it_is(pod: str, kind: str) -> None:
     for _, made, read in pods_of(loaded(pod)[0]):
-        for named in (False, True):
-            flags = {name: text for name, text in FLAGS.items() if named or name != "job"}
+        for says in (False, True):
+            flags = {name: text for name, text in FLAGS.items() if says or name != "job"}
             _, after = admitted(made, read, flags)
             env = {v["name"]: v.get("value") for v in after["spec"]["initContainers"][0]["env"]}
-            assert env.get("MUSTER_OWNER") == (None if named else kind)
+            assert env.get("MUSTER_OWNER") == (None if says else kind)
 
 
 def test_min_and_max_come_from_what_the_pod_shows_where_its_owner_cannot_be_read() -> None:
