@@ -55,6 +55,12 @@ MATRIX = {
 }
 
 
+@pytest.mark.parametrize("case", [case for case in MATRIX if case != "without a controller"])
+def test_each_rendering_is_the_same_as_the_one_before(case: str) -> None:
+    """As for Argo CD and Flux, which apply what differs."""
+    assert rendered(*MATRIX[case]) == rendered(*MATRIX[case])
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("case", MATRIX)
 def test_each_kubernetes_takes_it_strictly(case: str, version: str) -> None:
