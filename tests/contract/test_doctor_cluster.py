@@ -185,7 +185,7 @@ def test_a_cluster_is_examined_by_a_kubeconfig(
     monkeypatch.setattr(Api, "forbidden", {"secrets", "leases"})
     _, told = run("--kubeconfig", str(kubeconfig))
     notes = [one["check"] for one in told["findings"] if one["level"] == "note"]
-    assert notes == ["certificate", "clocks"]
+    assert notes == ["stores", "certificate", "clocks"]
 
     # Another webhook of the cluster that is down, and refuses every pod.
     monkeypatch.setattr(Api, "made_status", 500)
