@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.chart import HelmFailed
 from tests.support.cluster.chart_release import (
     NAMESPACE,
     RELEASE,
@@ -33,6 +34,7 @@ from tests.support.cluster.signs import (
     is_formed,
     is_told,
     taint,
+    told,
 )
 from tests.support.cluster.workload import GRACE_S, NAME, Workload
 from tests.support.training.step_log import World
@@ -67,6 +69,8 @@ def test_a_labelled_deployment_trains_and_loses_no_step(
         loses_nothing(job, delete_pod, cordoned_for_a_moment, cordon_and_drain)
         assert chart.lab.get(job.namespace, "secret", f"{NAME}-muster-store")["type"] == "Opaque"
         _nobody_else_gets_in(chart.lab, job.namespace)
+        with pytest.raises(HelmFailed, match="injects pods of the same namespaces"):
+            chart.helm(["helm", "install", "second", "charts/muster", "--namespace", "default"])
 
         # While no controller is there, pods start, without Muster, and the job trains on.
         chart.scale_controller(0)
@@ -79,6 +83,9 @@ def test_a_labelled_deployment_trains_and_loses_no_step(
         assert job.sidecars()[late] is False
         _the_doctor_names_what_is_wrong(chart, job.namespace, late)
         chart.scale_controller(2)
+        job.tell("the controller is back")
+        job.until(lambda: told(job, "NotInjected"), WITHOUT_S, "it names the pod's owner")
+        job.tell("the pod is named")
         job.kubectl("delete", "pod", late, "--wait=false")
         job.until(
             lambda: [*job.sidecars().values()].count(True) == DEPLOYMENT.replicas + 1,
