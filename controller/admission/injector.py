@@ -35,12 +35,12 @@ OWNER_FRESH_S = 30.0
 """Time for which a cached owner is used; a user may edit its elasticPolicy meanwhile."""
 
 PLAN_TIMEOUT_S = 3.0
-"""Timeout for the plan of one pod, which runs beside the event loop: with the read of the owner it
-fits into the 5 s of the API server. It begins with the plan, not in the queue. The limits below
-keep a plan to half a second of processor time, and a busy machine is no reason to admit a pod
-without Muster."""
-TURN_TIMEOUT_S = 5.0
-"""Timeout for the wait until a plan begins: the API server reads no later answer."""
+"""Timeout for the plan of one pod, which runs beside the event loop. It begins with the plan, not
+in the queue. The limits below keep a plan to half a second of processor time, and a busy machine is
+no reason to admit a pod without Muster."""
+ANSWER_TIMEOUT_S = 4.5
+"""Timeout for an answer, with the read of the owner and the wait until a plan begins: the API
+server waits for 5 s."""
 PLANNERS = 2
 """Number of plans made at once. A pod that takes long holds up one of them, and no request for
 health, metrics or certificates."""
@@ -52,8 +52,8 @@ time then."""
 
 TOO_LARGE = f"the pod is larger than {POD_MAX_BYTES:,} bytes or {POD_MAX_VALUES:,} values"
 TOO_SLOW = (
-    f"the plan of its sidecar took longer than {PLAN_TIMEOUT_S:g} s, or did not begin within"
-    f" {TURN_TIMEOUT_S:g} s, as others were planned"
+    f"the plan of its sidecar took longer than {PLAN_TIMEOUT_S:g} s, or was not ready within"
+    f" {ANSWER_TIMEOUT_S:g} s, as others were planned"
 )
 
 DEFECT = Verdict((), (f"{WITHOUT}a defect of muster, which its log has",), "a defect of muster")
@@ -86,6 +86,11 @@ class Injector:
     async def answer(self, body: bytes) -> bytes:
         """Answer one AdmissionReview; raises ``ConfigError`` if ``body`` is none."""
         begun_s = time.monotonic()
+        if len(body) > POD_MAX_BYTES:
+            verdict = decision.without(TOO_LARGE)
+            self._metrics.count(verdict, 0.0, 0.0)
+            log.warning("a pod of %d bytes: %s", len(body), verdict.reason)
+            return review.answer(review.uid_of(body), verdict)
         asked = review.read(body)
         verdict, spent_s = await self.verdict(asked.pod, asked.namespace, len(body))
         self._metrics.count(verdict, time.monotonic() - begun_s, spent_s)
@@ -102,7 +107,8 @@ class Injector:
         try:
             if size > POD_MAX_BYTES or values_beyond(pod, POD_MAX_VALUES):
                 return decision.without(TOO_LARGE), 0.0
-            return await self._plan(pod, namespace)
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await self._plan(pod, namespace)
         except TimeoutError:
             return decision.without(TOO_SLOW), 0.0
         except Exception as error:
@@ -138,8 +144,7 @@ class Injector:
 
         planned = loop.run_in_executor(self._planners, plan)
         try:
-            async with asyncio.timeout(TURN_TIMEOUT_S):
-                await begun.wait()
+            await begun.wait()
             async with asyncio.timeout(PLAN_TIMEOUT_S):
                 return await planned
         finally:

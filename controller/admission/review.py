@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ from rdzv.errors import ConfigError
 
 WARNING_LENGTH = 250
 """Maximum length of one warning; the API server truncates longer ones in the middle of a word."""
+UID_WITHIN = 512
+"""Number of bytes at the beginning of a request in which its UID is."""
+_UID = re.compile(rb'"request":\s?\{\s?"uid":\s?"([A-Za-z0-9-]{1,64})"', re.ASCII)
 WARNINGS_MAX = 12
 """Maximum number of warnings; together they may have 4096 characters."""
 
@@ -37,8 +41,19 @@ def read(body: bytes) -> Review:
             raise TypeError("its spec or its metadata is no mapping")
         uid, namespace = str(request["uid"]), str(request.get("namespace") or "default")
         return Review(uid, namespace, pod)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"this is no AdmissionReview of a pod that is made: {error}") from error
+
+
+def uid_of(body: bytes) -> str:
+    """Find the UID of a request that is too large to parse; raises ``ConfigError``.
+
+    The API server writes it before the object.
+    """
+    found = _UID.search(body, 0, UID_WITHIN)
+    if found is None:
+        raise ConfigError("this is no AdmissionReview of the API server: its UID is not the first")
+    return found[1].decode()
 
 
 def answer(uid: str, verdict: Verdict) -> bytes:

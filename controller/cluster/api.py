@@ -46,7 +46,8 @@ class ClusterApi:
             raise ConfigError(
                 f"the certificates by which the API server is reached cannot be used: {error}"
             ) from error
-        connector = aiohttp.TCPConnector(ssl=context)
+        # A watch holds a connection for as long as it goes on: a bound would keep calls waiting.
+        connector = aiohttp.TCPConnector(ssl=context, limit=0)
         self._session = aiohttp.ClientSession(connector=connector, read_bufsize=LINE_MAX)
         return self
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from controller.admission.uninjected import selects
-from tests.support.chart import named, pods, rendered
+from tests.support.chart import HelmFailed, named, pods, rendered
 
 pytestmark = pytest.mark.timeout(1800)  # the first one may have to build helm
 
@@ -63,6 +63,6 @@ def test_the_right_to_evict_comes_with_the_value_alone() -> None:
 
     assert evicts() == (False, False)
     assert evicts("injection.evict=true") == (True, True)
-    assert evicts("injection.evict=true", "rbac.pods=false") == (False, False)
-    assert evicts("injection.evict=true", "rbac.events=false") == (False, False)
-    assert evicts("injection.evict=true", "jobs.follow=false") == (False, False)
+    for needed in ("rbac.pods", "rbac.events", "jobs.follow"):
+        with pytest.raises(HelmFailed, match="evict needs"):
+            evicts("injection.evict=true", f"{needed}=false")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tests.support.tasks import beside
 from tests.support.waiting import DEADLINE_S
 
 PODS = "/api/v1/pods"
+WATCHES = 150
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/muster-system/leases"
 
 
@@ -52,3 +54,13 @@ async def test_a_quiet_watch_keeps_its_version_by_bookmarks(
             await fake.until_watched()
         (asked,) = fake.watches
         assert asked["allowWatchBookmarks"] == "true"
+
+
+async def test_many_watches_keep_no_call_waiting(tmp_path: Path) -> None:
+    """One for each namespace whose pods all ask, for example."""
+    async with FakeApi(tmp_path) as fake, ClusterApi(fake.access) as api, AsyncExitStack() as stack:
+        await fake.put(paths.lease("muster-system", "one"), {"spec": {}})
+        for _ in range(WATCHES):
+            await stack.enter_async_context(beside(watch_one(api, PODS, "one", lambda: None)))
+        await fake.until_watched(WATCHES)
+        await api.get(paths.lease("muster-system", "one"))

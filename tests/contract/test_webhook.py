@@ -22,6 +22,7 @@ from agent.config.table import load
 from controller import process
 from controller.admission import decision as verdicts
 from controller.admission import injector as admission
+from controller.admission import review
 from controller.admission.injector import Injector
 from controller.admission.metrics import AdmissionMetrics
 from controller.certificates.keeper import CertificateKeeper
@@ -29,6 +30,7 @@ from controller.certificates.pair import LEAF_DAYS
 from controller.cluster.api import ClusterApi
 from controller.config import ControllerConfig
 from controller.serving import application, serving
+from rdzv.errors import ConfigError
 from tests.support.clocks.hand import HandHour
 from tests.support.cluster_api import FakeApi
 from tests.support.injection.corpus import CORPUS
@@ -235,7 +237,7 @@ async def test_a_plan_has_its_time_from_its_begin_and_not_from_its_place_in_the_
     monkeypatch.setattr(verdicts, "decide", slow)
     monkeypatch.setattr(admission, "PLANNERS", 1)
     monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", PATIENCE_S)
-    monkeypatch.setattr(admission, "TURN_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(admission, "ANSWER_TIMEOUT_S", PATIENCE_S)
     try:
         async with controller(fake, HandHour()) as one, asyncio.TaskGroup() as tasks:
             first = tasks.create_task(one.ask(pod))
@@ -252,7 +254,7 @@ async def test_a_plan_has_its_time_from_its_begin_and_not_from_its_place_in_the_
             ends.clear()
             stuck = tasks.create_task(one.ask(pod))
             await asyncio.to_thread(begun.wait, PATIENCE_S)
-            monkeypatch.setattr(admission, "TURN_TIMEOUT_S", 0.0)
+            monkeypatch.setattr(admission, "ANSWER_TIMEOUT_S", 0.0)
             assert (await one.ask(pod))["warnings"] == [
                 f"muster: admitted without Muster: {admission.TOO_SLOW}"
             ]
@@ -276,6 +278,13 @@ async def test_a_pod_larger_than_any_that_trains_is_admitted_before_it_is_planne
         answer = await one.ask(pod)
     assert answer["allowed"] is True
     assert answer["warnings"] == [f"muster: admitted without Muster: {admission.TOO_LARGE}"]
+
+
+def test_a_request_that_only_nests_is_no_review() -> None:
+    with pytest.raises(ConfigError, match="no AdmissionReview"):
+        review.read(b'{"request": ' + b"[" * 100_000)
+    with pytest.raises(ConfigError, match="no AdmissionReview"):
+        review.uid_of(b"[" * admission.POD_MAX_BYTES)
 
 
 @pytest.mark.parametrize("made_by", ["MPIJob", "Job"])

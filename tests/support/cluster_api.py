@@ -102,10 +102,10 @@ class FakeApi:
         async with asyncio.timeout(CLOSED_S), self._changed:
             await self._changed.wait_for(lambda: self.calls.count(call) >= times)
 
-    async def until_watched(self) -> None:
-        """Wait until there was a watch."""
+    async def until_watched(self, count: int = 1) -> None:
+        """Wait until there were so many watches."""
         async with asyncio.timeout(CLOSED_S), self._changed:
-            await self._changed.wait_for(lambda: self.watches)
+            await self._changed.wait_for(lambda: len(self.watches) >= count)
 
     async def until_any(self, prefix: str) -> list[dict[str, Any]]:
         """Wait until something was made below ``prefix``, and return all that is there."""
