@@ -79,9 +79,10 @@ async def _serve(
         ask_for_certificates(keeper.context, config.api_server_ca)
     callers = Callers(config.api_server_cidrs, bool(config.api_server_ca))
     pages = application(injector, metrics, keeper.ready, callers)
-    uninjected = UninjectedPods(api, injector, config.webhook, Events(api, time.monotonic))
+    clock = time.monotonic
+    uninjected = UninjectedPods(api, injector, config.webhook, Events(api, clock), clock)
     evicts = config.evict_uninjected == "on" and config.events == "on"
-    evictor = Evictor(api, uninjected, time.monotonic) if evicts else None
+    evictor = Evictor(api, uninjected, clock) if evicts else None
     async with asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(keeper.run())
         others: list[asyncio.Task[None]] = []

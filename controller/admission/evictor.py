@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from controller.admission.uninjected import Key, UninjectedPod, UninjectedPods
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from rdzv.errors import ClusterError, ClusterRefused
+from rdzv.store.backoff import Doubling
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +28,10 @@ EVICT_S = 10.0
 PROBE_S = 60.0
 """Time after the first eviction of a maker's pod before the next one: its successor shows whether
 the webhook answers now."""
+REFUSED = Doubling(first_s=60.0, longest_s=1800.0)
+"""Time for which a maker is passed over after its pod was not evicted, by refusals in a row."""
 KEPT = 1000
-"""Number of remembered makers whose pods were evicted."""
+"""Number of remembered makers whose pods were evicted, and of those whose pods were not."""
 GONE, ANOTHER = 404, 409
 
 
@@ -39,19 +43,45 @@ class Evicted:
     known: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Evictions of a maker's pods that failed in a row, and when the next one may be tried."""
+
+    times: int
+    not_before_s: float
+
+
+NEVER_REFUSED = Refused(0, -math.inf)
+
+
+def after_refusal(now: float, before: Refused) -> Refused:
+    """Count one more refusal at ``now``."""
+    return Refused(before.times + 1, now + REFUSED.after(before.times))
+
+
 def next_eviction(
-    now: float, found: Iterable[UninjectedPod], evicted: Mapping[Key, Evicted]
+    now: float,
+    found: Iterable[UninjectedPod],
+    evicted: Mapping[Key, Evicted],
+    refused: Mapping[Key, Refused],
 ) -> UninjectedPod | None:
     """Return the pod to evict at ``now``, monotonic, in seconds; None if there is none.
 
     ``found`` are the pods that get a sidecar if they are made again. Once a successor has none
-    either, no other pod of that maker is evicted.
+    either, no other pod of that maker is evicted. Makers with fewer refusals come first, so that
+    those with a blocked PodDisruptionBudget never take the turns of the others.
     """
+
+    def refusal(key: Key) -> Refused:
+        return refused.get(key, NEVER_REFUSED)
+
     of_makers: dict[Key, list[UninjectedPod]] = {}
-    for pod in sorted(found, key=lambda one: (one.namespace, one.name)):
+    for pod in sorted(found, key=lambda one: (refusal(one.key).times, one.namespace, one.name)):
         if (pod.about.get("apiVersion"), pod.about.get("kind")) in REPLACING:
             of_makers.setdefault(pod.key, []).append(pod)
     for key, pods in of_makers.items():
+        if now < refusal(key).not_before_s:
+            continue
         before = evicted.get(key)
         if before is None:
             return pods[0]
@@ -71,17 +101,23 @@ class Evictor:
         self._uninjected = uninjected
         self._clock = clock
         self._evicted: OrderedDict[Key, Evicted] = OrderedDict()
+        self._refused: OrderedDict[Key, Refused] = OrderedDict()
 
     async def run(self) -> None:
         """Evict at most one pod every ``EVICT_S``, until cancelled."""
         while True:
             found = self._uninjected.pods(injectable=True)
-            pod = next_eviction(self._clock(), found, self._evicted)
+            pod = next_eviction(self._clock(), found, self._evicted, self._refused)
             if pod is not None and await self._evict(pod):
                 known = frozenset(one.uid for one in found if one.key == pod.key)
                 self._evicted.setdefault(pod.key, Evicted(self._clock(), known))
-                while len(self._evicted) > KEPT:
-                    self._evicted.popitem(last=False)
+                self._refused.pop(pod.key, None)
+            elif pod is not None:
+                before = self._refused.pop(pod.key, NEVER_REFUSED)
+                self._refused[pod.key] = after_refusal(self._clock(), before)
+            for kept in (self._evicted, self._refused):
+                while len(kept) > KEPT:
+                    kept.popitem(last=False)
             await asyncio.sleep(EVICT_S)
 
     async def _evict(self, pod: UninjectedPod) -> bool:

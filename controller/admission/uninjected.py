@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from controller.admission.decision import WITHOUT, Verdict
@@ -22,12 +24,20 @@ from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from controller.cluster.collection import Collection
 from controller.cluster.events import Events, reference
+from controller.defect import restarted, tell_defect
+from rdzv.diary import Diary
 from rdzv.errors import ClusterError, ClusterRefused
+from rdzv.store.backoff import Doubling
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 5.0
-"""Retry interval while the API server is unavailable."""
+FRESH_S = 300.0
+"""Time after which a maker's pods are judged again: an owner that was not read, or a plan that was
+too slow, is no verdict for good."""
+AGAIN = Doubling(first_s=5.0, longest_s=FRESH_S)
+"""Time before another look at a maker's pods after one without a verdict, by those in a row."""
+LOOKS = 3
+"""Maximum number of a maker's pods that are read in one look, if those before are gone."""
 NOT_ASKED = (
     "its sidecar could be put in, but no replica of the webhook answered the API server when the"
     " pod was created: delete the pod, so that another takes its place"
@@ -69,28 +79,65 @@ def pod_without(pod: Object) -> UninjectedPod:
     )
 
 
-@dataclass(eq=False, slots=True)
-class _Followed:
-    """The pods of one list, and by their makers whether these pods can be injected.
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The last look at a maker's pods at ``at_s``, monotonic, and the last verdict: on which pod.
 
-    None: this webhook is not asked about them, or has nothing to put in.
+    ``injectable`` is None if this webhook is not asked about them or has nothing to put in, and
+    before any verdict. ``failures`` are the looks without a verdict since the last one.
     """
 
-    there: list[UninjectedPod] = field(default_factory=list)
-    judged: dict[Key, bool | None] = field(default_factory=dict)
+    at_s: float = -math.inf
+    uid: str = ""
+    injectable: bool | None = None
+    failures: int = 0
+
+    def due_s(self, uids: Container[str]) -> float:
+        """Return when to look again; ``uids`` are those of the maker's pods that are there."""
+        if self.failures:
+            return self.at_s + AGAIN.after(self.failures - 1)
+        return self.at_s + (FRESH_S if self.uid in uids else AGAIN.first_s)
+
+
+@dataclass(eq=False, slots=True)
+class _Followed:
+    """The pods of one list, and what is known of their makers."""
+
+    pods: Collection[UninjectedPod]
+    judged: dict[Key, Judged] = field(default_factory=dict)
+
+    def there(self) -> list[UninjectedPod]:
+        return [one for one in self.pods.items.values() if not one.over]
+
+    def of_makers(self) -> dict[Key, dict[str, UninjectedPod]]:
+        """Return the pods of each maker, by UID; those seen last come last."""
+        made: dict[Key, dict[str, UninjectedPod]] = {}
+        for one in self.there():
+            made.setdefault(one.key, {})[one.uid] = one
+        return made
 
 
 class UninjectedPods:
-    """The publisher; ``configuration`` is the name of the webhook's configuration."""
+    """The publisher; ``configuration`` is the name of the webhook's configuration.
+
+    ``clock`` is monotonic, in seconds.
+    """
 
     def __init__(
-        self, api: ClusterApi, injector: Injector, configuration: str, events: Events
+        self,
+        api: ClusterApi,
+        injector: Injector,
+        configuration: str,
+        events: Events,
+        clock: Callable[[], float],
     ) -> None:
         self._followed: list[_Followed] = []
         self._api = api
         self._injector = injector
         self._configuration = paths.webhook_configuration(configuration)
         self._events = events
+        self._clock = clock
+        self._diary = Diary(log)
 
     def pods(self, *, injectable: bool = False) -> list[UninjectedPod]:
         """Return the pods that this webhook is asked about and that have no sidecar.
@@ -100,15 +147,17 @@ class UninjectedPods:
         return [
             one
             for followed in self._followed
-            for one in followed.there
-            if (can := followed.judged.get(one.key)) is not None and (can or not injectable)
+            for one in followed.there()
+            if (can := followed.judged.get(one.key, Judged()).injectable) is not None
+            and (can or not injectable)
         ]
 
     async def run(self) -> None:
         """Publish until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._events.run())
-            tasks.create_task(self._follow(paths.PODS_WITHOUT))
+            what, follow = "looking for pods that ask", partial(self._follow, paths.PODS_WITHOUT)
+            tasks.create_task(restarted(what, follow))
             tasks.create_task(self._follow_namespaces(tasks))
 
     async def _follow_namespaces(self, tasks: asyncio.TaskGroup) -> None:
@@ -125,68 +174,87 @@ class UninjectedPods:
                 for name in followed.keys() - here:
                     followed.pop(name).cancel()
                 for name in here - followed.keys():
-                    pods = self._follow(paths.pods_without(name))
-                    followed[name] = tasks.create_task(pods)
+                    what = f"looking for pods without a sidecar in namespace {name}"
+                    follow = partial(self._follow, paths.pods_without(name))
+                    followed[name] = tasks.create_task(restarted(what, follow))
 
     async def _follow(self, path: str) -> None:
         """Judge one pod for each object that has made some, as long as one of them is there."""
-        followed = _Followed()
-        judged = followed.judged
-        self._followed.append(followed)
-        try:
-            async with Collection(self._api, path, pod_without).following() as pods:
-                sequence = 0
-                while True:
-                    await pods.changed_after(sequence)
-                    sequence = pods.sequence
-                    followed.there = [one for one in pods.items.values() if not one.over]
-                    here = {one.key: one for one in followed.there}
-                    for key in judged.keys() - here.keys():
-                        del judged[key]
-                    for key, one in here.items():
-                        if key not in judged:
-                            judged[key] = await self._judge(one)
-        finally:
-            self._followed.remove(followed)
+        async with Collection(self._api, path, pod_without).following() as pods:
+            followed = _Followed(pods)
+            self._followed.append(followed)
+            try:
+                await self._keep_judging(followed)
+            finally:
+                self._followed.remove(followed)
 
-    async def _judge(self, pod: UninjectedPod) -> bool | None:
-        """Publish why a pod has no sidecar, once the API server can be asked about it.
-
-        Returns whether its maker's pods can be injected; None if this webhook is not asked, or has
-        nothing to put in.
-        """
+    async def _keep_judging(self, followed: _Followed) -> None:
+        judged, sequence = followed.judged, 0
+        wait_s: float | None = None
         while True:
             try:
-                found = await self._read(pod)
-                break
-            except ClusterRefused as error:
-                # The pod or its namespace may be gone again; without the right, the log is left.
-                log.info("cannot read why %s has no sidecar: %s", pod.name, error)
-                return None
-            except ClusterError as error:
-                log.warning(
-                    "cannot read pods without a sidecar, retrying: %s",
-                    error,
-                    extra={"event": "cluster_unavailable"},
-                )
-                await asyncio.sleep(AGAIN_S)
-        if found is None:
-            return None
+                async with asyncio.timeout(wait_s):
+                    await followed.pods.changed_after(sequence)
+            except TimeoutError:
+                pass  # a maker is due
+            sequence, made = followed.pods.sequence, followed.of_makers()
+            for key in judged.keys() - made.keys():
+                del judged[key]
+
+            def due_s(key: Key, made: Mapping[Key, Container[str]] = made) -> float:
+                return judged.get(key, Judged()).due_s(made[key])
+
+            now = self._clock()
+            for key in sorted((one for one in reversed(made) if due_s(one) <= now), key=due_s):
+                found = list(made[key].values())
+                judged[key] = await self._judge(found, judged.get(key, Judged()))
+                if followed.pods.sequence > sequence:
+                    break  # the newest maker without any look is next, however many are slow
+            next_s = min(map(due_s, made), default=math.inf)
+            wait_s = max(0.0, next_s - self._clock()) if next_s < math.inf else None
+
+    async def _judge(self, pods: list[UninjectedPod], before: Judged) -> Judged:
+        """Publish why a maker's pods have no sidecar, by the one seen last that is still there.
+
+        It never waits to retry, and a defect is told: other makers' pods are due, too.
+        """
+        try:
+            for pod in pods[: -LOOKS - 1 : -1]:
+                if (read := await self._read(pod)) is not None:
+                    found, asked = read
+                    can = await self._publish(pod, found) if asked else None
+                    self._diary.forget()
+                    return Judged(self._clock(), pod.uid, can)
+        except ClusterRefused as error:
+            # The namespace may be gone again; without the right, the log is left.
+            log.info("cannot read why %s has no sidecar: %s", pod.name, error)
+        except ClusterError as error:
+            self._diary.say(
+                f"cannot read pods without a sidecar, retrying: {error}",
+                level=logging.WARNING,
+                extra={"event": "cluster_unavailable"},
+            )
+        except Exception as error:
+            tell_defect(f"cannot judge why {pod.name} has no sidecar: {error}", error)
+        return replace(before, at_s=self._clock(), failures=before.failures + 1)
+
+    async def _publish(self, pod: UninjectedPod, found: Object) -> bool | None:
+        """Publish why a pod has no sidecar; return whether its maker's pods can be injected."""
         verdict, _ = await self._injector.verdict(found, pod.namespace, len(json.dumps(found)))
         why = _why(verdict)
         if why:
             self._events.say(pod.about, "NotInjected", f"a pod is {WITHOUT}{why}", warning=True)
         return verdict.injected if why else None
 
-    async def _read(self, pod: UninjectedPod) -> Object | None:
-        """Read the whole pod; None if it is gone, or this webhook is not asked about it."""
+    async def _read(self, pod: UninjectedPod) -> tuple[Object, bool] | None:
+        """Read the whole pod, and whether this webhook is asked about it; None if it is gone."""
         webhook = await self._api.get(self._configuration)
         namespace = await self._api.get(paths.namespace(pod.namespace))
         named = f"?fieldSelector=metadata.name%3D{pod.name}"
         listed = await self._api.get(paths.core(pod.namespace, "pods") + named)
         for found in listed.get("items") or []:
-            if found["metadata"]["uid"] == pod.uid and is_asked(webhook, namespace, found):
-                return dict(found)
+            if found["metadata"]["uid"] == pod.uid:
+                return dict(found), is_asked(webhook, namespace, found)
         return None
 
 

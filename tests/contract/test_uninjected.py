@@ -67,7 +67,8 @@ async def injecting(fake: FakeApi) -> AsyncIterator[tuple[ClusterApi, Injector]]
 @asynccontextmanager
 async def publishing(fake: FakeApi) -> AsyncIterator[UninjectedPods]:
     async with injecting(fake) as (api, injector):
-        pods = UninjectedPods(api, injector, "muster", Events(api, time.monotonic))
+        clock = time.monotonic
+        pods = UninjectedPods(api, injector, "muster", Events(api, clock), clock)
         async with beside(pods.run()):
             yield pods
 
@@ -174,13 +175,14 @@ async def test_pods_without_a_sidecar_are_counted_and_those_that_could_have_one_
 
 
 async def test_pods_that_the_webhook_is_not_for_are_left_alone(fake: FakeApi) -> None:
+    # The newest maker is judged first, so the Event is the last thing that happens.
+    for path, pod in pods("team", "y", min="few"):
+        await fake.put(path, pod)
     for namespace in ("closed", "nowhere"):
         for path, pod in pods(namespace, "x", min="few"):
             await fake.put(path, pod)
     for path, pod in pods("team", "over", min="few"):
         await fake.put(path, {**pod, "status": {"phase": "Failed"}})
-    for path, pod in pods("team", "y", min="few"):
-        await fake.put(path, pod)
     async with publishing(fake):
         await fake.until_any(EVENTS)
     assert {("GET", paths.namespace(name)) for name in ("closed", "nowhere")} <= {*fake.calls}

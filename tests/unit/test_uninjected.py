@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pod that is gone, or cannot be judged, decides nothing for its maker or for others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from controller.admission.decision import Verdict
+from controller.admission.uninjected import AGAIN, FRESH_S, UninjectedPods
+from controller.cluster import paths
+from rdzv.errors import ClusterUnavailable
+from tests.support.clocks.virtual import now
+from tests.support.tasks import beside
+
+pytestmark = pytest.mark.virtual
+
+INJECTED: tuple[Any, ...] = ({"op": "add", "path": "/spec/x", "value": 1},)
+ALL = "/api/v1/pods"
+WEBHOOK = paths.webhook_configuration("muster")
+
+
+def pod(name: str, maker: str = "trainer") -> dict[str, Any]:
+    made_by = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": maker, "uid": maker}
+    owners = [{**made_by, "controller": True}]
+    return {"metadata": {"name": name, "uid": name, "namespace": "team", "ownerReferences": owners}}
+
+
+class Cluster:
+    """Lists of pods by path, and pods by name; it is also the webhook's verdict and its Events.
+
+    ``away``: names of pods that cannot be read, ``slow_s``: how long that takes to be known.
+    """
+
+    def __init__(self, *listed: dict[str, Any]) -> None:
+        self.lists: dict[str, list[dict[str, Any]]] = {ALL: [*listed]}
+        self.readable = {one["metadata"]["name"]: one for one in listed}
+        self.away: set[str] = set()
+        self.slow_s = 0.0
+        self.faulty: set[str] = set()
+        self.refusing: set[str] = set()
+        self.events: list[str] = []
+        self.news: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        self.namespaces: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+
+    async def get(self, path: str, *rest: Any) -> dict[str, Any]:
+        bare, _, query = path.partition("?")
+        if "fieldSelector" in query:
+            name = query.rpartition("%3D")[2]
+            if name in self.away:
+                await asyncio.sleep(self.slow_s)
+                raise ClusterUnavailable("no answer")
+            return {"items": [self.readable[name]] if name in self.readable else []}
+        if "limit" in query:
+            return {"items": [*self.lists.get(bare, [])], "metadata": {"resourceVersion": "1"}}
+        return {"webhooks": [{}], "metadata": {}} if path == WEBHOOK else {"metadata": {}}
+
+    async def watch(self, path: str, version: str) -> AsyncIterator[dict[str, Any]]:
+        quiet: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        bare = path.partition("?")[0]
+        news = {ALL: self.news, "/api/v1/namespaces": self.namespaces}.get(bare, quiet)
+        while True:
+            happened, held = await news.get()
+            yield {"type": happened, "object": held}
+
+    async def verdict(self, found: Any, *_: Any) -> tuple[Verdict, float]:
+        name = found["metadata"]["name"]
+        if name in self.faulty:
+            raise RuntimeError("a defect")
+        if name in self.refusing:
+            return Verdict((), ("too slow",), "too slow"), 0.0
+        return Verdict(INJECTED, (), ""), 0.0
+
+    def say(self, about: Any, *_: Any, **__: Any) -> None:
+        self.events.append(about["name"])
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def publishing(cluster: Cluster) -> AsyncIterator[SimpleNamespace]:
+    given: tuple[Any, ...] = (cluster, cluster, "muster", cluster, now)
+    pods = UninjectedPods(*given)
+
+    def names(*, injectable: bool = False) -> list[str]:
+        return sorted(one.name for one in pods.pods(injectable=injectable))
+
+    async with beside(pods.run()) as (task,):
+        await asyncio.sleep(1.0)
+        yield SimpleNamespace(names=names, task=task)
+
+
+async def test_a_pod_that_is_gone_is_no_verdict_on_its_siblings() -> None:
+    cluster = Cluster(pod("a"), pod("b"))
+    del cluster.readable["b"]
+    async with publishing(cluster) as shown:
+        assert cluster.events == ["trainer"]
+        assert shown.names(injectable=True) == ["a", "b"]
+
+
+async def test_if_all_read_pods_are_gone_later_ones_are_judged() -> None:
+    cluster = Cluster(pod("a"))
+    cluster.readable.clear()
+    async with publishing(cluster) as shown:
+        assert shown.names() == []
+        cluster.readable["b"] = pod("b")
+        cluster.news.put_nowait(("ADDED", pod("b")))
+        cluster.news.put_nowait(("DELETED", pod("a")))
+        await asyncio.sleep(AGAIN.first_s)
+        assert shown.names(injectable=True) == ["b"]
+
+
+async def test_a_verdict_lasts_no_longer_than_its_pod() -> None:
+    cluster = Cluster(pod("a"), pod("b"))
+    cluster.refusing = {"b"}
+    async with publishing(cluster) as shown:
+        assert (shown.names(), shown.names(injectable=True)) == (["a", "b"], [])
+        cluster.news.put_nowait(("DELETED", pod("b")))
+        await asyncio.sleep(AGAIN.first_s)
+        assert shown.names(injectable=True) == ["a"]
+
+
+async def test_the_verdict_of_a_bad_moment_does_not_last() -> None:
+    cluster = Cluster(pod("a"))
+    cluster.refusing = {"a"}
+    async with publishing(cluster) as shown:
+        cluster.refusing.clear()
+        await asyncio.sleep(FRESH_S - 2.0)
+        assert shown.names(injectable=True) == []
+        await asyncio.sleep(2.0)
+        assert shown.names(injectable=True) == ["a"]
+
+
+async def test_an_outage_keeps_the_last_verdict() -> None:
+    cluster = Cluster(pod("a"))
+    async with publishing(cluster) as shown:
+        cluster.away = {"a"}
+        await asyncio.sleep(FRESH_S + 60.0)
+        assert shown.names(injectable=True) == ["a"]
+
+
+@pytest.mark.parametrize("fault", ["away", "faulty"])
+async def test_one_pod_holds_up_no_other(fault: str) -> None:
+    cluster = Cluster(pod("a", "one"), pod("b", "two"))
+    setattr(cluster, fault, {"a"})
+    cluster.slow_s = 10.0
+    async with publishing(cluster) as shown:
+        await asyncio.sleep(cluster.slow_s)
+        assert shown.names() == ["b"]
+        cluster.readable["c"] = pod("c", "three")
+        cluster.news.put_nowait(("ADDED", pod("c", "three")))
+        await asyncio.sleep(2 * cluster.slow_s)
+        assert shown.names() == ["b", "c"]
+        getattr(cluster, fault).clear()
+        await asyncio.sleep(2 * FRESH_S)
+        assert shown.names() == ["a", "b", "c"]
+        assert not shown.task.done()
+
+
+async def test_a_new_maker_does_not_wait_for_all_slow_ones() -> None:
+    slow = [f"slow-{number}" for number in range(20)]
+    cluster = Cluster(*(pod(name, name) for name in slow))
+    cluster.away, cluster.slow_s = {*slow}, 10.0
+    async with publishing(cluster) as shown:
+        cluster.readable["new"] = pod("new", "new")
+        cluster.news.put_nowait(("ADDED", pod("new", "new")))
+        await asyncio.sleep(2 * cluster.slow_s)
+        assert shown.names() == ["new"]
+
+
+async def test_a_namespace_that_asks_again_is_followed_again() -> None:
+    cluster = Cluster()
+    asks = {"metadata": {"name": "team", "uid": "team"}}
+    held = pod("a")
+    cluster.readable["a"] = held
+    cluster.lists[paths.core("team", "pods")] = [held]
+    async with publishing(cluster) as shown:
+        for kind, expected in (("ADDED", ["a"]), ("DELETED", []), ("ADDED", ["a"])):
+            cluster.namespaces.put_nowait((kind, asks))
+            await asyncio.sleep(1.0)
+            assert shown.names() == expected
+        assert not shown.task.done()
+
+
+async def test_a_defect_in_one_namespace_ends_no_other_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(pod("a"))
+    of_namespace = paths.core("team", "pods")
+    get = Cluster.get
+
+    async def defective(self: Cluster, path: str, *rest: Any) -> dict[str, Any]:
+        if path.startswith(of_namespace) and "limit" in path:
+            return {"items": [{}]}
+        return await get(self, path, *rest)
+
+    monkeypatch.setattr(Cluster, "get", defective)
+    async with publishing(cluster) as shown:
+        cluster.namespaces.put_nowait(("ADDED", {"metadata": {"name": "team", "uid": "team"}}))
+        await asyncio.sleep(1.0)
+        assert shown.names() == ["a"]
+        assert not shown.task.done()
