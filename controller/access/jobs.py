@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
-from controller.access.names import RELEASE, JobName, is_a_name, secret_name
+from controller.access.names import NAMED_AFTER, RELEASE, JobName, is_a_name, secret_name
 from controller.cluster.api import ClusterApi, Object
 from controller.cluster.watching import AGAIN_FIRST_S, AGAIN_MOST_S
 from injection.settings import LABEL, annotation
@@ -34,7 +34,8 @@ def job_of_pod(pod: Object, release: str = "") -> JobName | None:
     """
     metadata = pod.get("metadata") or {}
     notes: dict[str, Any] = metadata.get("annotations") or {}
-    job = notes.get(annotation("job")) or (metadata.get("labels") or {}).get(LABEL)
+    said = notes.get(annotation("job")) or notes.get(NAMED_AFTER)
+    job = said or (metadata.get("labels") or {}).get(LABEL)
     # Any user may put any text into a pod: a name that no job can have gets nothing.
     if not job or not is_a_name(str(job)):
         return None

@@ -20,6 +20,10 @@ RELEASE = DOMAIN + "release"
 """The label of a job's Secret, and the annotation of a pod, with the release that serves the job.
 Two releases in one cluster, each with an etcd of its own, leave each other's jobs alone by it."""
 
+NAMED_AFTER = DOMAIN + "named-after"
+"""The annotation of a pod with the name of the object that its job is named after. The label has
+only the beginning of a long one, and may be the user's."""
+
 ROLE_PREFIX = "controller/"
 """Prefix of the controller's roles; those of ``muster store-role`` lack it and are left alone."""
 USER_PREFIX = "muster."

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from controller.access.names import secret_name
+from controller.access.names import is_a_name, secret_name
 from controller.access.secret import KEYS
 from injection.settings import TABLE, annotation
 from rdzv.errors import ConfigError
@@ -26,10 +26,11 @@ def with_secret(
     namespace: str,
     environ: Mapping[str, str],
 ) -> Mapping[str, str]:
-    """Return the settings with the job's own Secret.
+    """Return the settings with the job's own Secret; the job's name is not among them.
 
-    They are unchanged if the pod or the chart names a Secret, or if the pod names an etcd. Raises
-    ``ConfigError`` for a job of another namespace, which can have no Secret.
+    Only a person names a job by a setting. The settings are unchanged if the pod or the chart names
+    a Secret, or if the pod names an etcd. Raises ``ConfigError`` for a job that can have no Secret:
+    of another namespace, or named after an object by a name that no job can have.
     """
     notes: Mapping[str, str] = (pod.get("metadata") or {}).get("annotations") or {}
     if environ.get(_SECRET) or any(annotation(name) in notes for name in _OWN):
@@ -42,5 +43,10 @@ def with_secret(
             " records are for its own pods alone; leave it out, or name a Secret by the annotation"
             f" {annotation('etcd_secret')}"
         )
+    if job == told and not is_a_name(job):
+        raise ConfigError(
+            f"the name of the pod's object, {TABLE['job'].quote(job)}, is none that a job can have:"
+            f" name the job by the annotation {annotation('job')}"
+        )
     # Without a name the plan is refused for that alone: a Secret is not missing.
-    return {**environ, _JOB: job, _SECRET: secret_name(job or "job"), _KEYS: ",".join(KEYS)}
+    return {**environ, _SECRET: secret_name(job or "job"), _KEYS: ",".join(KEYS)}

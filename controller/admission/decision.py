@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from controller.access.names import RELEASE
+from controller.access.names import NAMED_AFTER, RELEASE
 from controller.access.reference import with_secret
 from controller.admission.json_patch import Operation, difference
 from controller.admission.manifest import manifest_of
@@ -21,7 +21,7 @@ from injection import sidecar
 from injection.annotations import ANNOTATION
 from injection.facts import starts_before
 from injection.pod import inject_pod
-from injection.settings import DOMAIN, TABLE
+from injection.settings import DOMAIN, TABLE, annotation
 from rdzv.errors import ConfigError
 
 WITHOUT = "admitted without Muster: "
@@ -78,10 +78,12 @@ def decide(
         faults = in_words_of_a_pod(str(error)).splitlines()
         return Verdict((), tuple(WITHOUT + line for line in faults), "; ".join(faults))
     after = {**restricted, **made.template}
+    annotations = dict(after["metadata"]["annotations"])
     if release:
-        metadata = after["metadata"]
-        annotations = {**(metadata.get("annotations") or {}), RELEASE: release}
-        after["metadata"] = {**metadata, "annotations": annotations}
+        annotations[RELEASE] = release
+    if access and annotation("job") not in annotations:
+        annotations[NAMED_AFTER] = manifest["metadata"]["name"]
+    after["metadata"] = {**after["metadata"], "annotations": annotations}
     complete = owner is None or owner.read is None or read is not None
     # Without the owner the plan lacks facts: its warnings would be guesses.
     notes = [note for note in made.notes if note.level == "warning"] if complete else []

@@ -11,6 +11,7 @@ from controller.access.jobs import job_of_pod
 from controller.access.names import RELEASE, JobName
 from controller.admission.decision import Verdict, decide
 from controller.admission.owner import owner_of
+from controller.owners.pods import pod_of, pod_seen
 from injection.workloads import workloads
 from injection.yaml_tree import documents, value_of
 from tests.support.injection.corpus import CORPUS
@@ -92,6 +93,37 @@ def test_a_job_whose_name_is_longer_than_a_label_has_a_label_and_its_access_as_w
     _, made = admitted(one_pod(job=name))
     assert 46 < len(made["metadata"]["labels"]["muster.dev/job"]) <= 63
     assert job_of_pod(made) == JobName("team", name)
+
+
+@pytest.mark.parametrize("length", [6, 64, 240])
+@pytest.mark.parametrize("label", [None, "by-hand"])
+def test_a_job_named_after_its_object_has_the_access_of_that_name(
+    length: int, label: str | None
+) -> None:
+    """Whatever its label says, and whether or not it can have the name."""
+    pod, name = one_pod(), "j" * length
+    metadata = pod["metadata"]
+    metadata["ownerReferences"][0]["name"] = f"{name}-{metadata['labels']['pod-template-hash']}"
+    if label is not None:
+        metadata["labels"]["muster.dev/job"] = label
+    _, made = admitted(pod)
+    job = JobName("team", name)
+    assert job_of_pod(made) == job
+    (volume,) = [v for v in made["spec"]["volumes"] if v["name"] == "muster-etcd"]
+    assert volume["secret"]["secretName"] == job.secret
+    seen = {**made, "metadata": {**made["metadata"], "uid": "u", "name": "p"}}
+    pods = {"u": pod_seen(seen)}
+    assert pod_of(pods, job.keys, "p", "u") is not None
+
+
+def test_a_pod_whose_object_has_a_name_that_no_job_can_have_does_not_wait_for_a_secret() -> None:
+    pod = one_pod()
+    pod["metadata"]["ownerReferences"][0]["name"] = "a/b"
+    verdict, _ = admitted(pod)
+    assert not verdict.injected
+    assert "'a/b'" in verdict.reason
+    pod["metadata"]["annotations"]["muster.dev/job"] = "train"
+    assert admitted(pod)[0].injected
 
 
 def test_a_pod_is_of_the_release_that_injected_it() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 from typing import Any
 
@@ -33,9 +34,11 @@ MAY_BE_THERE |= {"beside/restartPolicy=ExitCode"}
 """It is in the owner, whom the webhook does not change."""
 
 
-def admitted(pod: dict[str, Any], read: Any, flags: dict[str, str]) -> tuple[Verdict, Any]:
+def admitted(
+    pod: dict[str, Any], read: Any, flags: dict[str, str], *, access: bool = False
+) -> tuple[Verdict, Any]:
     """The verdict, and the pod that the API server makes by it."""
-    verdict = decide(pod, "default", owner_of(pod), read, environ(flags))
+    verdict = decide(pod, "default", owner_of(pod), read, environ(flags), access=access)
     return verdict, patched(pod, verdict.patch)
 
 
@@ -150,13 +153,27 @@ def test_the_job_is_the_object_that_lives_as_long(pod: Any, expected: str | None
         (CORPUS["elastic-mpi"], "MPIJob.kubeflow.org"),
     ],
 )
-def test_a_job_that_nobody_has_named_says_of_which_kind_it_is(pod: str, kind: str) -> None:
+@pytest.mark.parametrize("access", [False, True])
+def test_a_job_that_nobody_has_named_says_of_which_kind_it_is(
+    pod: str, kind: str, access: bool
+) -> None:
+    unnamed = {name: text for name, text in FLAGS.items() if name != "job"}
+    unnamed["etcd_endpoints"] = "https://e:1" if access else "e:1"
     for _, made, read in pods_of(loaded(pod)[0]):
-        for says in (False, True):
-            flags = {name: text for name, text in FLAGS.items() if says or name != "job"}
-            _, after = admitted(made, read, flags)
+        annotated = copy.deepcopy(made)
+        annotated["metadata"].setdefault("annotations", {})["muster.dev/job"] = "named"
+        for asking, flags, named_by_a_person in (
+            (made, unnamed, False),
+            (made, {**unnamed, "job": "named"}, True),
+            (annotated, unnamed, True),
+        ):
+            verdict, after = admitted(asking, read, flags, access=access)
+            assert verdict.injected, verdict.reason
             env = {v["name"]: v.get("value") for v in after["spec"]["initContainers"][0]["env"]}
-            assert env.get("MUSTER_OWNER") == (None if says else kind)
+            assert env.get("MUSTER_OWNER") == (None if named_by_a_person else kind)
+            kept = after["metadata"]["annotations"].get("muster.dev/job")
+            assert kept == ("named" if named_by_a_person else None)
+            assert admitted(after, read, flags, access=access)[0].patch == ()
 
 
 def test_min_and_max_come_from_what_the_pod_shows_where_its_owner_cannot_be_read() -> None:
