@@ -124,24 +124,7 @@ def demand(
         settings.min_nodes or _count(workload.told(kind.least)) or -(-(line.least or 0) // slots)
     )
     most = settings.max_nodes or _count(workload.told(kind.most)) or (line.most or 0) // slots
-    held = {
-        "job": name,
-        "min_nodes": least,
-        "max_nodes": most,
-        "etcd_endpoints": settings.etcd_endpoints,
-        "image": settings.image,
-    }
-    faults = [
-        f"{TABLE[key].flag} ({TABLE[key].variable}) is missing: {why}"
-        for key, why in _REQUIRED.items()
-        if not held[key]
-    ]
-    given = {name: getattr(settings, name) for name in TABLE}
-    faults += TemplateSettings.faults(
-        {**given, "min_nodes": least or 1, "max_nodes": most or least or 1}
-    )
-    if faults:
-        raise ConfigError("\n".join(faults))
+    _refuse_faults(settings, name, least, most)
     on_host = facts.is_true(pod.get("hostNetwork"))
     place = _host_place(f"{settings.namespace or workload.namespace or 'default'}/{name}")
     port, tunnel_port = HOST_PORTS[place], HOST_TUNNEL_PORTS[place]
@@ -175,6 +158,28 @@ def demand(
         relay_port=settings.relay_port or (port + 1 if on_host else RELAY_PORT),
         on_host_network=on_host,
     )
+
+
+def _refuse_faults(settings: TemplateSettings, name: str, least: int, most: int) -> None:
+    """Raise ``ConfigError`` that names what is missing and what is wrong."""
+    held = {
+        "job": name,
+        "min_nodes": least,
+        "max_nodes": most,
+        "etcd_endpoints": settings.etcd_endpoints,
+        "image": settings.image,
+    }
+    faults = [
+        f"{TABLE[key].flag} ({TABLE[key].variable}) is missing: {why}"
+        for key, why in _REQUIRED.items()
+        if not held[key]
+    ]
+    given = {key: getattr(settings, key) for key in TABLE}
+    faults += TemplateSettings.faults(
+        {**given, "min_nodes": least or 1, "max_nodes": most or least or 1}
+    )
+    if faults:
+        raise ConfigError("\n".join(faults))
 
 
 def _slots(

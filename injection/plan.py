@@ -134,12 +134,7 @@ def plan(
     result.notes += cautions(
         workload, template, pod, container, want, wrapped=wrapped, owner_is_made=owner_is_made
     )
-    _note_pod(result, pod, path, want)
-    if result.pull_secrets and not pod.get("imagePullSecrets") and not owner_is_made:
-        result.warn(
-            f"{path}.imagePullSecrets is added: a pod that has them gets none of its"
-            " ServiceAccount's: give those by --pull-secrets, too, if its images need them"
-        )
+    _note_pod(result, pod, path, want, owner_is_made=owner_is_made)
     _note_command(result, container, want, told.settings.wrap, wrapped=wrapped)
     return result
 
@@ -286,7 +281,9 @@ def _plan_label(result: InjectionPlan, metadata: Mapping[str, Any], want: Demand
         result.labels[LABEL] = job_label(want.job)
 
 
-def _note_pod(result: InjectionPlan, pod: Mapping[str, Any], path: str, want: Demand) -> None:
+def _note_pod(
+    result: InjectionPlan, pod: Mapping[str, Any], path: str, want: Demand, *, owner_is_made: bool
+) -> None:
     grace = pod.get(GRACE)
     if grace is not None and grace < SHORT_S:
         result.warn(f"{path}.{GRACE} is {grace}: kept, though few saves are that fast")
@@ -312,6 +309,11 @@ def _note_pod(result: InjectionPlan, pod: Mapping[str, Any], path: str, want: De
             f"{path}.hostNetwork: the sidecar takes ports {want.http_port} (health, on the node's"
             f" address){tunnel if want.horovod == 'worker' else ''} and {want.relay_port}"
             " (rendezvous, on its loopback); no two pods of the job fit on one node"
+        )
+    if result.pull_secrets and not pod.get("imagePullSecrets") and not owner_is_made:
+        result.warn(
+            f"{path}.imagePullSecrets is added: a pod that has them gets none of its"
+            " ServiceAccount's: give those by --pull-secrets, too, if its images need them"
         )
 
 

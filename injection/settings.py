@@ -28,7 +28,7 @@ _DEFAULT_KEYS = "ca.crt,tls.crt,tls.key"
 
 TEXT_LENGTH = 4096
 """Maximum length of a setting's text: room for the endpoints of a large store. An annotation may
-have 256 KiB, and whoever may create a pod may write one."""
+have 256 KiB, and every user who may create a pod may write one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

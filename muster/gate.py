@@ -125,7 +125,7 @@ class GateFile:
     def _look(self) -> None:
         """Read the page if the sidecar that runs has written it, else ``gate.json``.
 
-        A sidecar of 0.1 knows no page, and writes its environment file anew as it starts: then it
+        A sidecar of 0.1 knows no page, and writes its environment file as it starts: then it
         is not the one that the page names. Which is the later one does not count: a clock may be
         set.
         """

@@ -3,7 +3,7 @@
 
 What ``muster/gate_page.py`` maps and reads in the training container. A change is written to the
 slot that the present content is not in; then the generation word names that slot. With it goes
-when the environment file was written (ns): a sidecar of 0.1 writes that anew as it starts, and
+when the environment file was written (ns): a sidecar of 0.1 writes that file as it starts, and
 knows no page, so a page that names another one is no longer in force.
 """
 

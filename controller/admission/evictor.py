@@ -132,8 +132,8 @@ class Evictor:
             await self._api.create(f"{paths.core(pod.namespace, 'pods', pod.name)}/eviction", body)
         except ClusterError as error:
             if not (isinstance(error, ClusterRefused) and error.status in (GONE, ANOTHER)):
-                told = {"event": "pod_not_evicted"}
-                log.warning("cannot evict pod %s of namespace %s: %s", *named, error, extra=told)
+                extra = {"event": "pod_not_evicted"}
+                log.warning("cannot evict pod %s of namespace %s: %s", *named, error, extra=extra)
             return False
         text = "evicted pod %s of namespace %s, which had no sidecar"
         log.info(text, *named, extra={"event": "pod_evicted"})

@@ -216,7 +216,7 @@ class UninjectedPods:
     async def _judge(self, pods: list[UninjectedPod], before: Judged) -> Judged:
         """Publish why a maker's pods have no sidecar, by the one seen last that is still there.
 
-        It never waits to retry, and a defect is told: other makers' pods are due, too.
+        It never waits to retry, and logs a defect and goes on: other makers' pods are due, too.
         """
         try:
             for pod in pods[: -LOOKS - 1 : -1]:

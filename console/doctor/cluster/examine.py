@@ -131,7 +131,7 @@ async def _leaders(api: ClusterApi, namespace: str) -> list[str]:
 async def _leading(api: ClusterApi, namespace: str, names: Sequence[str]) -> list[str]:
     found = []
     for name in names:
-        # One that is away is told by the StatefulSet.
+        # The StatefulSet shows a member that is away.
         with suppress(ClusterUnavailable):
             page = f"{paths.core(namespace, 'pods', f'{name}:2381')}/proxy/metrics"
             if LEADS in await api.text(page):

@@ -35,7 +35,7 @@ Ask = Callable[[EtcdEndpoint], Awaitable[int]]
 
 
 class OneStore:
-    """The store of each endpoint, as it was told since the connection there was last lost."""
+    """The store of each endpoint, as it answered since the connection there was last lost."""
 
     def __init__(self, rotation: Rotation, ask: Ask) -> None:
         self._rotation = rotation
