@@ -150,6 +150,7 @@ class GateWriter:
             leaseless_s=self._leaseless_s,
             deadline_boot_s=self._own.due_boot_s,
             page_alone=self._page_alone,
+            refused=self._refused,
         )
 
     @property

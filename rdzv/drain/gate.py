@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self, get_args
+from typing import Any, Self, TypeGuard, get_args
 
 from rdzv.drain.cursors import TAGS, agreed, difference, left_to_others
 from rdzv.drain.decision import granted
@@ -175,6 +175,8 @@ class Here:
     """As in ``Gate``."""
     page_alone: bool = False
     """Whether ``gate.json`` shows another gate than the page, as it cannot be written."""
+    refused: bool = False
+    """Whether the page has refused the last write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,8 @@ def local(
     wanted = _wanted(here, commit, round, drain, last_commit, of_former_life)
     wanted = held_on_cut(replace(wanted, ask=ask), here.shown, here.leaseless_s, on_cut_s)
     if wanted != here.shown:
+        if here.refused and wanted.phase == "commit" and _is_pending(vote, here, wanted.epoch):
+            return _unasked(vote)
         return Move(gate=wanted, reason=f"the gate is {wanted.phase}: {wanted.reason}")
     if commit is None or round is None or not round.live:
         return Move(reason=f"the gate stays {wanted.phase}")
@@ -297,7 +301,7 @@ def _of_round(here: Here, round: LiveRound) -> Sequence[RankProgress]:
 
 
 def _vote(here: Here, commit: Commit, round: LiveRound) -> Move:
-    if here.page_alone and not all(rank.page for rank in here.ranks if rank.master == round.master):
+    if _reads_no_gate(here, round):
         return Move(reason="a rank reads gate.json alone, which cannot be written")
     ranks = _of_round(here, round)
     if any(rank.failed and rank.failed[0] == commit.epoch for rank in ranks):
@@ -313,8 +317,28 @@ def _vote(here: Here, commit: Commit, round: LiveRound) -> Move:
     )
 
 
+def _unasked(vote: Vote) -> Move:
+    """Fail the save of a pod whose ranks are never asked for it: the other ranks wait for it."""
+    why = "its run directory takes no writes"
+    return Move(vote=replace(vote, failed=why), reason=f"the save fails: {why}")
+
+
+def _reads_no_gate(here: Here, round: LiveRound) -> bool:
+    """Return whether a rank reads ``gate.json`` alone, which cannot be written."""
+    return here.page_alone and not all(
+        rank.page for rank in here.ranks if rank.master == round.master
+    )
+
+
+def _is_pending(vote: Vote | None, here: Here, epoch: int) -> TypeGuard[Vote]:
+    """Return whether this pod has voted in ``epoch``, and not yet said what became of its save."""
+    if vote is None or (vote.epoch, vote.pod_uid) != (epoch, here.pod_uid):
+        return False
+    return vote.acked is None and not vote.failed
+
+
 def _acknowledge(here: Here, commit: Commit, round: LiveRound, vote: Vote) -> Move:
-    if vote.pod_uid != here.pod_uid or vote.acked is not None or vote.failed:
+    if not _is_pending(vote, here, commit.epoch):
         return Move(reason="this pod has said what became of its save")
     ranks = _of_round(here, round)
     failures = (_failure(r, commit.epoch) for r in here.ranks if r.master == round.master)
@@ -324,6 +348,8 @@ def _acknowledge(here: Here, commit: Commit, round: LiveRound, vote: Vote) -> Mo
         why = failed[0]
         return Move(vote=replace(vote, failed=why), reason=f"the save failed: {why}")
     if not ranks or len(saved) < len(ranks):
+        if _reads_no_gate(here, round):
+            return _unasked(vote)
         return Move(reason=f"{len(saved)} ranks of this pod have saved")
     if len(set(saved)) > 1:
         why = f"the ranks of {here.member} saved different steps: {sorted(set(saved))}"

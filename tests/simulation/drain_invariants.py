@@ -210,7 +210,7 @@ class DrainInvariants:
     def let_go(self, pod: Pod, snapshot: Snapshot, outcome: str, due_s: float) -> None:
         """SIGTERM passes to the pod's torchrun; its own time is over at ``due_s``."""
         drain = snapshot.drains.get(pod.pod_uid)
-        late = self._job.loop.time() >= due_s - CLOCK_SLACK_S
+        late = self._job.loop.time() >= due_s - CLOCK_SLACK_S or self._is_due(pod.pod_uid)
         if not late and (drain is None or drain.outcome != outcome):
             # What is on record was due when it was written, by an earlier notice perhaps.
             number = "I10" if outcome == "expired" else "I7"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """I11: as many train as ask, up to the best allowed size, within a bound.
 
-A pod is healthy while its launcher runs, its sidecar does, and nothing stands between that and
-the store. While N pods are healthy for longer than ``Liveness.bound_s``, a world of no fewer than
+A pod is healthy while its launcher runs, and has not finished, its sidecar does, and nothing stands
+between that and the store. While N pods are healthy for longer than ``Liveness.bound_s``, a world of no fewer than
 the largest allowed size of N ends a step within that time, whatever the others do. In a paused job
 none does.
 """
@@ -81,17 +81,20 @@ class Liveness:
         excused = self._job.paused or self._job.engine.full
         present = () if excused else self._job.present()
         healthy = {pod.pod_uid for pod in present if is_healthy(pod)}
+        rules, sizes = self._truth().rules, self._job.sizes
+        mixed = any(pod.shape != self._job.template for pod in self._job.present())
+        if mixed and rules is not None:
+            sizes = rules.sizes  # its pods uphold a template until a roll-out has replaced them
         unmarked = healthy - self._in_retry_pause(now)
-        if self._job.sizes.largest(len(unmarked)):
+        if sizes.largest(len(unmarked)):
             healthy = unmarked  # but a pause never keeps the others from training
         since_s = self._healthy_since_s
-        rules = self._truth().rules
-        if (in_force := (rules and (rules.sizes, rules.gather_s), self._job.sizes)) != self._rules:
+        if (in_force := (rules and (rules.sizes, rules.gather_s), sizes, mixed)) != self._rules:
             # What was the best size before, or is from now on, says nothing of the time until now.
             self._rules, since_s = in_force, {}
         self._healthy_since_s = {uid: since_s.get(uid, now) for uid in healthy}
         for_long = sorted(uid for uid in healthy if now - self._healthy_since_s[uid] > bound_s)
-        best = self._job.sizes.largest(len(for_long))
+        best = sizes.largest(len(for_long))
         trained_s = max(
             (at_s for size, at_s in self._trained_s.items() if size >= best), default=-math.inf
         )
@@ -126,6 +129,7 @@ def is_healthy(pod: Pod) -> bool:
         or pod.launcher not in ("steady", "late")
         or pod.torchrun is None
         or pod.torchrun.sticks
+        or pod.torchrun.finished
         or not pod.torchrun.runs.is_set()
         or pod.run != RUN
     ):

@@ -132,6 +132,15 @@ def test_i11_whoever_is_quarantined_for_longer_than_usual_is_let_in_so_much_late
     _run("other-runs", 22761, 1)
 
 
+def test_i11_a_sidecar_that_comes_back_late_finds_its_ranks_in_a_world_that_finishes() -> None:
+    # All three are needed for a world, and two have finished.
+    _run("ends", 6131, 1)
+
+
+def test_i11_a_disk_that_breaks_after_the_vote_stops_nobody_for_long() -> None:
+    _run("broken-disks", 8199, 1)
+
+
 def test_i1_an_older_ask_in_a_restored_store_ends_no_world() -> None:
     _run("restores", 1129, 1)
 

@@ -71,6 +71,7 @@ class Torchrun:
         self.joins = 0
         self.sticks = False
         """Whether its workers do not end when it stops them for a waiter."""
+        self.finished = False
         self.runs = asyncio.Event()
         """Cleared while its agent is stopped: it sends no request, and its workers train on."""
         self.runs.set()
@@ -183,6 +184,7 @@ class Torchrun:
         """Meet the others in torch's exit barrier, and close the run."""
         assert self.round is not None
         self._say("its workers are done")
+        self.finished = True
         size = len(self._state.participants)
         base = self._state_key + b".%d/torchelastic/agent/terminal_state/" % self.round
         here = await self._connection.ask(wire.Add(base + b"num_members", 1))

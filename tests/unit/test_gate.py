@@ -225,6 +225,20 @@ def test_a_pod_acknowledges_once_all_its_ranks_have(
     assert move(SAVE, *ranks, shown=SAVING, vote=VOTE).vote == expected
 
 
+def test_i11_ranks_that_cannot_be_asked_to_save_keep_no_others_waiting() -> None:
+    failed = replace(VOTE, failed="its run directory takes no writes")
+    assert move(SAVE, rank(9), shown=HELD, vote=VOTE, refused=True).vote == failed
+    assert move(SAVE, rank(9), shown=HELD, vote=failed, refused=True).gate is not None
+    assert move(HOLD, rank(9), shown=None, vote=VOTE, refused=True).vote is None
+    # A rank of 0.1 reads another file than the page.
+    assert move(SAVE, rank(9), shown=SAVING, vote=VOTE, page_alone=True).vote == failed
+    assert move(SAVE, rank(9, page=True), shown=SAVING, vote=VOTE, page_alone=True).vote is None
+    saved = rank(10, acked=(5, 10))
+    done = move(SAVE, saved, shown=SAVING, vote=VOTE, page_alone=True).vote
+    assert done is not None
+    assert done.acked == 10
+
+
 def test_ranks_of_a_pod_that_saved_different_steps_are_a_failure() -> None:
     ranks = [rank(10, 0, 2, acked=(5, 10)), rank(12, 1, 2, acked=(5, 12))]
     vote = move(SAVE, *ranks, shown=SAVING, vote=VOTE).vote

@@ -12,7 +12,7 @@ from launcher_shim.c10d.rounds.decision import decide, why_it_ends
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import RoundObservations, observe, stand
 from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
-from launcher_shim.c10d.rounds.reform import reform
+from launcher_shim.c10d.rounds.reform import Reform, reform
 from launcher_shim.c10d.rounds.views import View, hand, somebody_goes_on, view
 from launcher_shim.c10d.torch.rendering import FAR_FUTURE, WAITER, portray
 from launcher_shim.c10d.torch.state_codec import Flavour, NodeDesc, decode, encode
@@ -55,6 +55,7 @@ def shown(
 
 A, B, C = (node(member, "in") for member in "abc")
 D = node("d")
+DONE_A, DONE_B = replace(A, finished=True), replace(B, finished=True)
 
 
 def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
@@ -279,9 +280,9 @@ def test_all_leave_a_run_that_is_closed_by_failure_and_none_is_told_that_it_is(
 @pytest.mark.parametrize("closed", ["", "failure"])
 def test_who_stands_in_the_exit_barrier_is_left_in_peace_whatever_fails(closed: ClosedWhy) -> None:
     finishing = world(finishing=True, closed=closed)
-    done, lost = replace(A, finished=True), node("c", "left")
-    assert not shown(done, B, lost, current=finishing).phantom
-    assert shown(B, done, lost, current=finishing).phantom
+    again = node("c", ask=2)
+    assert not shown(DONE_A, B, again, current=finishing).phantom
+    assert shown(B, DONE_A, again, current=finishing).phantom
 
 
 @pytest.mark.parametrize(
@@ -337,6 +338,29 @@ def test_when_a_round_must_form_again(nodes: tuple[Node, ...], current: Round, a
     snapshot = run(nodes, current)
     reforms = reform(0, snapshot, RoundObservations(), POLICY)
     assert bool(why_it_ends(snapshot, stand(0, snapshot, NOTHING, POLICY), reforms)) == again
+
+
+@pytest.mark.parametrize(
+    ("nodes", "again"),
+    [
+        ((DONE_A, DONE_B, D), False),
+        ((DONE_A, B, D), True),
+        ((DONE_A, node("b", "left"), D), False),
+        ((DONE_A, node("b", ask=2), D), True),
+    ],
+    ids=[
+        "one asks for the work of the lost one",
+        "with one that works on",
+        "another one is lost, too",
+        "with one that asks anew",
+    ],
+)
+def test_i11_a_loss_ends_a_world_that_finishes_only_if_another_can_follow(
+    nodes: tuple[Node, ...], again: bool
+) -> None:
+    snapshot = run(nodes, replace(WORLD, finishing=True))
+    lost = stand(1e6, snapshot, seen(snapshot), POLICY)
+    assert bool(why_it_ends(snapshot, lost, Reform())) == again
 
 
 # --- as torch reads it ---

@@ -189,10 +189,15 @@ class Standings:
     of: Mapping[Seat, Standing]
     wake_at_s: float = math.inf
     """The time at which a standing may change by time alone."""
+    is_last: bool = False
+    """Whether it is finishing, and too few would be left for another one: finished nodes ask for
+    none. Losses then end nothing, which would only cut off the last work of the others."""
 
     @property
     def lost(self) -> list[str]:
         """The members whose nodes had not finished and are gone: the world must form again."""
+        if self.is_last:
+            return []
         return [seat.member for seat, standing in self.of.items() if standing in LOST]
 
 
@@ -215,9 +220,10 @@ def stand(
         else:
             of[seat] = "here" if node.finished or now < hung_at_s else "hung"
     wake_at_s = hung_at_s if now < hung_at_s else math.inf
+    is_last = snapshot.round.finishing and _are_too_few(snapshot, of, policy.sizes.smallest)
     missing = [seat for seat, standing in of.items() if standing == "missing"]
     if not missing:
-        return Standings(of, wake_at_s)
+        return Standings(of, wake_at_s, is_last)
     since = {
         seat: max(observations.missing_s.get(seat, now), observations.healthy_since_s)
         for seat in missing
@@ -231,11 +237,21 @@ def stand(
         # All at once: a cut, not a death, unless no node comes back for very long.
         due = dict.fromkeys(missing, max(since.values()) + policy.orphan_hold_s)
     else:
-        return Standings(of, wake_at_s)
+        return Standings(of, wake_at_s, is_last)
     for seat in missing:
         if now >= due[seat]:
             of[seat] = "lapsed"
-    return Standings(of, min([wake_at_s, *(at for at in due.values() if at > now)]))
+    return Standings(of, min([wake_at_s, *(at for at in due.values() if at > now)]), is_last)
+
+
+def _are_too_few(snapshot: RunSnapshot, of: Mapping[Seat, Standing], least: int) -> bool:
+    """Return whether fewer than ``least`` nodes ask for another world, or would if this one ended.
+    """
+    at_work = sum(
+        standing == "here" and not snapshot.nodes[seat.member].finished
+        for seat, standing in of.items()
+    )
+    return len(snapshot.candidates(least)) + at_work < least
 
 
 def _is_anybody_at_work(of: Mapping[Seat, Standing], done: frozenset[Seat]) -> bool:
