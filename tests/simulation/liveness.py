@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """I11: as many train as ask, up to the best allowed size, within a bound.
 
-A pod is healthy while its launcher runs, and has not finished, its sidecar does, and nothing stands
-between that and the store. While N pods are healthy for longer than ``Liveness.bound_s``, a world of no fewer than
-the largest allowed size of N ends a step within that time, whatever the others do. In a paused job
-none does.
+A pod is healthy while its launcher runs and has not finished, its sidecar runs, and nothing stands
+between that and the store. While N pods are healthy for longer than ``Liveness.bound_s``, a world
+of no fewer than the largest allowed size of N ends a step within that time, whatever the others do.
+In a paused job none does.
 """
 
 from __future__ import annotations
