@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from agent.rundir.launch_report import LaunchReport
+from launcher_shim.pod.torchrun_line import bounds
 from rdzv.records.bypass import Bypass
 
 FINE = Bypass()
@@ -118,7 +119,7 @@ def _of_connected(
 ) -> Bypass:
     own = f"{policy.min_nodes}:{policy.max_nodes}"
     nnodes = sight.launch.nnodes if sight.launch else ""
-    if nnodes and _bounds(nnodes) != (policy.min_nodes, policy.max_nodes):
+    if nnodes and bounds(nnodes) != (policy.min_nodes, policy.max_nodes):
         return Bypass(
             "nnodes",
             f"its torchrun was given --nnodes={nnodes}, but its sidecar {own}, and the"
@@ -196,11 +197,3 @@ def _is_here(endpoint: str, port: int) -> bool:
     if not host and endpoint:
         host, given_port = endpoint, "29400"  # torch's default
     return host in ("localhost", "127.0.0.1", "[::1]", "::1") and given_port == str(port)
-
-
-def _bounds(nnodes: str) -> tuple[int, int] | None:
-    """Parse ``MIN:MAX`` or ``N`` as torchrun does; return None for what it would refuse."""
-    least, _, most = nnodes.partition(":")
-    if not (least.isdecimal() and (most or least).isdecimal()):
-        return None
-    return int(least), int(most or least)

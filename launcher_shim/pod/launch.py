@@ -12,10 +12,11 @@ import asyncio
 import json
 import logging
 import os
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 from launcher_shim.pod.process_table import descendants, parts
-from launcher_shim.pod.torchrun_options import SWITCHES, VARIABLES
+from launcher_shim.pod.torchrun_line import read_line
+from launcher_shim.pod.torchrun_options import VARIABLES
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.safe_open import open_regular, read_untrusted
 
@@ -85,26 +86,10 @@ def given_options(
 ) -> Dict[str, str]:
     """Return the ``wanted`` options of torchrun, from its arguments or else from variables."""
     options = {name: environ[VARIABLES[name]] for name in wanted if VARIABLES[name] in environ}
-    options.update((name, value) for name, value in split(words)[0] if name in wanted)
+    options.update(
+        (name, value) for name, value in read_line(words).values().items() if name in wanted
+    )
     return options
-
-
-def split(words: Sequence[str]) -> "Tuple[List[Tuple[str, str]], List[str]]":
-    """Split torchrun's arguments into options, each with its value, and the script with its own."""
-    options: List[Tuple[str, str]] = []
-    rest: List[str] = list(words)
-    while rest and len(rest[0]) > 1 and rest[0].startswith("-") and rest[0] != "--":
-        argument = rest.pop(0)
-        name, equals, value = argument.lstrip("-").partition("=")
-        name = name.replace("_", "-")
-        if name in SWITCHES:
-            value = "1"
-        elif not argument.startswith("--") and len(argument) > 2:  # as in -t3
-            name, value = argument[1], argument[2:]
-        elif not equals:
-            value = rest.pop(0) if rest else ""
-        options.append((name, value))
-    return options, rest[1:] if rest[:1] == ["--"] else rest
 
 
 def look(pids: Iterable[int]) -> Launch:

@@ -3,8 +3,9 @@
 
 A container that is started again runs its command from the start, while the job may be stages
 ahead; torch itself would end with status 1. So the sidecar is asked first. Unless it confirms, the
-image's own torchrun replaces this process, with the same arguments. The same holds without an
-answer: a torchrun started in vain ends with an error, but work skipped by mistake would look done.
+image's own torchrun replaces this process, without the options that the sidecar overrules. The same
+holds without an answer: a torchrun started in vain ends with an error, but work skipped by mistake
+would look done.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import sys
 from typing import BinaryIO, Mapping, Optional, Sequence, Tuple
 
 import launcher_shim.tcpstore.wire as wire
-from launcher_shim.exit_status import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
+from launcher_shim.exit_status import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_USAGE
 from launcher_shim.pod.delivery import LOOPBACK
 from launcher_shim.pod.early_signals import unblock
 from launcher_shim.pod.images_own import images_own
-from launcher_shim.pod.launch import given_options, split
+from launcher_shim.pod.launch import given_options
 from launcher_shim.pod.log_lines import configure
+from launcher_shim.pod.overruling import TELLS_ONLY, kept_line, starts_own_job
+from launcher_shim.pod.torchrun_line import read_line
 from launcher_shim.rundir import layout
 
 log = logging.getLogger(__name__)
@@ -34,10 +37,6 @@ ANSWER_TIMEOUT_S = 600.0
 may be away, or the sidecar may be being replaced."""
 ANSWER_MAX = 64
 """Maximum length of an answer in bytes; a longer one does not come from a sidecar."""
-
-_TELLS_ONLY = frozenset({"h", "he", "hel", "help", "version", "print-completion"})
-"""Options, in all forms that torchrun accepts, with which it prints something and starts
-nothing."""
 
 _WHERE = ("rdzv-endpoint", "rdzv-backend", "rdzv-id", "standalone")
 """Options that decide which rendezvous a torchrun comes to."""
@@ -50,6 +49,14 @@ def main() -> int:
     unblock()
     configure("muster-run")
     arguments = sys.argv[1:]
+    try:
+        if starts_own_job(os.environ):
+            arguments, sentences = kept_line(arguments, os.environ)
+            for sentence in sentences:
+                log.info("%s", sentence)
+    except ValueError as error:
+        log.error("%s", error)
+        return EXIT_USAGE
     meets = meets_at(arguments, os.environ)
     if meets is not None and passes_over(*meets, digest(arguments)):
         log.info("this stage of %s has succeeded already: skipping it", meets[1])
@@ -70,8 +77,8 @@ def meets_at(words: Sequence[str], environ: Mapping[str, str]) -> Optional[Tuple
 
     A torchrun without a script, or one asked for help, starts nothing, so it comes to no sidecar.
     """
-    given, script = split(words)
-    if not script or any(name in _TELLS_ONLY for name, _ in given):
+    line = read_line(words)
+    if line.script == () or TELLS_ONLY & {*line.values()}:
         return None
     options = given_options(words, environ, _WHERE)
     host, _, port = options.get("rdzv-endpoint", "").rpartition(":")

@@ -36,7 +36,7 @@ from launcher_shim.pod.launch import Reporter, read_launch
 from launcher_shim.pod.log_lines import configure
 from launcher_shim.pod.notices import OutgoingNotice, give_notice
 from launcher_shim.pod.orphans import Orphans, keeps_orphans
-from launcher_shim.pod.overruling import merged
+from launcher_shim.pod.overruling import keeps_flags, merged
 from launcher_shim.pod.relay import Relay
 from launcher_shim.pod.restarting import Ended, restart_steps, starts_again
 from launcher_shim.pod.step_watch import StepWatch
@@ -110,6 +110,7 @@ class CommandRun:
             self._grace_s = grace_s(environ)
             restart_steps(environ)
             self._keeps_orphans = keeps_orphans(environ)
+            keeps_flags(environ)
             self._relay = await self._serve_port()
         except ValueError as error:
             log.error("%s", error)

@@ -61,8 +61,3 @@ OPTIONS = (
 )
 
 VARIABLES = {option.name: option.variable for option in OPTIONS}
-
-SWITCHES = frozenset(
-    name for option in OPTIONS if option.switch for name in (option.name, option.short) if name
-)
-"""Names, long and short, of the options that take no value."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import launcher_shim.pod.pass_over
+from launcher_shim.exit_status import EXIT_USAGE
 from launcher_shim.pod.pass_over import passes_over
 from launcher_shim.tcpstore import wire
 from tests.support.sidecars.delivered_torchrun import DeliveredTorchrun
@@ -75,3 +76,24 @@ async def test_what_starts_no_job_asks_nobody(tmp_path: Path) -> None:
     async with served(serve) as port:
         assert await torchrun.run(port, "--help") == (7, "--help\n")
     assert asked == []
+
+
+async def test_the_images_torchrun_gets_no_option_of_another_rendezvous(tmp_path: Path) -> None:
+    line = ["--nproc-per-node=8", "--nnodes=2", "--node_rank=1", "--master_addr=h", "t.py", "--x"]
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readexactly(len(wire.HANDSHAKE) + len(QUESTION)))
+        writer.write(wire.vec(b""))
+        await silent(reader, writer)
+
+    torchrun = await asyncio.to_thread(DeliveredTorchrun, tmp_path)
+    async with served(serve) as port:
+        kept = "--nproc-per-node=8 t.py --x\n"
+        assert await torchrun.run(port, *line) == (7, kept)
+        assert len(asked) == 1
+        assert await torchrun.run(port, *line, MUSTER_KEEP_FLAGS="1") == (7, " ".join(line) + "\n")
+        nested = {"TORCHELASTIC_RUN_ID": "digits"}
+        assert await torchrun.run(port, *line, **nested) == (7, " ".join(line) + "\n")
+        status, _ = await torchrun.run(port, *line, MUSTER_KEEP_FLAGS="yes")
+        assert status == EXIT_USAGE

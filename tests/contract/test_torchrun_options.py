@@ -7,7 +7,7 @@ import argparse
 
 import pytest
 
-from launcher_shim.pod.torchrun_options import OPTIONS, SWITCHES, VARIABLES
+from launcher_shim.pod.torchrun_options import OPTIONS, VARIABLES
 
 pytest.importorskip("torch.distributed.run")
 from torch.distributed.run import get_args_parser
@@ -42,8 +42,3 @@ def test_an_option_has_the_variable_that_torchrun_reads(
     monkeypatch.setenv(VARIABLES[name], "7")
     default = next(action.default for action in actions() if long_name(action) == name)
     assert str(default) == "7"
-
-
-def test_short_names_of_switches_are_switches() -> None:
-    assert {"m", "h", "module", "help", "standalone"} <= SWITCHES
-    assert SWITCHES.isdisjoint({"r", "t", "tee", "redirects"})

@@ -57,3 +57,19 @@ def test_what_must_be_the_same_in_every_pod_is_the_sidecars_and_that_is_said() -
         delivered,
         ["PET_RDZV_ENDPOINT: worker-0:23456 is overruled by localhost:29400"],
     )
+
+
+@pytest.mark.parametrize(
+    ("own", "told", "said"),
+    [
+        ({"PET_STANDALONE": "1"}, {"PET_STANDALONE": "0"}, 1),
+        ({"PET_STANDALONE": "1", "MUSTER_KEEP_FLAGS": "1"}, {}, 0),
+        ({"PET_STANDALONE": "0"}, {}, 0),
+        ({"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "head"}, {}, 0),  # c10d reads neither
+    ],
+)
+def test_a_variable_that_would_let_it_train_alone_is_overruled(
+    own: dict[str, str], told: dict[str, str], said: int
+) -> None:
+    result, sentences = merged(own, {})
+    assert (result, len(sentences)) == (told, said)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command after ``--``: its launcher, and the options that are refused here.
-
-torchrun's command line is parsed as torchrun parses it: ``-`` and ``_`` are the same, and a unique
-prefix of an option stands for the whole.
-"""
+"""The command after ``--``: its launcher, and the options that are refused here."""
 
 from __future__ import annotations
 
@@ -13,24 +9,21 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from console.local.launch.horovod_line import HorovodLine, read_horovod_line
-from launcher_shim.pod.torchrun_options import OPTIONS, SWITCHES, VARIABLES
+from launcher_shim.pod.torchrun_line import read_line
+from launcher_shim.pod.torchrun_options import VARIABLES
 from rdzv.errors import ConfigError
 
 _REFUSED = {
-    "--nnodes": "the number of nodes is set by --min and --max of muster local",
-    "--standalone": "it trains on one node alone; leave it out, and each node has its own torchrun",
-    "--node-rank": "ranks come from the rendezvous and change with the membership; leave it out",
-    "--master-addr": "each round has its own master, chosen by the rendezvous; leave it out",
-    "--master-port": "each round has its own master, chosen by the rendezvous; leave it out",
-    "--rdzv-id": "the run is named by --job of muster local",
-    "--rdzv-backend": "the sidecar beside each torchrun serves the rendezvous; leave it out",
-    "--rdzv-endpoint": "the sidecar beside each torchrun serves the rendezvous; leave it out",
-    "--rdzv-conf": "the sidecar delivers torchrun's rendezvous settings; leave it out",
+    "nnodes": "the number of nodes is set by --min and --max of muster local",
+    "standalone": "it trains on one node alone; leave it out, and each node has its own torchrun",
+    "node-rank": "ranks come from the rendezvous and change with the membership; leave it out",
+    "master-addr": "each round has its own master, chosen by the rendezvous; leave it out",
+    "master-port": "each round has its own master, chosen by the rendezvous; leave it out",
+    "rdzv-id": "the run is named by --job of muster local",
+    "rdzv-backend": "the sidecar beside each torchrun serves the rendezvous; leave it out",
+    "rdzv-endpoint": "the sidecar beside each torchrun serves the rendezvous; leave it out",
+    "rdzv-conf": "the sidecar delivers torchrun's rendezvous settings; leave it out",
 }
-
-_NAMES = tuple(f"--{option.name}" for option in OPTIONS)
-_SHORT = {f"-{option.short}": f"--{option.name}" for option in OPTIONS if option.short}
-_SHORT_WITH_VALUE = {f"-{option.short}" for option in OPTIONS if option.short and not option.switch}
 
 _MODULES = {"torch.distributed.run": "torchrun", "horovod.runner.launch": "horovodrun"}
 
@@ -61,37 +54,38 @@ def read_launch_line(
     launcher, program = _find_launcher(command)
     if launcher == "horovodrun":
         return read_horovod_line(command, program)
-    options, script = _read(command[program:])
-    max_restarts = None
-    for name, value in options:
+    line = read_line(command[program:])
+    options = line.values()
+    for name in options:
         if name in _REFUSED:
             raise ConfigError(
-                f"torchrun's {name} cannot be given here: {_REFUSED[name]}; see"
+                f"torchrun's --{name} cannot be given here: {_REFUSED[name]}; see"
                 " docs/local.md#what-happens-to-nodes"
             )
-        if name == "--max-restarts" and re.fullmatch(r"\d+", value or ""):
-            max_restarts = int(value or "")
-    slots = _slots(dict(options), environ)
-    if script is None:
+    restarts = options.get("max-restarts", "")
+    max_restarts = int(restarts) if re.fullmatch(r"\d+", restarts) else None
+    slots = _slots(options, environ)
+    if line.script == ():
         raise ConfigError("no training script: say which, as in -- torchrun train.py")
-    is_file = not {name for name, _ in options} & {"--module", "--no-python"}
-    return LaunchLine(tuple(command), slots, max_restarts, script if is_file else None)
+    is_file = line.script is not None and not options.keys() & {"module", "no-python"}
+    script = line.script[0] if line.script and is_file else None
+    return LaunchLine(tuple(command), slots, max_restarts, script)
 
 
-def _slots(options: Mapping[str, str | None], environ: Mapping[str, str]) -> int:
+def _slots(options: Mapping[str, str], environ: Mapping[str, str]) -> int:
     """Return the number of workers that torchrun starts: its option, else its variable, else 1.
 
     Raises ``ConfigError`` if that is no number.
     """
-    name, variable = "--nproc-per-node", VARIABLES["nproc-per-node"]
-    value = options.get(name)
-    if name not in options:
-        name, value = variable, environ.get(variable, "1")
-    if not re.fullmatch(r"[1-9]\d*", value or ""):
+    name, variable = "nproc-per-node", VARIABLES["nproc-per-node"]
+    shown, value = f"--{name}", options.get(name)
+    if value is None:
+        shown, value = variable, environ.get(variable, "1")
+    if not re.fullmatch(r"[1-9]\d*", value):
         raise ConfigError(
-            f"{name}={value}: give a number, because the sidecar registers that many slots"
+            f"{shown}={value}: give a number, because the sidecar registers that many slots"
         )
-    return int(value or "")
+    return int(value)
 
 
 def _find_launcher(command: Sequence[str]) -> tuple[str, int]:
@@ -110,34 +104,3 @@ def _find_launcher(command: Sequence[str]) -> tuple[str, int]:
         f"{command[0]}: no launcher that muster local knows; start the training script with "
         "torchrun, python -m torch.distributed.run or horovodrun"
     )
-
-
-def _read(arguments: Sequence[str]) -> tuple[list[tuple[str, str | None]], str | None]:
-    """Parse every option before the training script, under its full name, and the script."""
-    options: list[tuple[str, str | None]] = []
-    words = iter(arguments)
-    for argument in words:
-        if argument == "--":
-            return options, next(words, None)
-        if not argument.startswith("-"):
-            return options, argument
-        if not argument.startswith("--"):
-            name = _SHORT.get(argument, argument)
-            options.append((name, next(words, None) if argument in _SHORT_WITH_VALUE else None))
-            continue
-        given, equals, value = argument.partition("=")
-        name = _full_name(given.replace("_", "-"))
-        if equals:
-            options.append((name, value))
-        elif name.removeprefix("--") in SWITCHES:
-            options.append((name, None))
-        else:
-            options.append((name, next(words, None)))
-    return options, None
-
-
-def _full_name(given: str) -> str:
-    if given in _NAMES:
-        return given
-    matches = [name for name in _NAMES if name.startswith(given)]
-    return matches[0] if len(matches) == 1 else given

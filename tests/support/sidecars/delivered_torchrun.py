@@ -27,7 +27,7 @@ class DeliveredTorchrun:
             path.chmod(0o755)
         self._path = os.pathsep.join([str(self._ours.parent), str(own.parent), os.environ["PATH"]])
 
-    async def run(self, port: int, *arguments: str) -> tuple[int | None, str]:
+    async def run(self, port: int, *arguments: str, **environ: str) -> tuple[int | None, str]:
         """Run it for a rendezvous at ``port``: its status, and what it has printed."""
         process = await asyncio.create_subprocess_exec(
             self._ours,
@@ -37,6 +37,8 @@ class DeliveredTorchrun:
                 "PET_RDZV_BACKEND": "c10d",
                 "PET_RDZV_ENDPOINT": f"localhost:{port}",
                 "PET_RDZV_ID": "digits",
+                "PET_NNODES": "1:3",
+                **environ,
             },
             stdout=asyncio.subprocess.PIPE,
         )
