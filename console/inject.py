@@ -64,7 +64,7 @@ Example:
 @click.option(
     "--allow-bypass",
     is_flag=True,
-    help="Inject even if the launch line bypasses Muster, as with --rdzv-endpoint.",
+    help="Inject even what is refused, as a launcher that bypasses Muster.",
 )
 def inject(
     file: str,

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from injection import facts
-from injection.horovod import PROGRAM, goes_past, launchers, starts_mpi
+from injection.horovod import goes_past, launchers, starts_mpi
+from injection.launches import HOROVODRUN, launches
 from injection.member_spec import Demand
 from injection.remarks import Remark, warning
 from injection.sidecar import RUN_DIR
@@ -80,7 +81,7 @@ OPTIONS_MERGED = (
     " the others"
 )
 
-OURS = f"{RUN_DIR}/bin/{PROGRAM}"
+OURS = f"{RUN_DIR}/bin/{HOROVODRUN}"
 
 _VARIABLES = {
     **dict.fromkeys(
@@ -114,10 +115,10 @@ def cautions(
     if kind is not None and not kind.run:
         version = text_of(child(workload.node, "apiVersion"))
         yield warning(NOT_RUN.format(kind=workload.kind, version=version))
-    if want.horovod is not None:
-        yield Remark(
-            (LAUNCHER if want.horovod == "launcher" else WORKERS).format(name=container.get("name"))
-        )
+    if want.horovod == "worker":
+        yield Remark(WORKERS.format(name=container.get("name")))
+    elif want.horovod and any(one.launcher == HOROVODRUN for one in launches(container)):
+        yield Remark(LAUNCHER.format(name=container.get("name")))
     if kind is not None and kind.sshd:
         for one in launchers(workload, container):
             if (program := starts_mpi(one)) is not None:

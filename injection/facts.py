@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal
 
-from launcher_shim.pod.torchrun_options import OPTIONS, VARIABLES
+from launcher_shim.pod.torchrun_options import VARIABLES
 
 QualityOfService = Literal["Guaranteed", "Burstable", "BestEffort"]
 
@@ -19,8 +18,6 @@ _ACCELERATOR = re.compile(
 )
 _PER_NODE = re.compile(r"--nproc[-_]per[-_]node(?:[=\s]+)(\S+)")
 _COUNTED = ("gpu", "auto")
-_NNODES = re.compile(r"(?<!\S)--nnodes(?:[=\s]+(\S+)|$)")
-_BOUNDS = re.compile(r"(\d{1,9})(?::(\d{1,9}))?", re.ASCII)
 
 _QUANTITY = re.compile(
     r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?)([numkMGTPE]|[KMGTPE]i)?"
@@ -32,23 +29,6 @@ _SUFFIXES = {
     **{suffix + "i": Decimal(1024) ** (power + 1) for power, suffix in enumerate("KMGTPE")},
 }
 """The suffixes of Kubernetes' quantities, with their factors."""
-
-OVERRULING = tuple(option.name for option in OPTIONS if option.rendezvous)
-"""Options of torchrun that win over the environment, and so over what the sidecar delivers."""
-
-_NAMES = "|".join(name.replace("-", "[-_]") for name in OVERRULING)
-_OVERRULING = re.compile(rf"(?<!\S)(--(?:{_NAMES}))(?=[=\s'\"]|$)")
-
-
-_OPERATORS = frozenset({"&&", "||", "|", "&", ";", "(", "{", "then", "do", "else", "!"})
-_STARTERS = frozenset(
-    {"exec", "env", "time", "nohup", "nice", "numactl", "stdbuf", "tini", "dumb-init", "muster-run"}
-)
-"""Programs and words of a shell that start another program, which follows their options."""
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
-
-LINE_LENGTH = 32_768
-"""Maximum length of shell that is searched for a launcher."""
 
 PROXIES = frozenset({"istio-proxy", "linkerd-proxy"})
 """The containers of meshes. Once a mesh has taken over a pod's network, nothing in the pod reaches
@@ -142,68 +122,6 @@ def command_line(container: Mapping[str, Any]) -> str:
     """Return a container's command and arguments as one text, for searches only."""
     words = [*listed(container, "command"), *listed(container, "args")]
     return " ".join(str(word) for word in words)
-
-
-def overruling_options(container: Mapping[str, Any]) -> list[str]:
-    """Return the options of a launch line that win over what the sidecar delivers."""
-    options = _OVERRULING.findall(command_line(container))
-    return list(dict.fromkeys(option.replace("_", "-") for option in options))
-
-
-def foreign_launcher(container: Mapping[str, Any]) -> str | None:
-    """Return the launcher in a command that makes a world of its own, whatever Muster says."""
-    words = [*map(str, listed(container, "command")), *map(str, listed(container, "args"))]
-    rows = "\n".join(words)[:LINE_LENGTH].replace("\\\n", " ").splitlines()
-    for line in (words, *(words_of(row) for row in rows if " " in row.strip())):
-        for index in _programs(line):
-            name, after = line[index].rpartition("/")[2], [*line[index + 1 : index + 3], "", ""]
-            module = after[1] if name.startswith("python") and after[0] == "-m" else ""
-            if name == "deepspeed" or module.partition(".")[0] == "deepspeed":
-                return "deepspeed"
-            if (
-                (name, after[0]) == ("accelerate", "launch")
-                or name == "accelerate-launch"
-                or module == "accelerate.commands.launch"
-            ):
-                return "accelerate launch"
-    return None
-
-
-def words_of(line: str) -> list[str]:
-    """Split a line of shell into words; return none if only a shell can read it.
-
-    Nor if it is longer than any launch line: a pod may have a megabyte of it.
-    """
-    if len(line) > LINE_LENGTH:
-        return []
-    try:
-        return shlex.split(line)
-    except ValueError:
-        return []
-
-
-def _programs(line: Sequence[str]) -> Iterator[int]:
-    """Yield the index of every word that is started as a program, by a shell or by another one."""
-    starts = True
-    for index, word in enumerate(line):
-        if word in _OPERATORS:
-            starts = True
-        elif starts and not (
-            word.startswith("-") or _ASSIGNMENT.match(word) or word.rpartition("/")[2] in _STARTERS
-        ):
-            yield index
-            starts = False
-        if word.endswith(";"):
-            starts = True
-
-
-def foreign_nnodes(container: Mapping[str, Any], least: int, most: int) -> bool:
-    """Return whether a launch line has an ``--nnodes`` that is not, or may not be, the job's."""
-    options = _NNODES.findall(command_line(container))
-    if not options:
-        return False
-    bounds = _BOUNDS.fullmatch(options[-1].strip("'\""))
-    return bounds is None or (int(bounds[1]), int(bounds[2] or bounds[1])) != (least, most)
 
 
 def quantity(text: str) -> Decimal | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from injection import facts
+from injection.launches import HOROVODRUN, words_of
 from injection.workloads import Kind, Role, Template, Workload
 from injection.yaml_tree import value_of
 from launcher_shim.pod.horovodrun_options import (
@@ -19,7 +20,6 @@ from launcher_shim.pod.horovodrun_options import (
     read_options,
 )
 
-PROGRAM = "horovodrun"
 _OF_MPI = ("mpirun", "mpiexec", "orterun")
 _ACTIVATES = ("activate", "activate.sh")
 TUNNEL_PORT = 9401
@@ -69,7 +69,7 @@ def launchers(workload: Workload, container: Mapping[str, Any]) -> Sequence[Mapp
 def starts_mpi(container: Mapping[str, Any]) -> str | None:
     """Return the MPI program in a container's command if that has no horovodrun, else None."""
     found = [word.rpartition("/")[2] for line in _lines(container) for word in line]
-    return None if PROGRAM in found else next((one for one in found if one in _OF_MPI), None)
+    return None if HOROVODRUN in found else next((one for one in found if one in _OF_MPI), None)
 
 
 def goes_past(container: Mapping[str, Any], ours: str) -> str | None:
@@ -83,7 +83,7 @@ def goes_past(container: Mapping[str, Any], ours: str) -> str | None:
             folder, _, name = word.rstrip(";").rpartition("/")
             if name in _ACTIVATES:
                 activated = activated or word
-            if name == PROGRAM and word != ours and (folder or activated):
+            if name == HOROVODRUN and word != ours and (folder or activated):
                 return word if folder else activated
     return None
 
@@ -94,7 +94,7 @@ def _lines(container: Mapping[str, Any]) -> Sequence[Sequence[str]]:
         *map(str, facts.listed(container, "command")),
         *map(str, facts.listed(container, "args")),
     ]
-    return (words, *(facts.words_of(word) for word in words if " " in word.strip()))
+    return (words, *(words_of(word) for word in words if " " in word.strip()))
 
 
 def _options(container: Mapping[str, Any]) -> GivenOptions | None:
@@ -104,7 +104,7 @@ def _options(container: Mapping[str, Any]) -> GivenOptions | None:
     """
     for candidate in _lines(container):
         for number, word in enumerate(candidate):
-            if word.rpartition("/")[2] == PROGRAM:
+            if word.rpartition("/")[2] == HOROVODRUN:
                 return read_options(candidate[number + 1 :])
     return None
 

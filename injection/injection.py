@@ -26,10 +26,7 @@ from injection.workloads import Place, Template, Workload, at, workloads
 from injection.yaml_tree import documents
 from rdzv.errors import ConfigError
 
-ALLOW = (
-    "such pods do not train together through Muster; --allow-bypass injects all the same; see"
-    " docs/kubernetes.md#its-warnings"
-)
+ALLOW = "refused; --allow-bypass injects all the same; see docs/kubernetes.md#what-it-refuses"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from injection import facts
 from injection.horovod import TUNNEL_PORT, LauncherSays, line_of_job
+from injection.launches import bounds
 from injection.settings import TABLE, TemplateSettings
 from injection.workloads import Kind, Role, Workload
 from rdzv.errors import ConfigError
@@ -52,6 +53,8 @@ class Demand:
     another."""
     most: int
     """The most pods that the job takes; those beyond stand by."""
+    sized_by_launch: bool
+    """Whether the fewest and the most are those of a torchrun's or an accelerate's launch line."""
     sizes: tuple[int, ...]
     """Numbers of pods that may train together; empty for any from the fewest to the most."""
     unit: int | None
@@ -120,10 +123,12 @@ def demand(
     slots = settings.slots or _slots(workload, container, kind, line, horovod)
     # The name of a bare pod is not a job's name.
     name = settings.job or ("" if workload.is_pod else workload.name)
-    least = (
-        settings.min_nodes or _count(workload.told(kind.least)) or -(-(line.least or 0) // slots)
-    )
-    most = settings.max_nodes or _count(workload.told(kind.most)) or (line.most or 0) // slots
+    nodes = None if horovod is not None else bounds(container)
+    fewest, largest = nodes or (-(-(line.least or 0) // slots), (line.most or 0) // slots)
+    least = settings.min_nodes or _count(workload.told(kind.least))
+    most = settings.max_nodes or _count(workload.told(kind.most))
+    sized_by_launch = nodes is not None and not (least or most)
+    least, most = least or fewest, most or largest
     _refuse_faults(settings, name, least, most)
     on_host = facts.is_true(pod.get("hostNetwork"))
     place = _host_place(f"{settings.namespace or workload.namespace or 'default'}/{name}")
@@ -137,6 +142,7 @@ def demand(
         namespace=settings.namespace,
         least=least,
         most=most,
+        sized_by_launch=sized_by_launch,
         sizes=settings.sizes or (),
         unit=settings.unit,
         gather_s=settings.gather_s,

@@ -16,6 +16,7 @@ from injection.cautions import cautions
 from injection.grace import DEFAULT_GRACE_S, GRACE, SHORT_S, granted_s
 from injection.horovod import role_of
 from injection.job_label import job_label
+from injection.launch_remarks import on_launches
 from injection.member_spec import Demand, demand
 from injection.previous import Former
 from injection.remarks import Remark, warning
@@ -64,10 +65,6 @@ class InjectionPlan:
     def warn(self, sentence: str) -> None:
         """Add a warning: something may not be as its user expects."""
         self.notes.append(Remark(sentence, "warning"))
-
-    def fault(self, sentence: str) -> None:
-        """Add an error: the manifest cannot do what it is for."""
-        self.notes.append(Remark(sentence, "error"))
 
 
 def plan(
@@ -135,7 +132,8 @@ def plan(
         workload, template, pod, container, want, wrapped=wrapped, owner_is_made=owner_is_made
     )
     _note_pod(result, pod, path, want, owner_is_made=owner_is_made)
-    _note_command(result, container, want, told.settings.wrap, wrapped=wrapped)
+    _note_command(result, told.settings.wrap, wrapped=wrapped)
+    result.notes += on_launches(workload, container, want, wrapped=wrapped)
     return result
 
 
@@ -317,14 +315,7 @@ def _note_pod(
         )
 
 
-def _note_command(
-    result: InjectionPlan,
-    container: Mapping[str, Any],
-    want: Demand,
-    wrap: bool | None,
-    *,
-    wrapped: bool,
-) -> None:
+def _note_command(result: InjectionPlan, wrap: bool | None, *, wrapped: bool) -> None:
     name = result.container
     if wrapped and not result.command_prefix and not result.command:
         result.note(f"container {name}: muster-run is before its command already: kept")
@@ -333,19 +324,4 @@ def _note_command(
             f"container {name} has no command, and what its image runs is not known: muster-hold as"
             " its preStop hook holds its end back, and torchrun gets its settings as variables;"
             " with a command, muster-run would do both"
-        )
-    if (launcher := facts.foreign_launcher(container)) is not None:
-        result.fault(
-            f"container {name} starts {launcher}, whose ranks meet without Muster: start the script"
-            " with torchrun, which sets the same variables"
-        )
-    for option in facts.overruling_options(container):
-        result.fault(
-            f"container {name} has {option} in its command: kept, and it wins over what Muster"
-            " says: remove it"
-        )
-    if facts.foreign_nnodes(container, want.least, want.most):
-        result.warn(
-            f"container {name} has --nnodes in its command: kept, but the job's"
-            f" {want.least}:{want.most} is what counts: give the same, or none"
         )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +12,6 @@ from injection.workloads import KINDS, Role
 
 SERVERS_GRACE_S = 30
 """The grace that the API server sets by default; it looks the same as one that a user set."""
-
-_BOUNDS = re.compile(r"(\d+):(\d+)", re.ASCII)
 
 
 def manifest_of(
@@ -75,11 +72,4 @@ def _beside(
             below = found if isinstance(found, Mapping) else {}
             beside[".".join(words[:depth])] = below
         return beside
-    if (owner.group, owner.kind) == ("kubeflow.org", "PyTorchJob"):
-        for container in pod["spec"].get("containers") or []:
-            for variable in container.get("env") or []:
-                bounds = _BOUNDS.fullmatch(str(variable.get("value")))
-                if variable.get("name") == "PET_NNODES" and bounds:
-                    least, most = int(bounds[1]), int(bounds[2])
-                    return {"spec": {"elasticPolicy": {"minReplicas": least, "maxReplicas": most}}}
     return {}

@@ -250,7 +250,7 @@ def test_a_pod_that_names_no_name_as_its_owner_has_nothing_read(version: str, na
 
 
 def test_what_cannot_be_injected_is_admitted_with_the_reason() -> None:
-    (_, pod, read), *_ = pods_of(json.loads(manifest(command=["torchrun", "--standalone"])))
+    (_, pod, read), *_ = pods_of(json.loads(manifest(command=["deepspeed", "train.py"])))
     for flags in (FLAGS, {}):
         verdict, made = admitted(pod, read, flags)
         assert made == pod

@@ -70,16 +70,17 @@ def launched(command: str) -> str:
 
 
 def past_ours(word: str) -> list[str]:
-    return [cautions.PAST_OURS.format(name="launcher", word=word, path=cautions.OURS)]
+    return [LAUNCHER, cautions.PAST_OURS.format(name="launcher", word=word, path=cautions.OURS)]
 
 
 MPI_ALONE = [cautions.MPI_ALONE.format(name="launcher", program="mpirun")]
+"""Without the word that a horovodrun gets a host list: there is none."""
 LAUNCHES: list[tuple[str, list[str]]] = [
     ("[mpirun, -np, '2', python, train.py]", MPI_ALONE),
     ("[sh, -c, '/usr/bin/mpirun -np 2 python train.py']", MPI_ALONE),
-    ("[sh, -c, 'horovodrun -np 2 python train.py']", []),
-    ("[/opt/conda/bin/horovodrun, python, train.py]", []),
-    (f"[sh, -c, '. /opt/conda/bin/activate; {cautions.OURS} -np 2 python train.py']", []),
+    ("[sh, -c, 'horovodrun -np 2 python train.py']", [LAUNCHER]),
+    ("[/opt/conda/bin/horovodrun, python, train.py]", [LAUNCHER]),
+    (f"[sh, -c, '. /opt/conda/bin/activate; {cautions.OURS} -np 2 python train.py']", [LAUNCHER]),
     (
         "[bash, -c, 'source /opt/conda/bin/activate && horovodrun -np 2 python train.py']",
         past_ours("/opt/conda/bin/activate"),
@@ -144,7 +145,7 @@ OVERRULED = [
             [LAUNCHER, WORKERS, NEVER],
         ),
         (CORPUS["mpi"].replace("replicas: 2", "restartPolicy: ExitCode"), {}, [LAUNCHER, WORKERS]),
-        *((launched(command), {}, [LAUNCHER, *more, WORKERS]) for command, more in LAUNCHES),
+        *((launched(command), {}, [*said, WORKERS]) for command, said in LAUNCHES),
         (
             CORPUS["mpi"].replace("kubeflow.org/v1", "kubeflow.org/v2beta1"),
             {},

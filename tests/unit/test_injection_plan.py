@@ -503,55 +503,6 @@ def test_a_command_that_is_wrapped_already_is_left_as_it_is() -> None:
     assert again(result) == result
 
 
-@pytest.mark.parametrize(
-    ("line", "options"),
-    [
-        ("torchrun --nnodes=2:4 t.py", []),
-        ("torchrun --nnodes 3 t.py", ["--nnodes"]),
-        ("torchrun --rdzv_endpoint=$H:29400 --rdzv-id=1 t.py", ["--rdzv-endpoint", "--rdzv-id"]),
-        ("torchrun --standalone t.py", ["--standalone"]),
-        ("torchrun t.py --my-nnodes=3 --nnodes-of=1", []),
-        ("python -m torch.distributed.run --master_addr x", ["--master-addr"]),
-    ],
-)
-def test_options_that_overrule_the_sidecar_are_named(line: str, options: list[str]) -> None:
-    for command in (line.split(), ["sh", "-c", f"cd /app && {line}"]):
-        text = manifest(command=command)
-        if set(options) - {"--nnodes"}:
-            assert "--allow-bypass injects all the same" in refused(text)[-1]
-        notes = inject(text, Request(FLAGS, {}, allow_bypass=True)).notes
-        assert {note.level for note in notes if "in its command" in note} <= {"warning"}
-        named = [option for option in options if any(f"has {option} in" in n for n in notes)]
-        assert named == options
-        assert sum(" in its command: kept" in note for note in notes) == len(options)
-
-
-@pytest.mark.parametrize(
-    ("line", "flags", "same"),
-    [
-        ("torchrun --nnodes=2:4 t.py", {}, True),
-        ("torchrun --nnodes '2:4' t.py", {}, True),
-        ("torchrun --nnodes=02:4 t.py", {}, True),
-        ("torchrun --nnodes=9:9 --nnodes=2:4 t.py", {}, True),
-        ("torchrun --nnodes 3 t.py", {"min_nodes": "3", "max_nodes": "3"}, True),
-        ("torchrun --nnodes=2:40 t.py", {}, False),
-        ("torchrun --nnodes=12:4 t.py", {}, False),
-        ("torchrun --nnodes=3 t.py --split 2:4", {}, False),
-        ("torchrun --nnodes=4 t.py", {}, False),
-        ("torchrun --nnodes=$MIN:$MAX t.py", {}, False),
-    ],
-)
-def test_nnodes_is_compared_by_its_numbers(
-    line: str, flags: dict[str, str | None], same: bool
-) -> None:
-    notes = injected(manifest(command=["sh", "-c", line]), **flags).notes
-    said = [note for note in notes if "--nnodes" in note]
-    assert len(said) == (0 if same else 1)
-    for note in said:
-        assert "2:4 is what counts: give the same, or none" in note
-        assert "wins" not in note
-
-
 def test_without_a_command_the_end_is_held_by_a_hook() -> None:
     result = injected(CORPUS["hold"])
     (trainer,) = pods(loaded(result.text))[0]["containers"]

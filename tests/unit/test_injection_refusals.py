@@ -8,7 +8,7 @@ import pytest
 from injection.injection import Request, inject
 from rdzv.errors import ConfigError
 from tests.support.injection.corpus import CORPUS
-from tests.support.injection.injecting import FLAGS, POD, again, injected, manifest, refused
+from tests.support.injection.injecting import FLAGS, POD, again, injected, refused
 
 
 def changed(old: str, new: str, text: str = POD) -> str:
@@ -88,36 +88,6 @@ def test_a_manifest_that_cannot_be(change: tuple[str, str], parts: list[str]) ->
 @pytest.mark.parametrize("nodes", [nodes(OS % "linux"), nodes(OS % "linux, windows"), nodes(GPU)])
 def test_nodes_that_may_be_linux_are_no_obstacle(nodes: str) -> None:
     assert "name: muster\n" in injected(changed(*before(nodes))).text
-
-
-@pytest.mark.parametrize(
-    ("command", "launcher"),
-    [
-        (
-            ["accelerate", "launch", "--num_machines", "4", "--main_process_ip", "h", "t.py"],
-            "accelerate launch",
-        ),
-        (["/opt/bin/accelerate-launch", "t.py"], "accelerate launch"),
-        (["python3", "-m", "accelerate.commands.launch", "t.py"], "accelerate launch"),
-        (["deepspeed", "--hostfile", "h", "t.py"], "deepspeed"),
-        (["sh", "-c", "cd /app && A=b exec /opt/bin/deepspeed --num_gpus 2 t.py"], "deepspeed"),
-        (["tini", "--", "deepspeed", "t.py"], "deepspeed"),
-        (["python", "-m", "deepspeed.launcher.runner", "t.py"], "deepspeed"),
-        (["torchrun", "t.py", "--deepspeed", "ds.json", "--engine", "deepspeed"], ""),
-        (["sh", "-c", "pip install deepspeed && torchrun t.py"], ""),
-        (["accelerate", "config"], ""),
-    ],
-)
-def test_launchers_with_a_world_of_their_own(command: list[str], launcher: str) -> None:
-    text = manifest(command=command)
-    if not launcher:
-        assert injected(text).text
-        return
-    line, allow = refused(text)
-    assert f"container c starts {launcher}, whose ranks meet without Muster" in line
-    assert "--allow-bypass" in allow
-    (told,) = [n for n in inject(text, Request(FLAGS, {}, allow_bypass=True)).notes if n in line]
-    assert told.level == "warning"
 
 
 def test_a_bare_pod_or_a_generated_name_needs_the_name_of_a_job() -> None:

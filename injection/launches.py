@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launchers that a container's command starts, as far as the command shows them.
+
+A command may be a line of shell, or several; what a script in the image starts is not known here.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+from injection.facts import listed
+from launcher_shim.pod.launch import split
+from launcher_shim.pod.torchrun_options import OPTIONS, VARIABLES
+
+TORCHRUN, ACCELERATE, HOROVODRUN = "torchrun", "accelerate launch", "horovodrun"
+MODULES = {
+    "torch.distributed.run": TORCHRUN,
+    "torch.distributed.launch": TORCHRUN,
+    "accelerate.commands.launch": ACCELERATE,
+}
+
+KEEP_FLAGS = "MUSTER_KEEP_FLAGS"
+"""The variable by which a user keeps the flags of a launch line."""
+WINNING = tuple(option.name for option in OPTIONS if option.rendezvous)
+"""Options of torchrun that win over the environment if nothing drops them."""
+ADDRESS = "local-addr"
+"""The one of them that is kept: it is about this pod alone."""
+OF_ACCELERATE = (
+    "rdzv-backend",
+    "rdzv-conf",
+    "num-machines",
+    "machine-rank",
+    "main-process-ip",
+    "main-process-port",
+)
+"""Options of ``accelerate launch`` about the rendezvous."""
+
+LINE_LENGTH = 32_768
+"""Maximum length of shell that is searched for a launcher."""
+WORDS_MOST, OPTIONS_MOST = 2000, 256
+"""Maximum number of words of a line that are searched, and of those that follow a launcher: who may
+create a pod may write a megabyte of them."""
+_NESTED = 2
+"""Depth of shells within shells that are searched."""
+
+_OPERATORS = frozenset({"&&", "||", "|", "&", ";", "(", "{", "then", "do", "else", "!"})
+_STARTERS = frozenset(
+    {"exec", "env", "time", "nohup", "nice", "numactl", "stdbuf", "tini", "dumb-init", "muster-run"}
+)
+"""Programs and words of a shell that start another program, which follows their options."""
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
+_BOUNDS = re.compile(r"(\d{1,6})(?::(\d{1,6}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launcher in a command, and the words that follow it on its line."""
+
+    launcher: str
+    words: Sequence[str]
+
+    def options(self) -> list[tuple[str, str]]:
+        """Return the options before its script, with their values."""
+        if self.launcher == TORCHRUN:
+            return [(name, value.rstrip(";")) for name, value in split(self.words)[0]]
+        # Which options of another launcher take no value is not known here.
+        end = self.words.index(self.script) if self.script in self.words else len(self.words)
+        found: list[tuple[str, str]] = []
+        for word, after in pairwise([*self.words[:end], ""]):
+            name, equals, value = word.partition("=")
+            if name.startswith("--"):
+                found.append((name[2:].replace("_", "-"), value if equals else after))
+        return found
+
+    def winning(self) -> list[str]:
+        """Return its options about the rendezvous, each once, without dashes."""
+        own = WINNING if self.launcher == TORCHRUN else OF_ACCELERATE
+        return list(dict.fromkeys(name for name, _ in self.options() if name in own))
+
+    @property
+    def script(self) -> str:
+        """The script that it runs, without the script's arguments: they may hold secrets."""
+        return next((word for word in self.words if word.endswith(".py")), "train.py")
+
+
+def launches(container: Mapping[str, Any]) -> list[Launch]:
+    """Return every launcher that is found in a container's command."""
+    return [launch for line in _lines(container) for launch in _of_line(line)]
+
+
+def foreign(container: Mapping[str, Any]) -> Launch | None:
+    """Return the launcher in a command that makes a world of its own, whatever Muster says."""
+    for line in _lines(container):
+        for index in _programs(line):
+            name, after = line[index].rpartition("/")[2], [*line[index + 1 : index + 3], "", ""]
+            module = after[1] if name.startswith("python") and after[0] == "-m" else ""
+            if "deepspeed" in (name, module.partition(".")[0]):
+                return _launch("deepspeed", line, index + 1)
+            if name in ("fabric", "lightning") and after[0] == "run":
+                return _launch(f"{name} run", line, index + 2)
+    return None
+
+
+def keeps_flags(container: Mapping[str, Any]) -> bool:
+    """Return whether a container or its command asks that the launch line's flags be kept."""
+    variables = [one for one in listed(container, "env") if one.get("name") == KEEP_FLAGS]
+    given = any("valueFrom" in one or one.get("value") == "1" for one in variables)
+    return given or any(f"{KEEP_FLAGS}=1" in line for line in _lines(container))
+
+
+def nnodes(container: Mapping[str, Any]) -> str | None:
+    """Return what a container's last launch line gives as its numbers of nodes, if it does."""
+    found = [
+        value
+        for launch in launches(container)
+        for name, value in launch.options()
+        if name in ("nnodes", "num-machines")
+    ]
+    return found[-1] if found else None
+
+
+def bounds(container: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the fewest and the most nodes by a launch line, else by the variable of torchrun.
+
+    None if there are none, or if only a shell knows them.
+    """
+    variables = {one.get("name"): one.get("value") for one in listed(container, "env")}
+    found = _BOUNDS.fullmatch(nnodes(container) or str(variables.get(VARIABLES["nnodes"])))
+    if found is None or not int(found[1]):
+        return None
+    return int(found[1]), int(found[2] or found[1])
+
+
+def words_of(line: str) -> list[str]:
+    """Split a line of shell into words; return none if only a shell can read it.
+
+    Nor if it is longer than any launch line: a pod may have a megabyte of it.
+    """
+    if len(line) > LINE_LENGTH:
+        return []
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return []
+
+
+def _of_line(line: Sequence[str]) -> Iterator[Launch]:
+    for index, word in enumerate(line):
+        name, after = word.rpartition("/")[2], line[index + 1 : index + 2]
+        if name in (TORCHRUN, HOROVODRUN):
+            yield _launch(name, line, index + 1)
+        elif word == "-m" and after and after[0] in MODULES:
+            yield _launch(MODULES[after[0]], line, index + 2)
+        elif name == "accelerate-launch":
+            yield _launch(ACCELERATE, line, index + 1)
+        elif name == "accelerate" and after == ["launch"]:
+            yield _launch(ACCELERATE, line, index + 2)
+
+
+def _launch(launcher: str, line: Sequence[str], index: int) -> Launch:
+    return Launch(launcher, line[index : index + OPTIONS_MOST])
+
+
+def _lines(container: Mapping[str, Any]) -> Sequence[Sequence[str]]:
+    """Return a container's command, and each line of shell that may be in it, as words."""
+    words = [*listed(container, "command"), *listed(container, "args")][:WORDS_MOST]
+    return _split(tuple(map(str, words)))
+
+
+@lru_cache(maxsize=16)
+def _split(words: tuple[str, ...]) -> Sequence[Sequence[str]]:
+    texts, left = [], LINE_LENGTH
+    for word in words:
+        left -= len(word)
+        if left >= 0 and " " in word.strip():
+            texts.append(word)
+    return [list(words), *_shell(texts, _NESTED)]
+
+
+def _shell(texts: Sequence[str], depth: int) -> Iterator[list[str]]:
+    for text in texts:
+        for row in text.replace("\\\n", " ").splitlines():
+            line = words_of(row) or [part.strip("'\"") for part in row.split()]
+            yield line[:WORDS_MOST]
+            if depth and len(line) > 1:
+                yield from _shell([word for word in line if " " in word.strip()], depth - 1)
+
+
+def _programs(line: Sequence[str]) -> Iterator[int]:
+    """Yield the index of every word that is started as a program, by a shell or by another one."""
+    starts = True
+    for index, word in enumerate(line):
+        if word in _OPERATORS:
+            starts = True
+        elif starts and not (
+            word.startswith("-") or _ASSIGNMENT.match(word) or word.rpartition("/")[2] in _STARTERS
+        ):
+            yield index
+            starts = False
+        if word.endswith(";"):
+            starts = True

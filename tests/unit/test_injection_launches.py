@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``muster inject`` makes of launch lines: it takes them, or names the line that works."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from injection import launch_remarks, launches
+from injection.injection import Request, inject
+from tests.support.injection.corpus import CORPUS
+from tests.support.injection.injecting import (
+    FLAGS,
+    injected,
+    manifest,
+    refused,
+    sidecars,
+    variables,
+)
+
+PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
+SENTENCES = {
+    name: text
+    for name, text in vars(launch_remarks).items()
+    if name.isupper() and isinstance(text, str) and "{name}" in text
+}
+NO_SIZE: dict[str, str | None] = {"min_nodes": None, "max_nodes": None}
+STATIC = "--nnodes=2:4 --node_rank=$RANK --master_addr=$HOST --master-port 29500 t.py"
+
+
+def about(text: str, /, **flags: str | None) -> list[str]:
+    """The remarks on launch lines, each with its level."""
+    patterns = [re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(t))) for t in SENTENCES.values()]
+    notes = [(note.level, note.partition(": ")[2]) for note in injected(text, **flags).notes]
+    return [f"{level}: {s}" for level, s in notes if any(p.fullmatch(s) for p in patterns)]
+
+
+def overridden(options: str, launcher: str = "torchrun") -> str:
+    return f"note: container c: Muster overrides {options} of its {launcher} line"
+
+
+JOBS_BOUNDS = "note: container c: the job's 2:4 overrides the number of nodes in its command"
+NO_LAUNCHER = "warning: " + launch_remarks.NO_LAUNCHER.format(name="c")
+OF_ACCELERATE = "--num_machines 2 --machine_rank 1 --main_process_ip h --rdzv_backend=c10d"
+ENDPOINT = "--rdzv-id=1 --rdzv_endpoint=$H:29400 --rdzv-conf=timeout=900"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("torchrun --nproc-per-node=2 t.py", []),
+        (f"torchrun {STATIC}", [overridden("--node-rank, --master-addr and --master-port")]),
+        (
+            f"/opt/bin/torchrun {ENDPOINT} t.py",
+            [overridden("--rdzv-id, --rdzv-endpoint and --rdzv-conf")],
+        ),
+        ("torchrun --standalone t.py", [overridden("--standalone")]),
+        ("torchrun t.py --node_rank=3 --standalone", []),
+        ("python -m torch.distributed.run --master_addr x t.py", [overridden("--master-addr")]),
+        ("torchrun --nnodes 3 t.py", [JOBS_BOUNDS]),
+        ("torchrun --nnodes=$MIN:$MAX t.py", [JOBS_BOUNDS]),
+        ("torchrun --nnodes=02:4 t.py", []),
+        ("torchrun --nnodes=9:9 --nnodes=2:4 t.py", []),
+        ("torchrun --nnodes=3 t.py --split 2:4", [JOBS_BOUNDS]),
+        (
+            "torchrun --local-addr=$IP t.py",
+            ["warning: " + launch_remarks.ADDRESS_WINS.format(name="c")],
+        ),
+        ("conda run -n env torchrun --standalone t.py", [overridden("--standalone")]),
+        (
+            f"accelerate launch --multi_gpu {OF_ACCELERATE} --num_processes 16 t.py",
+            [
+                overridden(
+                    "--num-machines, --machine-rank, --main-process-ip and --rdzv-backend",
+                    "accelerate launch",
+                ),
+                JOBS_BOUNDS,
+            ],
+        ),
+        ("python3 -m accelerate.commands.launch t.py", []),
+        ("accelerate-launch t.py", []),
+        ("bash run.sh --standalone", [NO_LAUNCHER]),
+        ("python train.py --deepspeed ds.json", [NO_LAUNCHER]),
+        ("pip install deepspeed && torchrun t.py --engine deepspeed", []),
+        ("torchrun a.py && torchrun --standalone b.py", [overridden("--standalone")]),
+    ],
+)
+def test_a_line_is_taken_and_what_muster_overrides_is_said(line: str, said: list[str]) -> None:
+    for command in (line.split(), ["sh", "-c", f"cd /app; set -e\nexec {line}"]):
+        if "&&" in line or "conda" in line:
+            command = ["bash", "-ec", line]
+        assert about(manifest(command=command)) == said
+
+
+def test_lines_within_lines_are_found() -> None:
+    for script in (
+        'srun bash -lc "torchrun --standalone t.py"',
+        "torchrun \\\n  --standalone \\\n  t.py  # isn't elastic",
+        'source /etc/profile\nif [ -n "$X" ]; then torchrun --standalone t.py; fi',
+    ):
+        assert about(manifest(command=["bash", "-c"], args=[script])) == [
+            overridden("--standalone")
+        ]
+
+
+KEEPS = [{"name": "MUSTER_KEEP_FLAGS", "value": "1"}]
+
+
+@pytest.mark.parametrize(
+    ("container", "flags"),
+    [
+        ({"env": KEEPS}, {}),
+        ({"env": [{"name": "MUSTER_KEEP_FLAGS", "valueFrom": {"fieldRef": {}}}]}, {}),
+        ({"command": ["sh", "-c", "MUSTER_KEEP_FLAGS=1 torchrun --standalone t.py"]}, {}),
+        # Without muster-run no delivered torchrun is in the PATH.
+        ({}, {"wrap": "false"}),
+    ],
+)
+def test_flags_that_a_user_keeps_are_refused(container: Any, flags: Any) -> None:
+    text = manifest(**{"command": ["torchrun", "--standalone", "t.py"], **container})
+    line, allow = refused(text, **flags)
+    assert line.endswith(
+        "has --standalone in its command: kept, and it wins over what Muster says: remove it"
+    )
+    assert "--allow-bypass injects all the same" in allow
+    notes = inject(text, Request({**FLAGS, **flags}, {}, allow_bypass=True)).notes
+    assert [note.level for note in notes if note in line] == ["warning"]
+    accelerated = manifest(command=["accelerate", "launch", "t.py"], env=KEEPS)
+    assert "keeps the rendezvous of its accelerate launch" in refused(accelerated)[0]
+
+
+WORKS = "which sets the same variables: torchrun --nproc-per-node=2 "
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher", "line"),
+    [
+        (["deepspeed", "--hostfile", "h", "x/t.py", "--token", "s"], "deepspeed", "x/t.py"),
+        (
+            ["sh", "-c", "cd /a && B=c exec /opt/bin/deepspeed --num_gpus 2 t.py"],
+            "deepspeed",
+            "t.py",
+        ),
+        (["tini", "--", "deepspeed", "t.py"], "deepspeed", "t.py"),
+        (["python", "-m", "deepspeed.launcher.runner", "--x", "t.py"], "deepspeed", "t.py"),
+        (["fabric", "run", "--num-nodes=2", "t.py"], "fabric run", "t.py"),
+        (["lightning", "run", "model", "./t.py"], "lightning run", "./t.py"),
+    ],
+)
+def test_a_launcher_of_a_world_of_its_own_is_refused_with_the_line_that_works(
+    command: list[str], launcher: str, line: str
+) -> None:
+    text = manifest(command=command, resources={"limits": {"nvidia.com/gpu": 2}})
+    fault, _ = refused(text)
+    assert f"container c starts {launcher}, whose ranks meet without Muster" in fault
+    assert fault.endswith(WORKS + line)
+
+
+def test_deepspeed_in_an_mpijob_gets_no_host_list_and_no_word_of_one() -> None:
+    text = CORPUS["mpi"].replace("[horovodrun, python, train.py]", "[deepspeed, train.py]")
+    fault, _ = refused(text)
+    assert fault.endswith("train.py, in the pods of a Job or a PyTorchJob")
+    notes = inject(text, Request(FLAGS, {}, allow_bypass=True)).notes
+    assert not any("host list" in note for note in notes)
+
+
+# --- min and max ---
+
+
+def sized(text: str, /, **flags: str | None) -> tuple[str, str]:
+    told = variables(sidecars(injected(text, **flags).text)[0])
+    return told["MUSTER_MIN"], told["MUSTER_MAX"]
+
+
+IN_ENV = {"name": "PET_NNODES", "value": "3:9"}
+
+
+@pytest.mark.parametrize(
+    ("line", "env", "flags", "size"),
+    [
+        ("torchrun --nnodes=2:8 t.py", [], {}, ("2", "8")),
+        ("torchrun t.py", [IN_ENV], {}, ("3", "9")),
+        ("torchrun --nnodes 2:8 t.py", [IN_ENV], {}, ("2", "8")),
+        ("torchrun --nnodes=2:8 t.py", [], {"min_nodes": "1"}, ("1", "8")),
+        ("torchrun --nnodes=2:8 t.py", [], {"max_nodes": "4"}, ("2", "4")),
+        ("torchrun --nnodes=4 t.py", [], {}, ("4", "4")),
+        ("accelerate launch --multi_gpu --num_machines 2 t.py", [], {}, ("2", "2")),
+    ],
+)
+def test_a_launch_line_gives_min_and_max_if_nothing_else_does(
+    line: str, env: Any, flags: dict[str, str | None], size: tuple[str, str]
+) -> None:
+    text = manifest(command=["sh", "-c", line], env=env)
+    assert sized(text, **{**NO_SIZE, **flags}) == size
+    fixed = [note for note in about(text, **{**NO_SIZE, **flags}) if "the job waits" in note]
+    assert fixed == (
+        ["warning: " + launch_remarks.FIXED.format(name="c", nodes=size[0])]
+        if size[0] == size[1]
+        else []
+    )
+
+
+def test_an_elastic_policy_wins_over_the_launch_line() -> None:
+    job = json.loads(json.dumps(CORPUS["elastic-pytorch-job"]))
+    text = job.replace("torch.distributed.run, ", "torch.distributed.run, '--nnodes=3:5', ")
+    assert sized(text, **NO_SIZE) == ("1", "2")
+
+
+@pytest.mark.parametrize("line", ["torchrun --nnodes=$N t.py", "torchrun --nnodes=0 t.py"])
+def test_a_number_that_only_a_shell_knows_is_no_size(line: str) -> None:
+    first, second = refused(manifest(command=["sh", "-c", line]), **NO_SIZE)
+    assert "--min (MUSTER_MIN) is missing" in first
+    assert "--max (MUSTER_MAX) is missing" in second
+
+
+def test_a_megabyte_of_words_is_searched_in_bounds() -> None:
+    words = ["torchrun", "--standalone"] * 200_000
+    found = launches.launches({"command": words, "args": ["torchrun " * 100_000]})
+    assert len(found) <= launches.WORDS_MOST
+    assert all(len(one.words) <= launches.OPTIONS_MOST for one in found)
+
+
+def test_the_page_has_every_sentence() -> None:
+    page = " ".join(PAGE.read_text().split())
+    for sentence in SENTENCES.values():
+        assert re.sub(r"{(\w+)}", lambda found: found[1].upper(), sentence) in page
