@@ -6,16 +6,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from injection import launches
 from injection.facts import listed
 from injection.horovod import starts_mpi
-from injection.launches import ACCELERATE, ADDRESS, HOROVODRUN, TORCHRUN, Launch
+from injection.launches import ACCELERATE, HOROVODRUN, TORCHRUN, Launch
 from injection.member_spec import Demand
 from injection.remarks import Remark, warning
 from injection.workloads import Kind, Workload
+from launcher_shim.pod.overruling import KEEP_FLAGS
 
 OVERRIDDEN = "container {name}: Muster overrides {options} of its {launcher} line"
 NNODES = "container {name}: the job's {bounds} overrides the number of nodes in its command"
@@ -26,6 +27,10 @@ FIXED = (
 WINS = (
     "container {name} has {option} in its command: kept, and it wins over what Muster says: remove"
     " it"
+)
+HIDDEN = (
+    "container {name}: {unknown} of its torchrun line is not known here, so {options} behind it"
+    " may be kept: write {unknown}=VALUE"
 )
 ADDRESS_WINS = "container {name} has --local-addr in its command: it wins over the pod's address"
 KEPT = (
@@ -74,21 +79,27 @@ def on_launches(
 
 def _on_torch(container: Mapping[str, Any], found: list[Launch], *, wins: bool) -> Iterator[Remark]:
     name = container.get("name")
+    lines = [launch for launch in found if launch.launcher == TORCHRUN]
+    if any("local-addr" in one.options() for one in lines):
+        yield warning(ADDRESS_WINS.format(name=name))
+    for one in lines:
+        unknown, behind = one.hidden()
+        if behind and not wins:
+            options = _enumerated(behind)
+            yield Remark(HIDDEN.format(name=name, unknown=unknown, options=options), "error")
+    if wins:
+        for option in dict.fromkeys(option for one in lines for option in one.winning()):
+            yield Remark(WINS.format(name=name, option=f"--{option}"), "error")
+        if any(launch.launcher == ACCELERATE for launch in found):
+            yield Remark(KEPT.format(name=name, keep=KEEP_FLAGS), "error")
+        return
     for launcher in (TORCHRUN, ACCELERATE):
-        lines = [launch for launch in found if launch.launcher == launcher]
-        options = list(dict.fromkeys(option for one in lines for option in one.winning()))
-        if launcher == TORCHRUN and ADDRESS in options:
-            options.remove(ADDRESS)
-            yield warning(ADDRESS_WINS.format(name=name))
-        given = [f"--{option}" for option in options]
-        if not wins and given:
-            line = OVERRIDDEN.format(name=name, options=_enumerated(given), launcher=launcher)
-            yield Remark(line)
-        elif wins and launcher == ACCELERATE and lines:
-            yield Remark(KEPT.format(name=name, keep=launches.KEEP_FLAGS), "error")
-        elif wins:
-            for option in given:
-                yield Remark(WINS.format(name=name, option=option), "error")
+        overridden = [
+            name for one in found if one.launcher == launcher for name in one.overridden()
+        ]
+        if overridden:
+            options = _enumerated(overridden)
+            yield Remark(OVERRIDDEN.format(name=name, options=options, launcher=launcher))
 
 
 def _on_bounds(container: Mapping[str, Any], want: Demand) -> Iterator[Remark]:
@@ -99,6 +110,6 @@ def _on_bounds(container: Mapping[str, Any], want: Demand) -> Iterator[Remark]:
         yield Remark(NNODES.format(name=name, bounds=f"{want.least}:{want.most}"))
 
 
-def _enumerated(options: list[str]) -> str:
-    *others, last = options
+def _enumerated(options: Iterable[str]) -> str:
+    *others, last = dict.fromkeys(f"--{option}" for option in options)
     return f"{', '.join(others)} and {last}" if others else last

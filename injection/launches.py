@@ -15,8 +15,10 @@ from itertools import pairwise
 from typing import Any
 
 from injection.facts import listed
-from launcher_shim.pod.launch import split
-from launcher_shim.pod.torchrun_options import OPTIONS, VARIABLES
+from launcher_shim.pod.overruling import KEEP_FLAGS, kept_line
+from launcher_shim.pod.torchrun_line import bounds as bounds_of
+from launcher_shim.pod.torchrun_line import read_line
+from launcher_shim.pod.torchrun_options import VARIABLES
 
 TORCHRUN, ACCELERATE, HOROVODRUN = "torchrun", "accelerate launch", "horovodrun"
 MODULES = {
@@ -25,12 +27,6 @@ MODULES = {
     "accelerate.commands.launch": ACCELERATE,
 }
 
-KEEP_FLAGS = "MUSTER_KEEP_FLAGS"
-"""The variable by which a user keeps the flags of a launch line."""
-WINNING = tuple(option.name for option in OPTIONS if option.rendezvous)
-"""Options of torchrun that win over the environment if nothing drops them."""
-ADDRESS = "local-addr"
-"""The one of them that is kept: it is about this pod alone."""
 OF_ACCELERATE = (
     "rdzv-backend",
     "rdzv-conf",
@@ -49,13 +45,21 @@ create a pod may write a megabyte of them."""
 _NESTED = 2
 """Depth of shells within shells that are searched."""
 
+_DELIVERED = {
+    VARIABLES["rdzv-backend"]: "c10d",
+    VARIABLES["rdzv-endpoint"]: "the sidecar",
+    VARIABLES["rdzv-id"]: "the job",
+    VARIABLES["rdzv-conf"]: "is_host=0,read_timeout=300,last_call_timeout=2,"
+    "keep_alive_interval=5,keep_alive_max_attempt=1000",
+}
+"""The variables that the sidecar delivers, without the number of nodes."""
+
 _OPERATORS = frozenset({"&&", "||", "|", "&", ";", "(", "{", "then", "do", "else", "!"})
 _STARTERS = frozenset(
     {"exec", "env", "time", "nohup", "nice", "numactl", "stdbuf", "tini", "dumb-init", "muster-run"}
 )
 """Programs and words of a shell that start another program, which follows their options."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
-_BOUNDS = re.compile(r"(\d{1,6})(?::(\d{1,6}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +69,39 @@ class Launch:
     launcher: str
     words: Sequence[str]
 
-    def options(self) -> list[tuple[str, str]]:
+    def options(self) -> Mapping[str, str]:
         """Return the options before its script, with their values."""
         if self.launcher == TORCHRUN:
-            return [(name, value.rstrip(";")) for name, value in split(self.words)[0]]
+            return read_line(self.words).values()
         # Which options of another launcher take no value is not known here.
         end = self.words.index(self.script) if self.script in self.words else len(self.words)
-        found: list[tuple[str, str]] = []
+        found: dict[str, str] = {}
         for word, after in pairwise([*self.words[:end], ""]):
             name, equals, value = word.partition("=")
             if name.startswith("--"):
-                found.append((name[2:].replace("_", "-"), value if equals else after))
+                found[name[2:].replace("_", "-")] = value if equals else after
         return found
 
+    def overridden(self) -> list[str]:
+        """Return its options about the rendezvous that do not count under Muster."""
+        if self.launcher == TORCHRUN:
+            _, sentences = kept_line(self.words, _DELIVERED)
+            return [re.split("[: ]", sentence[2:], maxsplit=1)[0] for sentence in sentences]
+        return [name for name in self.options() if name in OF_ACCELERATE]
+
     def winning(self) -> list[str]:
-        """Return its options about the rendezvous, each once, without dashes."""
-        own = WINNING if self.launcher == TORCHRUN else OF_ACCELERATE
-        return list(dict.fromkeys(name for name, _ in self.options() if name in own))
+        """Return the options of a torchrun that win over what Muster delivers, if they are kept."""
+        kept, _ = kept_line(self.words, _DELIVERED)
+        stays = read_line(kept).values()
+        return [name for name, value in self.options().items() if stays.get(name) != value]
+
+    def hidden(self) -> tuple[str, list[str]]:
+        """Return a torchrun's option that is not known, and those behind it that win for that."""
+        rest = read_line(self.words)
+        if self.launcher != TORCHRUN or rest.whole:
+            return "", []
+        option, _, *behind = rest.rest
+        return option, Launch(TORCHRUN, behind).winning()
 
     @property
     def script(self) -> str:
@@ -111,15 +131,17 @@ def keeps_flags(container: Mapping[str, Any]) -> bool:
     """Return whether a container or its command asks that the launch line's flags be kept."""
     variables = [one for one in listed(container, "env") if one.get("name") == KEEP_FLAGS]
     given = any("valueFrom" in one or one.get("value") == "1" for one in variables)
-    return given or any(f"{KEEP_FLAGS}=1" in line for line in _lines(container))
+    return given or any(
+        word.rstrip(";") == f"{KEEP_FLAGS}=1" for line in _lines(container) for word in line
+    )
 
 
 def nnodes(container: Mapping[str, Any]) -> str | None:
     """Return what a container's last launch line gives as its numbers of nodes, if it does."""
     found = [
-        value
+        value.rstrip(";")
         for launch in launches(container)
-        for name, value in launch.options()
+        for name, value in launch.options().items()
         if name in ("nnodes", "num-machines")
     ]
     return found[-1] if found else None
@@ -131,10 +153,8 @@ def bounds(container: Mapping[str, Any]) -> tuple[int, int] | None:
     None if there are none, or if only a shell knows them.
     """
     variables = {one.get("name"): one.get("value") for one in listed(container, "env")}
-    found = _BOUNDS.fullmatch(nnodes(container) or str(variables.get(VARIABLES["nnodes"])))
-    if found is None or not int(found[1]):
-        return None
-    return int(found[1]), int(found[2] or found[1])
+    found = bounds_of(nnodes(container) or str(variables.get(VARIABLES["nnodes"])))
+    return found if found is not None and found[0] else None
 
 
 def words_of(line: str) -> list[str]:

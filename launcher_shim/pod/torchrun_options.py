@@ -7,16 +7,11 @@ from typing import NamedTuple
 
 
 class Option(NamedTuple):
-    """One option. A switch takes no value; ``short`` is its one-letter form, if it has one.
-
-    ``rendezvous``: it decides where, and with which others, a node trains. On a command line it
-    wins over the variables that the sidecar delivers.
-    """
+    """One option. A switch takes no value; ``short`` is its one-letter form, if it has one."""
 
     name: str
     switch: bool = False
     short: str = ""
-    rendezvous: bool = False
 
     @property
     def variable(self) -> str:
@@ -27,15 +22,15 @@ class Option(NamedTuple):
 OPTIONS = (
     Option("nnodes"),
     Option("nproc-per-node"),
-    Option("rdzv-endpoint", rendezvous=True),
-    Option("rdzv-backend", rendezvous=True),
-    Option("rdzv-id", rendezvous=True),
-    Option("rdzv-conf", rendezvous=True),
-    Option("node-rank", rendezvous=True),
-    Option("master-addr", rendezvous=True),
-    Option("master-port", rendezvous=True),
-    Option("local-addr", rendezvous=True),
-    Option("standalone", switch=True, rendezvous=True),
+    Option("rdzv-endpoint"),
+    Option("rdzv-backend"),
+    Option("rdzv-id"),
+    Option("rdzv-conf"),
+    Option("node-rank"),
+    Option("master-addr"),
+    Option("master-port"),
+    Option("local-addr"),
+    Option("standalone", switch=True),
     Option("max-restarts"),
     Option("monitor-interval"),
     Option("start-method"),

@@ -56,9 +56,12 @@ ENDPOINT = "--rdzv-id=1 --rdzv_endpoint=$H:29400 --rdzv-conf=timeout=900"
         (f"torchrun {STATIC}", [overridden("--node-rank, --master-addr and --master-port")]),
         (
             f"/opt/bin/torchrun {ENDPOINT} t.py",
-            [overridden("--rdzv-id, --rdzv-endpoint and --rdzv-conf")],
+            [overridden("--rdzv-id and --rdzv-endpoint")],
         ),
         ("torchrun --standalone t.py", [overridden("--standalone")]),
+        ("torchrun --rdzv-conf=timeout=900 t.py", []),
+        ("torchrun --rdzv-conf=is_host=1 t.py", [overridden("--rdzv-conf")]),
+        ("torchrun --hitherto-unknown=1 --standalone t.py", [overridden("--standalone")]),
         ("torchrun t.py --node_rank=3 --standalone", []),
         ("python -m torch.distributed.run --master_addr x t.py", [overridden("--master-addr")]),
         ("torchrun --nnodes 3 t.py", [JOBS_BOUNDS]),
@@ -115,6 +118,7 @@ KEEPS = [{"name": "MUSTER_KEEP_FLAGS", "value": "1"}]
     [
         ({"env": KEEPS}, {}),
         ({"env": [{"name": "MUSTER_KEEP_FLAGS", "valueFrom": {"fieldRef": {}}}]}, {}),
+        ({"command": ["sh", "-c", "export MUSTER_KEEP_FLAGS=1; torchrun --standalone t.py"]}, {}),
         ({"command": ["sh", "-c", "MUSTER_KEEP_FLAGS=1 torchrun --standalone t.py"]}, {}),
         # Without muster-run no delivered torchrun is in the PATH.
         ({}, {"wrap": "false"}),
@@ -131,6 +135,12 @@ def test_flags_that_a_user_keeps_are_refused(container: Any, flags: Any) -> None
     assert [note.level for note in notes if note in line] == ["warning"]
     accelerated = manifest(command=["accelerate", "launch", "t.py"], env=KEEPS)
     assert "keeps the rendezvous of its accelerate launch" in refused(accelerated)[0]
+
+
+def test_an_option_that_hides_others_is_refused_with_the_way_to_write_it() -> None:
+    line, _ = refused(manifest(command=["torchrun", "--tomorrow", "1", "--standalone", "t.py"]))
+    assert "--tomorrow of its torchrun line is not known here, so --standalone behind it" in line
+    assert line.endswith("write --tomorrow=VALUE")
 
 
 WORKS = "which sets the same variables: torchrun --nproc-per-node=2 "
