@@ -39,7 +39,7 @@ KEPT = (
 )
 FOREIGN = (
     "container {name} starts {launcher}, whose ranks meet without Muster: start the script by"
-    " torchrun, which sets the same variables: torchrun --nproc-per-node={slots} {script}"
+    " torchrun, which sets the same variables: torchrun --nproc-per-node=gpu {script}"
 )
 IN_MPI = ", in the pods of a Job or a PyTorchJob"
 NO_LAUNCHER = (
@@ -60,13 +60,8 @@ def on_launches(
     if want.horovod == "worker":
         return
     found = launches.launches(container)
-    if (other := launches.foreign(container)) is not None:
-        of_mpi = (workload.known or Kind(())).horovod
-        sentence = FOREIGN + (IN_MPI if of_mpi else "")
-        sentence = sentence.format(
-            name=name, launcher=other.launcher, slots=want.slots, script=other.script
-        )
-        yield Remark(sentence, "error")
+    if (fault := world_of_its_own(workload, container)) is not None:
+        yield Remark(fault, "error")
     elif want.horovod == "launcher":
         if starts_mpi(container) is None and not any(o.launcher == HOROVODRUN for o in found):
             yield warning(NO_HOROVODRUN.format(name=name))
@@ -75,6 +70,16 @@ def on_launches(
     if want.horovod is None:
         yield from _on_torch(container, found, wins=not wrapped or launches.keeps_flags(container))
         yield from _on_bounds(container, want)
+
+
+def world_of_its_own(workload: Workload, container: Mapping[str, Any]) -> str | None:
+    """Return why ranks of a container's launcher never meet through Muster; None if they may."""
+    found = launches.foreign(container)
+    if found is None:
+        return None
+    sentence = FOREIGN + (IN_MPI if (workload.known or Kind(())).horovod else "")
+    name = container.get("name")
+    return sentence.format(name=name, launcher=found.launcher, script=found.script)
 
 
 def _on_torch(container: Mapping[str, Any], found: list[Launch], *, wins: bool) -> Iterator[Remark]:

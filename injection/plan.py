@@ -16,7 +16,7 @@ from injection.cautions import cautions
 from injection.grace import DEFAULT_GRACE_S, GRACE, SHORT_S, granted_s
 from injection.horovod import role_of
 from injection.job_label import job_label
-from injection.launch_remarks import on_launches
+from injection.launch_remarks import on_launches, world_of_its_own
 from injection.member_spec import Demand, demand
 from injection.previous import Former
 from injection.remarks import Remark, warning
@@ -89,7 +89,11 @@ def plan(
     index = _container_index(workload, template, pod, path, told.settings.container)
     container = pod["containers"][index]
     horovod = role_of(workload, template, told.settings.horovod)
-    want = demand(workload, pod, container, told.settings, horovod)
+    try:
+        want = demand(workload, pod, container, told.settings, horovod)
+    except ConfigError as error:
+        first = world_of_its_own(workload, container)
+        raise ConfigError("\n".join(filter(None, (first, str(error))))) from error
     conflicts.refuse(pod, path, container, want)
     granted = granted_s(pod, path)
     wrapped, prefix, command = _wrapping(workload, container, told.settings.wrap, horovod)

@@ -143,7 +143,7 @@ def test_an_option_that_hides_others_is_refused_with_the_way_to_write_it() -> No
     assert line.endswith("write --tomorrow=VALUE")
 
 
-WORKS = "which sets the same variables: torchrun --nproc-per-node=2 "
+WORKS = "which sets the same variables: torchrun --nproc-per-node=gpu "
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,11 @@ WORKS = "which sets the same variables: torchrun --nproc-per-node=2 "
 def test_a_launcher_of_a_world_of_its_own_is_refused_with_the_line_that_works(
     command: list[str], launcher: str, line: str
 ) -> None:
-    text = manifest(command=command, resources={"limits": {"nvidia.com/gpu": 2}})
-    fault, _ = refused(text)
+    fault, _ = refused(manifest(command=command))
     assert f"container c starts {launcher}, whose ranks meet without Muster" in fault
     assert fault.endswith(WORKS + line)
+    # First, whatever else is missing.
+    assert refused(manifest(command=command), **NO_SIZE)[0] == fault
 
 
 def test_deepspeed_in_an_mpijob_gets_no_host_list_and_no_word_of_one() -> None:
