@@ -246,11 +246,13 @@ def stand(
 
 def _are_too_few(snapshot: RunSnapshot, of: Mapping[Seat, Standing], least: int) -> bool:
     """Return whether fewer than ``least`` nodes ask for another world, or would if this one ended."""
-    at_work = sum(
-        standing == "here" and not snapshot.nodes[seat.member].finished
+    at_work = [
+        seat.member
         for seat, standing in of.items()
-    )
-    return len(snapshot.candidates(least)) + at_work < least
+        if standing == "here" and not snapshot.nodes[seat.member].finished
+    ]
+    staying = {*at_work} - snapshot.membership.granted
+    return len(snapshot.candidates(least)) + len(staying) < least
 
 
 def _is_anybody_at_work(of: Mapping[Seat, Standing], done: frozenset[Seat]) -> bool:
