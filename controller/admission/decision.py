@@ -17,6 +17,7 @@ from controller.admission.json_patch import Operation, difference
 from controller.admission.manifest import manifest_of
 from controller.admission.operator_containers import with_security_context
 from controller.admission.owner import Owner
+from controller.admission.whole import obstacle_of_others, obstacle_of_unread
 from injection import sidecar
 from injection.annotations import ANNOTATION
 from injection.facts import starts_before
@@ -66,7 +67,7 @@ def decide(
     if has_sidecar(pod):
         moved = behind_proxies(pod["spec"])
         return Verdict(tuple(difference(pod["spec"], moved, "/spec")), (), "it has its sidecar")
-    if (obstacle := _obstacle(pod, owner, read)) is not None:
+    if (obstacle := _obstacle(pod, owner, read, environ)) is not None:
         return without(obstacle)
     restricted = with_security_context(pod, owner)
     manifest, path, role = manifest_of(restricted, namespace, owner, read)
@@ -74,6 +75,10 @@ def decide(
         if access:
             environ = with_secret(manifest, pod, namespace, environ)
         made = inject_pod(manifest, path, role, environ)
+        if owner is not None and read is not None:
+            others = obstacle_of_others(owner, namespace, read, environ)
+            if others is not None:
+                return without(in_words_of_a_pod(others))
     except ConfigError as error:
         faults = in_words_of_a_pod(str(error)).splitlines()
         return Verdict((), tuple(WITHOUT + line for line in faults), "; ".join(faults))
@@ -97,7 +102,10 @@ def without(reason: str) -> Verdict:
 
 
 def _obstacle(
-    pod: Mapping[str, Any], owner: Owner | None, read: Mapping[str, Any] | None
+    pod: Mapping[str, Any],
+    owner: Owner | None,
+    read: Mapping[str, Any] | None,
+    environ: Mapping[str, str],
 ) -> str | None:
     """Return why a pod is never injected, whatever its settings; None if there is no reason."""
     if _MIRROR in ((pod.get("metadata") or {}).get("annotations") or {}):
@@ -106,6 +114,8 @@ def _obstacle(
         return None
     if owner.obstacle is None and owner.must_be_read and read is None:
         return f"{owner.kind} {owner.name} cannot be read, so what its launcher runs is not known"
+    if owner.obstacle is None and read is None:
+        return obstacle_of_unread(owner, pod, environ)
     return owner.obstacle
 
 

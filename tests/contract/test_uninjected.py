@@ -143,6 +143,27 @@ async def test_a_pod_that_is_there_is_an_event_with_its_own_reason(fake: FakeApi
     assert len([path for path in fake.objects if path.startswith(EVENTS)]) == 1
 
 
+async def test_a_job_without_a_sidecar_because_of_another_part_is_an_event_at_the_job(
+    fake: FakeApi,
+) -> None:
+    """Nobody reads the warning that its operator gets."""
+    made = loaded(CORPUS["elastic-mpi"])[0]
+    specs = made["spec"]["mpiReplicaSpecs"]
+    for spec in specs.values():
+        spec["template"]["metadata"] = {"labels": {"muster.dev/inject": "true"}}
+    specs["Worker"]["template"]["spec"]["containers"][0]["ports"] = [{"containerPort": 9401}]
+    (_, launcher, read), *_ = pods_of(made)
+    assert read is not None
+    path = "/apis/kubeflow.org/v1/namespaces/team/mpijobs/mnist-elastic"
+    await fake.put(path, {**read, "metadata": {**read["metadata"], "uid": UID}})
+    launcher["metadata"] |= {"name": "mnist-elastic-launcher", "namespace": "team"}
+    await fake.put(f"{paths.core('team', 'pods')}/mnist-elastic-launcher", launcher)
+    async with publishing(fake):
+        (event,) = await fake.until_any(EVENTS)
+    assert (event["reason"], event["involvedObject"]["kind"]) == ("NotInjected", "MPIJob")
+    assert "Worker of MPIJob mnist-elastic cannot be injected" in event["message"]
+
+
 async def test_a_pod_that_no_replica_was_asked_about_is_an_event(fake: FakeApi) -> None:
     for path, pod in pods("team", "late", min="1", max="2"):
         await fake.put(path, pod)

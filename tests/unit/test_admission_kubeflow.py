@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from typing import Any
 
 import pytest
 
 from controller.admission.decision import WITHOUT, Verdict, decide
 from controller.admission.owner import owner_of
-from tests.support.injection.injecting import FLAGS, environ
-from tests.support.injection.owners import defaulted
+from injection.injection import Request, inject
+from tests.support.injection.corpus import CORPUS
+from tests.support.injection.injecting import FLAGS, environ, loaded
+from tests.support.injection.owners import defaulted, pods_of
 from tests.support.injection.patching import patched
 
 LABEL = "training.kubeflow.org/"
@@ -110,3 +114,120 @@ def test_pods_that_only_look_like_a_launcher_stay_without_muster() -> None:
 def test_kinds_that_muster_does_not_know_stay_without_it(kind: str) -> None:
     made = pod(kind, "a", {LABEL + "replica-type": "worker"}, ["python", "t.py"])
     assert refusal(made).startswith(f"a {kind} of kubeflow.org does not train through Muster")
+
+
+# --- A job of several parts is injected whole, or not at all. ---
+
+ASKS = "muster.dev/inject"
+GUIDE = loaded(CORPUS["elastic-mpi"])[0]
+UNSIZED = {name: text for name, text in UNNAMED.items() if name not in ("min_nodes", "max_nodes")}
+
+
+def elastic(change: Any = None, labels: tuple[Any, Any] = ("true", "true")) -> Any:
+    """An MPIJob of the training-operator, as a guide has it, with a label on its templates."""
+    made = copy.deepcopy(GUIDE)
+    for role, label in zip(("Launcher", "Worker"), labels, strict=True):
+        template = made["spec"]["mpiReplicaSpecs"][role]["template"]
+        template["metadata"] = {"labels": {} if label is None else {ASKS: label}}
+    if change is not None:
+        change(made["spec"]["mpiReplicaSpecs"])
+    return made
+
+
+def verdicts(made: Any, flags: dict[str, str], *, read: bool = True) -> dict[str, Verdict]:
+    """The verdict on a pod of each part."""
+    return {
+        path.split(".")[-2]: decide(
+            one, "team", owner_of(one), seen if read else None, environ(flags)
+        )
+        for path, one, seen in pods_of(made)
+    }
+
+
+def test_the_guides_mpijob_is_injected_with_the_label_alone() -> None:
+    found = verdicts(elastic(), UNSIZED)
+    assert {part: one.injected for part, one in found.items()} == {"Launcher": True, "Worker": True}
+
+
+def annotated(specs: Any, role: str) -> None:
+    notes = {"muster.dev/min": "1", "muster.dev/max": "3"}
+    specs[role]["template"]["metadata"]["annotations"] = notes
+
+
+def without_size(specs: Any) -> None:
+    """Only the launcher is told how many there are."""
+    (container,) = specs["Launcher"]["template"]["spec"]["containers"]
+    container["command"] = ["horovodrun", "python", "t.py"]
+    annotated(specs, "Launcher")
+
+
+def with_taken_port(specs: Any) -> None:
+    (container,) = specs["Worker"]["template"]["spec"]["containers"]
+    container["ports"] = [{"containerPort": 9401}]
+
+
+def with_deepspeed(specs: Any) -> None:
+    (container,) = specs["Launcher"]["template"]["spec"]["containers"]
+    container["command"] = ["deepspeed", "t.py"]
+    for role in specs:
+        annotated(specs, role)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (
+            elastic(without_size),
+            "Worker of MPIJob mnist-elastic cannot be injected, and a job is injected whole or not"
+            " at all: the annotation muster.dev/min is missing",
+        ),
+        (elastic(with_taken_port), "Worker of MPIJob mnist-elastic cannot be injected"),
+        (elastic(with_deepspeed), "Launcher of MPIJob mnist-elastic cannot be injected"),
+        (elastic(labels=("true", None)), "do not agree on the label muster.dev/inject: give both"),
+        (elastic(labels=(None, "false")), "do not agree on the label muster.dev/inject: give both"),
+    ],
+)
+def test_a_job_of_which_a_part_cannot_be_injected_is_admitted_whole_without_muster(
+    made: Any, said: str
+) -> None:
+    found = verdicts(made, UNSIZED)
+    assert not any(one.injected for one in found.values())
+    assert any(said in one.reason for one in found.values())
+    assert all(one.warnings for one in found.values())
+
+
+def test_a_launcher_is_not_injected_if_its_workers_cannot_learn_the_size() -> None:
+    for one in verdicts(elastic(), UNSIZED, read=False).values():
+        assert not one.injected
+    launcher = verdicts(elastic(), UNSIZED, read=False)["Launcher"]
+    assert "MPIJob mnist-elastic cannot be read" in launcher.reason
+    assert "give muster.dev/min and muster.dev/max to both of its templates" in launcher.reason
+
+    def both(specs: Any) -> None:
+        for role in specs:
+            annotated(specs, role)
+
+    for flags, made in ((UNSIZED, elastic(both)), (UNNAMED, elastic())):
+        assert all(one.injected for one in verdicts(made, flags, read=False).values())
+
+
+def test_a_part_that_has_its_sidecar_from_the_command_does_not_hold_up_the_other() -> None:
+    made = elastic()
+    text = inject(json.dumps(made), Request(UNNAMED, {})).text
+    (injected,) = loaded(text)
+    worker = injected["spec"]["mpiReplicaSpecs"]["Worker"]
+    made["spec"]["mpiReplicaSpecs"]["Worker"] = worker
+    found = verdicts(made, UNSIZED)
+    assert found["Launcher"].injected
+    assert found["Worker"].reason == "it has its sidecar"
+
+
+def test_a_master_and_its_workers_are_one_job() -> None:
+    made = loaded(CORPUS["anchors"])[0]
+    specs = made["spec"]["pytorchReplicaSpecs"]
+    specs["Master"] = copy.deepcopy(specs["Master"])
+    assert all(one.injected for one in verdicts(made, UNNAMED).values())
+    del made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0][
+        "command"
+    ]
+    assert not any(one.injected for one in verdicts(made, UNNAMED).values())
