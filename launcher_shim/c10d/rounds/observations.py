@@ -245,7 +245,7 @@ def stand(
 
 
 def _are_too_few(snapshot: RunSnapshot, of: Mapping[Seat, Standing], least: int) -> bool:
-    """Return whether fewer than ``least`` nodes ask for another world, or would if this one ended."""
+    """Return whether fewer than ``least`` nodes ask for another world, or would after this one."""
     at_work = [
         seat.member
         for seat, standing in of.items()
