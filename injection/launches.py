@@ -21,6 +21,7 @@ from launcher_shim.pod.torchrun_line import read_line
 from launcher_shim.pod.torchrun_options import VARIABLES
 
 TORCHRUN, ACCELERATE, HOROVODRUN = "torchrun", "accelerate launch", "horovodrun"
+LIGHTNING = "Lightning's own launcher"
 MODULES = {
     "torch.distributed.run": TORCHRUN,
     "torch.distributed.launch": TORCHRUN,
@@ -36,6 +37,9 @@ OF_ACCELERATE = (
     "main-process-port",
 )
 """Options of ``accelerate launch`` about the rendezvous."""
+
+_OF_LIGHTNING = frozenset({"trainer.num-nodes", "trainer.devices"})
+"""Options of Lightning's command line for the ranks that its trainer starts itself."""
 
 LINE_LENGTH = 32_768
 """Maximum length of shell that is searched for a launcher."""
@@ -74,13 +78,18 @@ class Launch:
         if self.launcher == TORCHRUN:
             return read_line(self.words).values()
         # Which options of another launcher take no value is not known here.
-        end = self.words.index(self.script) if self.script in self.words else len(self.words)
         found: dict[str, str] = {}
-        for word, after in pairwise([*self.words[:end], ""]):
+        for word, after in pairwise([*self._own(), ""]):
             name, equals, value = word.partition("=")
             if name.startswith("--"):
                 found[name[2:].replace("_", "-")] = value if equals else after
         return found
+
+    def _own(self) -> Sequence[str]:
+        """Return the words before its script; Lightning's launcher is within the script."""
+        if self.launcher == LIGHTNING or self.script not in self.words:
+            return self.words
+        return self.words[: self.words.index(self.script)]
 
     def overridden(self) -> list[str]:
         """Return its options about the rendezvous that do not count under Muster."""
@@ -124,6 +133,13 @@ def foreign(container: Mapping[str, Any]) -> Launch | None:
                 return _launch("deepspeed", line, index + 1)
             if name in ("fabric", "lightning") and after[0] == "run":
                 return _launch(f"{name} run", line, index + 2)
+            own = _launch(LIGHTNING, line, index + 1)
+            if (
+                name.startswith("python")
+                and module not in MODULES
+                and _OF_LIGHTNING & {*own.options()}
+            ):
+                return own
     return None
 
 

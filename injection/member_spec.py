@@ -36,8 +36,8 @@ class Demand:
     """The complete specification of a job's member."""
 
     job: str
-    """Name of the job; with a ``job_name_label`` that of the object which creates one job after
-    the other."""
+    """Name of the job; with a ``job_name_label`` what all jobs of the template have in common: the
+    name of the object which creates them, or the beginning of their own."""
     owner: str | None
     """Kind and group of the object that the job is named after; None if somebody has named it."""
     job_name_label: str | None
@@ -123,6 +123,9 @@ def demand(
     slots = settings.slots or _slots(workload, container, kind, line, horovod)
     # The name of a bare pod is not a job's name.
     name = settings.job or ("" if workload.is_pod else workload.name)
+    name_label = None if settings.job else kind.job_name_label
+    if not name and kind.name_label is not None:
+        name, name_label = workload.prefix.rstrip("-."), kind.name_label
     nodes = None if horovod is not None else bounds(container)
     fewest, largest = nodes or (-(-(line.least or 0) // slots), (line.most or 0) // slots)
     least = settings.min_nodes or _count(workload.told(kind.least))
@@ -136,7 +139,7 @@ def demand(
     return Demand(
         job=name,
         owner=None if settings.job else f"{workload.kind}.{workload.group}".rstrip("."),
-        job_name_label=kind.job_name_label if settings.job is None else None,
+        job_name_label=name_label,
         job_uid_label=kind.job_uid_label,
         index_label=kind.index_label,
         namespace=settings.namespace,

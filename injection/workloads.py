@@ -21,16 +21,18 @@ class Kind:
     """One kind of object: the paths to its pod templates, and to its statements on the job.
 
     In a path ``*`` is every entry or item, and another word is a key, or the name of an item.
-    ``launcher``: the launcher's template, which has no slots. ``master``: the template whose end
-    ends the whole job. The labels are those of its pods that hold the name and the UID of an object
-    that lives as long as the job does, and the number of the pod (an empty variable if this object
-    gives none). ``tells_torch``: the program that puts ``PET_*`` variables behind those of the
-    template, where they win. ``replaced_once_gone``: a new pod has the name or the place of the old
-    one, and is created after that is gone; with ``of_jobs`` the batch Job decides this.
-    ``endless``: its containers are restarted however they end. ``horovod``: its pods are those of a
-    horovodrun; ``run``: whether this was ever run with its operator. ``lasting``: the entry that
-    the worker's replica spec needs so that a worker's end does not end the job. ``sshd``: an MPI
-    program in its launcher reaches the workers by the sshd in whose place muster-exec runs.
+    ``launcher``: the launcher's template, which has no slots. ``master``: the template whose
+    end ends the whole job. The labels are those of its pods that hold the name and the UID of
+    an object that lives as long as the job does, and the number of the pod (an empty variable
+    if this object gives none). ``name_label``: the one that holds its own name, which is
+    generated if it has only a ``generateName``. ``tells_torch``: the program that puts
+    ``PET_*`` variables behind those of the template, where they win. ``replaced_once_gone``: a
+    new pod has the name or the place of the old one, and is created after that is gone; with
+    ``of_jobs`` the batch Job decides this. ``endless``: its containers are restarted however
+    they end. ``horovod``: its pods are those of a horovodrun; ``run``: whether this was ever
+    run with its operator. ``lasting``: the entry that the worker's replica spec needs so that a
+    worker's end does not end the job. ``sshd``: an MPI program in its launcher reaches the
+    workers by the sshd in whose place muster-exec runs.
     """
 
     templates: tuple[str, ...]
@@ -41,6 +43,7 @@ class Kind:
     slots: tuple[str, ...] = ()
     main_container: str | None = None
     job_name_label: str | None = None
+    name_label: str | None = None
     job_uid_label: str | None = None
     index_label: str | None = None
     tells_torch: str | None = None
@@ -55,7 +58,9 @@ class Kind:
 
 _PLAIN = Kind(("spec.template",), endless=True)
 _JOB_UID = "batch.kubernetes.io/controller-uid"
+_JOB_NAME = "batch.kubernetes.io/job-name"
 _JOB_INDEX = "batch.kubernetes.io/job-completion-index"
+_KUBEFLOW_NAME = "training.kubeflow.org/job-name"
 _KUBEFLOW_INDEX = "training.kubeflow.org/replica-index"
 
 KINDS: Mapping[tuple[str, str], Kind] = {
@@ -72,11 +77,15 @@ KINDS: Mapping[tuple[str, str], Kind] = {
     ("apps", "ReplicaSet"): _PLAIN,
     ("apps", "DaemonSet"): Kind(("spec.template",), replaced_once_gone=True, endless=True),
     ("batch", "Job"): Kind(
-        ("spec.template",), job_uid_label=_JOB_UID, index_label=_JOB_INDEX, of_jobs=True
+        ("spec.template",),
+        name_label=_JOB_NAME,
+        job_uid_label=_JOB_UID,
+        index_label=_JOB_INDEX,
+        of_jobs=True,
     ),
     ("batch", "CronJob"): Kind(
         ("spec.jobTemplate.spec.template",),
-        job_name_label="batch.kubernetes.io/job-name",
+        job_name_label=_JOB_NAME,
         job_uid_label=_JOB_UID,
         index_label=_JOB_INDEX,
         of_jobs=True,
@@ -88,6 +97,7 @@ KINDS: Mapping[tuple[str, str], Kind] = {
         most="spec.elasticPolicy.maxReplicas",
         slots=("spec.elasticPolicy.nProcPerNode", "spec.nprocPerNode"),
         main_container="pytorch",
+        name_label=_KUBEFLOW_NAME,
         index_label=_KUBEFLOW_INDEX,
         tells_torch="the training-operator",
         replaced_once_gone=True,
@@ -96,6 +106,7 @@ KINDS: Mapping[tuple[str, str], Kind] = {
         ("spec.mpiReplicaSpecs.Worker.template",),
         launcher="spec.mpiReplicaSpecs.Launcher.template",
         slots=("spec.slotsPerWorker",),
+        name_label=_KUBEFLOW_NAME,
         index_label=_KUBEFLOW_INDEX,
         replaced_once_gone=True,
         horovod=True,
@@ -111,9 +122,13 @@ KINDS: Mapping[tuple[str, str], Kind] = {
         horovod=True,
         run=False,
     ),
-    ("batch.volcano.sh", "Job"): Kind(("spec.tasks.*.template",), replaced_once_gone=True),
+    ("batch.volcano.sh", "Job"): Kind(
+        ("spec.tasks.*.template",), name_label="volcano.sh/job-name", replaced_once_gone=True
+    ),
     ("jobset.x-k8s.io", "JobSet"): Kind(
-        ("spec.replicatedJobs.*.template.spec.template",), of_jobs=True
+        ("spec.replicatedJobs.*.template.spec.template",),
+        name_label="jobset.sigs.k8s.io/jobset-name",
+        of_jobs=True,
     ),
     ("trainer.kubeflow.org", "TrainingRuntime"): Kind(
         ("spec.template.spec.replicatedJobs.node.template.spec.template",),
@@ -127,6 +142,7 @@ KINDS: Mapping[tuple[str, str], Kind] = {
     ),
     ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): Kind(
         ("spec.leaderWorkerTemplate.leaderTemplate", "spec.leaderWorkerTemplate.workerTemplate"),
+        name_label="leaderworkerset.sigs.k8s.io/name",
         replaced_once_gone=True,
     ),
 }
@@ -171,6 +187,11 @@ class Workload:
         return text_of(child(self.node, "metadata", "name"))
 
     @property
+    def prefix(self) -> str:
+        """The beginning of the object's name if the rest is generated; else empty."""
+        return "" if self.name else text_of(child(self.node, "metadata", "generateName"))
+
+    @property
     def namespace(self) -> str:
         """The object's namespace; empty if it has none."""
         return text_of(child(self.node, "metadata", "namespace"))
@@ -183,8 +204,7 @@ class Workload:
     @property
     def label(self) -> str:
         """The object's name in messages."""
-        name = self.name or text_of(child(self.node, "metadata", "generateName"))
-        return f"{self.kind or 'object'}/{name or '?'}"
+        return f"{self.kind or 'object'}/{self.name or self.prefix or '?'}"
 
     @property
     def known(self) -> Kind | None:

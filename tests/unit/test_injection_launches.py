@@ -86,6 +86,8 @@ ENDPOINT = "--rdzv-id=1 --rdzv_endpoint=$H:29400 --rdzv-conf=timeout=900"
         ),
         ("python3 -m accelerate.commands.launch t.py", []),
         ("accelerate-launch t.py", []),
+        ("torchrun t.py fit --trainer.num_nodes 2", []),
+        ("python -m torch.distributed.run t.py --trainer.num_nodes=2", []),
         ("bash run.sh --standalone", [NO_LAUNCHER]),
         ("python train.py --deepspeed ds.json", [NO_LAUNCHER]),
         ("pip install deepspeed && torchrun t.py --engine deepspeed", []),
@@ -159,6 +161,11 @@ WORKS = "which sets the same variables: torchrun --nproc-per-node=gpu "
         (["python", "-m", "deepspeed.launcher.runner", "--x", "t.py"], "deepspeed", "t.py"),
         (["fabric", "run", "--num-nodes=2", "t.py"], "fabric run", "t.py"),
         (["lightning", "run", "model", "./t.py"], "lightning run", "./t.py"),
+        (
+            ["python", "t.py", "fit", "--trainer.num_nodes=2", "--trainer.devices", "8"],
+            "Lightning's own launcher",
+            "t.py",
+        ),
     ],
 )
 def test_a_launcher_of_a_world_of_its_own_is_refused_with_the_line_that_works(

@@ -129,6 +129,29 @@ def test_every_run_of_a_cron_job_is_a_rendezvous_of_its_own() -> None:
     assert {"name": "PET_RDZV_ID", "valueFrom": JOB_NAME} in env
 
 
+@pytest.mark.parametrize(
+    ("name", "own_name"),
+    [
+        ("block-scalars", "batch.kubernetes.io/job-name"),
+        ("elastic-pytorch-job", "training.kubeflow.org/job-name"),
+        ("elastic-mpi", "training.kubeflow.org/job-name"),
+        ("jobset", "jobset.sigs.k8s.io/jobset-name"),
+        ("volcano", "volcano.sh/job-name"),
+    ],
+)
+def test_every_object_of_a_generated_name_is_a_job_of_its_own(name: str, own_name: str) -> None:
+    text = re.sub(
+        r"(?m)^metadata:(\s+| \{)name: [\w-]+", r"metadata:\1generateName: ft-", CORPUS[name]
+    )
+    assert "generateName: ft-" in text
+    made = injected(text, job=None).text
+    for one in sidecars(made):
+        assert variables(one)["MUSTER_JOB"] == label(own_name)
+    assert {*re.findall(r"muster\.dev/job: (\S+?)[,}\n]", made)} == {"ft"}
+    assert again(made) == made
+    assert inject(text, Request(FLAGS, {})).text.count("value: digits")
+
+
 @pytest.mark.parametrize("wrap", ["true", "false"])
 def test_a_sidecar_takes_what_it_is_told(wrap: str) -> None:
     flags = {"etcd_endpoints": "https://e:1", "etcd_secret": "s"}

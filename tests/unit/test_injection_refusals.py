@@ -90,7 +90,7 @@ def test_nodes_that_may_be_linux_are_no_obstacle(nodes: str) -> None:
     assert "name: muster\n" in injected(changed(*before(nodes))).text
 
 
-def test_a_bare_pod_or_a_generated_name_needs_the_name_of_a_job() -> None:
+def test_a_pod_or_a_generated_name_that_no_label_has_needs_the_name_of_a_job() -> None:
     generated = changed("  name: digits", "  generateName: d")
     for text in (generated, CORPUS["plain-pod"]):
         (line,) = refused(text, job=None)
