@@ -139,6 +139,10 @@ class RunDir:
                 self._ensure(f"{layout.PROGRAMS}/{name}", program(name), 0o755)
             for path in EXEC_PROGRAMS:
                 self._ensure(path, exec_program(path), 0o755)
+            # Where Python may keep what it has compiled: else each start of one would compile it.
+            self._make_dir(self.path / layout.MODULES / "__pycache__", 0o1777)
+            startup = files("launcher_shim.pod") / layout.STARTUP
+            self._ensure(f"{layout.MODULES}/{layout.STARTUP}", startup.read_bytes(), 0o644)
 
     def state(self, pod_uid: str) -> State:
         """Read what this pod's sidecar kept; for a fresh pod, make its state and keep it at once.

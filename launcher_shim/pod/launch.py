@@ -14,6 +14,7 @@ import logging
 import os
 from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence
 
+from launcher_shim.pod.overruling import starts_own_job
 from launcher_shim.pod.process_table import descendants, parts
 from launcher_shim.pod.torchrun_line import read_line
 from launcher_shim.pod.torchrun_options import VARIABLES
@@ -32,6 +33,11 @@ PROGRAM_WORDS = 32
 """The number of words of a command line among which the launcher's name is searched: ``numactl -N 0
 -m 0 torchrun``."""
 
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+}
 _REPORTED = ("nnodes", "rdzv-endpoint", "rdzv-backend", "standalone")
 """Options of torchrun that the report contains."""
 
@@ -56,14 +62,20 @@ class Launch(NamedTuple):
 
 
 def read_launch(pid: int, words: Sequence[str], environ: Mapping[str, str]) -> Optional[Launch]:
-    """Return the launcher that a process is, with its rendezvous options; None for any other."""
+    """Return the launcher that a process is, with its rendezvous options; None for any other.
+
+    accelerate's counts as torchrun where that is what it becomes.
+    """
     launcher, after = _program(words)
-    if not launcher:
+    if launcher not in ("torchrun", "accelerate"):
+        return Launch(launcher, pid) if launcher else None
+    if starts_own_job(environ):
+        options = given_options((), environ, _REPORTED)  # whatever it was given is overruled
+    elif launcher == "torchrun":
+        options = given_options(words[after:], environ, _REPORTED)
+    else:
         return None
-    if launcher != "torchrun":
-        return Launch(launcher, pid)
-    options = given_options(words[after:], environ, _REPORTED)
-    return Launch(launcher, pid, {name: text[:TEXT_MAX] for name, text in options.items()})
+    return Launch("torchrun", pid, {name: text[:TEXT_MAX] for name, text in options.items()})
 
 
 def _program(words: Sequence[str]) -> "tuple[str, int]":
@@ -71,11 +83,11 @@ def _program(words: Sequence[str]) -> "tuple[str, int]":
         name = os.path.basename(argument)
         if name in ("torchrun", "horovodrun"):
             return name, at + 1
-        if argument == "-m" and words[at + 1 : at + 2] in (
-            ["torch.distributed.run"],
-            ["torch.distributed.launch"],
-        ):
-            return "torchrun", at + 2
+        after = words[at + 1] if len(words) > at + 1 else ""
+        if name == "accelerate-launch" or (name, after) == ("accelerate", "launch"):
+            return "accelerate", at + 1
+        if argument == "-m" and after in _MODULES:
+            return _MODULES[after], at + 2
         if name.endswith((".py", ".sh")):
             break  # the rest is for that script; a launcher that it starts is a process of its own
     return "", 0

@@ -47,15 +47,14 @@ def keeps_flags(environ: Mapping[str, str]) -> bool:
 def starts_own_job(environ: Mapping[str, str]) -> bool:
     """Return whether a launcher with this environment is to train as its sidecar says.
 
-    It is if it is the container's own, below ``muster-run``, and not a worker's. Raises
-    ``ValueError`` as ``keeps_flags`` does.
+    It is if it is the container's own, below ``muster-run``, and not a worker's.
     """
     return (
         environ.get(VARIABLES["rdzv-backend"]) == "c10d"
         and rendezvous_port(environ) is not None
         and bool(environ.get(VARIABLES["rdzv-id"]))
         and not any(name in environ for name in NESTED)
-        and not keeps_flags(environ)
+        and environ.get(KEEP_FLAGS, "").strip() != "1"
     )
 
 

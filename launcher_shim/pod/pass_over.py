@@ -26,7 +26,7 @@ from launcher_shim.pod.early_signals import unblock
 from launcher_shim.pod.images_own import images_own
 from launcher_shim.pod.launch import given_options
 from launcher_shim.pod.log_lines import configure
-from launcher_shim.pod.overruling import TELLS_ONLY, kept_line, starts_own_job
+from launcher_shim.pod.overruling import TELLS_ONLY, keeps_flags, kept_line, starts_own_job
 from launcher_shim.pod.torchrun_line import read_line
 from launcher_shim.rundir import layout
 
@@ -37,6 +37,9 @@ ANSWER_TIMEOUT_S = 600.0
 may be away, or the sidecar may be being replaced."""
 ANSWER_MAX = 64
 """Maximum length of an answer in bytes; a longer one does not come from a sidecar."""
+
+ASKED = "MUSTER_ASKED_BY"
+"""Variable that a torchrun gets: the process that has asked, which it has taken the place of."""
 
 _WHERE = ("rdzv-endpoint", "rdzv-backend", "rdzv-id", "standalone")
 """Options that decide which rendezvous a torchrun comes to."""
@@ -50,13 +53,14 @@ def main() -> int:
     configure("muster-run")
     arguments = sys.argv[1:]
     try:
-        if starts_own_job(os.environ):
-            arguments, sentences = kept_line(arguments, os.environ)
-            for sentence in sentences:
-                log.info("%s", sentence)
+        keeps_flags(os.environ)
     except ValueError as error:
         log.error("%s", error)
         return EXIT_USAGE
+    if starts_own_job(os.environ):
+        arguments, sentences = kept_line(arguments, os.environ)
+        for sentence in sentences:
+            log.info("%s", sentence)
     meets = meets_at(arguments, os.environ)
     if meets is not None and passes_over(*meets, digest(arguments)):
         log.info("this stage of %s has succeeded already: skipping it", meets[1])
@@ -66,7 +70,7 @@ def main() -> int:
         log.error("torchrun: not found in the PATH")
         return EXIT_NOT_FOUND
     try:
-        os.execv(own, [own, *arguments])
+        os.execve(own, [own, *arguments], {**os.environ, ASKED: str(os.getpid())})
     except OSError as error:
         log.error("%s: %s", own, error.strerror)
         return EXIT_NOT_EXECUTABLE

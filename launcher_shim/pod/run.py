@@ -206,7 +206,7 @@ class CommandRun:
 
     def _is_torchrun(self) -> bool:
         """Return whether the command is a torchrun: one that aborts at its end was drained, too."""
-        launch = read_launch(0, self._command, {})
+        launch = read_launch(0, self._command, {**os.environ, **(self._delivered or {})})
         return launch is not None and launch.launcher == "torchrun"
 
     # -- before the command

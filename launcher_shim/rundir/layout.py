@@ -40,6 +40,8 @@ REMOTE_SHELL = "remote-shell"
 horovodrun's."""
 MODULES = "python"
 """Directory of the modules for the training container."""
+STARTUP = "sitecustomize.py"
+"""In ``MODULES``: the module that each Python of the training container runs first."""
 
 GATE_PAGE = "gate.page"
 """The gate: whether ranks may go on, wait or save at their next boundary."""

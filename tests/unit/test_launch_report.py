@@ -29,6 +29,7 @@ DELIVERED = {
     "PET_RDZV_BACKEND": "c10d",
     "SECRET": "hunter2",
 }
+KEPT = {**DELIVERED, "MUSTER_KEEP_FLAGS": "1"}
 
 
 @pytest.mark.parametrize(
@@ -49,18 +50,39 @@ DELIVERED = {
         ("torchrun -t 3 --nnodes=5 -- train.py --nnodes=9", {"nnodes": "5"}),
     ],
 )
-def test_the_options_of_torchrun_win_over_its_variables(line: str, told: dict[str, str]) -> None:
-    launch = read_launch(5, shlex.split(line), DELIVERED)
+def test_options_of_torchrun_win_over_its_variables_if_they_are_kept(
+    line: str, told: dict[str, str]
+) -> None:
+    launch = read_launch(5, shlex.split(line), KEPT)
     assert launch is not None
     assert launch.launcher == "torchrun"
     expected = {
         "nnodes": "2:4",
         "rdzv-endpoint": "localhost:29400",
         "rdzv-backend": "c10d",
-        **told,
     }
-    assert dict(launch.options) == expected
+    assert dict(launch.options) == {**expected, **told}
     assert b"hunter2" not in launch.to_json("a")
+    overruled = read_launch(5, shlex.split(line), DELIVERED)
+    assert overruled is not None
+    assert dict(overruled.options) == expected
+    nested = read_launch(5, shlex.split(line), {**DELIVERED, "TORCHELASTIC_RUN_ID": "digits"})
+    assert nested == launch
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python /opt/bin/accelerate launch --multi_gpu --rdzv_backend static train.py",
+        "accelerate-launch train.py",
+        "python -m accelerate.commands.launch train.py",
+    ],
+)
+def test_accelerates_launcher_is_a_torchrun_where_it_becomes_one(line: str) -> None:
+    launch = read_launch(5, line.split(), DELIVERED)
+    assert launch is not None
+    assert (launch.launcher, launch.options["rdzv-backend"]) == ("torchrun", "c10d")
+    assert read_launch(5, line.split(), KEPT) is None
 
 
 @pytest.mark.parametrize(
@@ -69,6 +91,7 @@ def test_the_options_of_torchrun_win_over_its_variables(line: str, told: dict[st
         "python train.py",
         "sh -c 'torchrun train.py'",
         "sleep torchrunner",
+        "accelerate config",
         "",
         # What a script is given is the script's own.
         "python train.py --launcher torchrun",
@@ -93,7 +116,7 @@ def told(run_dir: Path, content: bytes) -> LaunchReport | None:
 
 
 def test_the_sidecar_reads_what_was_written(tmp_path: Path) -> None:
-    launch = read_launch(5, ["torchrun", "--standalone", "train.py"], DELIVERED)
+    launch = read_launch(5, ["torchrun", "--standalone", "train.py"], KEPT)
     assert launch is not None
     assert told(tmp_path, launch.to_json("a")) == LaunchReport(
         "a", "torchrun", 5, "2:4", "localhost:29400", "c10d", standalone=True

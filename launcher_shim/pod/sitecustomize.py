@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first lines of each Python in a training container, delivered beside ``import muster``.
+
+Python looks for a module of this name when it starts. This one sets ``NODE_RANK`` in a worker, and
+has torch's launcher prepared where that is imported. Then it runs the next one of the path, as if
+it were absent itself. It is short because Python may have to compile it each time.
+"""
+
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+RAN = sys.__dict__.setdefault("muster_folders", [])
+"""Where files like this have run: a user's ``sitecustomize`` that runs the next one may find them
+again."""
+
+
+class OnImport:
+    """Import hook that has torch's launcher prepared."""
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        """Find torch's launcher, once; see ``importlib.abc.MetaPathFinder``."""
+        if name != "torch.distributed.launcher.api":
+            return None
+        sys.meta_path.remove(self)
+        archive = os.path.join(os.path.dirname(HERE), "bin", "torchrun")
+        sys.path.insert(0, archive)
+        try:
+            from launcher_shim.pod import in_process
+
+            return in_process.found(name)
+        except Exception as error:
+            sys.stderr.write("muster-run: torch's launcher is left as it is: %r\n" % (error,))
+            return None
+        finally:
+            sys.path.remove(archive)
+
+
+class OnNext:
+    """Import hook that finds the next ``sitecustomize``."""
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        """Search the path without the folders of Muster; see ``importlib.abc.MetaPathFinder``."""
+        if name != "sitecustomize":
+            return None
+        sys.meta_path.remove(self)
+        whole = sys.path[:]
+        sys.path[:] = [one for one in whole if os.path.abspath(one) not in RAN]
+        try:
+            found = (finder.find_spec(name, path, target) for finder in sys.meta_path)
+            spec = next(filter(None, found), None)
+        finally:
+            sys.path[:] = whole
+        if spec is None:
+            raise ImportError("there is no other one", name=name)
+        return spec
+
+
+if __name__ == "sitecustomize":
+    if RAN:
+        pass
+    elif "TORCHELASTIC_RUN_ID" not in os.environ:
+        if "PET_RDZV_ENDPOINT" in os.environ:
+            sys.meta_path.insert(0, OnImport())
+    elif "GROUP_RANK" in os.environ:
+        os.environ.setdefault("NODE_RANK", os.environ["GROUP_RANK"])
+    RAN.append(HERE)
+    sys.meta_path.insert(0, OnNext())
+    del sys.modules["sitecustomize"]
+    __import__("sitecustomize")
