@@ -11,8 +11,8 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 RAN = sys.__dict__.setdefault("muster_folders", [])
-"""Where files like this have run: a user's ``sitecustomize`` that runs the next one may find them
-again."""
+"""Folders of the files like this that have run: a user's ``sitecustomize`` that runs the next one may
+find one of them again."""
 
 
 class OnImport:

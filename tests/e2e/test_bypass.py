@@ -37,7 +37,8 @@ def test_one_that_was_pointed_elsewhere_is_named_until_it_is_started_right(
     with run_job(embedded, least=1, most=2, wrapped=True) as job:
         (node,) = job.add(launch=False)
         # Its rendezvous is a port where nobody listens: it waits there, as it would for another.
-        job.start_launcher(node, shell="{}", options=["--rdzv-endpoint=localhost:1"])
+        options = ["--rdzv-endpoint=localhost:1"]
+        job.start_launcher(node, shell="MUSTER_KEEP_FLAGS=1 {}", options=options)
         record = job.keys.in_generation(1).bypass(node.name)
 
         def kind() -> str:

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two real torchruns in one command, one after the other, in a pod of its own."""
+"""Two real torchruns in one command, one after the other, however they are started."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from rdzv.store.memory.server import EmbeddedServer
-from tests.support.sidecars.processes import ROOT
+from tests.support.sidecars.processes import ROOT, until
 from tests.support.sidecars.relayed_pod import RelayedPod, relayed_pod
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
@@ -48,15 +49,38 @@ async def ended(pod: RelayedPod) -> int | None:
     return pod.runner.returncode
 
 
-async def test_a_command_of_two_torchruns_ends_well_and_ends_well_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+BIN = Path(sys.executable).parent
+STATIC = "--nnodes=2 --node_rank=1 --master_addr=head --master_port=29500"
+ELASTIC = """
+import sys
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+config = LaunchConfig(2, 2, 1, run_id="7", rdzv_backend="static", rdzv_endpoint="head:29500")
+elastic_launch(config, sys.executable)(*sys.argv[1:])
+"""
+"""A launcher in Python that knows nothing of Muster."""
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "torchrun",
+        f"torchrun {STATIC}",
+        f"{BIN}/torchrun {STATIC}",
+        "python -m torch.distributed.run --standalone",
+        "python {elastic}",
+    ],
+    ids=["torchrun", "static", "by its path", "module", "from Python"],
+)
+async def test_a_command_of_two_stages_ends_well_and_ends_well_again(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage, told = tmp_path / "stage.py", tmp_path / "told"
+    stage, told, elastic = tmp_path / "stage.py", tmp_path / "told", tmp_path / "elastic.py"
     await asyncio.to_thread(stage.write_text, SCRIPT.format(told=str(told)))
+    await asyncio.to_thread(elastic.write_text, ELASTIC)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ['PYTHONPATH']}")
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    torchrun = f"torchrun --nproc-per-node=1 {stage}"
-    line = f"{torchrun} first && {torchrun} second"
+    monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    start = f"{launcher.format(elastic=elastic)} {stage}"
+    line = f"{start} first && {start} second"
     async with (
         EmbeddedServer() as server,
         relayed_pod(server.endpoint, tmp_path / "run", "sh", "-c", line) as pod,
@@ -66,3 +90,63 @@ async def test_a_command_of_two_torchruns_ends_well_and_ends_well_again(
         await pod.start_again("sh", "-c", line)
         assert await ended(pod) == 0
     assert await asyncio.to_thread(told.read_text) == "first 1 None\nsecond 1 None\n"
+
+
+LATE = """
+import os, pathlib, sys, time
+import muster
+folder, stage = pathlib.Path(sys.argv[1]), sys.argv[2]
+with open(folder / "told", "a") as told:
+    print(stage, *map(os.environ.get, ("MUSTER_MEMBER", "WORLD_SIZE")), file=told)
+assert os.environ["NODE_RANK"] == os.environ["GROUP_RANK"]
+step, drain = 0, muster.drain()
+with drain:
+    while stage == "second" and not (folder / "end").exists():
+        step += 1
+        time.sleep(0.05)
+        if drain.commit_due(step):
+            drain.committed(step)
+"""
+"""The first stage ends at once, the second once it may."""
+
+
+async def test_a_late_pod_joins_the_stage_that_runs_and_a_later_one_ends_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, told = tmp_path / "stage.py", tmp_path / "told"
+    await asyncio.to_thread(stage.write_text, LATE)
+    await asyncio.to_thread(told.touch)
+    monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
+
+    async def started(*names: str) -> list[str]:
+        text = await asyncio.to_thread(told.read_text)
+        return [line for line in text.splitlines() if line.split()[1] in names]
+
+    async with EmbeddedServer() as server, AsyncExitStack() as stack:
+
+        async def pod(number: int) -> RelayedPod:
+            line = (
+                f"python -m torch.distributed.run {STATIC.replace('rank=1', f'rank={number}')}"
+                f" {stage} {tmp_path} first && {BIN}/torchrun {stage} {tmp_path} second"
+            )
+            name = f"w-{number}"
+            settings = {"MUSTER_MEMBER": name, "MUSTER_MIN": "2", "MUSTER_MAX": "3"}
+            return await stack.enter_async_context(
+                relayed_pod(server.endpoint, tmp_path / name, "sh", "-c", line, **settings)
+            )
+
+        async def in_world(size: int, *names: str) -> None:
+            async def seen() -> bool:
+                return {f"second {name} {size}" for name in names} <= {*await started(*names)}
+
+            await until(seen, PATIENCE_S)
+
+        first = [await pod(0), await pod(1)]
+        await in_world(2, "w-0", "w-1")
+        late = await pod(2)
+        await in_world(3, "w-0", "w-1", "w-2")
+        assert "first" not in " ".join(await started("w-2"))
+        await asyncio.to_thread((tmp_path / "end").touch)
+        assert [await ended(one) for one in (*first, late)] == [0, 0, 0]
+        assert await ended(await pod(3)) == 0
+        assert await started("w-3") == []
