@@ -130,10 +130,15 @@ async def test_a_late_pod_joins_the_stage_that_runs_and_a_later_one_ends_well(
                 f" {stage} {tmp_path} first && {BIN}/torchrun {stage} {tmp_path} second"
             )
             name = f"w-{number}"
-            settings = {"MUSTER_MEMBER": name, "MUSTER_MIN": "2", "MUSTER_MAX": "3"}
-            return await stack.enter_async_context(
-                relayed_pod(server.endpoint, tmp_path / name, "sh", "-c", line, **settings)
+            one = relayed_pod(
+                server.endpoint,
+                tmp_path / name,
+                *("sh", "-c", line),
+                MUSTER_MEMBER=name,
+                MUSTER_MIN="2",
+                MUSTER_MAX="3",
             )
+            return await stack.enter_async_context(one)
 
         async def in_world(size: int, *names: str) -> None:
             async def seen() -> bool:
