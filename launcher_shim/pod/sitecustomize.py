@@ -11,8 +11,8 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 RAN = sys.__dict__.setdefault("muster_folders", [])
-"""Folders of the files like this that have run: one that a user's ``sitecustomize`` runs next may be
-here again."""
+"""Folders of the files like this that have run. A user's ``sitecustomize`` that runs the next one
+may find one of them again."""
 
 
 class OnImport:
