@@ -73,8 +73,8 @@ SHARED_PROCESSES = (
     " read the Secret {secret} through the sidecar's /proc: leave it out"
 )
 OVERRULED = "container {name} sets {variable}: muster-run overrules it"
-RESTARTS_LARGER = (
-    "container {name} sets {variable}: the larger of it and what Muster says is what counts"
+RESTARTS_KEPT = (
+    "container {name} sets {variable}: kept; the death of a node may use a restart of each torchrun"
 )
 OPTIONS_MERGED = (
     "container {name} sets {variable}: muster-run overrules the keys that Muster needs, and keeps"
@@ -95,7 +95,7 @@ _VARIABLES = {
         ),
         OVERRULED,
     ),
-    RESTARTS: RESTARTS_LARGER,
+    RESTARTS: RESTARTS_KEPT,
     OPTIONS: OPTIONS_MERGED,
 }
 

@@ -307,8 +307,8 @@ class RunDir:
 
 
 MAX_RESTARTS = 10
-"""The restart budget: enough for a day with several losses; a script that always fails still ends
-within minutes."""
+"""The restart budget of a container that sets none: enough for a day with several losses; a script
+that always fails still ends within minutes."""
 
 
 def torch_environment(config: Config) -> Mapping[str, str]:
@@ -317,8 +317,8 @@ def torch_environment(config: Config) -> Mapping[str, str]:
     torch's own keep-alive is as good as switched off (5 s x 1000), as the leases tell which nodes
     are alive; torch never hosts a store; and each round has a worker store of its own, without
     which elastic scale-up is broken from torch 2.6 on. With torch's own default of no restart, the
-    first node that dies would end every other torchrun; ``--max-restarts`` on the command line
-    takes precedence.
+    first node that dies would end every other torchrun; the container's own ``PET_MAX_RESTARTS``
+    or ``--max-restarts`` takes precedence.
     """
     return {
         "PET_RDZV_BACKEND": "c10d",

@@ -2,8 +2,8 @@
 """The options of torchrun if the container's own and the sidecar's differ.
 
 They are variables, or words of its command line. The sidecar's win: with any other endpoint, id or
-bounds the pod would not train with the others. But more restarts are kept, and so are rendezvous
-options that the sidecar does not set.
+bounds the pod would not train with the others. But the container's own restart budget counts, and
+rendezvous options that the sidecar does not set are kept.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def merged(
     for name, text in delivered.items():
         before = own.get(name, text)
         if name == RESTARTS:
-            result[name], lost = _larger(before, text)
+            result[name], lost = before if before.strip() else text, ""
         elif name == OPTIONS:
             result[name], lost = _with_foreign_options(before, text)
         else:
@@ -115,13 +115,6 @@ def merged(
         result[STANDALONE] = "0"
         overruled.append(f"{STANDALONE} is overruled, as {_LEFT_OUT['standalone']}")
     return result, overruled
-
-
-def _larger(own: str, delivered: str) -> "Tuple[str, str]":
-    """Return the larger of two numbers, and the container's own value if it is overruled."""
-    if own.strip().isdecimal() and delivered.isdecimal() and int(own) >= int(delivered):
-        return own.strip(), ""
-    return delivered, own or "nothing"
 
 
 def _with_foreign_options(own: str, delivered: str) -> "Tuple[str, str]":

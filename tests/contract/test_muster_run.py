@@ -227,7 +227,7 @@ async def test_it_imports_nothing_that_is_heavy(bare: Path, tmp_path: Path) -> N
 # --- beside a sidecar ---
 
 
-async def test_what_is_delivered_is_the_last_word_but_for_a_larger_budget_and_foreign_options(
+async def test_what_is_delivered_wins_but_for_the_restart_budget_and_foreign_options(
     run_dir: Path,
 ) -> None:
     delivered = "PET_RDZV_ENDPOINT=elsewhere:1\nPET_MAX_RESTARTS=10\nPET_RDZV_CONF=is_host=0\n"
@@ -238,14 +238,14 @@ async def test_what_is_delivered_is_the_last_word_but_for_a_larger_budget_and_fo
         run_dir,
         *("muster-run", "--", "sh", "-c", f"{of_torchrun}; {others}"),
         PET_RDZV_ENDPOINT="worker-0:23456",
-        PET_MAX_RESTARTS="100",
+        PET_MAX_RESTARTS="1",
         PET_RDZV_CONF="join_timeout=900,is_host=1",
         PYTHONPATH="/mine",
         KEPT="kept",
     ) as run:
         assert await run.ended() == 0
         assert run.out == [
-            "elsewhere:1 100 is_host=0,join_timeout=900",
+            "elsewhere:1 1 is_host=0,join_timeout=900",
             f"a=b {run_dir}/python:/mine {run_dir} kept",
         ]
         said = [line for line in run.err.splitlines() if "overruled" in line]

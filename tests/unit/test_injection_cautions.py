@@ -28,7 +28,7 @@ SENTENCES = [
     cautions.POLICY_COUNTS,
     cautions.SHARED_PROCESSES,
     cautions.OVERRULED,
-    cautions.RESTARTS_LARGER,
+    cautions.RESTARTS_KEPT,
     cautions.OPTIONS_MERGED,
 ]
 PATTERNS = [re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(text))) for text in SENTENCES]
@@ -128,7 +128,8 @@ OWN_VARIABLES = manifest(
 )
 OVERRULED = [
     "container c sets PET_RDZV_ENDPOINT: muster-run overrules it",
-    "container c sets PET_MAX_RESTARTS: the larger of it and what Muster says is what counts",
+    "container c sets PET_MAX_RESTARTS: kept; the death of a node may use a restart of each"
+    " torchrun",
     "container c sets PET_RDZV_CONF: muster-run overrules the keys that Muster needs, and keeps"
     " the others",
 ]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from console.local.launch.horovod_line import HorovodLine
-from console.local.launch.launch_line import read_launch_line
+from console.local.launch.launch_line import LaunchLine, read_launch_line
 from console.local.launch.settings import LocalSettings, horovodrun_environment
 from console.local.processes.marked import NODE_MARK, RUN_MARK
 from console.local.report.final_report import last_words
@@ -61,6 +61,17 @@ def test_torchruns_own_variable_counts_where_the_command_does_not_say(
     assert line.slots == slots
     with pytest.raises(ConfigError, match=r"^PET_NPROC_PER_NODE=gpu: give a number"):
         read_launch_line(["torchrun", "train.py"], {"PET_NPROC_PER_NODE": "gpu"})
+
+
+@pytest.mark.parametrize(
+    ("command", "restarts"), [("torchrun train.py", 2), ("torchrun --max-restarts 0 train.py", 0)]
+)
+def test_the_users_restart_budget_is_read_from_the_command_or_its_variable(
+    command: str, restarts: int
+) -> None:
+    line = read_launch_line(command.split(), {"PET_MAX_RESTARTS": "2"})
+    assert isinstance(line, LaunchLine)
+    assert line.max_restarts == restarts
 
 
 @pytest.mark.parametrize(

@@ -11,22 +11,20 @@ CONF = "is_host=0,read_timeout=300"
 
 
 @pytest.mark.parametrize(
-    ("own", "told", "said"),
+    ("own", "told"),
     [
-        (None, "10", []),
-        ("100", "100", []),
-        ("10", "10", []),
-        (" 12 ", "12", []),
-        ("3", "10", ["PET_MAX_RESTARTS: 3 is overruled by 10"]),
-        ("many", "10", ["PET_MAX_RESTARTS: many is overruled by 10"]),
-        ("-1", "10", ["PET_MAX_RESTARTS: -1 is overruled by 10"]),
-        ("²", "10", ["PET_MAX_RESTARTS: ² is overruled by 10"]),
-        ("", "10", ["PET_MAX_RESTARTS: nothing is overruled by 10"]),
+        (None, "10"),
+        ("", "10"),
+        (" ", "10"),
+        ("100", "100"),
+        ("3", "3"),
+        ("0", "0"),
+        ("many", "many"),  # torchrun refuses it
     ],
 )
-def test_the_larger_budget_of_restarts_wins(own: str | None, told: str, said: list[str]) -> None:
+def test_the_containers_own_restart_budget_counts(own: str | None, told: str) -> None:
     environ = {} if own is None else {"PET_MAX_RESTARTS": own}
-    assert merged(environ, {"PET_MAX_RESTARTS": "10"}) == ({"PET_MAX_RESTARTS": told}, said)
+    assert merged(environ, {"PET_MAX_RESTARTS": "10"}) == ({"PET_MAX_RESTARTS": told}, [])
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ _MODULES = {"torch.distributed.run": "torchrun", "horovod.runner.launch": "horov
 class LaunchLine:
     """torchrun's command as the user gave it; ``slots`` is its worker processes per node.
 
-    ``max_restarts`` is None if the command does not set it; ``script`` is the file that each node
+    ``max_restarts`` is None if the user does not set it; ``script`` is the file that each node
     needs, None for a module or another program.
     """
 
@@ -47,7 +47,7 @@ def read_launch_line(
 ) -> LaunchLine | HorovodLine:
     """Parse and check the user's command; raises ``ConfigError`` with one sentence.
 
-    ``environ``: torchrun reads the number of its workers from there if the command has none.
+    ``environ``: torchrun reads its workers' number and restarts from there if the command has none.
     """
     if not command:
         raise ConfigError("no command: say what each node runs, as in -- torchrun train.py")
@@ -62,7 +62,7 @@ def read_launch_line(
                 f"torchrun's --{name} cannot be given here: {_REFUSED[name]}; see"
                 " docs/local.md#what-happens-to-nodes"
             )
-    restarts = options.get("max-restarts", "")
+    restarts = options.get("max-restarts", environ.get(VARIABLES["max-restarts"], ""))
     max_restarts = int(restarts) if re.fullmatch(r"\d+", restarts) else None
     slots = _slots(options, environ)
     if line.script == ():

@@ -30,7 +30,7 @@ class _Log:
 
 
 class WorkerWatch:
-    """A watch on the logs of one run; ``max_restarts`` is torchrun's, None if its command has none.
+    """A watch on the logs of one run; ``max_restarts`` is torchrun's, None if the user sets none.
 
     It keeps the position in each log.
     """
@@ -96,7 +96,7 @@ class WorkerWatch:
         return f"the same error {TIMES} times before any step: {failure.sentence}"
 
     def _allowed(self, node: LocalNode) -> int:
-        """Return how many times torchrun restarts its workers, by its command or environment."""
+        """Return how many times torchrun restarts its workers: the user's number or Muster's."""
         if self._max_restarts is not None:
             return self._max_restarts
         try:
