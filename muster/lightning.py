@@ -44,6 +44,11 @@ log = logging.getLogger(__name__)
 KEPT = 2
 """Number of the callback's own checkpoints to keep: an older one until the next is whole."""
 
+OWN_LAUNCHER = (
+    "Lightning has started the %d ranks of this world itself, so no pod can leave or join it: start"
+    " the script with torchrun --nproc-per-node=%d SCRIPT"
+)
+
 ASIDE = ".part"
 """Suffix of a checkpoint that is being written."""
 
@@ -74,14 +79,18 @@ class MusterCallback(Callback):
         """Take over the sampler; raise ``ValueError`` if the world is not torchrun's.
 
         Without Lightning's ``num_nodes`` each rank would train alone, and all would save to the
-        same files.
+        same files. Ranks that Lightning starts itself stay in the world that they began in.
         """
         if self.sampler is not None:
             take_over(trainer, self.sampler)
         file = own_file()
-        if file is None or not file.rank.of_torchrun:
+        if file is None:
             return
         ranks, world_size = file.rank.world_size, trainer.world_size
+        if not file.rank.of_torchrun:
+            if world_size > 1:
+                raise ValueError(OWN_LAUNCHER % (world_size, trainer.num_devices))
+            return
         if ranks != world_size:
             raise ValueError(
                 "torchrun has started %d ranks, and Lightning trains in a world of %d: give its"

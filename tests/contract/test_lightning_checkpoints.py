@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from muster.cursor import CommittedStep
 from muster.progress import RankIdentity
 from muster.tag import ALONE, world_tag
+from tests.support.launchers.refused import OWN_LAUNCHER
 from tests.support.ports import free_ports
 from tests.support.training.worker import SCRIPTS, START_S, worker
 
@@ -180,6 +182,18 @@ def test_ranks_that_would_each_train_alone_are_refused(
     callback.setup(SimpleNamespace(world_size=2), None, "fit")
     with pytest.raises(ValueError, match=r"started 2 ranks, .* a world of 1: .*num_nodes"):
         callback.setup(SimpleNamespace(world_size=1), None, "fit")
+
+
+def test_ranks_of_lightnings_own_launcher_are_refused(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank alone, as in a notebook, is not."""
+    alone = RankIdentity({})
+    monkeypatch.setattr(library, "own_file", lambda: SimpleNamespace(rank=alone))
+    callback = library.MusterCallback("/shared")
+    callback.setup(SimpleNamespace(world_size=1), None, "fit")
+    with pytest.raises(ValueError, match=f"^{re.escape(OWN_LAUNCHER)}$"):
+        callback.setup(SimpleNamespace(world_size=16, num_devices=8), None, "fit")
 
 
 def test_every_rank_is_told_what_rank_0_has_found(tmp_path: Path) -> None:
