@@ -15,6 +15,7 @@ from agent.drain.service import Drains
 from agent.drain.view import RoundSource
 from agent.hosts import HostDelivery
 from agent.launcher.check import LauncherPolicy
+from agent.launcher.failures import FailureReporter
 from agent.launcher.watcher import LauncherWatcher
 from agent.rundir.files import RunDir
 from agent.shards.desk import ShardDesk
@@ -58,6 +59,7 @@ class LauncherParts:
     endpoint: Endpoint
     drains: Drains
     lookout: LauncherWatcher
+    failures: FailureReporter
     tunnel: Tunnel
     shards: ShardSocket
     desk: ShardDesk
@@ -199,9 +201,12 @@ def launcher_parts(
         ready=ready,
         clock=around.clock,
     )
+    failures = FailureReporter(
+        run_dir, client, registrar, endpoint, settings.quarantine, clock=around.clock
+    )
     shards = ShardSocket(sockets.shards_path, desk.answer)
     tunnel = tunnel_of(around, member, sockets, settings.lease_ttl_s)
-    return LauncherParts(hosts, endpoint, drains, lookout, tunnel, shards, desk)
+    return LauncherParts(hosts, endpoint, drains, lookout, failures, tunnel, shards, desk)
 
 
 def tunnel_of(

@@ -110,6 +110,7 @@ class RunningParts:
             "drains": self.launcher.drains.run(),
             "shards": self.launcher.shards.run(),
             "lookout": self.launcher.lookout.run(),
+            "failures": self.launcher.failures.run(),
             "sweeper": self.member.sweeper.run(),
             "store-version": self.member.store_version.run(),
             "tunnel": self.launcher.tunnel.run(),

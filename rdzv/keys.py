@@ -232,6 +232,15 @@ class GenerationKeys:
         return f"{self.bypasses}{_name(member)}"
 
     @property
+    def failures(self) -> str:
+        """The prefix of the newest failures of members' workers."""
+        return f"{self.prefix}failures/"
+
+    def failure(self, member: str) -> str:
+        """Return the key of the newest failure of a member's workers, on that member's lease."""
+        return f"{self.failures}{_name(member)}"
+
+    @property
     def quarantines(self) -> str:
         """The prefix of the records of torchruns that died."""
         return f"{self.prefix}quarantines/"

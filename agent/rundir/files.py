@@ -21,6 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from agent.config.sidecar import Config
+from agent.rundir.failure_report import FailureReport, read_failures
 from agent.rundir.gate_page import GatePage
 from agent.rundir.launch_report import LaunchReport, read_launch
 from agent.rundir.programs import EXEC_PROGRAMS, PROGRAMS, exec_program, program
@@ -106,6 +107,7 @@ class RunDir:
         with self._usable():
             self._make_dir(self.path / layout.PROGRESS, 0o1777)
             self._make_dir(self.path / layout.LAUNCH, 0o1777)
+            self._make_dir(self.path / layout.FAILURES, 0o1777)
             self._page.make()
             self._make_dir(self.path / layout.MODULES, 0o755)
             for package in LIBRARY:
@@ -231,6 +233,10 @@ class RunDir:
     def launch(self) -> LaunchReport | None:
         """Read the report of ``muster-run`` on its launcher; None if there is none."""
         return read_launch(self.path)
+
+    def failures(self) -> tuple[FailureReport, ...]:
+        """Read the errors that the ranks of this pod have reported, the earliest first."""
+        return read_failures(self.path / layout.FAILURES)
 
     def commands(self) -> int | None:
         """Count the worker commands of a Horovod launcher that run here; None if none ever came."""

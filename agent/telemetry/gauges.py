@@ -61,6 +61,11 @@ def add_gauges(
     metrics.gauge("muster_round", "Number of the newest round of each torch run.", rounds, "run_id")
     _add_shard_gauges(metrics, launcher.desk)
     metrics.gauge(
+        "muster_worker_failures",
+        "Worlds that workers of this pod have ended by a failure since this sidecar started.",
+        lambda: float(launcher.failures.total),
+    )
+    metrics.gauge(
         "muster_loop_lag_seconds",
         "The worst lag of the event loop in the last ten seconds.",
         lambda: loop_lag.worst_s,

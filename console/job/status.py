@@ -16,6 +16,7 @@ from console.job.output import Face, Grid, show
 from console.job.view import JobView
 from console.options import configured_by, job_named, shown_with
 from rdzv.errors import StoreError, StoreRefused
+from rdzv.records.failure import Failure
 from rdzv.records.job import Member
 from rdzv.shards.ledger import ShardLedger
 from rdzv.shards.progress import progress, warning
@@ -160,6 +161,8 @@ def _grids(view: JobView, *, wide: bool) -> list[Grid]:
     now_unix_s = time()
     forming = [(run.run_id, view.awaited(run, now_unix_s)) for run in view.runs]
     grids += [Grid(f"{run_id} is forming: {why}", (), ()) for run_id, why in forming if why]
+    if failing := view.failing(now_unix_s):
+        grids.append(Grid(failing, (), ()))
     if view.mute:
         grids.append(Grid(view.mute, (), ()))
     if (last_save := view.last_save) is not None:
@@ -188,6 +191,18 @@ def _shards_json(name: str, ledger: ShardLedger) -> dict[str, object]:
     found = progress(ledger)
     shards = None if found is None else asdict(found)
     return {"progress": shards, "warning": warning(name, ledger) or ledger.unreadable}
+
+
+def _failure_json(failure: Failure | None) -> dict[str, object] | None:
+    if failure is None:
+        return None
+    return {
+        "round": failure.round,
+        "rank": failure.rank,
+        "error": failure.error,
+        "in_a_row": failure.count,
+        "at_unix_s": failure.at_unix_s,
+    }
 
 
 def _line(view: JobView) -> str:
@@ -226,6 +241,7 @@ def _json(view: JobView) -> dict[str, object]:
                 "topology": member.topology,
                 "incarnation": member.incarnation,
                 "version": member.version,
+                "failure": _failure_json(view.failures.get(member.name)),
                 "launcher": view.bypasses[member.name].kind if member.name in view.bypasses else "",
             }
             for member, state, why in view.members()

@@ -17,6 +17,7 @@ from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys, JobKeys, last_name, spelled
 from rdzv.listing import NO_ROUND, Listing, Places, first_to_go
 from rdzv.records.bypass import Bypass, member_of
+from rdzv.records.failure import Failure
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job, Member
 from rdzv.records.saves import PodSaves
@@ -26,6 +27,9 @@ from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue
 
 FORESEEN = "scaling down takes it first"
+
+IN_A_ROW = 2
+"""Failures in a row after which a job that trains again is still one that fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class JobView:
     """By member: the saves of its ranks, as reported in some round."""
     shards: Mapping[str, ShardLedger] = field(default_factory=dict)
     """By data set that is handed out in shards: its ledger."""
+    failures: Mapping[str, Failure] = field(default_factory=dict)
+    """By member: the newest failure of its workers."""
 
     @property
     def job(self) -> Job | None:
@@ -180,7 +186,7 @@ class JobView:
                 for name, why in sorted(self.listing.excluded.items())
             ),
         ]
-        return [(member, state, self._with_bypass(member, why)) for member, state, why in states]
+        return [(member, state, self._with_faults(member, why)) for member, state, why in states]
 
     def finishes(self, member: str) -> bool:
         """Return whether first ranks of the member's round have ended well."""
@@ -206,9 +212,21 @@ class JobView:
         why = "it was there first" if asks else "no torchrun asks for one here"
         return f"{taken}: {younger[-1]} has its place, as {why}"
 
-    def _with_bypass(self, member: Member, why: str) -> str:
-        bypass = self.bypasses.get(member.name)
-        return "; ".join(filter(None, (why, bypass.sentence if bypass else "")))
+    def _with_faults(self, member: Member, why: str) -> str:
+        bypass, failure = self.bypasses.get(member.name), self.failures.get(member.name)
+        failed = f"failed in round {failure.round}: {failure.sentence}" if failure else ""
+        return "; ".join(filter(None, (why, bypass.sentence if bypass else "", failed)))
+
+    def failing(self, now_unix_s: float) -> str:
+        """Say which worker ends world after world, and how; empty if none does."""
+        newest = max(self.failures.values(), key=lambda one: one.at_unix_s, default=None)
+        run = _newest(self.runs)
+        if newest is None or run is None or newest.run != run.run_id:
+            return ""
+        if run.state == "training" and newest.count < IN_A_ROW and not newest.follows:
+            return ""
+        ago_s = max(0.0, now_unix_s - newest.at_unix_s)
+        return f"{newest.member} failed {ago_s:.0f} s ago: {newest.sentence}"
 
     def _excluded(self, member: Member, why: str) -> tuple[Member, str, str]:
         drain = self.snapshot.drains.get(member.pod_uid)
@@ -243,6 +261,7 @@ def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobVi
         _bypasses(generation, kvs),
         _saves(generation, kvs),
         {name: sets.ledger(name) for name in sets.names},
+        _failures(generation, kvs),
     )
     return replace(view, listing=listing.decide(snapshot, view.places))
 
@@ -310,6 +329,17 @@ def _history(keys: JobKeys, kvs: Iterable[KeyValue]) -> tuple[HistoryEntry, ...]
             except RecordError:
                 continue
     return tuple(sorted(entries, key=lambda entry: entry.revision))
+
+
+def _failures(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> dict[str, Failure]:
+    failures = {}
+    for kv in kvs:
+        if kv.key.startswith(keys.failures):
+            try:
+                failures[last_name(kv.key)] = Failure.from_kv(kv)
+            except RecordError:
+                continue
+    return failures
 
 
 def _bypasses(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> dict[str, Bypass]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from controller.jobs.state import JobState
 from rdzv.records.drain import Drain
+from rdzv.records.failure import ordinal
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Member
 
@@ -18,12 +19,13 @@ Reason = Literal[
     "Committed",
     "Expired",
     "Lost",
+    "Failed",
     "Quarantined",
     "Reformed",
 ]
 """Names of Events. They are an interface, like the names of log events."""
 
-WARNINGS: frozenset[Reason] = frozenset({"Expired", "Lost", "Quarantined"})
+WARNINGS: frozenset[Reason] = frozenset({"Expired", "Lost", "Failed", "Quarantined"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +135,32 @@ def _lost(before: JobState | None, now: JobState, since: int) -> list[JobEvent]:
 
 
 def _written(now: JobState, since: int) -> list[JobEvent]:
-    """Return the events that only the history records: new worlds and quarantines."""
+    """Return the events that only the history records: new worlds, failures and quarantines.
+
+    A failure's text stays in the store: Events are read by more people, and it may name data.
+    """
     found = []
     for entry in now.entries_after(since):
         match entry.what:
             case "round":
                 found.append(JobEvent("Reformed", _world(entry), entry.revision))
+            case "failed":
+                uid = str(entry.details.get("pod_uid") or "")
+                found.append(JobEvent("Failed", _failed(entry), entry.revision, uid, entry.member))
             case "quarantine":
                 uid = str(entry.details.get("pod_uid") or "")
                 why = f"{entry.member}: {entry.why}"
                 found.append(JobEvent("Quarantined", why, entry.revision, uid, entry.member))
     return found
+
+
+def _failed(entry: HistoryEntry) -> str:
+    details = entry.details
+    rank, often = details.get("rank"), details.get("in_a_row")
+    who = f"rank {rank}" if isinstance(rank, int) and rank >= 0 else "a worker"
+    what = f"with {details['error']}" if details.get("error") else "without a Python error"
+    row = f", {ordinal(often)} in a row" if isinstance(often, int) and often > 1 else ""
+    return f"{entry.member}: {who} ended round {details.get('round')} {what}{row}"
 
 
 def _world(entry: HistoryEntry) -> str:

@@ -157,6 +157,15 @@ class Endpoint:
         run = self._runs().get(round.run)
         return run is not None and run.rendezvous.ranks_at(round.number, step)
 
+    def trains_in(self, round: LiveRound) -> bool:
+        """Return whether a torchrun that is connected here has a place in ``round``."""
+        if (
+            run := self._runs().get(round.run)
+        ) is None or run.rendezvous.round.number != round.number:
+            return False
+        nonces = {attachment.agent.claim.nonce for attachment in run.attached.values()}
+        return any(seat.nonce in nonces for seat in run.rendezvous.round.frozen)
+
     async def live_rounds_changed(self, before: LiveRounds) -> LiveRounds:
         """Wait until ``live_rounds`` differ from ``before``; return them."""
         mirror = self._client.mirror

@@ -10,6 +10,8 @@ import os
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+ARCHIVE = os.path.join(os.path.dirname(HERE), "bin", "torchrun")
+"""The program with the modules of Muster that these hooks need."""
 RAN = sys.__dict__.setdefault("muster_folders", [])
 """Folders of the files like this that have run. A user's ``sitecustomize`` that runs the next one
 may find one of them again."""
@@ -23,8 +25,7 @@ class OnImport:
         if name != "torch.distributed.launcher.api":
             return None
         sys.meta_path.remove(self)
-        archive = os.path.join(os.path.dirname(HERE), "bin", "torchrun")
-        sys.path.insert(0, archive)
+        sys.path.insert(0, ARCHIVE)
         try:
             from launcher_shim.pod import in_process
 
@@ -33,7 +34,29 @@ class OnImport:
             sys.stderr.write("muster-run: torch's launcher is left as it is: %r\n" % (error,))
             return None
         finally:
-            sys.path.remove(archive)
+            sys.path.remove(ARCHIVE)
+
+
+class OnError:
+    """Hook for the exception that ends a worker: reports it to the sidecar, and prints it."""
+
+    def __init__(self):  # type: ignore[no-untyped-def]
+        self.before = sys.excepthook
+
+    def __call__(self, kind, error, trace):  # type: ignore[no-untyped-def]
+        """See ``sys.excepthook``."""
+        sys.path.insert(0, ARCHIVE)
+        try:
+            from launcher_shim.pod import failing
+
+            failing.report(kind, error, trace, os.environ)
+        except Exception as fault:
+            sys.stderr.write(
+                "muster-run: the sidecar does not learn of this error: %r\n" % (fault,)
+            )
+        finally:
+            sys.path.remove(ARCHIVE)
+        self.before(kind, error, trace)
 
 
 class OnNext:
@@ -64,6 +87,9 @@ if __name__ == "sitecustomize":
             sys.meta_path.insert(0, OnImport())
     elif "GROUP_RANK" in os.environ:
         os.environ.setdefault("NODE_RANK", os.environ["GROUP_RANK"])
+        # A program that a worker starts has the same variables.
+        if os.environ.setdefault("MUSTER_WORKER", str(os.getpid())) == str(os.getpid()):
+            sys.excepthook = OnError()  # type: ignore[no-untyped-call]
     RAN.append(HERE)
     sys.meta_path.insert(0, OnNext())
     del sys.modules["sitecustomize"]

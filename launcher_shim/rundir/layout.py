@@ -55,6 +55,8 @@ LAUNCH = "launch"
 """Directory for the reports of ``muster-run``."""
 LAUNCHER = "launcher.json"
 """In ``LAUNCH``: the launcher that runs below ``muster-run``."""
+FAILURES = "failures"
+"""Directory with the newest error of each local rank."""
 WORKERS = "workers"
 """Directory with one file for each worker command of a Horovod launcher that runs."""
 

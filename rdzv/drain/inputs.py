@@ -35,7 +35,8 @@ class LiveRound:
     ``MASTER_ADDR:MASTER_PORT``, which names the round to its ranks; empty while unknown. ``first``:
     the run begins with it, in this generation. ``mod_revision`` is that of the round key.
     ``asking``: the members that ask for a place. ``restored``: the store was restored to a revision
-    before it, or has lost keys of it.
+    before it, or has lost keys of it. ``ends``: why the store says that it must form again; empty
+    if it does not, or not yet.
     """
 
     run: str
@@ -52,6 +53,7 @@ class LiveRound:
     mod_revision: int = 0
     asking: frozenset[str] = frozenset()
     restored: bool = False
+    ends: str = field(default="", compare=False)
 
     @property
     def live(self) -> bool:

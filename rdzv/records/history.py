@@ -22,6 +22,7 @@ Happening = Literal[
     "join",
     "leave",
     "lost",
+    "failed",
     "round",
     "closed",
     "generation",

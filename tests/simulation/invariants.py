@@ -18,6 +18,7 @@ from rdzv.listing import decide
 from rdzv.members.templates import is_upheld
 from rdzv.records.commit import Commit
 from rdzv.records.drain import Drain
+from rdzv.records.failure import Failure
 from rdzv.records.job import Incarnation, Member
 from rdzv.records.job_change import change_between
 from rdzv.snapshot import Snapshot
@@ -131,6 +132,7 @@ class Invariants:
             sender.member if sender else "store", f"{revision}: {_outline(events)}"
         )
         self._check_sender(before, events, sender)
+        self._check_failures(before, events)
         self.rounds.committed(before, events)
         self.truth.apply(events, revision)
         after = self.snapshot
@@ -139,6 +141,16 @@ class Invariants:
             self._note_listed(before, after, sender)
             self.drains.committed(before, after)
             self.splits.committed(before, after)
+
+    def _check_failures(self, before: Snapshot, events: Sequence[WatchEvent]) -> None:
+        """Whoever has failed nothing is not accused of it."""
+        here = KEYS.in_generation(before.job.generation if before.job else 1)
+        for event in events:
+            if event.kind == "put" and event.kv.key.startswith(here.failures):
+                failure = Failure.from_kv(event.kv)
+                self._job.timeline.add(failure.member, f"on record: {failure.sentence}")
+                if not self._job.pods[failure.member].failures:
+                    self.break_(f"{failure.member} is accused: {failure.sentence}")
 
     def _check_sender(
         self, before: Snapshot, events: Sequence[WatchEvent], sender: Sender | None

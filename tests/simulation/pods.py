@@ -68,7 +68,8 @@ class Pod:
     which torchrun of its command it is the turn, in this ``container``; ``took_part``: whether one
     of that container has come to a rendezvous. ``topology``: where its machine stands.
     ``cut_off``: its node has no way to the store, whichever sidecar runs. ``began_s``: when the
-    sidecar started.
+    sidecar started. ``failures``: how often its workers or its torchrun have ended by themselves,
+    and no failure of it is on record beyond that.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Pod:
         self.took_part = False
         self.terminating = False
         self.due_s = math.inf
+        self.failures = 0
         self.cut_off = False
         self.began_s = 0.0
         self._job = job

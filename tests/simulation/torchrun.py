@@ -106,6 +106,7 @@ class Torchrun:
     def kill(self) -> None:
         """End it at once; the kernel closes its connection."""
         self._say("torchrun ends")
+        self.pod.failures += 1
         self._job.loop.kill(self.process)
         self.round = None
         self._end_rank()
@@ -123,6 +124,7 @@ class Torchrun:
                 self._say("torchrun has finished")
             else:
                 self._say(f"torchrun gives up: {ended}")
+                self.pod.failures += 1
                 self._job.invariants.gave_up(self, str(ended))
             self._end_rank()
             self.round = None
@@ -172,6 +174,7 @@ class Torchrun:
 
     async def _obey(self, order: str) -> None:
         self._say(f"its workers fail: {order}")
+        self.pod.failures += 1
         self._end_rank()
         self.round = None
         if order == "rejoin":

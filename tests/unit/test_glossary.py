@@ -49,6 +49,7 @@ def keys() -> set[str]:
         life.commit,
         life.vote(99, "MEMBER"),
         life.bypass("MEMBER"),
+        life.failure("MEMBER"),
         life.pod_saves("MEMBER"),
         life.quarantine("MEMBER"),
         run.prefix,

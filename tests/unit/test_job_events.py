@@ -104,6 +104,10 @@ FORMER = view(10, {"a": 2, "b": 3})
             ),
             [("Reformed", ""), ("Quarantined", "b")],
         ),
+        (
+            view(14, {"a": 2, "b": 3}, entry("failed", "b", 14, pod_uid="uid-b", round=7)),
+            [("Failed", "b")],
+        ),
     ],
 )
 def test_what_is_new_is_told(now: JobState, expected: list[tuple[str, str]]) -> None:
@@ -183,3 +187,21 @@ def test_a_lease_is_taken_once_its_holder_has_been_silent_by_our_own_clock() -> 
     assert decide(100 + LEASE_S, "two", renewed)[0] == "wait"
     assert after(renewed, 120.0, "one", "8") is renewed
     assert decide(0.0, "two", Sighting("", "1", 0.0))[0] == "take"
+
+
+@pytest.mark.parametrize(
+    ("details", "said"),
+    [
+        (
+            {"round": 7, "rank": 0, "error": "RuntimeError", "in_a_row": 3},
+            "b: rank 0 ended round 7 with RuntimeError, 3rd in a row",
+        ),
+        ({"round": 7, "rank": -1}, "b: a worker ended round 7 without a Python error"),
+    ],
+)
+def test_i9_an_event_of_a_failure_has_the_type_and_not_the_text(
+    details: dict[str, object], said: str
+) -> None:
+    failed = replace(entry("failed", "b", 14), details={**details, "pod_uid": "uid-b"})
+    (event,) = job_events(FORMER, view(14, {"a": 2, "b": 3}, failed), 0)
+    assert (event.reason, event.message, event.pod_uid) == ("Failed", said, "uid-b")

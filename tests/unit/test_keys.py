@@ -72,6 +72,7 @@ def test_every_key_of_the_layout_is_taken_for_one(key: bytes, name: str) -> None
         life.vote(7, name),
         life.pod_saves(name),
         life.bypass(name),
+        life.failure(name),
         run.round,
         run.node(name),
         run.value(key),

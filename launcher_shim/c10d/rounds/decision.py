@@ -24,6 +24,9 @@ from launcher_shim.c10d.rounds.starts import noted
 
 NO_REFORM = Reform()
 
+LOST = "it has lost "
+"""The begin of the sentence why a world ends that has lost nodes; their names follow."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoundDecision:
@@ -78,7 +81,7 @@ def why_it_ends(snapshot: RunSnapshot, standings: Standings, reforms: Reform) ->
         return ""
     if lost := [member for member in standings.lost if member not in membership.saved]:
         others = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
-        return f"it has lost {', '.join(lost[:3])}{others}"
+        return f"{LOST}{', '.join(lost[:3])}{others}"
     if current.finishing:
         return ""
     if membership.ends_round or any(s.member in membership.granted for s in current.frozen):

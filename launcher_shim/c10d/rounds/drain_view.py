@@ -38,6 +38,7 @@ def live_round(
         asking=frozenset(node.member for node in snapshot.asking())
         - snapshot.membership.quarantined,
         restored=current.restored,
+        ends=current.ends,
     )
 
 

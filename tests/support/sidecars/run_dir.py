@@ -11,6 +11,7 @@ import asyncio
 import errno
 from collections.abc import Callable
 
+from agent.rundir.failure_report import FailureReport
 from agent.rundir.files import RunDir, State
 from agent.rundir.launch_report import LaunchReport
 from launcher_shim.rundir import layout
@@ -67,6 +68,10 @@ class MemoryRunDir(RunDir):
     def launch(self) -> LaunchReport | None:
         """Nothing is reported."""
         return None
+
+    def failures(self) -> tuple[FailureReport, ...]:
+        """Nothing is reported."""
+        return ()
 
     def commands(self) -> int | None:
         """None ever came."""

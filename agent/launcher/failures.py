@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores who ended a world, and with what: the newest failure of this pod's workers.
+
+A torchrun that loses a worker leaves its round at once, and nothing else makes it do so before the
+round's record says that the world must form again. So the round is what is waited for, and the
+errors of the ranks are read then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from time import time
+
+from agent.rundir.failure_report import FailureReport
+from agent.rundir.files import RunDir
+from launcher_shim.c10d.endpoint import Endpoint
+from launcher_shim.c10d.rounds.decision import LOST
+from rdzv.drain.inputs import LiveRound, LiveRounds
+from rdzv.errors import RecordError, StoreError
+from rdzv.job import JobClient
+from rdzv.keys import GenerationKeys, last_name
+from rdzv.members.registrar import Registrar
+from rdzv.records.failure import Failure, after, is_told
+from rdzv.records.history import HistoryEntry
+from rdzv.records.quarantine import Terms
+from rdzv.store import Operation, Put
+
+log = logging.getLogger(__name__)
+
+OTHERS_S = 2.0
+"""Time that an error which another rank's end has caused waits for the record of that one."""
+
+RETRY_S = 1.0
+TRIES = 30
+"""Number of attempts to store a record: the log has it in any case."""
+
+UNREPORTED = "a worker ended and reported no Python error: it was killed, or exited by itself"
+
+
+class FailureReporter:
+    """The reporter of one pod's failures. ``clock`` is monotonic, in seconds."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        client: JobClient,
+        registrar: Registrar,
+        endpoint: Endpoint,
+        terms: Terms,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self.total = 0
+        """Number of worlds that have ended by a failure here."""
+        self._run_dir = run_dir
+        self._client = client
+        self._registrar = registrar
+        self._endpoint = endpoint
+        self._terms = terms
+        self._clock = clock
+        self._formed_s = clock()
+        self._seen: frozenset[tuple[int, float]] = frozenset()
+
+    async def run(self) -> None:
+        """Report each failure until cancelled."""
+        await self._fresh()  # those from before this sidecar
+        now, world = self._endpoint.live_rounds(), None
+        while True:
+            own = now.own
+            if own is not None and own.live and self._endpoint.trains_in(own):
+                if world is None or _place(own) != _place(world):
+                    self._formed_s = self._clock()
+                world = own
+            now = await self._endpoint.live_rounds_changed(now)
+            if world is not None and self._has_left(world, now.own):
+                if not world.finishing:
+                    await self._report(world, now)
+                world = None
+
+    def _has_left(self, world: LiveRound, now: LiveRound | None) -> bool:
+        """Return whether this pod's torchrun has left ``world``."""
+        if now is None or _place(now) != _place(world):
+            return True
+        return self._registrar.identity.member in now.left
+
+    async def _report(self, world: LiveRound, now: LiveRounds) -> None:
+        lasted_s = self._clock() - self._formed_s
+        here = [one for one in await self._fresh() if one.master == world.master]
+        failure = Failure(
+            self._registrar.identity.member, world.run, world.number, at_unix_s=time()
+        )
+        if here:
+            first = next((one for one in here if not one.follows), here[0])
+            failure = replace(
+                failure,
+                rank=first.rank,
+                kind=first.kind,
+                text=first.text,
+                where=first.where,
+                follows=first.follows,
+            )
+        elif self._left_first(world, now):
+            failure = replace(failure, text=UNREPORTED)
+        else:
+            return
+        self.total += 1
+        progressed = await asyncio.to_thread(self._has_progress, lasted_s)
+        if failure.follows:
+            await asyncio.sleep(OTHERS_S)
+        log.warning(
+            "round %d ended: %s",
+            world.number,
+            failure.sentence,
+            extra={"event": "failed", "round": world.number, "rank": failure.rank},
+        )
+        for _ in range(TRIES):
+            if await self._stored(failure, progressed=progressed):
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def _fresh(self) -> list[FailureReport]:
+        """Read the reports that were not there at the last call."""
+        reports = await asyncio.to_thread(self._run_dir.failures)
+        former, self._seen = self._seen, frozenset((one.pid, one.at_boot_s) for one in reports)
+        return [one for one in reports if (one.pid, one.at_boot_s) not in former]
+
+    def _left_first(self, world: LiveRound, now: LiveRounds) -> bool:
+        """Return whether nothing but its own workers can have made this pod's torchrun leave."""
+        identity, snapshot = self._registrar.identity, self._client.membership.snapshot()
+        if world.reforms or world.ends or identity.pod_uid in snapshot.drains:
+            return False
+        same = [one for one in now if one is not None and _place(one) == _place(world)]
+        if not same:  # all have left it
+            return world.members == (identity.member,)
+        (later, *_) = same
+        alone = later.left == {identity.member} and not later.closed
+        return alone and later.ends in ("", f"{LOST}{identity.member}")
+
+    def _has_progress(self, lasted_s: float) -> bool:
+        """Return whether the world has made enough to count its failure as a new one."""
+        made = [line.step - line.first for line in self._run_dir.steps() if line.first is not None]
+        if made:
+            return max(made) >= self._terms.steps
+        return lasted_s >= self._terms.brief_s
+
+    async def _stored(self, failure: Failure, *, progressed: bool) -> bool:
+        """Write the record; return False if that failed."""
+        lease_id, generation = self._registrar.lease_id, self._registrar.generation
+        if lease_id is None or generation is None:
+            return False
+        here = self._client.keys.in_generation(generation)
+        records = self._records(here)
+        record, reason = after(failure, records, progressed=progressed)
+        if record is None:
+            log.debug("not stored: %s", reason)
+            return True
+        operations: list[Operation] = [Put(here.failure(record.member), record.to_json(), lease_id)]
+        if is_told(record):
+            details = {
+                "round": record.round,
+                "rank": record.rank,
+                "error": record.kind,
+                "in_a_row": record.count,
+                "pod_uid": self._registrar.identity.pod_uid,
+            }
+            entry = HistoryEntry("failed", record.member, record.sentence, time(), details)
+            operations += self._client.history(entry)
+        try:
+            guard = self._registrar.guard(generation).holds()
+            result = await self._client.store.txn([guard], operations)
+        except StoreError as error:
+            log.debug("retrying to store a failure: %s", error)
+            return False
+        return result.succeeded
+
+    def _records(self, keys: GenerationKeys) -> dict[str, Failure]:
+        found = {}
+        for kv in self._client.mirror.under(keys.failures):
+            try:
+                found[last_name(kv.key)] = Failure.from_kv(kv)
+            except RecordError:
+                continue
+        return found
+
+
+def _place(round: LiveRound | None) -> tuple[str, int] | None:
+    return None if round is None else (round.run, round.number)

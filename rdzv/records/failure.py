@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of the newest failure of a member's workers.
+
+It is one small key on the member's lease. No snapshot has it, so that no decision rests on it, and
+it wakes no reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
+
+from rdzv.errors import RecordError
+from rdzv.keys import last_name
+from rdzv.records.codec import dump_record, load_record, take, take_unix_s
+from rdzv.store import KeyValue
+
+TEXT_MAX = 300
+"""The longest text of an error, in characters."""
+NAME_MAX = 100
+"""The longest name of an exception, and place in a script, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failure: what ended the workers of ``member`` in round ``round`` of ``run``.
+
+    ``rank``: -1 if unknown. ``kind``: the exception's type; empty if none was raised. ``where``:
+    ``FILE:LINE`` of the script. ``follows``: the end of another rank is its cause. ``count``: the
+    number of failures in a row, of worlds without progress, up to this one.
+    """
+
+    member: str
+    run: str
+    round: int
+    rank: int = -1
+    kind: str = ""
+    text: str = ""
+    where: str = ""
+    follows: bool = False
+    count: int = 1
+    at_unix_s: float = 0.0
+    mod_revision: int = 0
+
+    def __post_init__(self) -> None:
+        for name, most in (("kind", NAME_MAX), ("text", TEXT_MAX), ("where", NAME_MAX)):
+            text = getattr(self, name)[:most]
+            line = "".join(c if c.isprintable() else " " for c in text)
+            object.__setattr__(self, name, line)
+
+    @property
+    def error(self) -> str:
+        """The error in one line: ``RuntimeError: out of memory (train.py:31)``."""
+        if not self.kind:
+            return self.text
+        place = f" ({self.where})" if self.where else ""
+        return f"{self.kind}: {self.text}{place}" if self.text else f"{self.kind}{place}"
+
+    @property
+    def sentence(self) -> str:
+        """The failure in one sentence, with its number in a row."""
+        who = f"rank {self.rank}: " if self.rank >= 0 else ""
+        often = f", {ordinal(self.count)} in a row" if self.count > 1 else ""
+        return f"{who}{self.error}{often}"
+
+    def to_json(self) -> bytes:
+        """Encode the record for the store."""
+        fields: dict[str, object] = {
+            "run": self.run,
+            "round": self.round,
+            "rank": self.rank,
+            "kind": self.kind,
+            "text": self.text,
+            "where": self.where,
+            "count": self.count,
+            "at_unix_s": round(self.at_unix_s, 3),
+        }
+        if self.follows:
+            fields["follows"] = True
+        return dump_record(fields)
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode the record; raise ``RecordError`` if it is malformed."""
+        fields = load_record(kv.key, kv.value)
+        count = take(kv.key, fields, "count", int)
+        if count < 1:
+            raise RecordError(f"{kv.key}: 'count' is {count}, expected a number from 1 on")
+        return cls(
+            member=last_name(kv.key),
+            run=take(kv.key, fields, "run", str),
+            round=take(kv.key, fields, "round", int),
+            rank=take(kv.key, fields, "rank", int),
+            kind=take(kv.key, fields, "kind", str),
+            text=take(kv.key, fields, "text", str),
+            where=take(kv.key, fields, "where", str),
+            follows=take(kv.key, fields, "follows", bool, False),
+            count=count,
+            at_unix_s=take_unix_s(kv.key, fields, "at_unix_s"),
+            mod_revision=kv.mod_revision,
+        )
+
+
+def after(
+    failure: Failure, records: Mapping[str, Failure], *, progressed: bool
+) -> tuple[Failure | None, str]:
+    """Return the record to write for a new failure, None for none, and the reason.
+
+    ``records``: those of all members. ``progressed``: whether its world had made progress, so that
+    it is not counted with those before it.
+    """
+    place, before = (failure.run, failure.round), records.get(failure.member)
+    if failure.follows:
+        others = [one for name, one in records.items() if name != failure.member]
+        first = [one for one in others if (one.run, one.round) == place and not one.follows]
+        if first:
+            return None, f"it follows the failure of {first[0].member}"
+    if before is None or before.run != failure.run or progressed:
+        return failure, "the first failure"
+    if before.round == failure.round:
+        return None, "its round has a failure on record already"
+    count = before.count + 1
+    return replace(failure, count=count), f"the {ordinal(count)} failure in a row"
+
+
+def is_told(failure: Failure) -> bool:
+    """Return whether history takes a failure: the first three in a row, and then each doubling.
+
+    A crash loop would otherwise push all else out of it.
+    """
+    return failure.count <= 3 or failure.count & (failure.count - 1) == 0
+
+
+def ordinal(number: int) -> str:
+    """Spell a number as ``1st``, ``2nd``, ``3rd``, ``11th``."""
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    return f"{number}{_ENDINGS.get(number % 10, 'th')}"
+
+
+_ENDINGS = {1: "st", 2: "nd", 3: "rd"}

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user is shown of workers that fail, with real torchruns and a script of no library."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.training.drain_job import draining_job
+from tests.support.training.job import FORM_TIMEOUT_S, RunJob
+from tests.support.training.pods import ROOT
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
+
+SCRIPT = ROOT / "tests" / "support" / "scripts" / "fails_at_step.py"
+ERROR = "RuntimeError: CUDA error: uncorrectable ECC error encountered, token=***"
+
+
+def test_a_crash_loop_names_the_node_the_rank_and_the_error(
+    run_job: RunJob, embedded: list[str], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.touch()
+    environ = {"FAILS_MEMBER": "node-1", "FAILS_WHILE": str(broken)}
+    with draining_job(
+        run_job, embedded, least=2, most=2, script=SCRIPT, script_environ=environ
+    ) as job:
+        good, bad = job.add(2)
+        assert bad.name == "node-1"
+        job.until(
+            lambda: "3rd in a row" in job.muster("history"), FORM_TIMEOUT_S, "it has failed thrice"
+        )
+        failed = [line for line in job.muster("history").splitlines() if "  failed " in line]
+        assert all(f"  failed     {bad.name}: rank " in line for line in failed), failed
+        assert all(f"{ERROR} (fails_at_step.py:" in line for line in failed), failed
+        status = job.muster("status")
+        assert f"\n{bad.name} failed " in status
+        assert ERROR in status
+        assert good.name not in [line.split()[0] for line in status.splitlines() if ERROR in line]
+        assert "s3cr3t" not in status
+
+
+def test_a_worker_that_is_killed_is_named_without_an_error(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    with draining_job(run_job, embedded, least=2, most=2) as job:
+        nodes = job.add(2)
+        world = job.world_of(nodes)
+        worker = world.workers[1]
+        os.kill(worker.pid, signal.SIGKILL)
+        job.until(lambda: "  failed " in job.muster("history"), FORM_TIMEOUT_S, "it is on record")
+        (line,) = [one for one in job.muster("history").splitlines() if "  failed " in one]
+        assert f"{worker.node}: a worker ended and reported no Python error" in line
