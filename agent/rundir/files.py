@@ -107,7 +107,7 @@ class RunDir:
         with self._usable():
             self._make_dir(self.path / layout.PROGRESS, 0o1777)
             self._make_dir(self.path / layout.LAUNCH, 0o1777)
-            self._make_dir(self.path / layout.FAILURES, 0o1777)
+            self._make_dir(self.path / layout.RANK_ERRORS, 0o1777)
             self._page.make()
             self._make_dir(self.path / layout.MODULES, 0o755)
             for package in LIBRARY:
@@ -236,7 +236,7 @@ class RunDir:
 
     def failures(self) -> tuple[FailureReport, ...]:
         """Read the errors that the ranks of this pod have reported, the earliest first."""
-        return read_failures(self.path / layout.FAILURES)
+        return read_failures(self.path / layout.RANK_ERRORS)
 
     def commands(self) -> int | None:
         """Count the worker commands of a Horovod launcher that run here; None if none ever came."""

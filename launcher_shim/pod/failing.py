@@ -42,7 +42,7 @@ def report(
         "where": _where(trace),
         "at_boot_s": round(time.clock_gettime(time.CLOCK_BOOTTIME), 3),
     }
-    path = os.path.join(environ["MUSTER_RUN_DIR"], layout.FAILURES, "%d.json" % local_rank)
+    path = os.path.join(environ["MUSTER_RUN_DIR"], layout.RANK_ERRORS, "%d.json" % local_rank)
     aside = "%s.%d" % (path, os.getpid())
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with open(os.open(aside, flags, 0o644), "w", encoding="ascii") as file:

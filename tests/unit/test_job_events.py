@@ -200,8 +200,8 @@ def test_a_lease_is_taken_once_its_holder_has_been_silent_by_our_own_clock() -> 
     ],
 )
 def test_i9_an_event_of_a_failure_has_the_type_and_not_the_text(
-    details: dict[str, object], said: str
+    details: dict[str, Any], said: str
 ) -> None:
-    failed = replace(entry("failed", "b", 14), details={**details, "pod_uid": "uid-b"})
+    failed = entry("failed", "b", 14, pod_uid="uid-b", **details)
     (event,) = job_events(FORMER, view(14, {"a": 2, "b": 3}, failed), 0)
     assert (event.reason, event.message, event.pod_uid) == ("Failed", said, "uid-b")
