@@ -12,7 +12,7 @@ from typing import Any
 from injection import launches
 from injection.facts import listed
 from injection.horovod import starts_mpi
-from injection.launches import ACCELERATE, HOROVODRUN, TORCHRUN, Launch
+from injection.launches import ACCELERATE, HOROVODRUN, TORCHRUN, FoundLauncher
 from injection.member_spec import Demand
 from injection.remarks import Remark, warning
 from injection.workloads import Kind, Workload
@@ -82,7 +82,9 @@ def world_of_its_own(workload: Workload, container: Mapping[str, Any]) -> str | 
     return sentence.format(name=name, launcher=found.launcher, script=found.script)
 
 
-def _on_torch(container: Mapping[str, Any], found: list[Launch], *, wins: bool) -> Iterator[Remark]:
+def _on_torch(
+    container: Mapping[str, Any], found: list[FoundLauncher], *, wins: bool
+) -> Iterator[Remark]:
     name = container.get("name")
     lines = [launch for launch in found if launch.launcher == TORCHRUN]
     if any("local-addr" in one.options() for one in lines):

@@ -67,7 +67,7 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class FoundLauncher:
     """One launcher in a command, and the words that follow it on its line."""
 
     launcher: str
@@ -110,7 +110,7 @@ class Launch:
         if self.launcher != TORCHRUN or rest.whole:
             return "", []
         option, _, *behind = rest.rest
-        return option, Launch(TORCHRUN, behind).winning()
+        return option, FoundLauncher(TORCHRUN, behind).winning()
 
     @property
     def script(self) -> str:
@@ -118,12 +118,12 @@ class Launch:
         return next((word for word in self.words if word.endswith(".py")), "train.py")
 
 
-def launches(container: Mapping[str, Any]) -> list[Launch]:
+def launches(container: Mapping[str, Any]) -> list[FoundLauncher]:
     """Return every launcher that is found in a container's command."""
     return [launch for line in _lines(container) for launch in _of_line(line)]
 
 
-def foreign(container: Mapping[str, Any]) -> Launch | None:
+def foreign(container: Mapping[str, Any]) -> FoundLauncher | None:
     """Return the launcher in a command that makes a world of its own, whatever Muster says."""
     for line in _lines(container):
         for index in _programs(line):
@@ -186,7 +186,7 @@ def words_of(line: str) -> list[str]:
         return []
 
 
-def _of_line(line: Sequence[str]) -> Iterator[Launch]:
+def _of_line(line: Sequence[str]) -> Iterator[FoundLauncher]:
     for index, word in enumerate(line):
         name, after = word.rpartition("/")[2], line[index + 1 : index + 2]
         if name in (TORCHRUN, HOROVODRUN):
@@ -199,8 +199,8 @@ def _of_line(line: Sequence[str]) -> Iterator[Launch]:
             yield _launch(ACCELERATE, line, index + 2)
 
 
-def _launch(launcher: str, line: Sequence[str], index: int) -> Launch:
-    return Launch(launcher, line[index : index + OPTIONS_MOST])
+def _launch(launcher: str, line: Sequence[str], index: int) -> FoundLauncher:
+    return FoundLauncher(launcher, line[index : index + OPTIONS_MOST])
 
 
 def _lines(container: Mapping[str, Any]) -> Sequence[Sequence[str]]:
