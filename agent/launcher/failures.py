@@ -89,6 +89,9 @@ class FailureReporter:
     async def _report(self, world: LiveRound, now: LiveRounds) -> None:
         lasted_s = self._clock() - self._formed_s
         here = [one for one in await self._fresh() if one.master == world.master]
+        by_itself = self._left_by_itself(world, now)
+        if by_itself is False:
+            return
         failure = Failure(
             self._registrar.identity.member, world.run, world.number, at_unix_s=time()
         )
@@ -102,7 +105,7 @@ class FailureReporter:
                 where=first.where,
                 follows=first.follows,
             )
-        elif self._left_first(world, now):
+        elif by_itself:
             failure = replace(failure, text=UNREPORTED)
         else:
             return
@@ -127,17 +130,21 @@ class FailureReporter:
         former, self._seen = self._seen, frozenset((one.pid, one.at_boot_s) for one in reports)
         return [one for one in reports if (one.pid, one.at_boot_s) not in former]
 
-    def _left_first(self, world: LiveRound, now: LiveRounds) -> bool:
-        """Return whether nothing but its own workers can have made this pod's torchrun leave."""
-        identity, snapshot = self._registrar.identity, self._client.membership.snapshot()
-        if world.reforms or world.ends or identity.pod_uid in snapshot.drains:
+    def _left_by_itself(self, world: LiveRound, now: LiveRounds) -> bool | None:
+        """Return whether its own workers made this pod's torchrun leave; None if it is unknown.
+
+        Whatever they raise once the store says that the world must form again follows from that.
+        """
+        me, snapshot = self._registrar.identity, self._client.membership.snapshot()
+        if world.reforms or world.ends or me.pod_uid in snapshot.drains:
             return False
         same = [one for one in now if one is not None and _place(one) == _place(world)]
         if not same:  # all have left it
-            return world.members == (identity.member,)
+            return True if world.members == (me.member,) else None
         (later, *_) = same
-        alone = later.left == {identity.member} and not later.closed
-        return alone and later.ends in ("", f"{LOST}{identity.member}")
+        if later.ends or later.closed:
+            return later.ends.startswith(LOST) and me.member in later.ends[len(LOST) :].split(", ")
+        return True if later.left == {me.member} else None
 
     def _has_progress(self, lasted_s: float) -> bool:
         """Return whether the world has made enough to count its failure as a new one."""

@@ -42,9 +42,16 @@ class OnError:
 
     def __init__(self):  # type: ignore[no-untyped-def]
         self.before = sys.excepthook
+        self.pid = os.getpid()
 
     def __call__(self, kind, error, trace):  # type: ignore[no-untyped-def]
         """See ``sys.excepthook``."""
+        if os.getpid() == self.pid:  # in no child that it has forked
+            self.report(kind, error, trace)  # type: ignore[no-untyped-call]
+        self.before(kind, error, trace)
+
+    def report(self, kind, error, trace):  # type: ignore[no-untyped-def]
+        """Leave the error in the run directory; the user's output stays as it is."""
         sys.path.insert(0, ARCHIVE)
         try:
             from launcher_shim.pod import failing
@@ -56,7 +63,6 @@ class OnError:
             )
         finally:
             sys.path.remove(ARCHIVE)
-        self.before(kind, error, trace)
 
 
 class OnNext:
