@@ -35,7 +35,7 @@ COLUMN_GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """One table: a title, headings, rows."""
+    """One table: a title of one or more lines, headings, rows."""
 
     title: str
     headings: tuple[str, ...]
@@ -140,6 +140,10 @@ def _clock(now: datetime, *, current: bool) -> Grid:
     return Grid(f"{now:%H:%M:%S}{silence}", (), ())
 
 
+def _title(grid: Grid) -> str:
+    return "\n".join(map(printable, grid.title.splitlines()))
+
+
 def _columns(grids: Sequence[Grid]) -> str:
     parts = []
     for grid in grids:
@@ -150,7 +154,7 @@ def _columns(grids: Sequence[Grid]) -> str:
             for row in rows
         ]
         body = lines if grid.rows else []
-        parts.append("\n".join([*([printable(grid.title)] if grid.title else []), *body]) + "\n")
+        parts.append("\n".join([*([_title(grid)] if grid.title else []), *body]) + "\n")
     return "\n".join(parts)
 
 
@@ -165,16 +169,14 @@ def _table(grids: Sequence[Grid], width: int) -> RenderableType:
             shown.append(Text())
         if not grid.rows:
             # Leave out headings without rows; rich would not even show the title without columns.
-            shown.append(Text(printable(grid.title)))
+            shown.append(Text(_title(grid)))
             continue
         rows = [[printable(cell) for cell in row] for row in grid.rows]
         headings, below = list(grid.headings), []
         if headings[-1] == "WHY" and _room_for_why(headings, rows, width) < WHY_MIN:
             headings.pop()
             below = [(row[0], why) for row in rows if (why := row.pop())]
-        table = Table(
-            title=Text(printable(grid.title)), title_justify="left", box=None, pad_edge=False
-        )
+        table = Table(title=Text(_title(grid)), title_justify="left", box=None, pad_edge=False)
         for heading in headings:
             table.add_column(heading, header_style="bold", overflow="fold")
         for row in rows:

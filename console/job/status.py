@@ -13,6 +13,7 @@ import click
 from agent.config.sidecar import JobConfig
 from console.help import Command
 from console.job.output import Face, Grid, show
+from console.job.verdict import verdict
 from console.job.view import JobView
 from console.options import configured_by, job_named, shown_with
 from rdzv.errors import StoreError, StoreRefused
@@ -155,14 +156,13 @@ def _grids(view: JobView, *, wide: bool) -> list[Grid]:
         )
         for run in view.runs
     )
-    grids = [_members(view, wide=wide)]
+    now_unix_s = time()
+    said = "\n".join(verdict(view, now_unix_s).lines(view.name, now_unix_s))
+    grids = [Grid(said, (), ()), _members(view, wide=wide)]
     if runs:
         grids.append(Grid("", ("RUN", "ROUND", "STATE", "NODES BY RANK", "WAITING"), runs))
-    now_unix_s = time()
     forming = [(run.run_id, view.awaited(run, now_unix_s)) for run in view.runs]
     grids += [Grid(f"{run_id} is forming: {why}", (), ()) for run_id, why in forming if why]
-    if failing := view.failing(now_unix_s):
-        grids.append(Grid(failing, (), ()))
     if view.mute:
         grids.append(Grid(view.mute, (), ()))
     if (last_save := view.last_save) is not None:
@@ -226,6 +226,7 @@ def _json(view: JobView) -> dict[str, object]:
         "sizes": list(job.allowed_sizes) if job else [],
         "unit": job.unit if job else None,
         "gather_s": job.gather_s if job else None,
+        "verdict": verdict(view, time()).as_json(),
         "paused": bool(view.pause),
         "pause": view.pause,
         "reason": view.listing.reason,

@@ -31,6 +31,9 @@ FORESEEN = "scaling down takes it first"
 IN_A_ROW = 2
 """Failures in a row after which a job that trains again is still one that fails."""
 
+FAILING_S = 600.0
+"""Time after which a failure is past, in seconds: worlds take minutes to start at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunView:
@@ -93,6 +96,11 @@ class JobView:
         """The places in the run that counts."""
         newest = _newest(self.runs)
         return newest.places if newest else NO_ROUND
+
+    @property
+    def newest_run(self) -> RunView | None:
+        """The run whose places count; None if there is none, or all are closed."""
+        return _newest(self.runs)
 
     @property
     def pause(self) -> str:
@@ -217,16 +225,26 @@ class JobView:
         failed = f"failed in round {failure.round}: {failure.sentence}" if failure else ""
         return "; ".join(filter(None, (why, bypass.sentence if bypass else "", failed)))
 
-    def failing(self, now_unix_s: float) -> str:
-        """Say which worker ends world after world, and how; empty if none does."""
-        newest = max(self.failures.values(), key=lambda one: one.at_unix_s, default=None)
-        run = _newest(self.runs)
+    def failing(self, now_unix_s: float) -> Failure | None:
+        """Return the failure that ends world after world; None if none does.
+
+        One that has ended a single world, and another trains, is past.
+        """
+        run, newest = self.newest_run, None
+        for one in self.failures.values():
+            if newest is None or one.at_unix_s > newest.at_unix_s:
+                newest = one
         if newest is None or run is None or newest.run != run.run_id:
-            return ""
-        if run.state == "training" and newest.count < IN_A_ROW and not newest.follows:
-            return ""
-        ago_s = max(0.0, now_unix_s - newest.at_unix_s)
-        return f"{newest.member} failed {ago_s:.0f} s ago: {newest.sentence}"
+            return None
+        if now_unix_s - newest.at_unix_s > FAILING_S:
+            return None
+        past = run.state == "training" and newest.count < IN_A_ROW
+        return None if past else newest
+
+    def failed(self, failure: Failure, now_unix_s: float) -> str:
+        """Say who failed, with what, and how long ago."""
+        ago_s = max(0.0, now_unix_s - failure.at_unix_s)
+        return f"{failure.member} failed {ago_s:.0f} s ago: {failure.sentence}"
 
     def _excluded(self, member: Member, why: str) -> tuple[Member, str, str]:
         drain = self.snapshot.drains.get(member.pod_uid)

@@ -97,7 +97,8 @@ async def test_status_shows_members_and_rounds(server: EmbeddedServer) -> None:
     ended = await muster("status", **of(server))
     assert ended.status == 0
     assert tells_of_the_corrupt_record_once(ended.err)
-    headline, _, *rows = ended.out.splitlines()
+    first, _, headline, _, *rows = ended.out.splitlines()
+    assert first == "digits is training: a world of 2 nodes at step 1,234"
     assert headline == "default/digits, generation 3: 2 listed of min 1 and max 2, 1 on standby"
     assert [row.split()[:2] for row in rows[:4]] == [
         ["a", "listed"],
@@ -149,7 +150,7 @@ async def test_wide_status_shows_the_version_of_each_sidecar(server: EmbeddedSer
     assert "TOPOLOGY" not in (await muster("status", "--wide", **of(server))).out
     newer = replace(member(2, "b"), version="0.2.0", topology="b1/r2")
     await MemoryStore(server.engine).txn([], [Put(LIVE.member("b"), newer.to_json())])
-    wide = (await muster("status", "--wide", **of(server))).out.splitlines()
+    wide = (await muster("status", "--wide", **of(server))).out.splitlines()[2:]
     place = wide[1].index("VERSION")
     assert "10.0.0.2" in wide[3]
     assert wide[3][wide[1].index("TOPOLOGY") :].split()[0] == "b1/r2"

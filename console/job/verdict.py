@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a job in a word, why it is not getting on, and what to do: pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from console.job.view import JobView, RunView
+
+State = Literal[
+    "starting",
+    "below min",
+    "gathering",
+    "training",
+    "saving",
+    "draining",
+    "finishing",
+    "paused",
+    "failing",
+    "stuck",
+    "done",
+]
+"""The states of a job. ``starting``: no torchrun has asked yet. ``below min``: too few pods are
+here. ``gathering``: a world is about to form. ``saving``: all ranks save, for a world of another
+size. ``draining``: they save for a pod that leaves. ``finishing``: first ranks have ended well.
+``stuck``: ranks have reported steps, and none for long."""
+
+STUCK_S = 300.0
+"""Time without a step after which a world is stuck, in seconds: longer than most evaluations and
+saves take. A shorter one takes these for faults."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobVerdict:
+    """A job's state; ``why`` it is in it, and what to ``do``: sentences, empty for none.
+
+    ``since_unix_s`` is by a writer's wall clock, 0.0 if unknown.
+    """
+
+    state: State
+    why: str = ""
+    do: str = ""
+    since_unix_s: float = 0.0
+
+    def lines(self, job: str, now_unix_s: float) -> list[str]:
+        """Return what to print: the verdict, and what to do on a line of its own."""
+        since = ""
+        if self.since_unix_s:
+            since = f" for {duration(max(0.0, now_unix_s - self.since_unix_s))}"
+        first = f"{job} is {self.state}{since}"
+        line = f"{first}: {self.why}" if self.why else first
+        return [line, f"→ {self.do}"] if self.do else [line]
+
+    def as_json(self) -> dict[str, object]:
+        """Return it for ``--json``."""
+        since = self.since_unix_s or None
+        return {"state": self.state, "why": self.why, "do": self.do, "since_unix_s": since}
+
+
+def duration(seconds: float) -> str:
+    """Spell a duration in its two largest units: ``41 s``, ``4 min 12 s``, ``2 h 14 min``."""
+    whole = int(seconds)
+    minutes, hours = whole // 60, whole // 3600
+    if whole < 60:
+        return f"{whole} s"
+    if hours == 0:
+        return f"{minutes} min {whole % 60} s"
+    if hours < 48:
+        return f"{hours} h {minutes % 60} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def verdict(view: JobView, now_unix_s: float) -> JobVerdict:
+    """Decide on the state of a job as it is stored."""
+    rules, run = view.snapshot.rules, view.newest_run
+    if rules is None:
+        do = "check that its pods run and have the sidecar"
+        return JobVerdict("starting", "no sidecar has registered yet", do)
+    if view.pause:
+        since_s = _last(view, "pause")
+        return JobVerdict("paused", view.pause, f"muster resume --job {view.name}", since_s)
+    if run is None:
+        return _without_run(view, rules.sizes.smallest)
+    if (failing := view.failing(now_unix_s)) is not None:
+        do = (
+            f"read the log of {failing.member}'s training container; if its machine is at fault:"
+            f" muster drain {failing.member} --job {view.name}"
+        )
+        return JobVerdict("failing", view.failed(failing, now_unix_s), do)
+    if run.state == "forming":
+        return _forming(view, run, rules.sizes.smallest, now_unix_s)
+    if run.round.finishing:
+        return JobVerdict("finishing", "first ranks have ended well, and nothing is left to save")
+    return _training(view, run, now_unix_s)
+
+
+def _without_run(view: JobView, least: int) -> JobVerdict:
+    closed = [run for run in view.runs if run.round.closed]
+    if any(run.round.closed == "success" for run in closed):
+        return JobVerdict("done", "", "", _last(view, "closed"))
+    if closed:
+        why = "its torchruns have closed the run by a failure, and none asks for another world"
+        failed = sorted(view.failures.values(), key=lambda one: one.at_unix_s)
+        why = f"{failed[-1].member}: {failed[-1].sentence}; {why}" if failed else why
+        return JobVerdict("failing", why, "read the logs of the training containers")
+    here = len(view.listing.listed)
+    if here < least:
+        return _too_few(view, here, least)
+    faults = [f"{name}: {one.sentence}" for name, one in sorted(view.bypasses.items())]
+    why = faults[0] if faults else "no torchrun has asked for a world yet"
+    return JobVerdict("starting", why, "", _last(view, "join"))
+
+
+def _too_few(view: JobView, here: int, least: int) -> JobVerdict:
+    out = [f"{m.name} ({state})" for m, state, _ in view.members() if state != "listed"]
+    others = f"; not counted: {', '.join(out[:3])}" if out else ""
+    do = f"start more pods, or: muster set --min {max(1, here)} --job {view.name}"
+    return JobVerdict("below min", f"{here} of at least {least} pods are here{others}", do)
+
+
+def _forming(view: JobView, run: RunView, least: int, now_unix_s: float) -> JobVerdict:
+    here = len(view.listing.listed)
+    if here < least:
+        return _too_few(view, here, least)
+    return JobVerdict("gathering", view.awaited(run, now_unix_s))
+
+
+def _training(view: JobView, run: RunView, now_unix_s: float) -> JobVerdict:
+    commit, last_save = view.snapshot.commit, view.last_save
+    since_s = _last(view, "round")
+    nodes = len(run.round.frozen)
+    world = f"a world of {nodes} {'node' if nodes == 1 else 'nodes'}"
+    step = last_save.seen_step if last_save is not None else None
+    if step is not None:
+        world += f" at step {step:,}"
+    if commit is not None and commit.is_of(run.run_id, run.round.number):
+        if commit.phase in ("hold", "commit", "done") and commit.leaving:
+            return JobVerdict("draining", f"{world}; {commit.reason}")
+        if commit.phase in ("hold", "commit", "done"):
+            return JobVerdict("saving", f"{world}; {commit.reason}")
+    if step is not None and last_save is not None and last_save.seen_at_unix_s:
+        silent_s = now_unix_s - last_save.seen_at_unix_s
+        if silent_s >= STUCK_S:
+            why = f"{world}, and no rank has reported a step for {duration(silent_s)}"
+            do = "see where each rank stands: py-spy dump --pid PID in its container"
+            return JobVerdict("stuck", why, do, last_save.seen_at_unix_s)
+    return JobVerdict("training", world, "", since_s)
+
+
+def _last(view: JobView, what: str) -> float:
+    return max((one.at_unix_s for one in view.history if one.what == what), default=0.0)

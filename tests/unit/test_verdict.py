@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first line of ``muster status``: the state of a job, why, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from console.job.verdict import STUCK_S, JobVerdict, duration, verdict
+from console.job.view import FAILING_S, JobView, RunView
+from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from rdzv.listing import decide
+from rdzv.records.bypass import Bypass
+from rdzv.records.commit import Commit
+from rdzv.records.failure import Failure
+from rdzv.records.history import HistoryEntry
+from rdzv.records.job import Job
+from rdzv.records.saves import PodSaves
+from rdzv.snapshot import Snapshot
+from tests.support.records import member
+
+NOW_S = 10_000.0
+TRAINS = Round(3, True, frozen=(Seat("a", "n", 1), Seat("b", "n", 1)))
+FAILED = Failure("b", "digits", 3, 1, "ValueError", "bad shape", "t.py:3", at_unix_s=NOW_S - 8)
+ASKS = (Node("a", "asking", "n", 1, "10.0.0.1", 1, 0),)
+ERROR = "b failed 8 s ago: rank 1: ValueError: bad shape (t.py:3)"
+
+
+def view(
+    *runs: RunView, names: str = "ab", least: int = 1, paused: bool = False, **more: Any
+) -> JobView:
+    members = {name: member(name, min_workers=least) for name in names}
+    job = Job(least, 4, paused=paused) if names else None
+    snapshot = Snapshot(job=job, members=members, revision=5, commit=more.pop("commit", None))
+    history = (HistoryEntry("round", "a", "", NOW_S - 252), *more.pop("history", ()))
+    saves = more.pop("saves", {})
+    bypasses = more.pop("bypasses", {})
+    return JobView(
+        "team", "digits", snapshot, decide(snapshot), runs, history, bypasses, saves, **more
+    )
+
+
+def run(round_: Round = TRAINS, nodes: tuple[Node, ...] = ()) -> RunView:
+    return RunView("digits", round_, nodes)
+
+
+def reported(step: int, ago_s: float) -> dict[str, PodSaves]:
+    one = PodSaves("a", "uid-a", "digits", 3, step=step, at_unix_s=NOW_S - ago_s)
+    return {"a": one}
+
+
+def committing(phase: str, *leaving: str) -> Commit:
+    return Commit(1, "digits", 3, phase, leaving=leaving, reason="all save")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "why"),
+    [
+        (view(names=""), "starting", "no sidecar has registered yet"),
+        (view(run(), paused=True), "paused", "paused"),
+        (view(least=3), "below min", "2 of at least 3 pods are here"),
+        (view(), "starting", "no torchrun has asked for a world yet"),
+        (
+            view(bypasses={"a": Bypass("elsewhere", "its torchrun goes elsewhere")}),
+            "starting",
+            "a: its torchrun goes elsewhere",
+        ),
+        (view(run(Round(3), ASKS), least=2), "gathering", "1 of at least 2 torchruns ask; waits"),
+        (view(run(Round(3), ASKS), least=3), "below min", "2 of at least 3 pods are here"),
+        (view(run()), "training", "a world of 2 nodes"),
+        (view(run(), saves=reported(1204, 9)), "training", "a world of 2 nodes at step 1,204"),
+        (
+            view(run(), saves=reported(1204, STUCK_S)),
+            "stuck",
+            "a world of 2 nodes at step 1,204, and no rank has reported a step for 5 min 0 s",
+        ),
+        (view(run(), commit=committing("hold", "uid-b")), "draining", "a world of 2 nodes; all"),
+        (view(run(), commit=committing("commit")), "saving", "a world of 2 nodes; all save"),
+        (view(run(), commit=committing("void")), "training", "a world of 2 nodes"),
+        (view(run(replace(TRAINS, finishing=True))), "finishing", "first ranks have ended well"),
+        (view(run(Round(3), ASKS), failures={"b": FAILED}), "failing", ERROR),
+        (view(run(), failures={"b": FAILED}), "training", "a world of 2 nodes"),
+        (
+            view(run(), failures={"b": replace(FAILED, count=7)}),
+            "failing",
+            f"{ERROR}, 7th in a row",
+        ),
+        (
+            view(
+                run(Round(3), ASKS),
+                failures={"b": replace(FAILED, at_unix_s=NOW_S - FAILING_S - 1)},
+            ),
+            "gathering",
+            "waits for",
+        ),
+        (view(run(replace(TRAINS, closed="success"))), "done", ""),
+        (view(run(replace(TRAINS, closed="failure"))), "failing", "its torchruns have closed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_verdict_names_the_state_and_the_cause(seen: JobView, state: str, why: str) -> None:
+    found = verdict(seen, NOW_S)
+    assert (found.state, found.why[: len(why)]) == (state, why)
+    assert found.as_json()["state"] == state
+
+
+def test_the_cure_stands_on_a_line_of_its_own() -> None:
+    first, second = verdict(view(run(Round(3), ASKS), failures={"b": FAILED}), NOW_S).lines("x", 0)
+    assert first == f"x is failing: {ERROR}"
+    assert second.startswith("→ read the log of b's training container; ")
+    assert second.endswith("muster drain b --job digits")
+    training = verdict(view(run()), NOW_S).lines("digits", NOW_S)
+    assert training == ["digits is training for 4 min 12 s: a world of 2 nodes"]
+    assert JobVerdict("done").lines("x", 0) == ["x is done"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spelt"),
+    [(41.9, "41 s"), (252, "4 min 12 s"), (8040, "2 h 14 min"), (183_600, "2 d 3 h")],
+)
+def test_durations_have_two_units(seconds: float, spelt: str) -> None:
+    assert duration(seconds) == spelt
