@@ -78,7 +78,7 @@ def _cluster() -> ModuleType:
 @click.command(
     cls=Command,
     statuses={1: "there is a fault", 69: "no endpoint, or no API server, answers a read"},
-    short_help="What is wrong with the store, and what to do.",
+    short_help="What is wrong with a job and its store, and what to do.",
     epilog="\b\nExamples:\n  muster doctor --job digits\n"
     "  muster doctor --job digits --json || echo broken\n"
     "  muster doctor --cluster",
@@ -88,8 +88,8 @@ def _cluster() -> ModuleType:
 @configured_by(JobConfig)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def doctor(config: JobConfig, as_json: bool) -> int:
-    """Examine the store that a job rests on, and this job's rights in it; or, with --cluster, what
-    the chart has installed in a cluster of Kubernetes, and the pods with the label.
+    """Examine a job, the store that it rests on, and its rights in it; or, with --cluster, what the
+    chart has installed in a cluster of Kubernetes, and the pods with the label.
 
     The job can rest on it where there is no fault; warnings do not count. The rights are tried out
     on a key of its own under the job's prefix, which is deleted again.

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from console.counting import counted
 from console.doctor.report import EndpointReport, EtcdMember, JobReport, Report, RightsReport
 from console.job.outage import cause
+from console.job.verdict import State
 from rdzv.flags import named
 from rdzv.records.history import HistoryEntry
 from rdzv.store import StoreStatus
@@ -259,6 +260,23 @@ def _job(job: JobReport | None) -> Iterator[Finding]:
             "ok",
             f"{job.name}: generation {job.generation}, {counted(job.members, 'member')}",
         )
+    if job.verdict is not None:
+        level = _STATES.get(job.verdict.state, "ok")
+        why = f": {job.verdict.why}" if job.verdict.why else ""
+        remedy = job.verdict.do or "see docs/operations.md#is-it-getting-on"
+        remedy = "" if level == "ok" else remedy
+        yield Finding("state", level, f"{job.name} is {job.verdict.state}{why}", remedy)
+
+
+_STATES: Mapping[State, Level] = {
+    "failing": "fault",
+    "stuck": "fault",
+    "below min": "warning",
+    "starting": "note",
+    "gathering": "note",
+    "paused": "note",
+}
+"""The levels of a job's states; any other is in order."""
 
 
 def _rights(rights: RightsReport) -> Iterator[Finding]:

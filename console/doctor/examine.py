@@ -14,6 +14,7 @@ from typing import TypeVar
 from agent.config.sidecar import JobConfig
 from console.doctor.diagnosis import READ_FAULT_S
 from console.doctor.report import EndpointReport, EtcdMember, JobReport, Report, RightsReport
+from console.job.verdict import verdict
 from console.job.view import JobView, view_of
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.keys import JobKeys
@@ -153,7 +154,8 @@ async def _view(store: Store, keys: JobKeys) -> JobView:
 
 def _job(view: JobView) -> JobReport:
     generation = view.job.generation if view.job is not None else None
-    return JobReport(view.namespace, view.name, generation, len(view.snapshot.members))
+    state = verdict(view, time()) if view.job is not None else None
+    return JobReport(view.namespace, view.name, generation, len(view.snapshot.members), state)
 
 
 async def _unless_refused(ask: Callable[[], Awaitable[T]]) -> T | None:

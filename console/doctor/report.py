@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from console.job.verdict import JobVerdict
 from rdzv.records.history import HistoryEntry
 from rdzv.store import StoreStatus
 
@@ -59,12 +60,13 @@ class EtcdMember:
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """The job that was named. ``generation`` is None if the store has no such job."""
+    """The job that was named. ``generation`` and ``verdict`` are None if the store has none."""
 
     namespace: str
     name: str
     generation: int | None = None
     members: int = 0
+    verdict: JobVerdict | None = None
 
 
 @dataclass(frozen=True, slots=True)

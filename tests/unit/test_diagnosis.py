@@ -9,6 +9,7 @@ import pytest
 
 from console.doctor.diagnosis import Finding, diagnose
 from console.doctor.report import EndpointReport, EtcdMember, JobReport, Report, RightsReport
+from console.job.verdict import JobVerdict, State
 from rdzv.records.history import HistoryEntry
 from rdzv.store import StoreStatus
 
@@ -56,6 +57,27 @@ def test_a_job_that_the_store_does_not_have_is_told() -> None:
         "the store has no job digits in namespace team",
     )
     assert "--job (MUSTER_JOB)" in missing.remedy
+
+
+@pytest.mark.parametrize(
+    ("state", "level"),
+    [
+        ("training", "ok"),
+        ("done", "ok"),
+        ("paused", "note"),
+        ("gathering", "note"),
+        ("below min", "warning"),
+        ("stuck", "fault"),
+        ("failing", "fault"),
+    ],
+)
+def test_a_job_that_is_not_getting_on_is_named_with_what_to_do(state: State, level: str) -> None:
+    job = JobReport("team", "digits", 2, 1, JobVerdict(state, "b failed", "drain b"))
+    finding = found(replace(WELL, job=job), "state")
+    assert (finding.level, finding.sentence) == (level, f"digits is {state}: b failed")
+    assert finding.remedy == ("" if level == "ok" else "drain b")
+    aimless = replace(job, verdict=JobVerdict(state))
+    assert bool(found(replace(WELL, job=aimless), "state").remedy) == (level != "ok")
 
 
 def test_whatever_is_wrong_says_what_to_do() -> None:
