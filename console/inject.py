@@ -22,13 +22,16 @@ from injection.settings import TABLE
 from rdzv.errors import ConfigError
 
 _BOM = "\ufeff"
+_SWITCHES = ("wrap", "pod_failure_policy")
+"""The settings that a flag without a value gives."""
 
 
 def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
     for name, setting in reversed(TABLE.items()):
         note = f"{setting.why}  {setting.brackets}"
-        if name == "wrap":
-            option = click.option("--wrap/--no-wrap", name, default=None, help=note)
+        if name in _SWITCHES:
+            flags = f"{setting.flag}/--no-{setting.flag.removeprefix('--')}"
+            option = click.option(flags, name, default=None, help=note)
         else:
             option = click.option(setting.flag, name, metavar=setting.metavar, help=note)
         command = option(command)
@@ -81,8 +84,7 @@ def inject(
     injecting again without flags changes nothing, and with a flag that alone. What is left as it
     is, and why, is said on stderr.
     """
-    if flags["wrap"] is not None:
-        flags["wrap"] = "true" if flags["wrap"] else "false"
+    flags |= {name: str(flags[name]).lower() for name in _SWITCHES if flags[name] is not None}
     name, text = _read(file)
     bare = text.removeprefix(_BOM)
     try:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +25,7 @@ WHOLE_COMMAND = "whole-command"
 """Word of a record: the container had no command before."""
 
 _USERS = "not:"
+_DIGEST_LENGTH = 16
 
 
 @dataclass(slots=True)
@@ -63,8 +66,11 @@ def pull_secret_word(name: str) -> str:
     return f"pull-secret/{quote(name, safe='')}"
 
 
-def lasting_word(key: str, value: str) -> str:
+def beside_word(key: str, value: Any) -> str:
     """Return the word by which a record names an entry that was put beside the template."""
+    if not isinstance(value, str):
+        whole = json.dumps(value, sort_keys=True).encode()
+        value = hashlib.sha256(whole).hexdigest()[:_DIGEST_LENGTH]
     return f"beside/{key}={value}"
 
 

@@ -17,7 +17,6 @@ from injection.remarks import Remark, warning
 from injection.sidecar import RUN_DIR
 from injection.workloads import Template, Workload, at
 from injection.yaml_tree import child, text_of, value_of
-from launcher_shim.exit_status import EXIT_TERMINATED
 from launcher_shim.pod.overruling import OPTIONS, RESTARTS
 
 LAUNCHER = (
@@ -54,15 +53,6 @@ NOT_LASTING = (
 NOT_RUN = "a {kind} {version} is injected by its schema alone, and was not run with its operator"
 MASTER = (
     "{path}: the whole job ends with its Master, wherever the others are: make it one more Worker"
-)
-NO_POLICY = (
-    "{path} has no podFailurePolicy: each pod that was drained counts as a failure of the job, for"
-    " it ends with {status}: add one that ignores DisruptionTarget and exit code {status}, with"
-    " restartPolicy: Never"
-)
-POLICY_COUNTS = (
-    "{path}.podFailurePolicy does not ignore exit code {status}, with which a drained container"
-    " ends: each counts as a failure of the job: add a rule that does"
 )
 LATE_PROXY = (
     "container {name} starts only after the sidecar: if the mesh takes over the network before"
@@ -134,7 +124,6 @@ def cautions(
         masters = (path for _, path in at(workload.node, kind.master))
         if template.path in masters:
             yield warning(MASTER.format(path=template.path.rpartition(".")[0]))
-    yield from _failures(workload, template)
     path = f"{template.path}.spec" if template.path else "spec"
     if want.secret is not None and facts.is_true(pod.get("shareProcessNamespace")):
         yield warning(SHARED_PROCESSES.format(path=path, secret=want.secret))
@@ -164,24 +153,3 @@ def _lasting(
         yield Remark(LASTING.format(path=path, key=key, value=value))
     elif found != value:
         yield warning(NOT_LASTING.format(path=path, key=key, found=found, value=value))
-
-
-def _failures(workload: Workload, template: Template) -> Iterator[Remark]:
-    """Yield a warning if a batch Job counts drained pods among its failures."""
-    if workload.known is None or not workload.known.of_jobs:
-        return
-    path = template.path.rpartition(".")[0]
-    job = next((value_of(node) for node, _ in at(workload.node, path)), None)
-    policy = job.get("podFailurePolicy") if isinstance(job, Mapping) else None
-    if not isinstance(policy, Mapping):
-        yield warning(NO_POLICY.format(path=path, status=EXIT_TERMINATED))
-    elif not any(map(_ignores_a_drain, facts.listed(policy, "rules"))):
-        yield warning(POLICY_COUNTS.format(path=path, status=EXIT_TERMINATED))
-
-
-def _ignores_a_drain(rule: Any) -> bool:
-    codes = rule.get("onExitCodes") if isinstance(rule, Mapping) else None
-    if not isinstance(codes, Mapping) or rule.get("action") != "Ignore":
-        return False
-    named = EXIT_TERMINATED in facts.listed(codes, "values")
-    return named == (codes.get("operator") == "In")

@@ -44,8 +44,8 @@ def place(splices: Splices, roots: Sequence[Node], template: Template, plan: Inj
     splices.add_entries(spec, new_in_pod, style, pod)
 
     _place_container(splices, spec[1], pod, style, plan)
-    if plan.lasting is not None:
-        _place_lasting(splices, roots, template, style, plan.lasting)
+    if plan.beside:
+        _place_beside(splices, roots, template, style, plan.beside)
     _place_metadata(splices, roots, template, style, plan, record)
 
 
@@ -83,20 +83,19 @@ def _place_container(
     splices.add_to_item(container, new, style, where)
 
 
-def _place_lasting(
+def _place_beside(
     splices: Splices,
     roots: Sequence[Node],
     template: Template,
     style: Style,
-    lasting: tuple[str, str],
+    beside: Mapping[str, Any],
 ) -> None:
-    """Put an entry beside the template, where the object decides what follows a pod's end."""
-    key, value = lasting
+    """Put entries beside the template, where the object decides what follows a pod's end."""
     opening = _entry_around(template.node, roots)
     path = template.path.rpartition(".")[0]
     if opening is None:
         raise ConfigError(f"{path} comes from elsewhere: write it out there")
-    splices.add_entries(opening, {key: value}, style, path)
+    splices.add_entries(opening, beside, style, path)
 
 
 def _place_metadata(

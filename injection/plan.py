@@ -13,6 +13,13 @@ from typing import Any
 
 from injection import conflicts, facts, sidecar
 from injection.cautions import cautions
+from injection.failure_policy import (
+    NEVER,
+    POLICY,
+    RESTART,
+    added_policy,
+    remarks_on_failures,
+)
 from injection.grace import DEFAULT_GRACE_S, GRACE, SHORT_S, granted_s
 from injection.horovod import role_of
 from injection.job_label import job_label
@@ -35,7 +42,7 @@ class InjectionPlan:
     """The additions to one template.
 
     ``users`` are Muster's names that were there before, and stay when all else is taken out.
-    ``command`` is a whole one, for a container that had none; ``lasting`` is an entry beside the
+    ``command`` is a whole one, for a container that had none; ``beside`` are entries beside the
     template.
     """
 
@@ -49,7 +56,7 @@ class InjectionPlan:
     env: list[Mapping[str, Any]] = field(default_factory=list)
     command_prefix: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
-    lasting: tuple[str, str] | None = None
+    beside: Mapping[str, Any] = field(default_factory=dict)
     lets_go_below_min: bool = False
     pre_stop: Mapping[str, Any] | None = None
     pod: dict[str, Any] = field(default_factory=dict)
@@ -97,8 +104,10 @@ def plan(
     conflicts.refuse(pod, path, container, want)
     granted = granted_s(pod, path)
     wrapped, prefix, command = _wrapping(workload, container, told.settings.wrap, horovod)
+    beside = {} if owner_is_made else _beside(workload, template, pod, container, told, horovod)
     below_min = told.settings.below_min
-    if below_min is None and workload.replaces_late(template) and not former.says_below_min:
+    late = POLICY in beside or workload.replaces_late(template)
+    if below_min is None and late and not former.says_below_min:
         below_min = "commit"
     lets_go = below_min == "commit"
     made = SidecarContainer(
@@ -122,11 +131,13 @@ def plan(
         mounts=[sidecar.RUN_MOUNT],
         command_prefix=prefix,
         command=command,
-        lasting=None if owner_is_made else _lasting(workload, template, horovod),
+        beside=beside,
         lets_go_below_min=lets_go,
     )
     if granted is None:
         result.pod[GRACE] = DEFAULT_GRACE_S
+    if POLICY in beside and RESTART not in pod:
+        result.pod[RESTART] = NEVER
     _plan_hook(result, container, made)
     _plan_variables(result, container, made)
     _plan_annotations(result, told.annotations, users_annotations)
@@ -134,6 +145,9 @@ def plan(
     result.notes += map(Remark, former.taken_out())
     result.notes += cautions(
         workload, template, pod, container, want, wrapped=wrapped, owner_is_made=owner_is_made
+    )
+    result.notes += remarks_on_failures(
+        workload, template, added=POLICY in beside, owner_is_made=owner_is_made
     )
     _note_pod(result, pod, path, want, owner_is_made=owner_is_made)
     _note_command(result, told.settings.wrap, wrapped=wrapped)
@@ -172,18 +186,30 @@ def _pull_secrets(pod: Mapping[str, Any], wanted: Sequence[str]) -> list[Mapping
     return [{"name": name} for name in dict.fromkeys(wanted) if name not in held]
 
 
-def _lasting(
-    workload: Workload, template: Template, horovod: Role | None
-) -> tuple[str, str] | None:
-    """Return the entry needed beside the template so that a worker's end does not end the job.
+def _beside(
+    workload: Workload,
+    template: Template,
+    pod: Mapping[str, Any],
+    container: Mapping[str, Any],
+    told: Told,
+    horovod: Role | None,
+) -> dict[str, Any]:
+    """Return the entries needed beside the template so that a pod's end does not end the job.
 
-    None if none is needed, or if the key is there.
+    A key that is there stays as it is. Raises ``ConfigError`` if one that is asked for cannot be.
     """
+    beside: dict[str, Any] = {}
     kind = workload.known or Kind(())
-    if kind.lasting is None or horovod != "worker":
-        return None
-    around = next(node for node, _ in at(workload.node, template.path.rpartition(".")[0]))
-    return kind.lasting if child(around, kind.lasting[0]) is None else None
+    if kind.lasting is not None and horovod == "worker":
+        key, value = kind.lasting
+        around = next(node for node, _ in at(workload.node, template.path.rpartition(".")[0]))
+        if child(around, key) is None:
+            beside[key] = value
+    if told.settings.pod_failure_policy:
+        policy = added_policy(workload, template, pod, str(container.get("name")))
+        if policy is not None:
+            beside[POLICY] = policy
+    return beside
 
 
 def _wrapping(

@@ -10,8 +10,8 @@ from injection.annotations import (
     LETS_GO,
     WHOLE_COMMAND,
     Record,
+    beside_word,
     container_word,
-    lasting_word,
     pull_secret_word,
     variable_word,
 )
@@ -36,8 +36,7 @@ def record_of(template: Mapping[str, Any], plan: InjectionPlan) -> Record:
         added.append("command")
     if plan.command:
         added.append(WHOLE_COMMAND)
-    if plan.lasting is not None:
-        added.append(lasting_word(*plan.lasting))
+    added += [beside_word(key, value) for key, value in plan.beside.items()]
     if plan.pre_stop is not None:
         added += ["preStop", *(["lifecycle"] if "lifecycle" not in container else [])]
     if "metadata" not in template:

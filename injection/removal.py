@@ -12,12 +12,13 @@ from injection.annotations import (
     ANNOTATION,
     WHOLE_COMMAND,
     Record,
+    beside_word,
     container_word,
     injected,
-    lasting_word,
     pull_secret_word,
     variable_word,
 )
+from injection.failure_policy import NEVER, RESTART
 from injection.grace import DEFAULT_GRACE_S, GRACE
 from injection.settings import LABEL, TABLE, annotation
 from injection.text_edits import Splices
@@ -74,15 +75,15 @@ class _Removal:
             gone = self._from_list(pod, "initContainers", lambda item: _named(item, {sidecar.NAME}))
             gone |= self._from_list(pod, "volumes", lambda item: _named(item, sidecar.VOLUMES))
             gone |= self._from_list(pod, "imagePullSecrets", self._is_added_secret)
-            if GRACE in self._added and text_of(child(pod, GRACE)) == str(DEFAULT_GRACE_S):
-                gone.add(GRACE)
+            ours = {GRACE: str(DEFAULT_GRACE_S), RESTART: NEVER}
+            gone |= {k for k, v in ours.items() if k in self._added and text_of(child(pod, k)) == v}
             self._splices.drop_entries(pod, lambda key, _: key in gone)
         self._from_metadata(template)
         if self._around is not None:
             self._splices.drop_entries(self._around, self._is_beside)
 
     def _is_beside(self, key: str, node: Node) -> bool:
-        return lasting_word(key, str(value_of(node))) in self._added
+        return beside_word(key, value_of(node)) in self._added
 
     def _container(self, pod: Node) -> Node | None:
         """Find the training container: by its name or, if a user changed that, by its mount."""

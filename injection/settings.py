@@ -240,6 +240,17 @@ class TemplateSettings:
             otherwise="wrap where there is a command",
         )
     )
+    pod_failure_policy: bool | None = field(
+        Setting(
+            "--pod-failure-policy",
+            parsers.yes_or_no,
+            None,
+            "true|false",
+            "Add a podFailurePolicy to a Job that has none: pods that are evicted or drained are no"
+            " failures of the job. The webhook, which changes pods alone, does not.",
+            otherwise="none is added",
+        )
+    )
     slots: int | None = field(
         Setting(
             "--slots",

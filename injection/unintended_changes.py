@@ -13,6 +13,7 @@ from typing import Any
 from ruamel.yaml.nodes import Node, ScalarNode
 
 from injection import sidecar
+from injection.failure_policy import POLICY, RESTART
 from injection.grace import GRACE
 from injection.workloads import Place, Workload, steps
 from injection.yaml_tree import MERGE, child, entry, items, keys, text_of, value_of
@@ -22,8 +23,8 @@ Words = tuple[str, ...]
 """The words of a path."""
 Part = tuple[Words, Node]
 
-BESIDE = "restartPolicy"
-"""The key of the entry that is put beside the template of Horovod's workers."""
+_BESIDE = (RESTART, POLICY)
+"""The keys of the entries that are put beside a template."""
 
 UNSAFE = (
     "this is written in a way in which nothing can be put into it safely, such as an anchor"
@@ -71,7 +72,7 @@ def _parts(node: Node, ours: Mapping[str, int], words: Words = ()) -> Iterator[P
     index = ours.get(".".join(words))
     for name, below in steps(node):
         where = (*words, name)
-        if name == BESIDE and any(_is_around(words, path) for path in ours):
+        if name in _BESIDE and any(_is_around(words, path) for path in ours):
             continue
         if index is None:
             yield from _parts(below, ours, where)
@@ -98,7 +99,7 @@ def _parts_of_pod(pod: Node, index: int, words: Words) -> Iterator[Part]:
             for number, (name, item) in enumerate(steps(below)):
                 if number != index:
                     yield from _parts(item, {}, (*where, name))
-        elif name not in (GRACE, "imagePullSecrets"):
+        elif name not in (GRACE, RESTART, "imagePullSecrets"):
             yield from _parts(below, {}, where)
 
 

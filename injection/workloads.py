@@ -28,11 +28,12 @@ class Kind:
     generated if it has only a ``generateName``. ``tells_torch``: the program that puts
     ``PET_*`` variables behind those of the template, where they win. ``replaced_once_gone``: a
     new pod has the name or the place of the old one, and is created after that is gone; with
-    ``of_jobs`` the batch Job decides this. ``endless``: its containers are restarted however
-    they end. ``horovod``: its pods are those of a horovodrun; ``run``: whether this was ever
-    run with its operator. ``lasting``: the entry that the worker's replica spec needs so that a
-    worker's end does not end the job. ``sshd``: an MPI program in its launcher reaches the
-    workers by the sshd in whose place muster-exec runs.
+    ``of_jobs`` the batch Job decides this. ``job_restarts``: how often the object makes a Job
+    again that has failed. ``endless``: its containers are restarted however they end.
+    ``horovod``: its pods are those of a horovodrun; ``run``: whether this was ever run with its
+    operator. ``lasting``: the entry that the worker's replica spec needs so that a worker's end
+    does not end the job. ``sshd``: an MPI program in its launcher reaches the workers by the
+    sshd in whose place muster-exec runs.
     """
 
     templates: tuple[str, ...]
@@ -49,6 +50,7 @@ class Kind:
     tells_torch: str | None = None
     replaced_once_gone: bool = False
     of_jobs: bool = False
+    job_restarts: str | None = None
     endless: bool = False
     horovod: bool = False
     run: bool = True
@@ -129,16 +131,19 @@ KINDS: Mapping[tuple[str, str], Kind] = {
         ("spec.replicatedJobs.*.template.spec.template",),
         name_label="jobset.sigs.k8s.io/jobset-name",
         of_jobs=True,
+        job_restarts="spec.failurePolicy.maxRestarts",
     ),
     ("trainer.kubeflow.org", "TrainingRuntime"): Kind(
         ("spec.template.spec.replicatedJobs.node.template.spec.template",),
         main_container="node",
         of_jobs=True,
+        job_restarts="spec.template.spec.failurePolicy.maxRestarts",
     ),
     ("trainer.kubeflow.org", "ClusterTrainingRuntime"): Kind(
         ("spec.template.spec.replicatedJobs.node.template.spec.template",),
         main_container="node",
         of_jobs=True,
+        job_restarts="spec.template.spec.failurePolicy.maxRestarts",
     ),
     ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): Kind(
         ("spec.leaderWorkerTemplate.leaderTemplate", "spec.leaderWorkerTemplate.workerTemplate"),

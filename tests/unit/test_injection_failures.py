@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that count evicted or drained pods as failures: what is said, refused and added."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.admission.decision import decide
+from controller.admission.owner import owner_of
+from injection import failure_policy
+from injection.failure_policy import policy_for
+from injection.injection import Request, inject
+from injection.removal import removed
+from tests.support.injection.corpus import CORPUS
+from tests.support.injection.injecting import (
+    FLAGS,
+    again,
+    environ,
+    injected,
+    loaded,
+    manifest,
+    refused,
+    sidecars,
+    variables,
+)
+from tests.support.injection.owners import at, pods_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
+SENTENCES = {
+    name: text
+    for name, text in vars(failure_policy).items()
+    if name.isupper() and isinstance(text, str) and "{path}" in text
+}
+
+
+def said(text: str, /, **flags: str | None) -> list[str]:
+    """The remarks on failures, without the object that each begins with."""
+    shapes = [re.escape(text).replace(r"\{path\}", ".+") for text in SENTENCES.values()]
+    patterns = [re.compile(shape.replace(r"\{status\}", "143")) for shape in shapes]
+    notes = [note.partition(": ")[2] for note in injected(text, **flags).notes]
+    return [note for note in notes if any(pattern.match(note) for pattern in patterns)]
+
+
+def of_jobs(kind: str = "Job", /, **beside: Any) -> str:
+    value = json.loads(manifest(kind, command=["torchrun"], pod={"restartPolicy": "Never"}))
+    job = value["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else value["spec"]
+    job.update(beside)
+    return json.dumps(value)
+
+
+def ignoring(operator: str, *values: int, action: str = "Ignore") -> Any:
+    return {"action": action, "onExitCodes": {"operator": operator, "values": list(values)}}
+
+
+def rules(*rules: Any) -> Any:
+    return {"rules": list(rules)}
+
+
+NO_POLICY = (
+    " has no podFailurePolicy: each pod that was drained counts as a failure of the job,"
+    " for it ends with 143: add one that ignores DisruptionTarget and exit code 143, with"
+    " restartPolicy: Never, or let --pod-failure-policy add it"
+)
+COUNTS = (
+    "spec.podFailurePolicy does not ignore exit code 143, with which a drained container ends:"
+    " each counts as a failure of the job: add a rule that does"
+)
+DISRUPTED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+NOT_DISRUPTED = {"type": "DisruptionTarget", "status": "False"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *((of_jobs(kind), []) for kind in ("Deployment", "StatefulSet")),
+        (of_jobs("Job"), [f"spec{NO_POLICY}"]),
+        (of_jobs("CronJob"), [f"spec.jobTemplate.spec{NO_POLICY}"]),
+        (of_jobs(podFailurePolicy=rules(ignoring("In", 1, 143))), []),
+        (of_jobs("CronJob", podFailurePolicy=rules(ignoring("In", 1, 143))), []),
+        (of_jobs(podFailurePolicy=rules(ignoring("NotIn", 1, 2))), []),
+        (of_jobs(podFailurePolicy={"rules": None}), [COUNTS]),
+        (of_jobs(podFailurePolicy=rules(None, "text")), [COUNTS]),
+        (of_jobs(podFailurePolicy=rules(DISRUPTED)), [COUNTS]),
+        (of_jobs(podFailurePolicy=rules(ignoring("In", 1, 143, action="Count"))), [COUNTS]),
+        (of_jobs(podFailurePolicy=rules(ignoring("NotIn", 143))), [COUNTS]),
+        (of_jobs(backoffLimit=0, podFailurePolicy=rules(DISRUPTED)), [COUNTS]),
+        (of_jobs(backoffLimit=0, podFailurePolicy=rules(ignoring("In", 143))), []),
+        (of_jobs(backoffLimit=6), [f"spec{NO_POLICY}"]),
+        # A JobSet that makes its Jobs again loses all pods at once, and goes on.
+        (
+            CORPUS["jobset"]
+            .replace("completions: 2", "backoffLimit: 0")
+            .replace("spec:\n", "spec:\n  failurePolicy: {maxRestarts: 3}\n", 1),
+            [f"spec.replicatedJobs.workers.template.spec{NO_POLICY}"],
+        ),
+    ],
+)
+def test_a_job_that_counts_drained_pods_as_failures_is_said(text: str, expected: list[str]) -> None:
+    assert said(text) == expected
+
+
+FIRST = "spec.backoffLimit is 0, so the first pod that is evicted ends the whole job:"
+OFFERED = "--pod-failure-policy adds a podFailurePolicy that ignores it"
+ADD_RULE = "does not ignore DisruptionTarget, so the first pod that is evicted ends the whole job"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (of_jobs(backoffLimit=0), f"Job/digits: {FIRST} {OFFERED}"),
+        (
+            of_jobs("CronJob", backoffLimit=0),
+            f"CronJob/digits: {FIRST.replace('spec', 'spec.jobTemplate.spec')} {OFFERED}",
+        ),
+        (
+            CORPUS["jobset"].replace("completions: 2", "backoffLimit: 0"),
+            f"JobSet/set: {FIRST.replace('spec', 'spec.replicatedJobs.workers.template.spec')}"
+            f" {OFFERED}",
+        ),
+        (of_jobs(backoffLimit=0, podFailurePolicy=rules(ignoring("In", 1))), ADD_RULE),
+        (
+            of_jobs(
+                backoffLimit=0,
+                podFailurePolicy=rules({"action": "Ignore", "onPodConditions": [NOT_DISRUPTED]}),
+            ),
+            ADD_RULE,
+        ),
+    ],
+)
+def test_a_job_that_its_first_eviction_ends_is_refused(text: str, sentence: str) -> None:
+    line, allow = refused(text)
+    assert sentence in line
+    assert "--allow-bypass injects all the same" in allow
+    notes = inject(text, Request(FLAGS, {}, allow_bypass=True)).notes
+    assert [note.level for note in notes if sentence in f"{note}"] == ["warning"]
+
+
+IN_YAML = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {name: night}
+spec:
+    # not one failure
+    backoffLimit: 0
+    template:   # of two
+        spec:
+            restartPolicy: Never
+            containers:
+                - name: trainer
+                  image: i
+                  command: [torchrun, t.py]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "container"),
+    [
+        (IN_YAML, "spec", "trainer"),
+        (of_jobs(backoffLimit=0), "spec", "c"),
+        (of_jobs("CronJob"), "spec.jobTemplate.spec", "c"),
+        (CORPUS["jobset"], "spec.replicatedJobs.workers.template.spec", "c"),
+        (CORPUS["runtime"], "spec.template.spec.replicatedJobs.node.template.spec", "node"),
+        (CORPUS["block-scalars"].replace("\n", "\r\n"), "spec", "trainer"),
+    ],
+)
+def test_a_policy_is_added_and_comes_out_again_to_the_byte(
+    text: str, path: str, container: str
+) -> None:
+    result = injected(text, pod_failure_policy="true")
+    job = at(loaded(result.text)[0], path)
+    assert job["podFailurePolicy"] == policy_for(container)
+    # Kubernetes takes no policy without it; where nothing is said, it would be another one.
+    assert job["template"]["spec"]["restartPolicy"] == "Never"
+    added = f"{path}.podFailurePolicy is added: pods that are evicted or drained are no failures"
+    assert said(text, pod_failure_policy="true") == [added]
+    assert again(result.text) == result.text
+    assert removed(result.text) == text
+    # With a policy the Job makes a pod again only once the old one is gone.
+    assert variables(sidecars(result.text)[0])["MUSTER_BELOW_MIN"] == "commit"
+    without = inject(result.text, Request({"pod_failure_policy": "false"}, {}, allow_bypass=True))
+    assert "podFailurePolicy" not in at(loaded(without.text)[0], path)
+    assert removed(without.text) == text
+
+
+def test_a_policy_that_hands_have_changed_is_theirs() -> None:
+    made = injected(IN_YAML, pod_failure_policy="true").text
+    by_hand = made.replace("values: [143]", "values: [143, 137]")
+    assert by_hand != made
+    assert "values: [143, 137]" in removed(by_hand)
+    assert "values: [143, 137]" in again(by_hand)
+    assert again(by_hand).count("podFailurePolicy:") == 1
+
+
+def test_a_policy_cannot_be_added_to_what_has_no_job_or_restarts_its_containers() -> None:
+    (line,) = refused(manifest(), pod_failure_policy="true")
+    assert "--pod-failure-policy (MUSTER_POD_FAILURE_POLICY): a Deployment has no Job" in line
+    text = of_jobs().replace('"Never"', '"OnFailure"')
+    (line,) = refused(text, pod_failure_policy="true")
+    assert "spec.template.spec.restartPolicy is OnFailure, and has to be Never: change it" in line
+
+
+def test_a_policy_of_the_users_is_kept() -> None:
+    text = of_jobs(podFailurePolicy=rules(DISRUPTED))
+    assert said(text, pod_failure_policy="true") == [COUNTS]
+
+
+def test_a_pod_of_such_a_job_is_injected_as_its_save_is_worth_more_than_none() -> None:
+    """The webhook cannot change the Job, which ends with the first eviction in any case."""
+    (_, pod, read), *_ = pods_of(json.loads(of_jobs(backoffLimit=0)))
+    verdict = decide(pod, "team", owner_of(pod), read, environ(FLAGS))
+    assert verdict.injected
+    sentence = "spec.backoffLimit is 0: all save when a pod is evicted, and then the whole job ends"
+    assert sentence in verdict.warnings
+    assert not any("pod-failure-policy" in one for one in verdict.warnings)
+
+
+def test_the_page_has_every_sentence() -> None:
+    page = " ".join(PAGE.read_text().split())
+    for sentence in SENTENCES.values():
+        words = sentence.replace("{status}", "143")
+        assert re.sub(r"{(\w+)}", lambda found: found[1].upper(), words) in page
