@@ -76,8 +76,8 @@ class CountedStore(EtcdStore):
         self.counts["renewals"] += 1
         return await super().lease_keep_alive(*args, **options)
 
-    async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
-        async for batch in super().watch(prefix, start_revision):
+    async def watch(self, *args: Any, **options: Any) -> AsyncGenerator[WatchBatch, None]:
+        async for batch in super().watch(*args, **options):
             if batch.events:
                 self.counts["batches"] += 1
                 self.counts["events"] += len(batch.events)

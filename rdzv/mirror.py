@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from functools import partial
 from random import Random
 
 from rdzv.diary import Diary
@@ -46,6 +47,10 @@ SHOWN_KEY_LENGTH = 200
 SEE_S = 5.0
 """Longest wait for a write by this sidecar to show: one that a restored store has lost never does.
 """
+
+GATHER_S = 0.25
+"""Pause of ``Watching`` with ``gathers`` beside a busy store, unless a reader waits for a revision.
+Shorter: each revision costs a message. Longer: the mirror is further behind."""
 
 Listener = Callable[[Sequence[WatchEvent]], None]
 
@@ -83,6 +88,8 @@ class Mirror:
         self._healthy_since_s = float("inf")
         self._listeners: list[Listener] = []
         self._changed = asyncio.Event()
+        self._waiting = 0
+        self._waited_for = asyncio.Event()
 
     @property
     def kvs(self) -> Mapping[str, KeyValue]:
@@ -132,8 +139,22 @@ class Mirror:
 
     async def reached(self, revision: int) -> None:
         """Wait until the mirror shows ``revision``, for example that of one's own write."""
-        while self.revision < revision:
-            await self._changed.wait()
+        self._waiting += 1
+        self._waited_for.set()
+        try:
+            while self.revision < revision:
+                await self._changed.wait()
+        finally:
+            self._waiting -= 1
+
+    async def waited_for(self, timeout_s: float) -> None:
+        """Wait until a reader waits for a revision, for ``timeout_s`` at most."""
+        if self._waiting:
+            return
+        self._waited_for.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._waited_for.wait()
 
     async def shown(self, revision: int) -> None:
         """Wait until the mirror shows an own write at ``revision``, for ``SEE_S`` at most."""
@@ -245,6 +266,7 @@ class Watching:
 
     ``trouble`` is the store's last error, as long as it cannot be read. ``random`` draws the jitter
     of the backoff, so that many do not come back at one moment; without it there is none.
+    ``gathers``: whether events of a busy store may come ``GATHER_S`` later, many at once.
     """
 
     def __init__(
@@ -254,6 +276,7 @@ class Watching:
         *,
         random: Random | None = None,
         pause: Doubling = RELIST_PAUSE,
+        gathers: bool = False,
     ) -> None:
         self.trouble = ""
         self._diary = Diary(log)
@@ -262,6 +285,7 @@ class Watching:
         self._mirror = mirror
         self._random = random
         self._pause = pause
+        self._gather = partial(mirror.waited_for, GATHER_S) if gathers else None
         self._paging = Paging()
 
     async def run(self) -> None:
@@ -339,7 +363,8 @@ class Watching:
         self._note_answer()
 
     async def _follow(self) -> None:
-        batches = self._store.watch(self._mirror.prefix, self._mirror.revision + 1)
+        start = self._mirror.revision + 1
+        batches = self._store.watch(self._mirror.prefix, start, rest=self._gather)
         async with aclosing(batches):
             async for batch in batches:
                 self._mirror.apply(batch.events, batch.revision)

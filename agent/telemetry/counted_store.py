@@ -15,6 +15,7 @@ from rdzv.store import (
     Operation,
     Page,
     RangeResult,
+    Rest,
     Store,
     StoreStatus,
     TxnResult,
@@ -69,10 +70,12 @@ class CountedStore:
         self._metrics.answered(result.revision)
         return result
 
-    async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+    async def watch(
+        self, prefix: str, start_revision: int, *, rest: Rest | None = None
+    ) -> AsyncGenerator[WatchBatch, None]:
         """Follow every key under ``prefix``."""
         with self._counted():
-            async with aclosing(self._store.watch(prefix, start_revision)) as batches:
+            async with aclosing(self._store.watch(prefix, start_revision, rest=rest)) as batches:
                 async for batch in batches:
                     yield batch
 

@@ -72,7 +72,7 @@ class Jobs:
     def __init__(self, store: Store, clock: Callable[[], float], random: Random) -> None:
         self.store = store
         self.mirror = Mirror(ROOT, clock, spelled_of_any_job, _READ.match)
-        self.watching = Watching(store, self.mirror, random=random)
+        self.watching = Watching(store, self.mirror, random=random, gathers=True)
         self._clock = clock
         self._jobs: dict[JobKeys, _Job] = {}
         self._changes = 0

@@ -9,11 +9,14 @@ holds every driver to this module.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 DEFAULT_TIMEOUT_S = 2.0
+
+Rest = Callable[[], Awaitable[None]]
+"""A pause between the streams of a watch. How long it takes is up to the reader."""
 
 
 class KeyValue(NamedTuple):
@@ -202,7 +205,9 @@ class Store(Protocol):
         """
         ...
 
-    def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+    def watch(
+        self, prefix: str, start_revision: int, *, rest: Rest | None = None
+    ) -> AsyncGenerator[WatchBatch, None]:
         """Follow every key under ``prefix`` from ``start_revision`` on (inclusive).
 
         Survives the loss of an endpoint by resuming after what has certainly been delivered, for as
@@ -210,6 +215,9 @@ class Store(Protocol):
         the one that had it (emptied, or restored from a copy), or if it sends events that it had
         reported as delivered; ``StoreRefused`` without rights. Close it with ``aclose()``;
         cancelling the wait for a batch closes it too.
+
+        ``rest``: for a reader of many events, for whom each message costs more than what it says. A
+        driver may await it while many revisions come, and then read what came meanwhile at once.
         """
         ...
 

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
 import pytest
 
 from rdzv.errors import Compacted, StoreRefused, StoreUnavailable
 from rdzv.store import Delete, Put, Store
-from tests.support.store.backend import Backend, following
+from rdzv.store.etcd import watch
+from tests.support.store.backend import Backend, Following, following
 
 
 async def put(store: Store, key: str, value: bytes = b"") -> int:
@@ -53,6 +55,53 @@ async def test_a_sign_of_life_never_overtakes_an_event(backend: Backend) -> None
         assert batch.revision >= reached
         reached = batch.revision
     assert [event.kv.mod_revision for event in follower.events] == written
+
+
+async def test_a_busy_watch_rests_and_then_reads_all_at_once(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "BUSY_S", 3600.0)
+    writer, watcher = backend.connect(), backend.connect()
+    key, start = backend.prefix + "k", (await writer.range(backend.prefix)).revision + 1
+    rests, rested, goes_on = 0, asyncio.Event(), asyncio.Event()
+
+    async def rest() -> None:
+        nonlocal rests
+        rests += 1
+        rested.set()
+        await goes_on.wait()
+
+    written = [await put(writer, key) for _ in range(watch.BUSY_REVISIONS)]
+    async with aclosing(watcher.watch(backend.prefix, start, rest=rest)) as batches:
+        follower = Following(batches)
+        await follower.count(len(written))
+        if backend.endpoints:  # a message of the memory driver costs nothing
+            reading = asyncio.create_task(follower.batch())
+            await rested.wait()
+            written += [await put(writer, key) for _ in range(2 * watch.BUSY_REVISIONS)]
+            before = len(follower.batches)
+            goes_on.set()
+            await reading
+            await follower.count(len(written))
+            assert len(follower.batches) - before < 5
+            assert rests == 1
+        written.append(await put(writer, key))
+        await follower.count(len(written))
+    assert [event.kv.mod_revision for event in follower.events] == written
+
+
+async def test_a_quiet_watch_does_not_rest(backend: Backend) -> None:
+    writer, watcher = backend.connect(), backend.connect()
+    start = (await writer.range(backend.prefix)).revision + 1
+
+    async def rest() -> None:
+        pytest.fail("it rests")
+
+    async with aclosing(watcher.watch(backend.prefix, start, rest=rest)) as batches:
+        follower = Following(batches)
+        for number in range(1, watch.BUSY_REVISIONS):
+            await put(writer, backend.prefix + "k")
+            await follower.count(number)
 
 
 async def test_a_revision_is_never_split_however_much_there_is(backend: Backend) -> None:

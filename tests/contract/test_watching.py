@@ -281,3 +281,19 @@ async def test_a_store_that_cannot_be_read_anew_is_told_once(
         faults.error = None
         await until_said(caplog, BACK)
     check_one_outage(caplog, away)
+
+
+@pytest.mark.virtual
+async def test_a_reader_that_waits_for_a_revision_ends_the_rest() -> None:
+    mirror = Mirror("/team/", now)
+    begun_s = now()
+    resting = asyncio.create_task(mirror.waited_for(3600.0))
+    await asyncio.sleep(1.0)
+    reader = asyncio.create_task(mirror.reached(7))
+    await resting
+    await mirror.waited_for(3600.0)
+    assert now() - begun_s == 1.0
+    mirror.apply([], 7)
+    await reader
+    await mirror.waited_for(3600.0)
+    assert now() - begun_s == 3601.0

@@ -22,6 +22,7 @@ from rdzv.store import (
     Operation,
     Page,
     RangeResult,
+    Rest,
     StoreStatus,
     TxnResult,
     WatchBatch,
@@ -308,7 +309,9 @@ class Link:
     async def close(self) -> None:
         """Nothing to give back."""
 
-    async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+    async def watch(
+        self, prefix: str, start_revision: int, *, rest: Rest | None = None
+    ) -> AsyncGenerator[WatchBatch, None]:
         """Follow every key under ``prefix``; a torn connection is resumed without a gap.
 
         Where the store may tell early, that is after the last event.

@@ -39,6 +39,7 @@ from rdzv.store.interface import (
     Operation,
     Page,
     RangeResult,
+    Rest,
     StoreStatus,
     TxnResult,
     WatchBatch,
@@ -111,7 +112,9 @@ class EtcdStore:
         _, response = await self._calls.call(TXN, request, timeout_s, Effect.ONCE)
         return txn_result(response)
 
-    async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+    async def watch(
+        self, prefix: str, start_revision: int, *, rest: Rest | None = None
+    ) -> AsyncGenerator[WatchBatch, None]:
         """Follow every key under ``prefix`` from ``start_revision`` on (inclusive)."""
         if start_revision < 1:
             raise ValueError(f"a watch starts at revision 1 or later, got {start_revision}")
@@ -140,6 +143,8 @@ class EtcdStore:
                         batch = await stream.next_batch()
                         tried, failures, refusals = (), 0, 0
                         yield batch
+                        if rest is not None and stream.busy:
+                            break
             except StoreRefused:
                 # etcd reports an old token as a missing right, or a missing user: a refusal counts
                 # only if it comes with a new token.
@@ -157,6 +162,9 @@ class EtcdStore:
                 rounds = failures // len(self._calls.rotation)
                 if rounds:
                     await self._calls.pause(rounds)
+            else:
+                if rest is not None and not self._calls.closed:
+                    await rest()
 
     async def lease_grant(
         self, lease_id: int, ttl_s: int, *, timeout_s: float = DEFAULT_TIMEOUT_S

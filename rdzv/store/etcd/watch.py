@@ -27,6 +27,10 @@ SILENT_S = 3.0
 connection. The transport alone would take 8 s to detect a frozen peer, and never detects a member
 that answers pings but has no leader to hear from."""
 
+BUSY_REVISIONS, BUSY_S = 32, 0.5
+"""A stream that delivers so many revisions in this time is busy. etcd sends each in a message of
+its own, and a new stream that begins before the present gets all up to then in one."""
+
 _REFUSALS = (
     "permission denied",
     "invalid auth token",
@@ -84,6 +88,13 @@ class WatchStream:
         self._lost = ""
         self._waiting_since_s: float | None = None
         self._pieces: list[WatchEvent] = []
+        self._revisions = 0
+        self._counted_since_s = asyncio.get_running_loop().time()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a reader that can wait reads less by a new stream."""
+        return self._revisions >= BUSY_REVISIONS
 
     async def __aenter__(self) -> Self:
         self._call: grpc.aio.StreamStreamCall = self._endpoint.open_watch(
@@ -152,6 +163,10 @@ class WatchStream:
             # there. Events of an interval come in order, so that all before these have come as
             # well.
             cursor.told = cursor.certain = events[-1].kv.mod_revision
+            now = asyncio.get_running_loop().time()
+            if now - self._counted_since_s > BUSY_S:
+                self._counted_since_s, self._revisions = now, 0
+            self._revisions += len({event.kv.mod_revision for event in events})
         return WatchBatch(cursor.told, events)
 
     def _end_of(self, message: Any) -> Exception:

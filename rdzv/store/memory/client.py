@@ -21,6 +21,7 @@ from rdzv.store.interface import (
     Page,
     Put,
     RangeResult,
+    Rest,
     StoreStatus,
     TxnResult,
     WatchBatch,
@@ -85,7 +86,9 @@ class MemoryStore:
             result = transact(self.engine, compares, then, otherwise)
         return result
 
-    async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+    async def watch(
+        self, prefix: str, start_revision: int, *, rest: Rest | None = None
+    ) -> AsyncGenerator[WatchBatch, None]:
         """Follow every key under ``prefix`` from ``start_revision`` on (inclusive)."""
         engine = self.engine
         if start_revision < 1:
