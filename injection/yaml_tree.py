@@ -13,6 +13,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.tag import Tag
 
 from rdzv.errors import ConfigError
 
@@ -21,7 +22,11 @@ LARGEST = 100_000
 """Limit of the parts of one document: a few aliases of aliases can expand beyond any memory."""
 
 Entry = tuple[Node, Node]
-_TAG = "tag:yaml.org,2002:"
+_TAGS = {
+    kind: Tag(suffix=f"tag:yaml.org,2002:{kind}")
+    for kind in ("str", "map", "seq", "null", "bool", "int", "float")
+}
+"""One tag for all nodes of a kind: a tag decodes its text once."""
 
 
 def documents(text: str) -> list[Node]:
@@ -119,16 +124,16 @@ def value_of(node: Node | None) -> Any:
 def node_of(value: Any) -> Node:
     """Convert plain Python to a node that ``value_of`` reads back; it has no place in any text."""
     if isinstance(value, Mapping):
-        pairs = [(ScalarNode(_TAG + "str", key), node_of(below)) for key, below in value.items()]
-        return MappingNode(_TAG + "map", pairs)
+        pairs = [(ScalarNode(_TAGS["str"], key), node_of(below)) for key, below in value.items()]
+        return MappingNode(_TAGS["map"], pairs)
     if isinstance(value, list | tuple):
-        return SequenceNode(_TAG + "seq", [node_of(item) for item in value])
+        return SequenceNode(_TAGS["seq"], [node_of(item) for item in value])
     if value is None:
-        return ScalarNode(_TAG + "null", "")
+        return ScalarNode(_TAGS["null"], "")
     if isinstance(value, bool):
-        return ScalarNode(_TAG + "bool", "true" if value else "false")
+        return ScalarNode(_TAGS["bool"], "true" if value else "false")
     kind = "int" if isinstance(value, int) else "float" if isinstance(value, float) else "str"
-    return ScalarNode(_TAG + kind, str(value))
+    return ScalarNode(_TAGS[kind], str(value))
 
 
 def is_alias(pair: Entry) -> bool:
