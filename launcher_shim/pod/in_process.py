@@ -33,7 +33,7 @@ _UNSET = ("", "none", None)
 
 
 def found(name: str) -> Optional[ModuleSpec]:
-    """Find torch's launcher for import; its configurations are prepared once it is imported."""
+    """Find a launcher for import; what it launches is prepared once it is imported."""
     spec = find_spec(name)
     loader: Any = spec.loader if spec is not None else None
     if loader is None:
@@ -42,34 +42,61 @@ def found(name: str) -> Optional[ModuleSpec]:
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        # Any other torch is left as it is.
-        if hasattr(module, "launch_agent"):
-            setattr(module, "launch_agent", _preparing(module.launch_agent))  # noqa: B010
-        else:
-            _complain("it has no launch_agent")
+        try:
+            _PREPARING[name](vars(module))
+        except KeyError as error:
+            _complain(name, f"it has no {error}")
 
     loader.exec_module = exec_module
     return spec
 
 
-def _preparing(launch_agent: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap torch's function: its configuration follows the sidecar."""
+def _prepare_torch(names: Dict[str, Any]) -> None:
+    """Let the configurations of torch's ``launch_agent`` follow the sidecar."""
+    launch_agent = names["launch_agent"]
 
     @wraps(launch_agent)
     def launch(config: Any, entrypoint: Any, args: Any, *more: Any, **named: Any) -> Any:
         try:
             config, passed = prepared(config, entrypoint, args)
         except Exception as error:  # whatever another torch may raise: training does not end by it
-            _complain(repr(error))
+            _complain(launch_agent.__module__, repr(error))
             passed = False
         return {} if passed else launch_agent(config, entrypoint, args, *more, **named)
 
-    return launch
+    names["launch_agent"] = launch
 
 
-def _complain(why: str) -> None:
+def _prepare_accelerate(names: Dict[str, Any]) -> None:
+    """Let ``accelerate launch`` come to torch's launcher, where it would start one process itself.
+
+    It does so for one GPU or for CPUs: each pod would train alone.
+    """
+    alone, by_torch = names["simple_launcher"], names["multi_gpu_launcher"]
+
+    @wraps(alone)
+    def launch(args: Any) -> Any:
+        if not starts_own_job(os.environ) or getattr(args, "mpirun_hostfile", None):
+            return alone(args)
+        _log_to_stderr()
+        log.info("accelerate starts its process by torch's launcher, as pods train together")
+        if getattr(args, "cpu", False) or getattr(args, "use_cpu", False):
+            os.environ["ACCELERATE_USE_CPU"] = "true"
+        args.num_processes = max(args.num_processes or 0, args.num_machines or 1)
+        return by_torch(args)
+
+    names["simple_launcher"] = launch
+
+
+_PREPARING: Dict[str, Callable[[Dict[str, Any]], None]] = {
+    "torch.distributed.launcher.api": _prepare_torch,
+    "accelerate.commands.launch": _prepare_accelerate,
+}
+
+
+def _complain(name: str, why: str) -> None:
     _log_to_stderr()
-    log.warning("torch's launcher is left as it is: %s", why)
+    log.warning("%s is left as it is: %s", name, why)
 
 
 def prepared(config: Any, entrypoint: object, args: Sequence[object]) -> "Tuple[Any, bool]":

@@ -17,21 +17,24 @@ RAN = sys.__dict__.setdefault("muster_folders", [])
 may find one of them again."""
 
 
+LAUNCHERS = {"torch.distributed.launcher.api", "accelerate.commands.launch"}
+
+
 class OnImport:
-    """Import hook that has torch's launcher prepared."""
+    """Import hook that has launchers prepared."""
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        """Find torch's launcher, once; see ``importlib.abc.MetaPathFinder``."""
-        if name != "torch.distributed.launcher.api":
+        """Find each launcher, once; see ``importlib.abc.MetaPathFinder``."""
+        if name not in LAUNCHERS:
             return None
-        sys.meta_path.remove(self)
+        LAUNCHERS.remove(name)
         sys.path.insert(0, ARCHIVE)
         try:
             from launcher_shim.pod import in_process
 
             return in_process.found(name)
         except Exception as error:
-            sys.stderr.write("muster-run: torch's launcher is left as it is: %r\n" % (error,))
+            sys.stderr.write("muster-run: %s is left as it is: %r\n" % (name, error))
             return None
         finally:
             sys.path.remove(ARCHIVE)

@@ -17,6 +17,7 @@ from launcher_shim.pod import torchrun_line
 from launcher_shim.rundir import layout
 from tests.support.sidecars.processes import PATIENCE_S
 
+NAME = "torch.distributed.launcher.api"
 LAUNCHER = """
 import dataclasses, typing
 @dataclasses.dataclass
@@ -129,6 +130,53 @@ def test_one_that_becomes_a_worker_after_its_start_is_as_it_was(container: Conta
     assert container.python(spawned, DELIVERED) == (STATIC, "")
 
 
+ACCELERATE = """
+def simple_launcher(args):
+    return "alone"
+def multi_gpu_launcher(args):
+    import os
+    return "by torch", args.num_processes, os.environ.get("ACCELERATE_USE_CPU")
+"""
+ALONE = """
+import argparse
+from accelerate.commands.launch import simple_launcher
+given = argparse.Namespace(num_processes={processes}, num_machines={machines}, cpu={cpu})
+given.mpirun_hostfile = {hosts}
+print(simple_launcher(given))
+"""
+
+
+@pytest.mark.parametrize(
+    ("processes", "machines", "cpu", "hosts", "environ", "out"),
+    [
+        (None, 1, False, None, DELIVERED, "('by torch', 1, None)"),
+        (0, 1, False, None, DELIVERED, "('by torch', 1, None)"),
+        (4, 2, True, None, DELIVERED, "('by torch', 4, 'true')"),
+        (4, 2, True, "hosts", DELIVERED, "alone"),
+        (1, 1, False, None, {}, "alone"),
+        (1, 1, False, None, {**DELIVERED, "MUSTER_KEEP_FLAGS": "1"}, "alone"),
+    ],
+)
+def test_accelerates_single_process_comes_to_torchs_launcher(
+    container: Container,
+    processes: int | None,
+    machines: int,
+    cpu: bool,
+    hosts: str | None,
+    environ: dict[str, str],
+    out: str,
+) -> None:
+    commands = container.image / "accelerate/commands"
+    commands.mkdir(parents=True)
+    for folder in (commands, commands.parent):
+        (folder / "__init__.py").write_text("")
+    (commands / "launch.py").write_text(ACCELERATE)
+    code = ALONE.format(processes=processes, machines=machines, cpu=cpu, hosts=repr(hosts))
+    assert container.python(code, environ).out == f"{out}\n"
+    (commands / "launch.py").write_text("def simple_launcher(args):\n    return 'alone'\n")
+    assert container.python(code, environ).out == "alone\n"
+
+
 def _lose_the_programs(container: Container) -> None:
     container.programs.unlink()
 
@@ -150,7 +198,7 @@ def test_what_is_unexpected_leaves_the_launcher_as_it_was(
     ran = container.python(LAUNCH, DELIVERED)
     assert ran.out == STATIC
     (line,) = ran.err.splitlines()
-    assert line.startswith("muster-run: torch's launcher is left as it is: ")
+    assert line.startswith(f"muster-run: {NAME} is left as it is: ")
 
 
 def test_a_torch_without_the_function_starts_as_it_was(container: Container) -> None:
@@ -159,7 +207,7 @@ def test_a_torch_without_the_function_starts_as_it_was(container: Container) -> 
         "from torch.distributed.launcher.api import other; print(other)", DELIVERED
     )
     assert ran.out == "1\n"
-    assert "is left as it is: it has no launch_agent" in ran.err
+    assert "is left as it is: it has no 'launch_agent'" in ran.err
 
 
 NEXT = {

@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ async def ended(pod: RelayedPod) -> int | None:
 
 
 BIN = Path(sys.executable).parent
+ACCELERATE = pytest.mark.skipif(find_spec("accelerate") is None, reason="needs accelerate")
 STATIC = "--nnodes=2 --node_rank=1 --master_addr=head --master_port=29500"
 ELASTIC = """
 import sys
@@ -68,8 +70,14 @@ elastic_launch(config, sys.executable)(*sys.argv[1:])
         f"{BIN}/torchrun {STATIC}",
         "python -m torch.distributed.run --standalone",
         "python {elastic}",
+        pytest.param("accelerate launch --cpu", marks=ACCELERATE),
+        pytest.param(
+            "python -m accelerate.commands.launch --multi_gpu --num_machines 2 --num_processes 2"
+            " --machine_rank 1 --main_process_ip head --main_process_port 29500",
+            marks=ACCELERATE,
+        ),
     ],
-    ids=["torchrun", "static", "by its path", "module", "from Python"],
+    ids=["torchrun", "static", "path", "module", "Python", "accelerate alone", "accelerate"],
 )
 async def test_a_command_of_two_stages_ends_well_and_ends_well_again(
     launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
