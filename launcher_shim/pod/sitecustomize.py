@@ -15,9 +15,8 @@ ARCHIVE = os.path.join(os.path.dirname(HERE), "bin", "torchrun")
 RAN = sys.__dict__.setdefault("muster_folders", [])
 """Folders of the files like this that have run. A user's ``sitecustomize`` that runs the next one
 may find one of them again."""
-
-
 LAUNCHERS = {"torch.distributed.launcher.api", "accelerate.commands.launch"}
+"""Modules that are still to be prepared, if they are imported."""
 
 
 class OnImport:
