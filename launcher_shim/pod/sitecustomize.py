@@ -16,17 +16,17 @@ RAN = sys.__dict__.setdefault("muster_folders", [])
 """Folders of the files like this that have run. A user's ``sitecustomize`` that runs the next one
 may find one of them again."""
 LAUNCHERS = {"torch.distributed.launcher.api", "accelerate.commands.launch"}
-"""Modules that are still to be prepared, if they are imported."""
+"""Modules that are prepared when they are imported."""
 
 
 class OnImport:
     """Import hook that has launchers prepared."""
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        """Find each launcher, once; see ``importlib.abc.MetaPathFinder``."""
+        """Find a launcher; see ``importlib.abc.MetaPathFinder``."""
         if name not in LAUNCHERS:
             return None
-        LAUNCHERS.remove(name)
+        LAUNCHERS.remove(name)  # the search below comes here, too
         sys.path.insert(0, ARCHIVE)
         try:
             from launcher_shim.pod import in_process
@@ -36,6 +36,7 @@ class OnImport:
             sys.stderr.write("muster-run: %s is left as it is: %r\n" % (name, error))
             return None
         finally:
+            LAUNCHERS.add(name)
             sys.path.remove(ARCHIVE)
 
 

@@ -106,6 +106,8 @@ def test_torchs_launcher_gets_the_sidecars_rendezvous(container: Container) -> N
         "muster-run: rdzv_backend: static",
         "muster-run: rdzv_endpoint: head:29500",
     ]
+    looked = f"import importlib.util\nimportlib.util.find_spec('{NAME}')\n"
+    assert container.python(looked + LAUNCH, DELIVERED) == ran
     described = "import inspect\nfrom torch.distributed.launcher.api import launch_agent as one\n"
     described += "print(one.__doc__, *inspect.signature(one).parameters)"
     assert container.python(described, DELIVERED) == container.python(described, {}, ours=False)
