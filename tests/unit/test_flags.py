@@ -20,7 +20,7 @@ FILES = [
     for package in ("agent", "console", "controller", "injection", "launcher_shim", "rdzv")
     for path in (ROOT / package).rglob("*.py")
 ]
-OF_OTHER_COMMANDS = {"--wrap", "--no-wrap", "--container"}
+OF_OTHER_COMMANDS = {"--wrap", "--no-wrap", "--container", "--pod-failure-policy"}
 """Flags of ``muster inject`` that are no setting of the sidecar."""
 FLAGS = {
     setting.flag
