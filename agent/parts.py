@@ -190,6 +190,7 @@ def launcher_parts(
         identity.min_workers,
         identity.max_workers,
         settings.launcher_port,
+        identity.slots,
         relayed=settings.relayed,
     )
     lookout = LauncherWatcher(

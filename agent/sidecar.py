@@ -10,7 +10,7 @@ from agent.config.sidecar import Config
 from agent.rundir.files import RunDir, State
 from agent.running import RunningParts, start_vital
 from agent.surroundings import MemberSettings, Sockets, Surroundings
-from agent.telemetry.gauges import add_drain_gauges, add_gauges, add_launcher_gauge
+from agent.telemetry.gauges import add_drain_gauges, add_gauges, add_launcher_gauges
 from agent.telemetry.http import serving
 from agent.telemetry.loop_lag import LoopLag
 from agent.telemetry.metrics import Metrics
@@ -44,7 +44,7 @@ class Sidecar:
         self._metrics = metrics
         add_gauges(metrics, parts.member, parts.launcher, self._loop_lag, around.clock)
         add_drain_gauges(metrics, parts.launcher.drains, around.boot_clock)
-        add_launcher_gauge(metrics, parts.launcher.lookout)
+        add_launcher_gauges(metrics, parts.launcher.lookout)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run the member until ``stop`` is set, then leave.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check that the launcher beside this sidecar connects to it, with the job's options.
+"""The check that the launcher beside this sidecar connects to it, with its sidecar's options.
 
 A torchrun that is pointed elsewhere trains without Muster: its pod counts as a member, but takes
 part in no drain and in no round. So it is reported. Only what is known is reported: without
@@ -32,6 +32,8 @@ class LauncherPolicy:
     """The most nodes of its ``--nnodes``, in the same way."""
     port: int
     """Port of its rendezvous, on the loopback address."""
+    slots: int = 1
+    """The workers that it should start: as its pod was given it."""
     relayed: bool = False
     """Whether ``muster-run`` has to serve that port."""
     patience_s: float = 60.0
@@ -48,6 +50,7 @@ class LauncherView:
     of ``muster-run``, if there is one. ``runs``: the run ids of the torchruns that are connected,
     and whether each has shown another ``--nnodes`` than its sidecar's. ``others``: run ids that
     torchruns of other members are in. ``ranks``: training processes have published their progress.
+    ``workers``: the number that its torchrun has started in the present round; 0: unknown.
     """
 
     expected: bool = False
@@ -56,6 +59,7 @@ class LauncherView:
     runs: Mapping[str, bool] = field(default_factory=dict)
     others: frozenset[str] = frozenset()
     ranks: bool = False
+    workers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,14 @@ class LauncherObservations:
 
     ``waiting_since_s``: since when a torchrun of the present container and process is expected.
     ``connected``: one has connected since. ``apart_since_s``: since when one asks for another run
-    id than the job's name. ``process``: the launch that these observations are about.
+    id than the job's name. ``workers``: the number that it started last; 0: unknown. ``process``:
+    the launch that these observations are about.
     """
 
     waiting_since_s: float = math.inf
     connected: bool = False
     apart_since_s: float = math.inf
+    workers: int = 0
     process: tuple[str, int] = ("", 0)
 
 
@@ -91,6 +97,7 @@ def observe(
         waiting_since_s=waiting_since_s,
         connected=previous.connected or bool(sight.runs),
         apart_since_s=min(previous.apart_since_s, now) if apart else math.inf,
+        workers=sight.workers or previous.workers,
     )
 
 
@@ -98,6 +105,23 @@ def decide(
     now: float, seen: LauncherObservations, sight: LauncherView, policy: LauncherPolicy
 ) -> Bypass:
     """Return the finding, in a sentence that stays the same for as long as it is so."""
+    found = _fault(now, seen, sight, policy)
+    if not sight.runs or seen.workers in (0, policy.slots):
+        return found
+    if found.kind:
+        return replace(found, slots=seen.workers)
+    return Bypass(
+        "slots",
+        f"its torchrun started {seen.workers} worker{'s'[: seen.workers > 1]}, and that counts; its"
+        f" sidecar was given --slots={policy.slots}",
+        seen.workers,
+    )
+
+
+def _fault(
+    now: float, seen: LauncherObservations, sight: LauncherView, policy: LauncherPolicy
+) -> Bypass:
+    """Return what is wrong with the launcher itself."""
     if not sight.expected:
         return FINE
     if sight.runs:

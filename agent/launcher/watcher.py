@@ -65,6 +65,11 @@ class LauncherWatcher:
         """Return 1 for the kind that is found now, 0 for the others."""
         return {kind: float(kind == self.finding.kind) for kind in KINDS[1:]}
 
+    @property
+    def slots(self) -> int:
+        """The workers of this pod: what its torchrun started, else what its sidecar was given."""
+        return self.finding.slots or self._registrar.identity.slots
+
     async def run(self) -> None:
         """Poll the launcher until cancelled."""
         while True:
@@ -101,16 +106,19 @@ class LauncherWatcher:
                 if node.member != me.member and node.state != "left"
             ),
             ranks=ranks,
+            workers=self._endpoint.workers,
         )
 
     def _log_change(self, finding: Bypass) -> None:
         if finding == self.finding:
             return
-        self.finding = finding
+        before, self.finding = self.finding, finding
         if not finding.kind:
+            if before.kind == "slots":
+                return  # nothing was wrong
             log.info("the launcher uses its sidecar correctly again", extra={"event": "launcher"})
             return
-        level = logging.INFO if finding.kind == "unseen" else logging.WARNING
+        level = logging.INFO if finding.kind in ("unseen", "slots") else logging.WARNING
         sentence = f"{self._registrar.identity.member}: {finding.sentence}"
         log.log(level, "%s", sentence, extra={"event": "launcher", "kind": finding.kind})
 

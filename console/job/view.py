@@ -194,7 +194,10 @@ class JobView:
                 for name, why in sorted(self.listing.excluded.items())
             ),
         ]
-        return [(member, state, self._with_faults(member, why)) for member, state, why in states]
+        return [
+            (self._as_started(member), state, self._with_faults(member, why))
+            for member, state, why in states
+        ]
 
     def finishes(self, member: str) -> bool:
         """Return whether first ranks of the member's round have ended well."""
@@ -246,6 +249,11 @@ class JobView:
         ago_s = max(0.0, now_unix_s - failure.at_unix_s)
         return f"{failure.member} failed {ago_s:.0f} s ago: {failure.sentence}"
 
+    def _as_started(self, member: Member) -> Member:
+        """Return ``member`` with the workers that its torchrun started, if that is known."""
+        bypass = self.bypasses.get(member.name)
+        return replace(member, slots=bypass.slots) if bypass and bypass.slots else member
+
     def _excluded(self, member: Member, why: str) -> tuple[Member, str, str]:
         drain = self.snapshot.drains.get(member.pod_uid)
         if drain is None:
@@ -260,7 +268,8 @@ class JobView:
 
     def hosts(self) -> list[tuple[Host, Member]]:
         """Return the hosts that Horovod may use, each with its member."""
-        pairs = ((host_of(member), member) for member in listing.decide(self.snapshot).listed)
+        listed = map(self._as_started, listing.decide(self.snapshot).listed)
+        pairs = ((host_of(member), member) for member in listed)
         return [(host, member) for host, member in pairs if host is not None]
 
 

@@ -135,6 +135,11 @@ class Endpoint:
         return {run_id: run.rendezvous for run_id, run in self._runs().items()}
 
     @property
+    def workers(self) -> int:
+        """The workers that a torchrun of this pod started in its present round; 0 if unknown."""
+        return max((run.workers() for run in self._runs().values()), default=0)
+
+    @property
     def any_closed(self) -> bool:
         """Whether a run of this generation was closed."""
         current = self._generations.current

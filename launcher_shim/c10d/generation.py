@@ -22,6 +22,7 @@ from launcher_shim.c10d.rounds.records import Seat
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.run_membership import MembershipOfRun
 from launcher_shim.c10d.stages import SHARED_RUN, torch_run_id
+from launcher_shim.c10d.torch_keys import local_world_size, role_info_key
 from launcher_shim.c10d.values.operations import Kv
 from rdzv.drain.inputs import LiveRound, LiveRounds
 from rdzv.job import JobClient
@@ -65,6 +66,16 @@ class Run:
             master = self.masters.of(rendezvous.run_id, current)
         self._world, self._master = world, master
         return rendezvous.live_round(master)
+
+    def workers(self) -> int:
+        """Return how many workers a torchrun of this pod started in the round; 0 if unknown."""
+        run_id = torch_run_id(self.rendezvous.run_id)
+        for attachment in self.attached.values():
+            node, world = attachment.agent.node, attachment.agent.world
+            if node is not None and world is not None and node.seat in world.frozen:
+                key = role_info_key(run_id, world.number, world.frozen.index(node.seat))
+                return local_world_size(self.kv.cells.value(key))
+        return 0
 
     def end(self) -> None:
         """Cancel its tasks, so that it writes nothing any more, and wake all waiters."""

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import json
+
 from launcher_shim.tcpstore.round_keys import ROUND_KEY
 from rdzv.errors import WireError
+
+WORKERS_MAX = 1024
+"""The most workers of one pod, as of its sidecar's slots; a larger number is no number of these."""
 
 STATE_KEY_PREFIX = b"/torch.rendezvous."
 """The start of the key of a rendezvous state, which torch first sets to its sentinel."""
@@ -37,6 +42,20 @@ def round_key(key: bytes, run_id: str) -> tuple[int, bytes] | None:
     if match is None or match["run"] != run_id.encode():
         return None
     return int(match["round"]), match["name"]
+
+
+def role_info_key(run_id: str, number: int, group_rank: int) -> bytes:
+    """Return the key at which a node tells the others of a round how many workers it starts."""
+    return round_prefix(run_id, number) + f"torchelastic/role_info/{group_rank}".encode()
+
+
+def local_world_size(role_info: bytes | None) -> int:
+    """Read how many workers a node starts; 0 if it does not tell."""
+    try:
+        size = json.loads(role_info or b"{}")["local_world_size"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return 0
+    return size if type(size) is int and 0 < size <= WORKERS_MAX else 0
 
 
 def round_of_exit_barrier(key: bytes) -> int | None:

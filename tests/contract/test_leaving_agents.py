@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -82,10 +82,11 @@ class MakeBelieve(SimpleElasticAgent):  # type: ignore[misc]
 class Torchrun:
     """An agent in a thread of its own, with its own connection to its pod."""
 
-    def __init__(self, port: int, address: str, *, closes: bool = False) -> None:
+    def __init__(self, port: int, address: str, *, closes: bool = False, workers: int = 1) -> None:
         self.agent: MakeBelieve | None = None
         self.failure: BaseException | None = None
         self._port, self._address, self._closes = port, address, closes
+        self._workers = workers
         self._thread = threading.Thread(target=self._run, name=address, daemon=True)
         self._thread.start()
 
@@ -116,7 +117,7 @@ class Torchrun:
         try:
             spec = WorkerSpec(
                 role="trainer",
-                local_world_size=1,
+                local_world_size=self._workers,
                 entrypoint="train",
                 rdzv_handler=handler,
                 max_restarts=MAX_RESTARTS,
@@ -141,13 +142,15 @@ class Job:
         self._stacks: dict[str, AsyncExitStack] = {}
         self._closes = closes
 
-    async def add(self, name: str, uid: str = "") -> None:
+    async def add(self, name: str, uid: str = "", *, workers: int = 1) -> None:
         self._stacks[name] = await self._stack.enter_async_context(AsyncExitStack())
         self.pods[name] = await self._stacks[name].enter_async_context(
             pod(self._engine, name, uid=uid, last_call_s=PATIENT_S)
         )
         address = f"127.0.0.{len(self.torchruns) + 1}"
-        self.torchruns[name + uid] = Torchrun(self.pods[name].port, address, closes=self._closes)
+        self.torchruns[name + uid] = Torchrun(
+            self.pods[name].port, address, closes=self._closes, workers=workers
+        )
 
     async def remove(self, name: str) -> None:
         await self._stacks[name].aclose()
@@ -163,11 +166,11 @@ class Job:
 
 
 @asynccontextmanager
-async def job(*, closes: bool = True) -> AsyncIterator[Job]:
+async def job(*, closes: bool = True, workers: Sequence[int] = (1, 1, 1)) -> AsyncIterator[Job]:
     async with AsyncExitStack() as stack:
         one = Job(stack, closes=closes)
-        for name in NAMES:
-            await one.add(name)
+        for name, number in zip(NAMES, workers, strict=True):
+            await one.add(name, workers=number)
         try:
             yield one
         finally:
@@ -230,6 +233,13 @@ async def test_one_is_drained_and_its_name_comes_back_in_another_pod(closes: boo
         assert size == 3
         assert [t.agent.burnt for t in one.torchruns.values() if t.agent] == [0, 0, 0, 0]
         assert one.pods["w-0"].endpoint.rendezvous()[RUN_ID].round.closed == ""
+
+
+async def test_each_sidecar_knows_how_many_workers_its_torchrun_started() -> None:
+    async with job(workers=(1, 2, 3)) as one:
+        await one.formed(1, *NAMES)
+        started = [each.endpoint for each in one.pods.values()]
+        await until(lambda: [endpoint.workers for endpoint in started] == [1, 2, 3])
 
 
 async def test_who_has_saved_goes_at_its_deadline_and_the_others_finish_their_save() -> None:

@@ -42,7 +42,7 @@ async def test_the_sentence_stands_beside_the_member() -> None:
                 *(Put(HERE.member(n), member(i, n).to_json()) for i, n in enumerate("abc", 1)),
                 Put(HERE.drain("uid-c"), Drain("uid-c", "c", "spot", "hand").to_json()),
                 Put(HERE.bypass("b"), FORGED),
-                Put(HERE.bypass("c"), Bypass("nnodes", "its torchrun has 1:2").to_json()),
+                Put(HERE.bypass("c"), Bypass("nnodes", "its torchrun has 1:2", 8).to_json()),
                 Put(HERE.bypass("a"), b"no record"),
                 Put(HERE.bypass("gone"), FORGED),
             ],
@@ -58,6 +58,8 @@ async def test_the_sentence_stands_beside_the_member() -> None:
     assert "torchrun" not in rows["a"]
     assert "\x1b" not in plain.out
     assert [m["launcher"] for m in state["members"]] == ["", "elsewhere", "nnodes"]
+    assert rows["c"].split()[2] == "8"
+    assert [m["slots"] for m in state["members"]] == [1, 1, 8]
     assert state["store_authenticated"] is False
     assert (
         "authentication is off: any client that reaches the store can change the job" in plain.out

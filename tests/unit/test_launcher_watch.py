@@ -180,6 +180,35 @@ def test_nobody_is_missed_when_the_run_is_over(launch: LaunchReport | None) -> N
     assert Watching().shows(replace(READY, over=True, launch=launch), 600) == FINE
 
 
+def test_another_number_of_workers_counts_and_is_said() -> None:
+    watching = Watching()
+    runs = {"digits": False}
+    assert watching.shows(replace(READY, launch=HERE, runs=runs)) == FINE  # not known yet
+    assert watching.shows(replace(READY, launch=HERE, runs=runs, workers=1)) == FINE
+    found = watching.shows(replace(READY, launch=HERE, runs=runs, workers=2))
+    assert (found.kind, found.slots) == ("slots", 2)
+    assert found.sentence.startswith("its torchrun started 2 workers, and that counts")
+    kv = KeyValue("bypasses/w-0", found.to_json(), 1, 1, 1, 0)
+    assert Bypass.from_kv(kv) == found
+    # Between two rounds, and in a drain.
+    assert watching.shows(replace(READY, launch=HERE, runs=runs)) == found
+    assert watching.shows(replace(READY, launch=HERE, runs=runs, expected=False)) == found
+    # Another fault is not hidden by it, nor the number by that.
+    other = replace(HERE, nnodes="1:2")
+    both = watching.shows(replace(READY, launch=other, runs=runs, workers=2))
+    assert (both.kind, both.slots) == ("nnodes", 2)
+    # Another container, whose torchrun starts as many as declared.
+    again = replace(HERE, started="b")
+    assert watching.shows(replace(READY, launch=again, runs=runs, workers=1)) == FINE
+
+
+def test_fewer_workers_than_slots_are_said_too() -> None:
+    watching = Watching(replace(POLICY, slots=8))
+    found = watching.shows(replace(READY, runs={"digits": False}, workers=1))
+    assert (found.kind, found.slots) == ("slots", 1)
+    assert "started 1 worker, and that counts; its sidecar was given --slots=8" in found.sentence
+
+
 def test_the_sentence_stays_the_same_while_nothing_changes() -> None:
     watching = Watching()
     sight = replace(READY, launch=HERE)

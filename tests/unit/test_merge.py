@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from launcher_shim.c10d.torch.placeholders import filler
 from launcher_shim.c10d.torch.state_codec import NodeDesc, TorchState
 from launcher_shim.c10d.torch.wish import Wish, first_name, foreign_size, wish
-from launcher_shim.c10d.torch_keys import round_key
+from launcher_shim.c10d.torch_keys import local_world_size, round_key
 
 ME = NodeDesc("10.0.0.1", 42, 0)
 OTHER = NodeDesc("10.0.0.2", 42, 0)
@@ -140,6 +140,23 @@ def test_every_pair_of_states_has_a_wish(
 )
 def test_the_round_of_a_key(key: bytes, expected: tuple[int, bytes] | None) -> None:
     assert round_key(key, "job") == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "workers"),
+    [
+        (b'{"role": "default", "rank": 1, "local_world_size": 8}', 8),
+        (None, 0),
+        (b"", 0),
+        (b"[1]", 0),
+        (b'{"rank": 1}', 0),
+        (b'{"local_world_size": "8"}', 0),
+        (b'{"local_world_size": -1}', 0),
+        (b"\xff", 0),
+    ],
+)
+def test_the_workers_that_a_node_starts(value: bytes | None, workers: int) -> None:
+    assert local_world_size(value) == workers
 
 
 def test_a_run_id_may_look_like_a_round() -> None:
