@@ -30,6 +30,7 @@ from launcher_shim.exit_status import (
 from launcher_shim.pod.container import Container
 from launcher_shim.pod.delivery import RunDirectory, rendezvous_port
 from launcher_shim.pod.early_signals import ENDING
+from launcher_shim.pod.gloo_interface import VARIABLE, needed_interface
 from launcher_shim.pod.grace import grace_s, reserve_s
 from launcher_shim.pod.horovod_pod import found_first, is_launcher, serves_workers
 from launcher_shim.pod.launch import Reporter, read_launch
@@ -107,6 +108,8 @@ class CommandRun:
                 environ = self._run_dir.environment(environ, self._delivered)
                 if is_launcher(self._delivered):
                     self._command, environ = found_first(self._command, environ)
+                else:
+                    environ = await _with_interface(environ)
             self._grace_s = grace_s(environ)
             restart_steps(environ)
             self._keeps_orphans = keeps_orphans(environ)
@@ -329,6 +332,21 @@ class CommandRun:
         log.info("SIGTERM goes to the command: %s (%s)", release.how, release.sentence)
         self._drained = release.how != "absent"
         self._pass_on(end_s - asyncio.get_running_loop().time())
+
+
+async def _with_interface(environ: Dict[str, str]) -> Dict[str, str]:
+    """Return the command's environment with the network interface that Gloo needs, if any."""
+    loop, address = asyncio.get_running_loop(), environ.get("PET_LOCAL_ADDR", "")
+    try:
+        needed = await loop.run_in_executor(None, needed_interface, environ, address)
+    except OSError as error:
+        log.debug("whether Gloo finds its network interface is unknown: %s", error)
+        return environ
+    if needed is None:
+        return environ
+    interface, sentence = needed
+    log.info("%s", sentence)
+    return {**environ, VARIABLE: interface}
 
 
 def _on_reporting_ended(reporting: asyncio.Task[None]) -> None:

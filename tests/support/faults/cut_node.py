@@ -16,17 +16,27 @@ os.execvp("ip", ("ip", "netns", "exec", sys.argv[1], *console))
 
 
 class CutNode:
-    """``inside`` is the node's address, ``outside`` that of all others as the node sees them."""
+    """``inside`` is the node's address, ``outside`` that of all others as the node sees them.
 
-    def __init__(self) -> None:
+    Its link has addresses of IPv6 alone if ``six``, else of IPv4 as well.
+    """
+
+    def __init__(self, *, six: bool = False) -> None:
         self._name = f"muster{secrets.token_hex(4)}"  # of 15 characters at most, as a link
-        net = f"10.{200 + secrets.randbelow(50)}.{secrets.randbelow(256)}"
-        self.outside, self.inside = f"{net}.1", f"{net}.2"
+        net = f"10.{200 + secrets.randbelow(50)}.{secrets.randbelow(256)}."
+        if six:
+            net = f"fd{secrets.token_hex(1)}:{secrets.token_hex(2)}::"
+        self.outside, self.inside = f"{net}1", f"{net}2"
+        self._length = ("/64", "nodad") if six else ("/30",)
 
     @property
     def runner(self) -> tuple[str, ...]:
         """Python's arguments that run the command line on the node."""
         return ("-c", _ENTER, self._name)
+
+    def command(self, *words: str) -> tuple[str, ...]:
+        """Return the command line that runs ``words`` on the node."""
+        return ("ip", "netns", "exec", self._name, *words)
 
     def cut(self) -> None:
         """Let nothing through, and tell neither side: addresses and connections stay."""
@@ -40,8 +50,9 @@ class CutNode:
         name, end = self._name, "eth0"
         _ip("netns", "add", name)
         _ip("link", "add", name, "type", "veth", "peer", "name", end, "netns", name)
-        _ip("address", "add", f"{self.outside}/30", "dev", name)
-        _ip("-n", name, "address", "add", f"{self.inside}/30", "dev", end)
+        length, *flags = self._length
+        _ip("address", "add", f"{self.outside}{length}", "dev", name, *flags)
+        _ip("-n", name, "address", "add", f"{self.inside}{length}", "dev", end, *flags)
         for words in (("-n", name, "link", "set", "lo"), ("-n", name, "link", "set", end)):
             _ip(*words, "up")
         self.mend()
@@ -52,9 +63,9 @@ class CutNode:
 
 
 @contextmanager
-def cut_node() -> Iterator[CutNode]:
+def cut_node(*, six: bool = False) -> Iterator[CutNode]:
     """Make one, not cut as yet."""
-    node = CutNode()
+    node = CutNode(six=six)
     try:
         node._make()
         yield node
