@@ -28,11 +28,15 @@ LINE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One line to a client: ``name`` is the phase, ``outcome`` is set if it is the last."""
+    """One line to a client: ``name`` is the phase, ``outcome`` is set if it is the last.
+
+    ``step``: the one that all ranks saved for the drain, if they did.
+    """
 
     name: str
     sentence: str
     outcome: str = ""
+    step: int | None = None
 
     @property
     def last(self) -> bool:
@@ -41,9 +45,11 @@ class Phase:
 
     def line(self) -> bytes:
         """Encode the phase as one line of JSON."""
-        fields = {"phase": self.name, "sentence": self.sentence}
+        fields: dict[str, object] = {"phase": self.name, "sentence": self.sentence}
         if self.outcome:
             fields["outcome"] = self.outcome
+        if self.step is not None:
+            fields["step"] = self.step
         return json.dumps(fields).encode() + b"\n"
 
 

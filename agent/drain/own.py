@@ -290,13 +290,15 @@ class OwnDrain:
         if drain is not None:
             stand = phase_of(snapshot, drain, finishing=self._finishing)
         if stand is not None and stand.outcome:
-            return Phase("released", stand.sentence, stand.outcome)
+            saved = stand.step if stand.outcome == "committed" else None
+            return Phase("released", stand.sentence, stand.outcome, saved)
         if (left_s := self.due_in_s) is not None and left_s <= 0:
-            why, outcome = "the deadline has passed before all ranks had saved", "expired"
-            if stand is not None and stand.name in ("saved", "finishing"):
-                why = f"the deadline has passed: {stand.sentence}"
-                outcome = "committed" if stand.name == "saved" else "uncommitted"
-            return Phase("released", why, outcome)
+            if stand is None or stand.name not in ("saved", "finishing"):
+                why = "the deadline has passed before all ranks had saved"
+                return Phase("released", why, "expired")
+            outcome = "committed" if stand.name == "saved" else "uncommitted"
+            why = f"the deadline has passed: {stand.sentence}"
+            return Phase("released", why, outcome, stand.step)
         if stand is None:
             return Phase("noted", "the notice is not in the store yet")
         return Phase(stand.name, stand.sentence)

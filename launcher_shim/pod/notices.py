@@ -28,11 +28,13 @@ class Release(NamedTuple):
     """The end of the hold.
 
     ``how``: "released" or "refused" by the sidecar; "cancelled": there is nothing to hold for any
-    more; "expired": the deadline came first; "absent": there is no sidecar.
+    more; "expired": the deadline came first; "absent": there is no sidecar. ``step``: the one that
+    all ranks saved, if they did and the sidecar (0.2.0 or later) says so.
     """
 
     how: str
     sentence: str
+    step: Optional[int] = None
 
 
 class OutgoingNotice(NamedTuple):
@@ -92,12 +94,12 @@ async def give_notice(path: str, notice: OutgoingNotice) -> Release:
                     line = await asyncio.wait_for(reader.readline(), left_s)
                     if not line.endswith(b"\n"):
                         break
-                    before, (phase, last_sentence) = phase, _read(line, last_sentence)
+                    before, (phase, last_sentence, step) = phase, _read(line, last_sentence)
                     if phase == "released" and before == FINISHING:
                         # Its ranks have ended well: the command is about to end by itself.
                         await asyncio.sleep(notice.until_s(FINISHING) - loop.time())
                     if phase in ("released", "cancelled", "refused"):
-                        return Release(phase, last_sentence)
+                        return Release(phase, last_sentence, step)
             except asyncio.TimeoutError:
                 continue
             except (OSError, ValueError) as error:
@@ -107,8 +109,8 @@ async def give_notice(path: str, notice: OutgoingNotice) -> Release:
         await asyncio.sleep(RETRY_S)
 
 
-def _read(line: bytes, last_sentence: str) -> Tuple[str, str]:
-    """Parse a phase and its sentence, and log a new sentence; raises ``ValueError``."""
+def _read(line: bytes, last_sentence: str) -> "Tuple[str, str, Optional[int]]":
+    """Parse a phase, its sentence and its step, and log a new sentence; raises ``ValueError``."""
     try:
         fields = json.loads(line.decode())
     except RecursionError as error:
@@ -118,4 +120,5 @@ def _read(line: bytes, last_sentence: str) -> Tuple[str, str]:
     phase, sentence = str(fields.get("phase", "")), str(fields.get("sentence", ""))
     if sentence != last_sentence:
         log.info("%s: %s", phase, sentence)
-    return phase, sentence
+    step = fields.get("step")
+    return phase, sentence, step if isinstance(step, int) else None

@@ -35,7 +35,7 @@ from launcher_shim.pod.grace import grace_s, reserve_s
 from launcher_shim.pod.horovod_pod import found_first, is_launcher, serves_workers
 from launcher_shim.pod.launch import Reporter, read_launch
 from launcher_shim.pod.log_lines import configure
-from launcher_shim.pod.notices import OutgoingNotice, give_notice
+from launcher_shim.pod.notices import OutgoingNotice, Release, give_notice
 from launcher_shim.pod.orphans import Orphans, keeps_orphans
 from launcher_shim.pod.overruling import keeps_flags, merged
 from launcher_shim.pod.relay import Relay
@@ -50,6 +50,8 @@ LOOK_S = 0.1
 INSIST_S = 2.0
 NEVER_AGAIN = (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND)
 """Statuses of an agent that would end the same way once more."""
+EXIT_EXCEPTION = 1
+"""Python's status after a traceback."""
 AGENT_PAUSE_S = 1.0
 """Pause before an agent of Horovod's workers that has ended by itself is started again."""
 
@@ -90,7 +92,7 @@ class CommandRun:
         self._drain: Optional[asyncio.Task[None]] = None
         self._grace_s = 0.0
         self._keeps_orphans = False
-        self._drained = False
+        self._drained: Optional[Release] = None
         self._passed: Set[int] = set()
         self._passed_on_until_s: Optional[float] = None
         self._insisting: Optional[asyncio.Task[None]] = None
@@ -130,6 +132,7 @@ class CommandRun:
             steps = await self._live(environ)
             await self._container.kill_rest()
             if not self._starts_again(steps):
+                self._explain_traceback()
                 return self._status()
             if self._relay is not None:
                 self._relay.renew()
@@ -195,6 +198,14 @@ class CommandRun:
             log.info("%s", sentence)
         return again
 
+    def _explain_traceback(self) -> None:
+        """Log what the traceback is by which a torchrun ends that gets SIGTERM, after a drain."""
+        drained = self._drained
+        if drained is None or self._container.status != EXIT_EXCEPTION or not self._is_torchrun():
+            return
+        at = "" if drained.step is None else f" at step {drained.step}"
+        log.info("drained%s; the traceback above is how torchrun ends", at)
+
     def _status(self) -> int:
         status = self._container.status
         assert status is not None
@@ -203,7 +214,7 @@ class CommandRun:
         if is_launcher(self._delivered or {}) and status == EXIT_DONE:
             return status  # horovodrun ends with 0 only once all is trained
         # A status of 0 would end the job of which only this container was drained.
-        if self._drained and (status != EXIT_HOROVOD_REMOVED or self._is_torchrun()):
+        if self._drained is not None and (status != EXIT_HOROVOD_REMOVED or self._is_torchrun()):
             return EXIT_TERMINATED
         return status
 
@@ -330,7 +341,7 @@ class CommandRun:
             )
             return
         log.info("SIGTERM goes to the command: %s (%s)", release.how, release.sentence)
-        self._drained = release.how != "absent"
+        self._drained = release if release.how != "absent" else None
         self._pass_on(end_s - asyncio.get_running_loop().time())
 
 

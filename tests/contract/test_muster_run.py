@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -431,6 +432,40 @@ async def test_a_torchrun_that_aborts_on_its_way_out_was_drained_like_any_other(
     async with held(run_dir, 134, before=[torchrun]) as (run, server):
         server.say("released", outcome="committed")
         assert await run.ended() == 143
+
+
+SAID = "the traceback above is how torchrun ends"
+
+
+@pytest.mark.parametrize(
+    ("status", "fields", "said"),
+    [
+        (1, {"outcome": "committed", "step": 45}, f"drained at step 45; {SAID}"),
+        (1, {"outcome": "uncommitted"}, f"drained; {SAID}"),
+        (0, {"outcome": "committed", "step": 45}, None),
+        (134, {"outcome": "committed", "step": 45}, None),
+    ],
+)
+async def test_the_traceback_of_a_drained_torchrun_is_explained_after_it(
+    run_dir: Path, torchrun: str, status: int, fields: dict[str, Any], said: str | None
+) -> None:
+    async with held(run_dir, status, before=[torchrun]) as (run, server):
+        server.say("released", **fields)
+        assert await run.ended() == 143
+    last = run.err.splitlines()[-1]
+    assert (last == f"muster-run: {said}") if said else SAID not in run.err
+
+
+async def test_no_traceback_is_explained_of_another_command_or_without_a_drain(
+    run_dir: Path, torchrun: str
+) -> None:
+    async with held(run_dir, 1) as (run, server):
+        server.say("released", outcome="committed", step=45)
+        assert await run.ended() == 143
+    assert SAID not in run.err
+    async with started(run_dir, "muster-run", "--", torchrun, "sh", "-c", "exit 1") as run:
+        assert await run.ended() == 1
+    assert SAID not in run.err
 
 
 async def test_text_of_another_pod_stays_one_line_and_steers_no_terminal(run_dir: Path) -> None:

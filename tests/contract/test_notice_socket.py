@@ -28,7 +28,7 @@ from tests.support.waiting import DEADLINE_S
 
 GOOD = b'{"notice":"sigterm","reason":"why","seconds_left":20}\n'
 NOTED = Phase("noted", "noted")
-RELEASED = Phase("released", "it may go", "committed")
+RELEASED = Phase("released", "it may go", "committed", 45)
 
 BAD = [
     b"\n",
@@ -116,7 +116,7 @@ async def test_each_phase_is_a_line_and_the_last_one_ends_it() -> None:
             one.stand(phase)
             told = json.loads(await reader.readline())
             assert (told["phase"], told["sentence"]) == (phase.name, phase.sentence)
-        assert told["outcome"] == "committed"
+        assert (told["outcome"], told["step"]) == ("committed", 45)
         assert await reader.read() == b""
         writer.close()
         assert one.notices == [Notice("sigterm", "why", 20)]

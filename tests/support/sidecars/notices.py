@@ -37,7 +37,7 @@ class NoticeServer:
             client.close()
         self.clients.clear()
 
-    def say(self, phase: str, sentence: str = "", **more: str) -> None:
+    def say(self, phase: str, sentence: str = "", **more: object) -> None:
         """Tell every client; whoever has been told the last word is left."""
         line = json.dumps({"phase": phase, "sentence": sentence, **more}).encode() + b"\n"
         for client in self.clients:
