@@ -15,6 +15,7 @@ from injection.launches import HOROVODRUN, launches
 from injection.member_spec import Demand
 from injection.remarks import Remark, warning
 from injection.sidecar import RUN_DIR
+from injection.storage import NO_STORAGE, lasts
 from injection.workloads import Template, Workload, at
 from injection.yaml_tree import child, text_of, value_of
 from launcher_shim.pod.overruling import OPTIONS, RESTARTS
@@ -124,6 +125,8 @@ def cautions(
         masters = (path for _, path in at(workload.node, kind.master))
         if template.path in masters:
             yield warning(MASTER.format(path=template.path.rpartition(".")[0]))
+    if want.horovod is None and not lasts(pod, container):
+        yield warning(NO_STORAGE.format(name=container.get("name")))
     path = f"{template.path}.spec" if template.path else "spec"
     if want.secret is not None and facts.is_true(pod.get("shareProcessNamespace")):
         yield warning(SHARED_PROCESSES.format(path=path, secret=want.secret))
