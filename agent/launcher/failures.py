@@ -19,10 +19,10 @@ from agent.rundir.files import RunDir
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.rounds.decision import LOST
 from rdzv.drain.inputs import LiveRound, LiveRounds
-from rdzv.errors import RecordError, StoreError
+from rdzv.errors import StoreError
 from rdzv.job import JobClient
-from rdzv.keys import GenerationKeys, last_name
 from rdzv.members.registrar import Registrar
+from rdzv.records.codec import by_last_name
 from rdzv.records.failure import Failure, after, is_told
 from rdzv.records.history import HistoryEntry
 from rdzv.records.quarantine import Terms
@@ -159,7 +159,8 @@ class FailureReporter:
         if lease_id is None or generation is None:
             return False
         here = self._client.keys.in_generation(generation)
-        records = self._records(here)
+        failures = self._client.mirror.under(here.failures)
+        records = by_last_name(failures, here.failures, Failure.from_kv)
         record, reason = after(failure, records, progressed=progressed)
         if record is None:
             log.debug("not stored: %s", reason)
@@ -182,15 +183,6 @@ class FailureReporter:
             log.debug("retrying to store a failure: %s", error)
             return False
         return result.succeeded
-
-    def _records(self, keys: GenerationKeys) -> dict[str, Failure]:
-        found = {}
-        for kv in self._client.mirror.under(keys.failures):
-            try:
-                found[last_name(kv.key)] = Failure.from_kv(kv)
-            except RecordError:
-                continue
-        return found
 
 
 def _place(round: LiveRound | None) -> tuple[str, int] | None:

@@ -14,9 +14,10 @@ from rdzv import listing
 from rdzv.drain.inputs import DrainPolicy
 from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError
-from rdzv.keys import GenerationKeys, JobKeys, last_name, spelled
+from rdzv.keys import GenerationKeys, JobKeys, spelled
 from rdzv.listing import NO_ROUND, Listing, Places, first_to_go
-from rdzv.records.bypass import Bypass, member_of
+from rdzv.records.bypass import Bypass
+from rdzv.records.codec import by_last_name
 from rdzv.records.failure import Failure
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job, Member
@@ -285,10 +286,10 @@ def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobVi
         Listing(snapshot.revision),
         runs,
         _history(keys, kvs),
-        _bypasses(generation, kvs),
-        _saves(generation, kvs),
+        by_last_name(kvs, generation.bypasses, Bypass.from_kv),
+        by_last_name(kvs, generation.saves, PodSaves.from_kv),
         {name: sets.ledger(name) for name in sets.names},
-        _failures(generation, kvs),
+        by_last_name(kvs, generation.failures, Failure.from_kv),
     )
     return replace(view, listing=listing.decide(snapshot, view.places))
 
@@ -304,17 +305,6 @@ def _told(run: RunView, saves: Mapping[str, PodSaves]) -> list[PodSaves]:
     told = (saves.get(seat.member) for seat in run.round.frozen)
     here = (run.run_id, run.round.number)
     return [one for one in told if one is not None and (one.run, one.round) == here]
-
-
-def _saves(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> dict[str, PodSaves]:
-    saves = {}
-    for kv in kvs:
-        if kv.key.startswith(keys.saves):
-            try:
-                saves[last_name(kv.key)] = PodSaves.from_kv(kv)
-            except RecordError:
-                continue
-    return saves
 
 
 def _newest(runs: Iterable[RunView]) -> RunView | None:
@@ -356,25 +346,3 @@ def _history(keys: JobKeys, kvs: Iterable[KeyValue]) -> tuple[HistoryEntry, ...]
             except RecordError:
                 continue
     return tuple(sorted(entries, key=lambda entry: entry.revision))
-
-
-def _failures(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> dict[str, Failure]:
-    failures = {}
-    for kv in kvs:
-        if kv.key.startswith(keys.failures):
-            try:
-                failures[last_name(kv.key)] = Failure.from_kv(kv)
-            except RecordError:
-                continue
-    return failures
-
-
-def _bypasses(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> dict[str, Bypass]:
-    bypasses = {}
-    for kv in kvs:
-        if kv.key.startswith(keys.bypasses):
-            try:
-                bypasses[member_of(kv)] = Bypass.from_kv(kv)
-            except RecordError:
-                continue
-    return bypasses

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal, Self, cast, get_args
 
 from rdzv.errors import RecordError
-from rdzv.keys import last_name
 from rdzv.records.codec import dump_record, load_record, take
 from rdzv.store import KeyValue
 
@@ -60,8 +59,3 @@ class Bypass:
             take(kv.key, fields, "sentence", str),
             max(0, take(kv.key, fields, "slots", int, 0)),
         )
-
-
-def member_of(kv: KeyValue) -> str:
-    """Return the member whose launcher a record is about."""
-    return last_name(kv.key)

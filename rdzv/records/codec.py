@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
+from rdzv.store import KeyValue
 
 SCHEMA = 1
 
@@ -52,6 +54,18 @@ def load_record(key: str, value: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
         raise RecordError(f"{key}: not a record of schema {SCHEMA}")
     return fields
+
+
+def by_last_name(
+    kvs: Iterable[KeyValue], prefix: str, decode: Callable[[KeyValue], T]
+) -> dict[str, T]:
+    """Decode the records below ``prefix``, by the last name of their keys; skip malformed ones."""
+    found: dict[str, T] = {}
+    for kv in kvs:
+        if kv.key.startswith(prefix):
+            with suppress(RecordError):
+                found[last_name(kv.key)] = decode(kv)
+    return found
 
 
 def take(
