@@ -377,8 +377,11 @@ def run(
                 world = job.steps.worlds()[-1]
 
 
-def befall(job: KubeJob, world: World, act: Act) -> Account:
-    """Let something befall a job that trains, and account for what became of it."""
+def befall(job: KubeJob, world: World, act: Act, *, strictly: bool = False) -> Account:
+    """Let something befall a job that trains, and account for what became of it.
+
+    ``strictly``: what the act asserts is raised. Else the account tells of a job that stands.
+    """
     since_s = time.monotonic()
     watched = False
     try:
@@ -386,6 +389,8 @@ def befall(job: KubeJob, world: World, act: Act) -> Account:
         job.goes_on(after, STEPS_BETWEEN)
         watched = True
     except AssertionError as error:
+        if strictly:
+            raise
         # That is what the row is to tell.
         job.tell(f"the job does not go on: {error}")
     until_s = time.monotonic()
@@ -396,7 +401,7 @@ def loses_nothing(job: KubeJob, *acts: Act) -> None:
     """Assert that a job trains, goes on after each act, and loses no step nor makes one twice."""
     job.goes_on(job.world_of(job.workload.replicas), STEPS_BETWEEN)
     for act in acts:
-        told = befall(job, job.steps.worlds()[-1], act)
+        told = befall(job, job.steps.worlds()[-1], act, strictly=True)
         assert (told.lost, told.twice, told.went_on) == (0, 0, True), act.__name__
 
 
