@@ -122,8 +122,8 @@ ensure_horovod() {
 # cluster or an engine is told so by the tests themselves.
 ensure_cluster() {
     local part
-    for part in toolchain/porcupine toolchain/helm toolchain/promtool toolchain/container-engine toolchain/container-base \
-        "kubelab prepare" "toolchain/kubelab-programs operator"; do
+    for part in toolchain/porcupine toolchain/helm toolchain/prometheus toolchain/container-engine toolchain/container-base \
+        "kubelab prepare" "toolchain/kubelab-programs operator" "toolchain/kubelab-programs monitoring"; do
         # Unquoted: a part may have an argument.
         "$REPOSITORY"/scripts/$part >/dev/null || say "Tests that need $part will fail or be left out."
     done

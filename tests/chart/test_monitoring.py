@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sidecar_image.engine import CACHE
-from tests.support.chart import CHART, pods, rendered
+from tests.support.chart import CHART, expressions, pods, prometheus_program, rendered
 from tests.support.programs import ran
 from tests.support.sources import ROOT
 
@@ -24,10 +23,7 @@ KINDS = {"PodMonitor", "PrometheusRule"}
 
 def promtool(*arguments: str | Path) -> str:
     """Run promtool, which is downloaded if it is not there; return what it said."""
-    program = ROOT / "scripts" / "toolchain" / "promtool"
-    done = ran(program, timeout_s=600, MUSTER_CACHE=str(CACHE))
-    assert done.returncode == 0, done.stderr
-    done = ran(Path(done.stdout.strip()) / "promtool", *arguments, timeout_s=300)
+    done = ran(prometheus_program("promtool"), *arguments, timeout_s=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -39,12 +35,6 @@ def monitored(*values: str) -> dict[str, Any]:
         for one in rendered(*values)
         if one["kind"] in KINDS or one["metadata"]["name"].endswith("-dashboard")
     }
-
-
-def expressions(dashboard: dict[str, Any]) -> list[str]:
-    """Every query of the dashboard."""
-    found = json.loads(dashboard["data"]["muster.json"])
-    return [target["expr"] for panel in found["panels"] for target in panel["targets"]]
 
 
 def test_there_is_no_monitoring_unless_asked_for_and_then_each_part_by_itself() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.cluster.fixtures import kubelab as kubelab
+from tests.support.cluster.fixtures import monitoring as monitoring
 from tests.support.cluster.fixtures import operator as operator
 from tests.support.cluster.fixtures import sidecar_in_lab as sidecar_in_lab
 from tests.support.training.background import Background

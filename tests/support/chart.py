@@ -26,17 +26,22 @@ BUILD_TIMEOUT_S = 1500.0
 
 def helm_program() -> Path:
     """The real helm, which is built where it is not there."""
-    return _built("helm")
+    return _built("helm", "helm")
 
 
 def etcdutl_program() -> Path:
     """The real etcdutl, which is built where it is not there."""
-    return _built("etcdutl")
+    return _built("etcdutl", "etcdutl")
+
+
+def prometheus_program(name: str) -> Path:
+    """The real prometheus, or promtool, which is downloaded if it is not there."""
+    return _built("prometheus", name)
 
 
 @cache
-def _built(name: str) -> Path:
-    program = ROOT / "scripts" / "toolchain" / name
+def _built(toolchain: str, name: str) -> Path:
+    program = ROOT / "scripts" / "toolchain" / toolchain
     done = ran(program, timeout_s=BUILD_TIMEOUT_S, MUSTER_CACHE=str(CACHE))
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip()) / name
@@ -66,6 +71,12 @@ def rendered(
     if more is not None:
         given += ["--set-json", json.dumps(more)]
     return _rendered("--kube-version", version, *given)
+
+
+def expressions(dashboard: Mapping[str, Any]) -> list[str]:
+    """Every query of the dashboard in this ConfigMap."""
+    found = json.loads(dashboard["data"]["muster.json"])
+    return [target["expr"] for panel in found["panels"] for target in panel["targets"]]
 
 
 def _rendered(*words: str) -> list[dict[str, Any]]:

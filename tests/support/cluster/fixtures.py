@@ -10,9 +10,11 @@ from subprocess import TimeoutExpired
 
 import pytest
 
+from sidecar_image.engine import CACHE
 from sidecar_image.image import IMAGE, sidecar_archive
 from tests.support.cluster.claim import claimed
-from tests.support.cluster.lab import UNFIT, KubectlFailed, Kubelab
+from tests.support.cluster.lab import ROOT, UNFIT, KubectlFailed, Kubelab
+from tests.support.programs import ran
 
 PREPARE_TIMEOUT_S = 900.0
 """The first time, Kubernetes is built."""
@@ -77,3 +79,17 @@ def operator(kubelab: Kubelab) -> Kubelab:
         except KubectlFailed:
             kubelab.command("operator", timeout_s=OPERATOR_TIMEOUT_S)
     return kubelab
+
+
+@pytest.fixture(scope="session")
+def monitoring(kubelab: Kubelab) -> Iterator[Kubelab]:
+    """The cluster with the Prometheus Operator's CRDs in it; no operator runs."""
+    program = ROOT / "scripts" / "toolchain" / "kubelab-programs"
+    with _time_of_its_own():
+        made = ran(program, "monitoring", timeout_s=OPERATOR_TIMEOUT_S, MUSTER_CACHE=str(CACHE))
+    assert made.returncode == 0, made.stderr
+    folder = made.stdout.strip()
+    kubelab.kubectl("apply", "--server-side", "-f", folder)
+    kubelab.kubectl("wait", "--for=condition=Established", "-f", folder, "--timeout=50s")
+    yield kubelab
+    kubelab.kubectl("delete", "-f", folder)
