@@ -12,13 +12,13 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from controller.admission import decision, review
 from controller.admission.decision import WITHOUT, Verdict
 from controller.admission.metrics import AdmissionMetrics
 from controller.admission.owner import Reference, maker_of, owner_of
+from controller.admission.turns import NAMESPACE_MAX_BYTES, PLAN_TIMEOUT_S, Turns
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from controller.defect import tell_defect
@@ -34,26 +34,23 @@ may have 100 KB, and the container's memory limit is 256 MiB."""
 OWNER_FRESH_S = 30.0
 """Time for which a cached owner is used; a user may edit its elasticPolicy meanwhile."""
 
-PLAN_TIMEOUT_S = 3.0
-"""Timeout for the plan of one pod, which runs beside the event loop. It begins with the plan, not
-in the queue. The limits below keep a plan to half a second of processor time, and a busy machine is
-no reason to admit a pod without Muster."""
 ANSWER_TIMEOUT_S = 4.5
 """Timeout for an answer, with the read of the owner and the wait until a plan begins: the API
 server waits for 5 s."""
-PLANNERS = 2
-"""Number of plans made at once. A pod that takes long holds up one of them, and no request for
-health, metrics or certificates."""
 POD_MAX_BYTES = 1_500_000
 """Maximum size of a review; etcd takes no larger object, so a larger pod is refused later on."""
 POD_MAX_VALUES = 20_000
-"""Maximum number of values in a pod, or in its owner: a plan takes a third of a second of processor
+"""Maximum number of values in a pod, or in its owner: a plan takes a tenth of a second of processor
 time then."""
 
 TOO_LARGE = f"the pod is larger than {POD_MAX_BYTES:,} bytes or {POD_MAX_VALUES:,} values"
 TOO_SLOW = (
     f"the plan of its sidecar took longer than {PLAN_TIMEOUT_S:g} s, or was not ready within"
     f" {ANSWER_TIMEOUT_S:g} s, as others were planned"
+)
+TOO_MANY = (
+    "the pods of its namespace that are created now are larger than"
+    f" {NAMESPACE_MAX_BYTES:,} bytes together"
 )
 
 DEFECT = Verdict((), (f"{WITHOUT}a defect of muster, which its log has",), "a defect of muster")
@@ -81,7 +78,7 @@ class Injector:
         self._metrics = metrics
         self._owners: OrderedDict[str, tuple[float, Object]] = OrderedDict()
         self._reading: dict[str, asyncio.Task[Object]] = {}
-        self._planners = ThreadPoolExecutor(PLANNERS, thread_name_prefix="plan")
+        self._turns = Turns()
 
     async def answer(self, body: bytes) -> bytes:
         """Answer one AdmissionReview; raises ``ConfigError`` if ``body`` is none."""
@@ -107,8 +104,11 @@ class Injector:
         try:
             if size > POD_MAX_BYTES or values_beyond(pod, POD_MAX_VALUES):
                 return decision.without(TOO_LARGE), 0.0
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                return await self._plan(pod, namespace)
+            with self._turns.under_way(namespace, size) as may_wait:
+                if not may_wait:
+                    return decision.without(TOO_MANY), 0.0
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    return await self._plan(pod, namespace)
         except TimeoutError:
             return decision.without(TOO_SLOW), 0.0
         except Exception as error:
@@ -116,20 +116,15 @@ class Injector:
             return DEFECT, 0.0
 
     async def _plan(self, pod: Mapping[str, Any], namespace: str) -> tuple[Verdict, float]:
-        """Return the verdict and the processor time it took, in seconds; raises ``TimeoutError``.
-
-        A plan that takes too long is finished in its thread, for nothing: its size is bounded.
-        """
+        """Return the verdict and the processor time it took in s; raises ``TimeoutError``."""
         owner = owner_of(pod)
         read = None if owner is None else await self._read(namespace, owner.read)
         if owner is not None and owner.must_be_read and read and read.get("kind") != owner.kind:
             read = await self._read(namespace, maker_of(owner, read))
         if values_beyond(read, POD_MAX_VALUES):
             read = None  # its plan would take as long as that of a pod of the size
-        loop, begun = asyncio.get_running_loop(), asyncio.Event()
 
         def plan() -> tuple[Verdict, float]:
-            loop.call_soon_threadsafe(begun.set)
             begun_s = time.thread_time()
             verdict = decision.decide(
                 pod,
@@ -142,13 +137,7 @@ class Injector:
             )
             return verdict, time.thread_time() - begun_s
 
-        planned = loop.run_in_executor(self._planners, plan)
-        try:
-            await begun.wait()
-            async with asyncio.timeout(PLAN_TIMEOUT_S):
-                return await planned
-        finally:
-            planned.cancel()
+        return await self._turns.planned(namespace, plan)
 
     async def _read(self, namespace: str, wanted: Reference | None) -> Object | None:
         """Read an owner's object, or take it from the cache; None if there is none to be had.

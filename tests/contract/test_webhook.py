@@ -22,7 +22,7 @@ from agent.config.table import load
 from controller import process
 from controller.admission import decision as verdicts
 from controller.admission import injector as admission
-from controller.admission import review
+from controller.admission import review, turns
 from controller.admission.injector import Injector
 from controller.admission.metrics import AdmissionMetrics
 from controller.certificates.keeper import CertificateKeeper
@@ -52,11 +52,11 @@ class Controller:
         self._fake = fake
         self._url = f"https://127.0.0.1:{port}/inject"
 
-    async def ask(self, pod: Any) -> Any:
+    async def ask(self, pod: Any, namespace: str = "team") -> Any:
         """As the API server asks, which trusts the authority that it was told of alone."""
         pem = base64.b64decode(await trusted_authority(self._fake)).decode()
         context = await asyncio.to_thread(ssl.create_default_context, cadata=pem)
-        body = {"request": {"uid": "u", "namespace": "team", "object": pod}}
+        body = {"request": {"uid": "u", "namespace": namespace, "object": pod}}
         async with (
             aiohttp.ClientSession() as session,
             session.post(self._url, json=body, ssl=context, server_hostname=HOST) as answer,
@@ -84,8 +84,16 @@ async def controller(
             await keeping
 
 
+@asynccontextmanager
+async def injecting(fake: FakeApi) -> AsyncIterator[Injector]:
+    async with ClusterApi(fake.access) as api:
+        yield Injector(api, environ(FLAGS), AdmissionMetrics())
+
+
 @pytest.fixture
-async def fake(tmp_path: Path) -> AsyncIterator[FakeApi]:
+async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeApi]:
+    monkeypatch.setattr(turns, "PLAN_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(admission, "ANSWER_TIMEOUT_S", PATIENCE_S)
     async with FakeApi(tmp_path) as fake:
         await fake.put(SECRET, {})
         hooks: list[Any] = [{"name": name, "clientConfig": {"service": {}}} for name in ("a", "b")]
@@ -206,21 +214,74 @@ async def test_a_pod_whose_plan_does_not_end_is_admitted_and_holds_nobody_up(
         return plan(pod, *given, **more)
 
     monkeypatch.setattr(verdicts, "decide", stuck)
-    monkeypatch.setattr(admission, "PLANNERS", planners + 1)
-    monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(turns, "PLANNERS", planners + 1)
+    monkeypatch.setattr(turns, "PLAN_TIMEOUT_S", PATIENCE_S)
     slow = {**pod, "metadata": {**pod["metadata"], "name": "stuck"}}
     try:
         async with controller(fake, HandHour()) as one, asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(one.ask(slow)) for _ in range(planners)]
+            asked = [tasks.create_task(one.ask(slow, f"a{n}")) for n in range(planners)]
             assert "patch" in await one.ask(pod)
             assert not any(task.done() for task in asked)
-            monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", 0.0)
+            monkeypatch.setattr(turns, "PLAN_TIMEOUT_S", 0.0)
             assert (await one.ask(slow))["warnings"] == [
                 f"muster: admitted without Muster: {admission.TOO_SLOW}"
             ]
             ends.set()
     finally:
         ends.set()
+
+
+async def test_namespace_with_200_reviews_under_way_does_not_delay_another(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod, _ = labelled()
+    begun, ends, plan = threading.Event(), threading.Event(), verdicts.decide
+
+    def stuck(pod: Any, namespace: str, *given: Any, **more: Any) -> Any:
+        if namespace == "many":
+            begun.set()
+            ends.wait(PATIENCE_S)
+        return plan(pod, namespace, *given, **more)
+
+    monkeypatch.setattr(verdicts, "decide", stuck)
+    async with injecting(fake) as injector, asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(injector.verdict(pod, "many", 100)) for _ in range(200)]
+        try:
+            await asyncio.to_thread(begun.wait, PATIENCE_S)
+            verdict, _ = await injector.verdict(pod, "team", 100)
+            assert verdict.injected
+            assert not any(one.done() for one in asked)
+        finally:
+            ends.set()
+    assert all(one.result()[0].injected for one in asked)
+
+
+async def test_reviews_under_way_of_a_namespace_are_bounded(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod, _ = labelled()
+    ends, plan = threading.Event(), verdicts.decide
+
+    def stuck(*given: Any, **more: Any) -> Any:
+        ends.wait(PATIENCE_S)
+        return plan(*given, **more)
+
+    monkeypatch.setattr(verdicts, "decide", stuck)
+    size = turns.NAMESPACE_MAX_BYTES // 8
+    monkeypatch.setattr(admission, "POD_MAX_BYTES", size)
+    async with injecting(fake) as injector, asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(injector.verdict(pod, "many", size)) for _ in range(8)]
+        try:
+            await asyncio.sleep(0)
+            verdict, _ = await injector.verdict(pod, "many", size)
+            assert verdict.reason == admission.TOO_MANY
+            other = tasks.create_task(injector.verdict(pod, "team", size))
+        finally:
+            ends.set()
+    assert all(one.result()[0].injected for one in (*asked, other))
+    async with injecting(fake) as injector:
+        verdict, _ = await injector.verdict(pod, "many", size)
+        assert verdict.injected
 
 
 async def test_a_plan_has_its_time_from_its_begin_and_not_from_its_place_in_the_queue(
@@ -235,18 +296,18 @@ async def test_a_plan_has_its_time_from_its_begin_and_not_from_its_place_in_the_
         return plan(*given, **more)
 
     monkeypatch.setattr(verdicts, "decide", slow)
-    monkeypatch.setattr(admission, "PLANNERS", 1)
-    monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(turns, "PLANNERS", 1)
+    monkeypatch.setattr(turns, "PLAN_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(admission, "ANSWER_TIMEOUT_S", PATIENCE_S)
     try:
         async with controller(fake, HandHour()) as one, asyncio.TaskGroup() as tasks:
             first = tasks.create_task(one.ask(pod))
             await asyncio.to_thread(begun.wait, PATIENCE_S)
-            monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", 0.0)
+            monkeypatch.setattr(turns, "PLAN_TIMEOUT_S", 0.0)
             second = tasks.create_task(one.ask(pod))
             answered, _ = await asyncio.wait({second}, timeout=1.0)
             assert not answered
-            monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", PATIENCE_S)
+            monkeypatch.setattr(turns, "PLAN_TIMEOUT_S", PATIENCE_S)
             ends.set()
             assert "patch" in await first
             assert "patch" in await second
