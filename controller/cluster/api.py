@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -16,6 +16,7 @@ from controller.cluster.kubeconfig import KubeconfigAccess
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, ConfigError
 
 Object = dict[str, Any]
+T = TypeVar("T")
 
 CALL_TIMEOUT_S = 10.0
 """Timeout of a call in the background; an admission allows less."""
@@ -64,26 +65,25 @@ class ClusterApi:
         self, path: str, timeout_s: float = CALL_TIMEOUT_S, *, accept: str = JSON
     ) -> Object:
         """Read an object or a list; raises ``ClusterRefused`` or ``ClusterUnavailable``."""
-        return await self._call("GET", path, timeout_s=timeout_s, accept=accept)
+        return await self._call(_object, "GET", path, timeout_s=timeout_s, accept=accept)
 
     async def text(self, path: str, timeout_s: float = CALL_TIMEOUT_S) -> str:
         """Read a page, as a pod shows it through the API server; raises as ``get`` does."""
-        read = await self._read("GET", path, timeout_s=timeout_s, accept="text/plain")
-        return read.decode("utf-8", "replace")
+        return await self._call(_text, "GET", path, timeout_s=timeout_s, accept="text/plain")
 
     async def create(
         self, path: str, body: Mapping[str, Any], timeout_s: float = CALL_TIMEOUT_S
     ) -> Object:
         """Create an object; raises ``ClusterRefused`` with 409 if there is one of its name."""
-        return await self._call("POST", path, body, timeout_s=timeout_s)
+        return await self._call(_object, "POST", path, body, timeout_s=timeout_s)
 
     async def replace(self, path: str, body: Mapping[str, Any]) -> Object:
         """Replace an object; raises ``ClusterRefused`` with 409 if its resourceVersion differs."""
-        return await self._call("PUT", path, body)
+        return await self._call(_object, "PUT", path, body)
 
     async def merge(self, path: str, body: Mapping[str, Any]) -> Object:
         """Change the fields in ``body`` and no others."""
-        return await self._call("PATCH", path, body, MERGE)
+        return await self._call(_object, "PATCH", path, body, MERGE)
 
     async def delete(self, path: str, version: str = "") -> None:
         """Delete an object, only at ``version`` if given.
@@ -91,7 +91,7 @@ class ClusterApi:
         Raises ``ClusterRefused`` with 404 if it is gone, with 409 if it has another version.
         """
         body = {"preconditions": {"resourceVersion": version}} if version else None
-        await self._call("DELETE", path, body)
+        await self._call(_object, "DELETE", path, body)
 
     async def watch(self, path: str, version: str, *, accept: str = JSON) -> AsyncIterator[Object]:
         """Yield every event after ``version``, until the API server ends the watch or is quiet.
@@ -126,31 +126,14 @@ class ClusterApi:
 
     async def _call(
         self,
+        read: Callable[[bytes], T],
         method: str,
         path: str,
         body: Mapping[str, Any] | None = None,
         content_type: str = JSON,
         timeout_s: float = CALL_TIMEOUT_S,
         accept: str = JSON,
-    ) -> Object:
-        content = await self._read(method, path, body, content_type, timeout_s, accept)
-        try:
-            found: Object = json.loads(content)
-        except ValueError as error:
-            raise ClusterUnavailable(
-                f"the API server did not answer {method} {path}: {error}"
-            ) from error
-        return found
-
-    async def _read(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        content_type: str = JSON,
-        timeout_s: float = CALL_TIMEOUT_S,
-        accept: str = JSON,
-    ) -> bytes:
+    ) -> T:
         limits = aiohttp.ClientTimeout(total=timeout_s)
         try:
             request = self._request(method, path, limits, body, content_type, accept)
@@ -158,7 +141,7 @@ class ClusterApi:
                 content: bytes = await answer.read()
                 if answer.status >= 400:
                     raise _refusal(method, path, answer.status, content)
-                return content
+                return read(content)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             why = str(error) or f"it took longer than {timeout_s:g} s"
             raise ClusterUnavailable(
@@ -197,6 +180,15 @@ async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield line
     except aiohttp.SocketTimeoutError:
         return
+
+
+def _object(content: bytes) -> Object:
+    found: Object = json.loads(content)
+    return found
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "replace")
 
 
 def _refusal(method: str, path: str, status: int, content: bytes) -> ClusterError:
