@@ -37,6 +37,15 @@ KEPT = (
     "container {name} keeps the rendezvous of its accelerate launch, so its ranks meet without"
     " Muster: leave {keep} out"
 )
+APART = "container {name}: a {launcher} with MUSTER_KEEP_FLAGS=1 starts ranks apart from the job's"
+ONE_PROCESS = (
+    "container {name}: python -m accelerate.commands.launch starts one process, without Muster:"
+    " write accelerate launch, or give it --multi_gpu"
+)
+BY_DEEPSPEED = (
+    "container {name}: accelerate launch --use_deepspeed takes the deepspeed launcher for several"
+    " machines, whose ranks meet without Muster: add --deepspeed_multinode_launcher standard"
+)
 FOREIGN = (
     "container {name} starts {launcher}, whose ranks meet without Muster: start the script by"
     " torchrun, which sets the same variables: torchrun --nproc-per-node=gpu {script}"
@@ -74,39 +83,51 @@ def on_launches(
 
 def world_of_its_own(workload: Workload, container: Mapping[str, Any]) -> str | None:
     """Return why ranks of a container's launcher never meet through Muster; None if they may."""
+    name = container.get("name")
+    if any(one.takes_deepspeed() for one in launches.launches(container)):
+        return BY_DEEPSPEED.format(name=name)
     found = launches.foreign(container)
     if found is None:
         return None
     sentence = FOREIGN + (IN_MPI if (workload.known or Kind(())).horovod else "")
-    name = container.get("name")
     return sentence.format(name=name, launcher=found.launcher, script=found.script)
 
 
 def _on_torch(
     container: Mapping[str, Any], found: list[FoundLauncher], *, wins: bool
 ) -> Iterator[Remark]:
+    """Yield the remarks on launchers of torch; ``wins``: the flags of all of them are kept."""
     name = container.get("name")
-    lines = [launch for launch in found if launch.launcher == TORCHRUN]
-    if any("local-addr" in one.options() for one in lines):
+    of_torch = [one for one in found if one.launcher in (TORCHRUN, ACCELERATE)]
+    apart = [one for one in of_torch if wins or one.keeps]
+    ours = [one for one in of_torch if one not in apart]
+    if apart and ours:
+        yield Remark(APART.format(name=name, launcher=apart[0].launcher))
+    elif apart:
+        yield from _on_kept(name, apart)
+    torchruns = [one for one in ours if one.launcher == TORCHRUN]
+    if any("local-addr" in one.options() for one in torchruns):
         yield warning(ADDRESS_WINS.format(name=name))
-    for one in lines:
+    for one in torchruns:
         unknown, behind = one.hidden()
-        if behind and not wins:
+        if behind:
             options = _enumerated(behind)
             yield Remark(HIDDEN.format(name=name, unknown=unknown, options=options), "error")
-    if wins:
-        for option in dict.fromkeys(option for one in lines for option in one.winning()):
-            yield Remark(WINS.format(name=name, option=f"--{option}"), "error")
-        if any(launch.launcher == ACCELERATE for launch in found):
-            yield Remark(KEPT.format(name=name, keep=KEEP_FLAGS), "error")
-        return
     for launcher in (TORCHRUN, ACCELERATE):
-        overridden = [
-            name for one in found if one.launcher == launcher for name in one.overridden()
-        ]
-        if overridden:
+        of_it = [one for one in ours if one.launcher == launcher]
+        if overridden := [option for one in of_it for option in one.overridden()]:
             options = _enumerated(overridden)
             yield Remark(OVERRIDDEN.format(name=name, options=options, launcher=launcher))
+    if any(one.is_one_process() and one.by_module for one in ours):
+        yield warning(ONE_PROCESS.format(name=name))
+
+
+def _on_kept(name: Any, apart: list[FoundLauncher]) -> Iterator[Remark]:
+    torchruns = [one for one in apart if one.launcher == TORCHRUN]
+    for option in dict.fromkeys(option for one in torchruns for option in one.winning()):
+        yield Remark(WINS.format(name=name, option=f"--{option}"), "error")
+    if len(torchruns) < len(apart):
+        yield Remark(KEPT.format(name=name, keep=KEEP_FLAGS), "error")
 
 
 def _on_bounds(container: Mapping[str, Any], want: Demand) -> Iterator[Remark]:

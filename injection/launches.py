@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -31,13 +31,13 @@ MODULES = {
 OF_ACCELERATE = (
     "rdzv-backend",
     "rdzv-conf",
-    "num-machines",
     "machine-rank",
     "main-process-ip",
     "main-process-port",
 )
-"""Options of ``accelerate launch`` about the rendezvous."""
+"""Options of ``accelerate launch`` about the rendezvous, but for its number of nodes."""
 
+_KEEPS = f"{KEEP_FLAGS}=1"
 _OF_LIGHTNING = frozenset({"trainer.num-nodes", "trainer.devices"})
 """Options of Lightning's command line for the ranks that its trainer starts itself."""
 
@@ -68,10 +68,16 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class FoundLauncher:
-    """One launcher in a command, and the words that follow it on its line."""
+    """One launcher in a command, and the words that follow it on its line.
+
+    ``keeps``: whether its flags are kept, and it alone. ``by_module``: whether it is started by
+    ``python -m``.
+    """
 
     launcher: str
     words: Sequence[str]
+    keeps: bool = False
+    by_module: bool = False
 
     def options(self) -> Mapping[str, str]:
         """Return the options before its script, with their values."""
@@ -112,6 +118,20 @@ class FoundLauncher:
         option, _, *behind = rest.rest
         return option, FoundLauncher(TORCHRUN, behind).winning()
 
+    def takes_deepspeed(self) -> bool:
+        """Return whether an ``accelerate launch`` starts its ranks by the deepspeed launcher."""
+        given = self.options()
+        several = given.get("num-machines", "1") not in ("0", "1")
+        standard = given.get("deepspeed-multinode-launcher") == "standard"
+        return self.launcher == ACCELERATE and "use-deepspeed" in given and several and not standard
+
+    def is_one_process(self) -> bool:
+        """Return whether an ``accelerate launch`` is for one process, as far as its line shows."""
+        given = self.options()
+        several = given.keys() & {"multi-gpu", "use-fsdp", "use-deepspeed", "config-file"}
+        one = given.get("num-processes", "1") in ("0", "1")
+        return self.launcher == ACCELERATE and not several and one
+
     @property
     def script(self) -> str:
         """The script that it runs, without the script's arguments: they may hold secrets."""
@@ -144,11 +164,13 @@ def foreign(container: Mapping[str, Any]) -> FoundLauncher | None:
 
 
 def keeps_flags(container: Mapping[str, Any]) -> bool:
-    """Return whether a container or its command asks that the launch line's flags be kept."""
+    """Return whether a container or its command asks that the flags of all launchers be kept."""
     variables = [one for one in listed(container, "env") if one.get("name") == KEEP_FLAGS]
     given = any("valueFrom" in one or one.get("value") == "1" for one in variables)
     return given or any(
-        word.rstrip(";") == f"{KEEP_FLAGS}=1" for line in _lines(container) for word in line
+        before == "export" and word.rstrip(";") == _KEEPS
+        for line in _lines(container)
+        for before, word in pairwise(line)
     )
 
 
@@ -157,6 +179,7 @@ def nnodes(container: Mapping[str, Any]) -> str | None:
     found = [
         value.rstrip(";")
         for launch in launches(container)
+        if not launch.keeps
         for name, value in launch.options().items()
         if name in ("nnodes", "num-machines")
     ]
@@ -192,7 +215,8 @@ def _of_line(line: Sequence[str]) -> Iterator[FoundLauncher]:
         if name in (TORCHRUN, HOROVODRUN):
             yield _launch(name, line, index + 1)
         elif word == "-m" and after and after[0] in MODULES:
-            yield _launch(MODULES[after[0]], line, index + 2)
+            found = _launch(MODULES[after[0]], line, index + 2)
+            yield replace(found, by_module=True)
         elif name == "accelerate-launch":
             yield _launch(ACCELERATE, line, index + 1)
         elif name == "accelerate" and after == ["launch"]:
@@ -200,7 +224,12 @@ def _of_line(line: Sequence[str]) -> Iterator[FoundLauncher]:
 
 
 def _launch(launcher: str, line: Sequence[str], index: int) -> FoundLauncher:
-    return FoundLauncher(launcher, line[index : index + OPTIONS_MOST])
+    """Return the launcher whose own words begin at ``index``."""
+    first = index
+    while first and line[first - 1] not in _OPERATORS and not line[first - 1].endswith(";"):
+        first -= 1
+    words = line[index : index + OPTIONS_MOST]
+    return FoundLauncher(launcher, words, keeps=_KEEPS in line[first:index])
 
 
 def _lines(container: Mapping[str, Any]) -> Sequence[Sequence[str]]:

@@ -44,6 +44,7 @@ def overridden(options: str, launcher: str = "torchrun") -> str:
 
 
 JOBS_BOUNDS = "note: container c: the job's 2:4 overrides the number of nodes in its command"
+APART = "note: " + launch_remarks.APART.format(name="c", launcher="torchrun")
 NO_LAUNCHER = "warning: " + launch_remarks.NO_LAUNCHER.format(name="c")
 OF_ACCELERATE = "--num_machines 2 --machine_rank 1 --main_process_ip h --rdzv_backend=c10d"
 ENDPOINT = "--rdzv-id=1 --rdzv_endpoint=$H:29400 --rdzv-conf=timeout=900"
@@ -78,13 +79,22 @@ ENDPOINT = "--rdzv-id=1 --rdzv_endpoint=$H:29400 --rdzv-conf=timeout=900"
             f"accelerate launch --multi_gpu {OF_ACCELERATE} --num_processes 16 t.py",
             [
                 overridden(
-                    "--num-machines, --machine-rank, --main-process-ip and --rdzv-backend",
+                    "--machine-rank, --main-process-ip and --rdzv-backend",
                     "accelerate launch",
                 ),
                 JOBS_BOUNDS,
             ],
         ),
-        ("python3 -m accelerate.commands.launch t.py", []),
+        ("python3 -m accelerate.commands.launch --multi_gpu t.py", []),
+        (
+            "python3 -m accelerate.commands.launch t.py",
+            ["warning: " + launch_remarks.ONE_PROCESS.format(name="c")],
+        ),
+        ("accelerate launch --use_deepspeed --num_machines 1 t.py", [JOBS_BOUNDS]),
+        (
+            "accelerate launch --use_deepspeed --deepspeed_multinode_launcher standard t.py",
+            [],
+        ),
         ("accelerate-launch t.py", []),
         ("torchrun t.py fit --trainer.num_nodes 2", []),
         ("python -m torch.distributed.run t.py --trainer.num_nodes=2", []),
@@ -92,6 +102,12 @@ ENDPOINT = "--rdzv-id=1 --rdzv_endpoint=$H:29400 --rdzv-conf=timeout=900"
         ("python train.py --deepspeed ds.json", [NO_LAUNCHER]),
         ("pip install deepspeed && torchrun t.py --engine deepspeed", []),
         ("torchrun a.py && torchrun --standalone b.py", [overridden("--standalone")]),
+        ("torchrun a.py && MUSTER_KEEP_FLAGS=1 torchrun --standalone b.py", [APART]),
+        ("torchrun a.py && env MUSTER_KEEP_FLAGS=1 python -m torch.distributed.run b.py", [APART]),
+        (
+            "MUSTER_KEEP_FLAGS=1 torchrun --nnodes=1:1 b.py && torchrun --standalone a.py",
+            [APART, overridden("--standalone")],
+        ),
     ],
 )
 def test_a_line_is_taken_and_what_muster_overrides_is_said(line: str, said: list[str]) -> None:
@@ -176,6 +192,12 @@ def test_a_launcher_of_a_world_of_its_own_is_refused_with_the_line_that_works(
     assert fault.endswith(WORKS + line)
     # First, whatever else is missing.
     assert refused(manifest(command=command), **NO_SIZE)[0] == fault
+
+
+def test_deepspeeds_launcher_by_accelerate_is_refused_with_the_line_that_works() -> None:
+    line = "accelerate launch --use_deepspeed --num_machines 2 t.py"
+    fault, _ = refused(manifest(command=line.split()))
+    assert fault.endswith("add --deepspeed_multinode_launcher standard")
 
 
 def test_deepspeed_in_an_mpijob_gets_no_host_list_and_no_word_of_one() -> None:
