@@ -32,7 +32,11 @@ REFUSED = (
     Refused("the `deepspeed` launcher", "deepspeed --num_gpus=8 train.py"),
     Refused("Lightning's `fabric run`", "fabric run --devices=8 --num-nodes=2 train.py"),
     Refused(
-        "Lightning's own launcher, by `Trainer(devices=8, num_nodes=2)`",
+        "Lightning's own, by its command line",
+        "python train.py fit --trainer.devices=8 --trainer.num_nodes=2",
+    ),
+    Refused(
+        "Lightning's own, by `Trainer(devices=8, num_nodes=2)` in the script",
         "python train.py",
         OWN_LAUNCHER,
     ),

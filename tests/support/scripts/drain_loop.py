@@ -4,7 +4,7 @@
 It writes the step lines that ``step_loop.py`` writes, and beside them, to ``saves``, a line for a
 save: monotonic time, step, rank, world size, restart count, pid, master. Every rank keeps one
 number that grows by one a step: its model. It ends, with all ranks at the same step, when
-``STEP_LOOP_STOP`` exists.
+``STEP_LOOP_STOP`` exists, or after ``DRAIN_LOOP_STEPS`` (0: never).
 
 From the environment: ``CHECKPOINT_DIR``, shared by all nodes; ``DRAIN_LOOP_STEP_S`` (0.05);
 ``DRAIN_LOOP_SAVE_S`` (0), what a save takes; ``DRAIN_LOOP_GATE``, a file: while it is there, each
@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 import muster
 
+STEPS = int(os.environ.get("DRAIN_LOOP_STEPS", "0"))
 STEP_S = float(os.environ.get("DRAIN_LOOP_STEP_S", "0.05"))
 SAVE_S = float(os.environ.get("DRAIN_LOOP_SAVE_S", "0"))
 GATE = os.environ.get("DRAIN_LOOP_GATE", "")
@@ -152,7 +153,7 @@ def main() -> None:
                 drain.committed(step)
             if EVERY and rank == 0 and step % EVERY == 0:
                 checkpoints.save("periodic.json", step, model)
-            if int(wishes[1]):
+            if int(wishes[1]) or step == STEPS:
                 break
             next_s = max(next_s + STEP_S, time.monotonic())
             time.sleep(max(0.0, next_s - time.monotonic()))

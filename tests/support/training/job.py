@@ -90,6 +90,8 @@ class Job(Training, Pods):
         self._sidecar_environ = dict(sidecar_environ or {})
         self._proxied, self._wrapped = proxied, wrapped
         self._script, self.script_environ = script, dict(script_environ or {})
+        self.line: Callable[[Node], Sequence[str]] | None = None
+        """The command of a node, in place of a torchrun of the script."""
         self._added = 0
         self._proxies: list[TcpProxy] = []
         self._stop, self._fail = self.directory / "stop", self.directory / "fail"
@@ -159,6 +161,8 @@ class Job(Training, Pods):
             *(self._python, "-m", "torch.distributed.run", f"--nproc-per-node={self.slots}"),
             *(f"--max-restarts={self.settings.restarts}", *options, str(self._script)),
         ]
+        if self.line is not None:
+            command = list(self.line(node))
         if shell:
             command = ["sh", "-c", shell.format(shlex.join(command))]
         delivered: Mapping[str, str] = {}
