@@ -123,7 +123,7 @@ ensure_horovod() {
 ensure_cluster() {
     local part
     for part in toolchain/porcupine toolchain/helm toolchain/prometheus toolchain/container-engine toolchain/container-base \
-        "kubelab prepare" "toolchain/kubelab-programs operator" "toolchain/kubelab-programs monitoring"; do
+        "kubelab prepare" "toolchain/kubelab-programs operator"; do
         # Unquoted: a part may have an argument.
         "$REPOSITORY"/scripts/$part >/dev/null || say "Tests that need $part will fail or be left out."
     done
