@@ -10,10 +10,10 @@ from typing import Literal
 
 from console.counting import counted
 from console.doctor.report import EndpointReport, EtcdMember, JobReport, Report, RightsReport
+from console.job.clocks import sentence, skews
 from console.job.outage import cause
 from console.job.verdict import State
 from rdzv.flags import named
-from rdzv.records.history import HistoryEntry
 from rdzv.store import StoreStatus
 from rdzv.store.etcd.errors import NO_SPACE_CURE
 from rdzv.store.etcd.versions import FLOOR, judge
@@ -33,9 +33,6 @@ SIZE_WARNING, SIZE_FAULT = 0.7, 0.9
 
 UNCOMPACTED_MAX = 10_000
 """The number of revisions by which a store with automatic compaction would have compacted."""
-
-SKEW_S = 2.0
-"""Differences between clocks up to this are not reported."""
 
 DO_COMPACTION = (
     "start etcd with --auto-compaction-mode=periodic --auto-compaction-retention=1h; see"
@@ -66,7 +63,7 @@ def diagnose(report: Report) -> list[Finding]:
     findings += _job(report.job)
     findings += _rights(report.rights)
     findings += _access(report)
-    findings += _clocks(report.history, report.now_unix_s)
+    findings += _clocks(report)
     return findings
 
 
@@ -326,23 +323,16 @@ def _access(report: Report) -> Iterator[Finding]:
         )
 
 
-def _clocks(history: Sequence[HistoryEntry], now_unix_s: float) -> Iterator[Finding]:
-    """Find clocks that are ahead: times in the history must not decrease with the revision."""
-    ahead: dict[str, float] = {}
-    newest_s = now_unix_s
-    for entry in sorted(history, key=lambda entry: entry.revision, reverse=True):
-        if entry.at_unix_s - newest_s > ahead.get(entry.member, SKEW_S):
-            ahead[entry.member] = entry.at_unix_s - newest_s
-        newest_s = min(newest_s, entry.at_unix_s)
-    if ahead:
-        worst = sorted(ahead.items(), key=lambda item: -item[1])[:3]
-        named = ", ".join(f"{member} by {skew_s:.0f} s or more" for member, skew_s in worst)
+def _clocks(report: Report) -> Iterator[Finding]:
+    found = skews(report.history, report.now_unix_s)
+    if found:
         yield Finding(
             "clocks",
-            "note",
-            f"some clocks are ahead of others: {named}; Muster compares no clocks, but certificates"
-            " and the times in muster history rest on them",
-            "see that the nodes keep time (chrony, ntpd)",
+            "warning",
+            f"{sentence(found, report.nodes)}: the ages in muster status and the times in muster"
+            " history are wrong by as much, and certificates may seem out of date",
+            "set the clock there, and see that it is kept (chronyc tracking, timedatectl); Muster"
+            " itself compares no clocks",
         )
 
 

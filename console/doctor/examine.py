@@ -66,6 +66,7 @@ async def examine(config: JobConfig, random: Random) -> Report:
                 lambda: history_compacted(access, keys, timeout_s=CALL_TIMEOUT_S)
             ),
             job=_job(view) if view is not None else None,
+            nodes=view.nodes if view is not None else {},
             history=view.history if view is not None else (),
             now_unix_s=time(),
         )

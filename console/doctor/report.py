@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from console.job.verdict import JobVerdict
 from rdzv.records.history import HistoryEntry
@@ -75,7 +76,7 @@ class Report:
 
     ``members``, ``authenticated``, ``job`` and ``compacted`` (whether any of the history was) are
     None if the store does not tell. ``encrypted``: the connections use TLS; ``local``: they stay
-    on this machine.
+    on this machine. ``nodes``: the machine of each of the job's members, empty if unknown.
     """
 
     endpoints: tuple[EndpointReport, ...]
@@ -86,5 +87,6 @@ class Report:
     job: JobReport | None = None
     encrypted: bool = False
     local: bool = False
+    nodes: Mapping[str, str] = field(default_factory=dict)
     history: tuple[HistoryEntry, ...] = ()
     now_unix_s: float = 0.0

@@ -7,6 +7,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
+from time import time
 
 import click
 
@@ -40,8 +41,11 @@ def history(config: JobConfig, as_json: bool, watch: bool, interval_s: float) ->
     if watch:
         asyncio.run(_follow(config, text, interval_s))
         return
-    for entry in asyncio.run(look(config)).history:
+    view = asyncio.run(look(config))
+    for entry in view.history:
         click.echo(text(entry))
+    if clocks := view.clocks(time()):
+        click.echo(f"{printable(clocks)}; the order is right", err=True)
 
 
 async def _follow(

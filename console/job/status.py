@@ -167,6 +167,8 @@ def _grids(view: JobView, *, wide: bool) -> list[Grid]:
         grids.append(Grid(view.mute, (), ()))
     if (last_save := view.last_save) is not None:
         grids.append(Grid(last_save.sentence(now_unix_s), (), ()))
+    if clocks := view.clocks(now_unix_s):
+        grids.append(Grid(clocks, (), ()))
     grids += _shards(view)
     if view.snapshot.corrupt:
         corrupt = tuple(sorted(view.snapshot.corrupt.items()))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from console.job.clocks import sentence, skews
 from console.job.last_save import LastSave
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.horovod.hosts import Host, host_of
@@ -91,6 +92,16 @@ class JobView:
     def job(self) -> Job | None:
         """The job's record."""
         return self.snapshot.job
+
+    @property
+    def nodes(self) -> Mapping[str, str]:
+        """The machine of each member, empty if unknown."""
+        return {member.name: member.node for member in self.snapshot.members.values()}
+
+    def clocks(self, now_unix_s: float) -> str:
+        """Say which clocks make times and ages wrong; empty if none does."""
+        found = skews(self.history, now_unix_s)
+        return f"{sentence(found, self.nodes)}: times are wrong by as much" if found else ""
 
     @property
     def places(self) -> Places:

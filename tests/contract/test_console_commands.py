@@ -10,6 +10,7 @@ import pty
 import re
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -206,6 +207,18 @@ async def test_history_shows_hostile_text_spelled_out(server: EmbeddedServer) ->
     assert plain.out == "1970-01-01T00:00:01Z  join       a: first \\x1b]0;title\n"
     entry = json.loads((await muster("history", "--json", **of(server))).out)
     assert (entry["what"], entry["member"]) == ("join", "a")
+
+
+async def test_status_and_history_say_which_clock_is_wrong(server: EmbeddedServer) -> None:
+    ahead = HistoryEntry("join", "b", "first", time.time() + 3600).to_json()
+    after = HistoryEntry("join", "c", "first", time.time()).to_json()
+    keys = KEYS.history_entry(2, "b", "join"), KEYS.history_entry(3, "c", "join")
+    store = MemoryStore(server.engine)
+    for key, value in zip(keys, (ahead, after), strict=True):
+        await store.txn([], [Put(key, value)])
+    for command in ("status", "history"):
+        ended = await muster(command, **of(server))
+        assert "the clock of b on machine is 3,600 s or more ahead of most others" in ended.out + ended.err
 
 
 async def test_watch_shows_hostile_text_spelled_out(server: EmbeddedServer) -> None:

@@ -220,19 +220,51 @@ def entry(revision: int, member: str, at_unix_s: float) -> HistoryEntry:
     return HistoryEntry("join", member, "", at_unix_s, revision=revision)
 
 
-def test_a_clock_shows_that_it_is_ahead_by_what_came_after() -> None:
-    history = (entry(1, "a", 900.0), entry(2, "b", 960.0), entry(3, "a", 920.0))
-    finding = found(replace(WELL, history=history), "clocks")
-    assert finding.level == "note"
-    assert "b by 40 s or more" in finding.sentence
+def clocks(*history: HistoryEntry, **nodes: str) -> Finding | None:
+    """What is found of the clocks."""
+    findings = diagnose(replace(WELL, history=history, nodes=nodes))
+    return next((finding for finding in findings if finding.check == "clocks"), None)
 
 
-def test_a_clock_that_is_ahead_of_ours_is_told() -> None:
-    finding = found(replace(WELL, history=(entry(1, "a", 1030.0),)), "clocks")
-    assert "a by 30 s or more" in finding.sentence
+def test_clocks_an_hour_off_are_named_with_their_machines() -> None:
+    history = [entry(1, "a", 800.0), entry(2, "b", 4410.0), entry(3, "c", -2780.0)]
+    finding = clocks(*history, entry(4, "a", 900.0), a="vm-1", b="vm-2", c="c")
+    assert finding is not None
+    assert finding.level == "warning"
+    assert finding.sentence.startswith(
+        "the clock of c is 3,580 s or more behind most others;"
+        " the clock of b on vm-2 is 3,510 s or more ahead of most others: "
+    )
+    assert "set the clock" in finding.remedy
+
+
+def test_two_clocks_that_differ_are_both_named() -> None:
+    finding = clocks(entry(1, "a", 900.0), entry(2, "b", 960.0), entry(3, "a", 920.0))
+    assert finding is not None
+    assert "the clock of b is 40 s or more ahead of that of a: " in finding.sentence
+
+
+def test_one_clock_is_compared_with_this_machine() -> None:
+    finding = clocks(entry(1, "a", 1030.0))
+    assert finding is not None
+    assert "the clock of a is 30 s or more ahead of that of this machine: " in finding.sentence
+
+
+def test_this_machine_is_named_if_two_clocks_are_ahead_of_it() -> None:
+    finding = clocks(entry(1, "a", 1030.0), entry(2, "b", 1031.0))
+    assert finding is not None
+    assert "the clock of this machine is 31 s or more behind most others: " in finding.sentence
+
+
+def test_a_clock_that_was_set_is_right() -> None:
+    history = (entry(1, "a", 900.0), entry(2, "b", 4510.0), entry(3, "a", 920.0))
+    assert clocks(*history, entry(4, "b", 930.0), entry(5, "a", 940.0)) is None
+
+
+def test_an_entry_by_an_unknown_clock_says_nothing() -> None:
+    lost = HistoryEntry("lost", "b", "", 4500.0, revision=2)
+    assert clocks(entry(1, "a", 900.0), lost, entry(3, "b", 920.0), entry(4, "a", 930.0)) is None
 
 
 def test_clocks_that_agree_are_not_mentioned() -> None:
-    history = (entry(1, "a", 900.0), entry(2, "b", 899.0), entry(3, "a", 1001.0))
-    report = replace(WELL, history=history)
-    assert "clocks" not in {finding.check for finding in diagnose(report)}
+    assert clocks(entry(1, "a", 900.0), entry(2, "b", 899.0), entry(3, "a", 1001.0)) is None

@@ -10,7 +10,8 @@ from datetime import timedelta
 
 from console.counting import counted
 from console.doctor.cluster.seen import AskingPod, ChartPart, Cluster
-from console.doctor.diagnosis import SKEW_S, Finding
+from console.doctor.diagnosis import Finding
+from console.job.clocks import SKEW_S
 
 OLDEST = (1, 29)
 """The first version of Kubernetes with native sidecars."""
