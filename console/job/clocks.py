@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which clocks of a job are wrong: the order of the store's revisions against the times written."""
+"""Wrong clocks of a job, found by the order of the store's revisions and the times written."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from rdzv.records.history import Happening, HistoryEntry
 
-SKEW_S = 2.0
-"""Differences between clocks up to this are not reported."""
+SKEW_S = 10.0
+"""Differences up to this are not reported: the time is taken before the write, which may wait."""
 
 NEWEST = 4
 """The entries of a member that count: by older ones its clock may have been another."""
@@ -20,10 +20,10 @@ NAMED_MAX = 3
 """The most clocks to name."""
 
 _BY_ITSELF: frozenset[Happening] = frozenset({"join", "leave", "round", "closed"})
-"""What a member writes of itself, by its own clock; of the rest the writer is unknown."""
+"""Entries that a member writes of itself, by its own clock; the writer of others is unknown."""
 
 HERE = "this machine"
-"""Who reads, beside the names of members."""
+"""The reader's clock, beside the names of members."""
 
 _Times = Sequence[tuple[float, float]]
 """Of one clock: pairs of the store's revision and the time that was written with it."""
@@ -31,7 +31,7 @@ _Times = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """How far a clock is, at least, ahead (or, if negative, behind) of most others.
+    """A clock that is at least so far ahead of most others, or, if negative, behind.
 
     ``beside``: the one other clock, if it cannot be known which of the two is wrong.
     """

@@ -218,7 +218,10 @@ async def test_status_and_history_say_which_clock_is_wrong(server: EmbeddedServe
         await store.txn([], [Put(key, value)])
     for command in ("status", "history"):
         ended = await muster(command, **of(server))
-        assert "the clock of b on machine is 3,600 s or more ahead of most others" in ended.out + ended.err
+        assert (
+            "the clock of b on machine is 3,600 s or more ahead of most others"
+            in ended.out + ended.err
+        )
 
 
 async def test_watch_shows_hostile_text_spelled_out(server: EmbeddedServer) -> None:

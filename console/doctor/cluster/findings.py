@@ -11,12 +11,14 @@ from datetime import timedelta
 from console.counting import counted
 from console.doctor.cluster.seen import AskingPod, ChartPart, Cluster
 from console.doctor.diagnosis import Finding
-from console.job.clocks import SKEW_S
 
 OLDEST = (1, 29)
 """The first version of Kubernetes with native sidecars."""
 SOON = timedelta(days=14)
 """Validity left below which to warn: the controller should have renewed a month before the end."""
+SKEW_S = 2.0
+"""Differences between clocks up to this are not reported."""
+
 LEASE_S = 40.0
 """Kubernetes counts a node as away if it has not renewed its lease for this long, in seconds."""
 NAMED_MOST = 5
