@@ -36,6 +36,9 @@ FRESH_S = 300.0
 too slow, is no verdict for good."""
 AGAIN = Doubling(first_s=5.0, longest_s=FRESH_S)
 """Time before another look at a maker's pods after one without a verdict, by those in a row."""
+NAMESPACES_AT_ONCE = 4
+"""Number of namespaces whose makers are looked at at once, one of each: a namespace whose looks
+take long, up to the timeouts of the API server's calls, delays its own makers alone."""
 LOOKS = 3
 """Maximum number of a maker's pods that are read in one look, if those before are gone."""
 NOT_ASKED = (
@@ -189,29 +192,40 @@ class UninjectedPods:
                 self._followed.remove(followed)
 
     async def _keep_judging(self, followed: _Followed) -> None:
-        judged, sequence = followed.judged, 0
-        wait_s: float | None = None
-        while True:
-            try:
-                async with asyncio.timeout(wait_s):
-                    await followed.pods.changed_after(sequence)
-            except TimeoutError:
-                pass  # a maker is due
-            sequence, made = followed.pods.sequence, followed.of_makers()
-            for key in judged.keys() - made.keys():
-                del judged[key]
+        """Look at the makers that are due, those seen last first, one of a namespace at a time."""
+        judged, pods = followed.judged, followed.pods
+        sequence, made = 0, followed.of_makers()
+        looks: dict[str, asyncio.Task[None]] = {}
 
-            def due_s(key: Key, made: Mapping[Key, Container[str]] = made) -> float:
-                return judged.get(key, Judged()).due_s(made[key])
+        async def look(key: Key, found: list[UninjectedPod]) -> None:
+            judged[key] = await self._judge(found, judged.get(key, Judged()))
 
-            now = self._clock()
-            for key in sorted((one for one in reversed(made) if due_s(one) <= now), key=due_s):
-                found = list(made[key].values())
-                judged[key] = await self._judge(found, judged.get(key, Judged()))
-                if followed.pods.sequence > sequence:
-                    break  # the newest maker without any look is next, however many are slow
-            next_s = min(map(due_s, made), default=math.inf)
-            wait_s = max(0.0, next_s - self._clock()) if next_s < math.inf else None
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                if pods.sequence != sequence:
+                    sequence, made = pods.sequence, followed.of_makers()
+                looks = {name: one for name, one in looks.items() if not one.done()}
+                for key in judged.keys() - made.keys():
+                    del judged[key]
+                due_s = {key: judged.get(key, Judged()).due_s(made[key]) for key in reversed(made)}
+                now, next_s = self._clock(), math.inf
+                for key in sorted(due_s, key=due_s.__getitem__):
+                    if len(looks) == NAMESPACES_AT_ONCE:
+                        break
+                    if key[0] in looks:
+                        continue
+                    if (next_s := due_s[key]) > now:
+                        break
+                    found = list(made[key].values())
+                    looks[key[0]] = tasks.create_task(look(key, found))
+                wait_s = next_s - now if now < next_s < math.inf else None
+                changed = tasks.create_task(pods.changed_after(sequence))
+                await asyncio.wait(
+                    {changed, *looks.values()},
+                    timeout=wait_s,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                changed.cancel()
 
     async def _judge(self, pods: list[UninjectedPod], before: Judged) -> Judged:
         """Publish why a maker's pods have no sidecar, by the one seen last that is still there.

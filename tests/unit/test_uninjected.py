@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 
 from controller.admission.decision import Verdict
-from controller.admission.uninjected import AGAIN, FRESH_S, UninjectedPods
+from controller.admission.uninjected import (
+    AGAIN,
+    FRESH_S,
+    NAMESPACES_AT_ONCE,
+    UninjectedPods,
+)
 from controller.cluster import paths
 from rdzv.errors import ClusterUnavailable
 from tests.support.clocks.virtual import now
@@ -25,10 +30,11 @@ ALL = "/api/v1/pods"
 WEBHOOK = paths.webhook_configuration("muster")
 
 
-def pod(name: str, maker: str = "trainer") -> dict[str, Any]:
+def pod(name: str, maker: str = "trainer", namespace: str = "team") -> dict[str, Any]:
     made_by = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": maker, "uid": maker}
     owners = [{**made_by, "controller": True}]
-    return {"metadata": {"name": name, "uid": name, "namespace": "team", "ownerReferences": owners}}
+    about = {"name": name, "uid": name, "namespace": namespace, "ownerReferences": owners}
+    return {"metadata": about}
 
 
 class Cluster:
@@ -172,6 +178,37 @@ async def test_a_new_maker_does_not_wait_for_all_slow_ones() -> None:
         cluster.news.put_nowait(("ADDED", pod("new", "new")))
         await asyncio.sleep(2 * cluster.slow_s)
         assert shown.names() == ["new"]
+
+
+async def test_slow_makers_of_a_namespace_delay_no_other() -> None:
+    slow = [f"slow-{number}" for number in range(20)]
+    cluster = Cluster(pod("a"), *(pod(name, name, "other") for name in slow))
+    cluster.away, cluster.slow_s = {*slow}, 10.0
+    async with publishing(cluster) as shown:
+        assert shown.names() == ["a"]
+
+
+async def test_looks_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 3 * NAMESPACES_AT_ONCE
+    names = [f"p-{number}" for number in range(count)]
+    cluster = Cluster(*(pod(name, name, f"n-{int(name[2:]) // 2}") for name in names))
+    verdict, under_way = Cluster.verdict, 0
+    most: list[int] = []
+
+    async def slow(self: Cluster, *given: Any) -> tuple[Verdict, float]:
+        nonlocal under_way
+        under_way += 1
+        most.append(under_way)
+        await asyncio.sleep(10.0)
+        under_way -= 1
+        return await verdict(self, *given)
+
+    monkeypatch.setattr(Cluster, "verdict", slow)
+    async with publishing(cluster) as shown:
+        assert shown.names() == []
+        await asyncio.sleep(10.0 * count)
+        assert shown.names() == sorted(names)
+        assert max(most) == NAMESPACES_AT_ONCE
 
 
 async def test_a_namespace_that_asks_again_is_followed_again() -> None:
