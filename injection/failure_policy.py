@@ -66,7 +66,7 @@ def added_policy(
     """
     flag = named("--pod-failure-policy")
     if not (workload.known or Kind(())).of_jobs:
-        raise ConfigError(f"{flag}: a {workload.kind} has no Job to add it to: leave it out")
+        raise ConfigError(f"{flag}: there is no Job in it that could have one: leave it out")
     if _job(workload, template).get(POLICY) is not None:
         return None
     restart = pod.get(RESTART)

@@ -63,6 +63,8 @@ _STARTERS = frozenset(
     {"exec", "env", "time", "nohup", "nice", "numactl", "stdbuf", "tini", "dumb-init", "muster-run"}
 )
 """Programs and words of a shell that start another program, which follows their options."""
+_REFERENCE = re.compile(r"\$(?:\{(\w+)\}|\((\w+)\)|(\w+))", re.ASCII)
+"""A variable of the container, in a shell or as the kubelet replaces it."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 
 
@@ -191,8 +193,13 @@ def bounds(container: Mapping[str, Any]) -> tuple[int, int] | None:
 
     None if there are none, or if only a shell knows them.
     """
-    variables = {one.get("name"): one.get("value") for one in listed(container, "env")}
-    found = bounds_of(nnodes(container) or str(variables.get(VARIABLES["nnodes"])))
+    variables = {one.get("name"): str(one.get("value")) for one in listed(container, "env")}
+
+    def value(reference: re.Match[str]) -> str:
+        return variables.get(next(filter(None, reference.groups())), reference[0])
+
+    text = nnodes(container) or variables.get(VARIABLES["nnodes"], "")
+    found = bounds_of(_REFERENCE.sub(value, text))
     return found if found is not None and found[0] else None
 
 

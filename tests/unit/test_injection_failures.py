@@ -198,7 +198,7 @@ def test_a_policy_that_hands_have_changed_is_theirs() -> None:
 
 def test_a_policy_cannot_be_added_to_what_has_no_job_or_restarts_its_containers() -> None:
     (line,) = refused(manifest(), pod_failure_policy="true")
-    assert "--pod-failure-policy (MUSTER_POD_FAILURE_POLICY): a Deployment has no Job" in line
+    assert "--pod-failure-policy (MUSTER_POD_FAILURE_POLICY): there is no Job in it" in line
     text = of_jobs().replace('"Never"', '"OnFailure"')
     (line,) = refused(text, pod_failure_policy="true")
     assert "spec.template.spec.restartPolicy is OnFailure, and has to be Never: change it" in line

@@ -216,6 +216,7 @@ def sized(text: str, /, **flags: str | None) -> tuple[str, str]:
     return told["MUSTER_MIN"], told["MUSTER_MAX"]
 
 
+LEAST, MOST = {"name": "LEAST", "value": "1"}, {"name": "N", "value": "6"}
 IN_ENV = {"name": "PET_NNODES", "value": "3:9"}
 
 
@@ -228,6 +229,8 @@ IN_ENV = {"name": "PET_NNODES", "value": "3:9"}
         ("torchrun --nnodes=2:8 t.py", [], {"min_nodes": "1"}, ("1", "8")),
         ("torchrun --nnodes=2:8 t.py", [], {"max_nodes": "4"}, ("2", "4")),
         ("torchrun --nnodes=4 t.py", [], {}, ("4", "4")),
+        ("torchrun --nnodes=${LEAST}:$(N) t.py", [LEAST, MOST], {}, ("1", "6")),
+        ("torchrun --nnodes=$N t.py", [MOST], {}, ("6", "6")),
         ("accelerate launch --multi_gpu --num_machines 2 t.py", [], {}, ("2", "2")),
     ],
 )
