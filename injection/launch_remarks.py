@@ -35,7 +35,7 @@ HIDDEN = (
 ADDRESS_WINS = "container {name} has --local-addr in its command: it wins over the pod's address"
 KEPT = (
     "container {name} keeps the rendezvous of its accelerate launch, so its ranks meet without"
-    " Muster: leave {keep} out"
+    " Muster: {remedy}"
 )
 APART = "container {name}: a {launcher} with MUSTER_KEEP_FLAGS=1 starts ranks apart from the job's"
 ONE_PROCESS = (
@@ -77,7 +77,7 @@ def on_launches(
     elif not found and listed(container, "command"):
         yield warning(NO_LAUNCHER.format(name=name))
     if want.horovod is None:
-        yield from _on_torch(container, found, wins=not wrapped or launches.keeps_flags(container))
+        yield from _on_torch(container, found, _remedy(container, wrapped=wrapped))
         yield from _on_bounds(container, want)
 
 
@@ -93,18 +93,26 @@ def world_of_its_own(workload: Workload, container: Mapping[str, Any]) -> str | 
     return sentence.format(name=name, launcher=found.launcher, script=found.script)
 
 
+def _remedy(container: Mapping[str, Any], *, wrapped: bool) -> str | None:
+    """Return what to do so that Muster overrides flags; None if it does."""
+    if not wrapped:
+        has_command = bool(listed(container, "command"))
+        return "leave --no-wrap out" if has_command else "give the container its command"
+    return f"leave {KEEP_FLAGS} out" if launches.keeps_flags(container) else None
+
+
 def _on_torch(
-    container: Mapping[str, Any], found: list[FoundLauncher], *, wins: bool
+    container: Mapping[str, Any], found: list[FoundLauncher], remedy: str | None
 ) -> Iterator[Remark]:
-    """Yield the remarks on launchers of torch; ``wins``: the flags of all of them are kept."""
+    """Yield the remarks on launchers of torch; ``remedy``: against the flags of all being kept."""
     name = container.get("name")
     of_torch = [one for one in found if one.launcher in (TORCHRUN, ACCELERATE)]
-    apart = [one for one in of_torch if wins or one.keeps]
+    apart = [one for one in of_torch if remedy or one.keeps]
     ours = [one for one in of_torch if one not in apart]
     if apart and ours:
         yield Remark(APART.format(name=name, launcher=apart[0].launcher))
     elif apart:
-        yield from _on_kept(name, apart)
+        yield from _on_kept(name, apart, remedy or f"leave {KEEP_FLAGS} out")
     torchruns = [one for one in ours if one.launcher == TORCHRUN]
     if any("local-addr" in one.options() for one in torchruns):
         yield warning(ADDRESS_WINS.format(name=name))
@@ -122,12 +130,12 @@ def _on_torch(
         yield warning(ONE_PROCESS.format(name=name))
 
 
-def _on_kept(name: Any, apart: list[FoundLauncher]) -> Iterator[Remark]:
+def _on_kept(name: Any, apart: list[FoundLauncher], remedy: str) -> Iterator[Remark]:
     torchruns = [one for one in apart if one.launcher == TORCHRUN]
     for option in dict.fromkeys(option for one in torchruns for option in one.winning()):
         yield Remark(WINS.format(name=name, option=f"--{option}"), "error")
     if len(torchruns) < len(apart):
-        yield Remark(KEPT.format(name=name, keep=KEEP_FLAGS), "error")
+        yield Remark(KEPT.format(name=name, remedy=remedy), "error")
 
 
 def _on_bounds(container: Mapping[str, Any], want: Demand) -> Iterator[Remark]:

@@ -151,8 +151,21 @@ def test_flags_that_a_user_keeps_are_refused(container: Any, flags: Any) -> None
     assert "--allow-bypass injects all the same" in allow
     notes = inject(text, Request({**FLAGS, **flags}, {}, allow_bypass=True)).notes
     assert [note.level for note in notes if note in line] == ["warning"]
-    accelerated = manifest(command=["accelerate", "launch", "t.py"], env=KEEPS)
-    assert "keeps the rendezvous of its accelerate launch" in refused(accelerated)[0]
+
+
+@pytest.mark.parametrize(
+    ("container", "flags", "remedy"),
+    [
+        ({"command": ["accelerate", "launch"], "env": KEEPS}, {}, "leave MUSTER_KEEP_FLAGS out"),
+        ({"command": ["accelerate", "launch"]}, {"wrap": "false"}, "leave --no-wrap out"),
+        ({"args": ["accelerate", "launch"]}, {}, "give the container its command"),
+    ],
+)
+def test_accelerate_that_keeps_its_rendezvous_is_refused_with_the_remedy(
+    container: Any, flags: Any, remedy: str
+) -> None:
+    line, _ = refused(manifest(**container), **flags)
+    assert line.endswith(f"accelerate launch, so its ranks meet without Muster: {remedy}")
 
 
 def test_an_option_that_hides_others_is_refused_with_the_way_to_write_it() -> None:
