@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from injection.facts import listed
@@ -43,9 +43,9 @@ _OF_LIGHTNING = frozenset({"trainer.num-nodes", "trainer.devices"})
 
 LINE_LENGTH = 32_768
 """Maximum length of shell that is searched for a launcher."""
-WORDS_MOST, OPTIONS_MOST = 2000, 256
-"""Maximum number of words of a line that are searched, and of those that follow a launcher: who may
-create a pod may write a megabyte of them."""
+WORDS_MOST, OPTIONS_MOST, LAUNCHERS_MOST = 2000, 256, 32
+"""Maximum number of words of a line that are searched, of those that follow a launcher, and of
+launchers: who may create a pod may write a megabyte of them."""
 _NESTED = 2
 """Depth of shells within shells that are searched."""
 
@@ -141,8 +141,9 @@ class FoundLauncher:
 
 
 def launches(container: Mapping[str, Any]) -> list[FoundLauncher]:
-    """Return every launcher that is found in a container's command."""
-    return [launch for line in _lines(container) for launch in _of_line(line)]
+    """Return the launchers that are found in a container's command."""
+    found = (launch for line in _lines(container) for launch in _of_line(line))
+    return list(islice(found, LAUNCHERS_MOST))
 
 
 def foreign(container: Mapping[str, Any]) -> FoundLauncher | None:
