@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -39,11 +40,17 @@ LEAVE_S = 5.0
 until it learns that this replica stops, and a pod that gets no answer starts without Muster."""
 
 
+SWITCH_S = 0.0005
+"""Time after which a thread that plans a pod yields the interpreter to the event loop. An answer by
+TLS needs it a dozen times: by Python's default of 5 ms, ``/readyz`` waits for the whole plan."""
+
+
 async def run(config: ControllerConfig, environ: Mapping[str, str]) -> int:
     """Run until a signal stops it; ``environ`` has the defaults for what pods do not specify."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    sys.setswitchinterval(SWITCH_S)
     access = await asyncio.to_thread(ClusterAccess.of, os.environ)
     async with ClusterApi(access) as api:
         await _serve(config, environ, api, stop)

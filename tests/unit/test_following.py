@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -211,3 +212,19 @@ async def test_what_was_before_a_leader_came_is_told_once_and_by_the_first_not_a
         assert [message for _, message in said.said] == [
             f"a world of 2 nodes trains (round {number})" for number in expected
         ]
+
+
+async def test_what_was_read_at_the_start_is_out_of_garbage_collections() -> None:
+    read = [asyncio.Event(), asyncio.Event()]
+    parts: Any = [SimpleNamespace(changed_after=lambda _, one=one: one.wait()) for one in read]
+    before = gc.get_freeze_count()
+    freezing = asyncio.create_task(following._freeze(parts))
+    try:
+        read[0].set()
+        await asyncio.sleep(0.01)
+        assert gc.get_freeze_count() == before
+        read[1].set()
+        await freezing
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()
