@@ -1,22 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank 0's choice of a checkpoint, told to all ranks, so that no two load different ones.
+"""Rank 0's choice of a checkpoint, passed to all ranks, so that no two load different ones.
 
-Rank 0 tells it over the store at ``MASTER_ADDR:MASTER_PORT``, where torch's ranks are about to meet
+Rank 0 writes it to the store at ``MASTER_ADDR:MASTER_PORT``, where torch's ranks are about to meet
 or have met: a trainer loads before it has made a process group, and a store needs no device.
+
+No variable of torchrun names a world. Its count of restarts differs between the nodes of one world:
+a node whose worker failed has one more than the others, and a new pod has none. Under Muster, rank
+0 serves the store: it is as new as the world, and so is all that is in it. Where torchrun's agent
+serves it, a choice may be of an earlier world: there each rank asks under a name that it makes up,
+and rank 0 answers all who ask until every rank of its own world has taken the answer.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
+import time
+import uuid
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Callable, List, Optional
+from typing import Callable, Dict, Iterator, List, Optional
 
 import torch.distributed as dist
 
 from muster.progress import RankIdentity
 
+log = logging.getLogger(__name__)
+
 WAIT_S = 300.0
-"""Timeout of a rank that waits for rank 0's choice."""
+"""Timeout of a rank that waits for rank 0's choice, or of rank 0 for one that has not asked."""
+
+SAY_S = 20.0
+"""Time after which a rank that waits logs what it waits for."""
+
+POLL_S = 0.02
+"""Interval at which rank 0 looks who has asked."""
 
 _FAILED = "\0"
 """Prefix of an error in place of a choice; no path has it."""
@@ -38,33 +57,92 @@ def of_rank_0(look: Callable[[], Optional[str]]) -> Optional[str]:
     if not own.of_torchrun or own.world_size == 1 or not dist.is_available():
         return look()
     _calls += 1
-    # An agent's store outlives its workers: a choice from before a restart is not valid.
-    key = "muster/choice/%d/%d" % (own.restart, _calls)
+    # torchrun sets this if its agent serves the store already.
+    served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return choose(look, own, _calls, served=served)
+
+
+def choose(
+    look: Callable[[], Optional[str]], own: RankIdentity, call: int, *, served: bool
+) -> Optional[str]:
+    """Return rank 0's choice at its ``call``-th call; ``served``: by an agent, to all worlds."""
     if own.rank == 0:
         try:
             choice = look()
         except Exception as error:
             # The others would wait for an answer, and then fail with a timeout.
-            _store(own).set(key, _FAILED + "%s: %s" % (type(error).__name__, error))
+            _answer(own, call, "%s%s: %s" % (_FAILED, type(error).__name__, error), served)
             raise
-        _store(own).set(key, choice or "")
+        _answer(own, call, choice or "", served)
         return choice
+    began_s = time.monotonic()
     try:
-        told = _store(own).get(key).decode("utf-8")
+        with _said("rank 0 has not said yet which checkpoint it loads: waiting for it"):
+            store = _store(own, served)
+            key = _key(call)
+            if served:
+                key = "%s/%s" % (key, uuid.uuid4().hex)
+                store.set(_key(call, own.rank), key)
+            told = store.get(key).decode("utf-8")
+            if served:
+                name, _, told = told.partition(" ")
+                store.set("%s/%s" % (key, name), "taken")
     except RuntimeError as error:
         raise RuntimeError(
-            "rank 0 has not said within %g s which checkpoint it loads: let every rank ask for it,"
-            " equally often (%s)" % (WAIT_S, error)
+            "rank 0 did not choose a checkpoint, and this rank waited %.0f s: every rank must call"
+            " last_checkpoint() the same number of times (%s)" % (time.monotonic() - began_s, error)
         ) from error
     if told.startswith(_FAILED):
         raise RuntimeError("rank 0 cannot choose a checkpoint: " + told[len(_FAILED) :])
     return told or None
 
 
-def _store(own: RankIdentity) -> "dist.TCPStore":
+def _answer(own: RankIdentity, call: int, answer: str, served: bool) -> None:
+    """Write the answer where the other ranks read it."""
+    store = _store(own, served)
+    if not served:
+        store.set(_key(call), answer)
+        return
+    name = uuid.uuid4().hex
+    waiting: Dict[int, str] = dict.fromkeys(range(1, own.world_size), "")
+    until_s = time.monotonic() + WAIT_S
+    with _said("not every rank has asked yet which checkpoint to load: waiting for them"):
+        while waiting:
+            for rank in list(waiting):
+                asked = _key(call, rank)
+                key = store.get(asked).decode("utf-8") if store.check([asked]) else ""
+                if key != waiting[rank]:  # of an earlier world at first, perhaps
+                    store.set(key, "%s %s" % (name, answer))
+                    waiting[rank] = key
+                elif key and store.check(["%s/%s" % (key, name)]):
+                    del waiting[rank]
+            if time.monotonic() > until_s:
+                raise RuntimeError(
+                    "ranks %s have not asked within %g s which checkpoint to load: every rank must"
+                    " call last_checkpoint() the same number of times" % (sorted(waiting), WAIT_S)
+                )
+            time.sleep(POLL_S)
+
+
+def _key(call: int, rank: int = 0) -> str:
+    # Ranks of 0.1.0 put their count of restarts where the 0 is: as a rule it is 0.
+    return "muster/choice/0/%d%s" % (call, "/%d" % rank if rank else "")
+
+
+@contextmanager
+def _said(what: str) -> Iterator[None]:
+    """Log ``what`` if the block takes ``SAY_S``."""
+    timer = threading.Timer(SAY_S, log.warning, ("%s", what))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _store(own: RankIdentity, served: bool) -> "dist.TCPStore":
     host, _, port = own.master.rpartition(":")
-    # torchrun sets this if its agent serves the store already.
-    served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = dist.TCPStore(
         host,
         int(port),

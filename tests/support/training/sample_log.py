@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -23,7 +24,8 @@ class SampleLog:
     def __init__(self, start: int) -> None:
         directory = Path(os.environ["DATA_LOGS"])
         directory.mkdir(parents=True, exist_ok=True)
-        self._file = (directory / f"{os.getpid()}-{time.time_ns()}.log").open("a")
+        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._file = (directory / f"{os.getpid()}-{time.time_ns()}.{restarts}.log").open("a")
         self._began_s, self._start = time.time(), start
         self._samples: list[int] = []
         self._loss = 0.0
@@ -41,6 +43,17 @@ class SampleLog:
         self._file.write(json.dumps(fields) + "\n")
         self._file.flush()
         self._samples, self._loss = [], 0.0
+        _fail_once(step)
+
+
+def _fail_once(step: int) -> None:
+    """Die after this step where ``FAILS`` says so, as in ``1@6 0@12``: rank 1 after step 6."""
+    fails = f"{os.environ.get('RANK')}@{step}"
+    if fails in os.environ.get("FAILS", "").split():
+        mark = Path(os.environ["DATA_LOGS"], f"failed-{fails}")
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,15 @@ class Account:
         """How often each sample was trained in an epoch of so many steps."""
         steps = self.steps[epoch * per_epoch : (epoch + 1) * per_epoch]
         return Counter(sample for step in steps for sample in step.samples)
+
+
+def restart_counts(directory: Path) -> list[set[int]]:
+    """The counts of restarts that the ranks of each world have."""
+    counts: dict[str, set[int]] = {}
+    for path in directory.glob("*.log"):
+        for line in path.read_text().splitlines()[:1]:
+            counts.setdefault(json.loads(line)[1], set()).add(int(path.suffixes[0][1:]))
+    return list(counts.values())
 
 
 def account(directory: Path) -> Account:
