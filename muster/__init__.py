@@ -6,11 +6,11 @@ other libraries are modules of their own: ``muster.transformers`` and ``muster.l
 """
 
 from muster.batch_plan import BatchPlan, batch_plan
-from muster.draining import Drain, drain, last_commit
+from muster.draining import Drain, drain
 from muster.launcher_leave import report_save, save_asked
 from muster.learning_rate import scale_lr
 from muster.progress import announce, report_step
-from muster.resuming import CheckpointMissing, check_start
+from muster.resuming import CheckpointMissing, check_start, last_commit
 from muster.sharding import Shards, ShardsLost, shards
 from muster.tag import save_tag
 

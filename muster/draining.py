@@ -22,9 +22,10 @@ from typing import Any, Deque, Iterator, Optional, Tuple, Type
 
 from muster import boundary, step_listeners
 from muster.cursor import CommittedStep, encode
-from muster.gate import POLL_S, GateFile, Reading
+from muster.gate import POLL_S, GateFile, Reading, own_gate
 from muster.lineage import Lineage
 from muster.progress import ProgressFile, own_file
+from muster.resuming import begins_late
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Drain:
         self._rank = boundary.Rank(file.rank.master if file else "")
         self._entered = False
         self._boundary = ENTERED_STEP
+        self._committed: Optional[CommittedStep] = None
         self._unwritten = False
         self._outdated = False
         self._warned = False
@@ -70,6 +72,7 @@ class Drain:
                 self._rank = self._rank._replace(matched=matched)
             self._file.of_drain = True
             self._boundary = ENTERED_STEP
+            self._committed = None
             self._write_progress(self._rank)
             atexit.register(self._leave, "the process ended before it was saved")
             try:
@@ -77,6 +80,10 @@ class Drain:
             except BaseException as error:  # of a signal's handler
                 self.__exit__(type(error), error, error.__traceback__)
                 raise
+            reading = self._own_reading()
+            if reading is not None and self._rank.step == ENTERED_STEP:  # the process's first loop
+                self._committed = reading.last_commit
+                self._boundary = ENTERED_STEP if self._committed is None else int(self._committed)
         return self
 
     def __exit__(
@@ -100,7 +107,9 @@ class Drain:
         less than a second; it does not block a rank that may train on to a later commit step.
 
         Raises ``RuntimeError`` outside of the ``with`` block, or in a process that was forked from
-        the rank, and ``ValueError`` if ``step`` is not above the one before.
+        the rank, ``ValueError`` if ``step`` is not above the one before, and ``CheckpointMissing``
+        if the process's first ``step`` is below the last commit: what all ranks saved would be
+        trained again. If a former life of the job made that commit, it logs a warning instead.
         """
         if not self._entered:
             raise RuntimeError("drain.commit_due() belongs into `with muster.drain() as drain`")
@@ -109,9 +118,12 @@ class Drain:
         if not self._file.of_this_process:  # else no text is made for it
             self._require_own_process("drain.commit_due(%d)" % step)
         if step <= self._boundary:
-            raise ValueError(
-                "drain.commit_due(%d) comes after step %d: steps must grow" % (step, self._boundary)
-            )
+            if self._committed is None or self._rank.step != ENTERED_STEP:
+                raise ValueError(
+                    "drain.commit_due(%d) comes after step %d: steps must grow"
+                    % (step, self._boundary)
+                )
+            begins_late(step, self._committed)
         self._boundary = step
         if self._rank.saving:
             why = "the script trained on without calling drain.committed(%d)" % self._rank.step
@@ -214,7 +226,7 @@ class Drain:
         """Record a save at a boundary that this rank has reached; return whether it is."""
         if self._file is None or not self._entered or not self._file.of_this_process:
             return False
-        if step > self._boundary:
+        if step > self._boundary or self._rank.step == ENTERED_STEP:
             if not self._ahead:
                 self._ahead = True
                 log.warning(
@@ -384,19 +396,6 @@ def _sigterm_ends() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-_gate: Optional[GateFile] = None
-
-
-def own_gate() -> Optional[GateFile]:
-    """Return this process's view of its pod's gate; None without ``MUSTER_RUN_DIR``."""
-    global _gate
-    if _gate is None:
-        run_dir = os.environ.get("MUSTER_RUN_DIR")
-        if run_dir:
-            _gate = GateFile(run_dir)
-    return _gate
-
-
 def drain() -> Drain:
     """Return the ``Drain`` of a training loop, for ``with muster.drain() as drain``.
 
@@ -404,21 +403,3 @@ def drain() -> Drain:
     as long as the ranks of its round are held.
     """
     return Drain(own_file(), own_gate())
-
-
-def last_commit() -> Optional[CommittedStep]:
-    """Return the newest step that all ranks of a world saved and acknowledged; None without one.
-
-    Its ``cursor`` is what all of them gave to ``committed`` with it; None if they gave none. Its
-    ``tag`` is the ``save_tag()`` of that world; empty if its ranks did not ask for one.
-
-    Call it before ``muster.drain()``, to load the checkpoint of that step. It waits as ``drain()``
-    does. None also without a sidecar. The step may be of a former life of the job, whose
-    checkpoints may be gone: ``check_start`` checks that.
-    """
-    file, gate = own_file(), own_gate()
-    if file is None or gate is None:
-        return None
-    gate.wait_for_own(file.rank)
-    reading = gate.read()
-    return reading.last_commit if reading is not None else None

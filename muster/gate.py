@@ -231,3 +231,16 @@ def _committed(last: Any, fields: Any) -> CommittedStep:
         str(last.get("tag", "")),
         of_former_life=fields.get("of_former_life") is True,
     )
+
+
+_gate: Optional[GateFile] = None
+
+
+def own_gate() -> Optional[GateFile]:
+    """Return this process's view of its pod's gate; None without ``MUSTER_RUN_DIR``."""
+    global _gate
+    if _gate is None:
+        run_dir = os.environ.get("MUSTER_RUN_DIR")
+        if run_dir:
+            _gate = GateFile(run_dir)
+    return _gate

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import time
 
-from muster.draining import own_gate
-from muster.gate import POLL_S
+from muster.gate import POLL_S, own_gate
 from muster.progress import own_file
 
 log = logging.getLogger(__name__)

@@ -31,10 +31,10 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from muster.choice import of_rank_0
 from muster.cursor import CommittedStep
 from muster.data import ElasticSampler, seed_step
-from muster.draining import Drain, drain, last_commit
+from muster.draining import Drain, drain
 from muster.lightning_data import recount, take_over, weigh
 from muster.progress import own_file
-from muster.resuming import shortfall
+from muster.resuming import check_first, last_commit, shortfall
 from muster.tag import TAG, save_tag
 from muster.torch_file import TAG_KEY, tag_of, whole_step
 from muster.world_mark import WorldMark, is_left_behind
@@ -98,8 +98,9 @@ class MusterCallback(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take part in drains from now on."""
+        """Take part in drains from now on; raise ``CheckpointMissing`` before a commit is lost."""
         self._step = self._told = trainer.global_step
+        check_first(self._step + 1, "give fit() ckpt_path=last_checkpoint(%r)" % self._directory)
         self._drain = drain()
         self._drain.__enter__()
         self._mark = WorldMark(self._directory, marks=trainer.is_global_zero)

@@ -11,13 +11,34 @@ from __future__ import annotations
 import logging
 from typing import Optional
 
-from muster.draining import last_commit
+from muster.checks import refuse
+from muster.cursor import CommittedStep
+from muster.gate import own_gate
+from muster.progress import own_file
 
 log = logging.getLogger(__name__)
 
 
 class CheckpointMissing(RuntimeError):
     """All ranks have saved a step, and the script would start from an earlier one."""
+
+
+def last_commit() -> Optional[CommittedStep]:
+    """Return the newest step that all ranks of a world saved and acknowledged; None without one.
+
+    Its ``cursor`` is what all of them gave to ``committed`` with it; None if they gave none. Its
+    ``tag`` is the ``save_tag()`` of that world; empty if its ranks did not ask for one.
+
+    Call it before ``muster.drain()``, to load the checkpoint of that step. It waits as ``drain()``
+    does. None also without a sidecar. The step may be of a former life of the job, whose
+    checkpoints may be gone: ``check_start`` checks that.
+    """
+    file, gate = own_file(), own_gate()
+    if file is None or gate is None:
+        return None
+    gate.wait_for_own(file.rank)
+    reading = gate.read()
+    return reading.last_commit if reading is not None else None
 
 
 def check_start(step: int, where: object) -> int:
@@ -73,4 +94,54 @@ def sentence(step: int, committed: int, where: object, of_former_life: bool) -> 
         " pods share, or it was emptied to train from scratch; share it, or run `muster forget` for"
         " this job and start it again; see docs/operations.md#a-job-is-created-again"
         % (committed, checkpoint)
+    )
+
+
+def check_first(step: int, load: str) -> None:
+    """Check before training that the first step is later than the last commit.
+
+    ``load``: what to write so that it is. Raises ``CheckpointMissing`` if it is not; logs a warning
+    if a former life of the job made the commit. What a process trains later is its own affair.
+    """
+    file = own_file()
+    if file is None or file.left is not None:
+        return
+    committed = last_commit()
+    if committed is not None and step <= committed:
+        _refuse(step, committed, load)
+
+
+def begins_late(step: int, committed: CommittedStep) -> None:
+    """Refuse the first boundary of a loop at ``step``, which is not above ``committed``.
+
+    A loop may begin with its boundary, and has trained nothing there: at ``committed`` itself it
+    logs a warning.
+    """
+    if step < committed:
+        _refuse(step, committed, "load its checkpoint before the loop, and muster.check_start()")
+    else:
+        log.warning(
+            "the first drain.commit_due(%d) is of the last commit: if the loop has trained a step"
+            " before it, begin at step %d",
+            step,
+            step + 1,
+        )
+
+
+def _refuse(step: int, committed: CommittedStep, load: str) -> None:
+    said = "%s step %d, and training begins at step %d: %s" % (
+        "an earlier job of this name committed"
+        if committed.of_former_life
+        else "all ranks of this job have saved",
+        committed,
+        step,
+        load,
+    )
+    if committed.of_former_life:
+        log.warning("%s; this job trains on without it", said)
+        return
+    refuse(
+        CheckpointMissing(
+            said + "; to train from scratch, run `muster forget` for this job and start it again"
+        )
     )

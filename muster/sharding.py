@@ -13,9 +13,8 @@ import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from muster import step_listeners
-from muster.draining import last_commit
 from muster.progress import RankIdentity
-from muster.resuming import started_from
+from muster.resuming import last_commit, started_from
 from muster.shard_line import ShardLine
 from muster.shard_log import Save, Shard, ShardLog
 from muster.shard_order import ShardOrder

@@ -18,7 +18,7 @@ import os
 import re
 from typing import Mapping
 
-from muster.draining import own_gate
+from muster.gate import own_gate
 from muster.progress import RankIdentity, own_file
 
 ROUNDS_PER_LIFE = 1_000_000

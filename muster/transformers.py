@@ -29,8 +29,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from muster.choice import of_rank_0
 from muster.cursor import CommittedStep
 from muster.data import ElasticSampler
-from muster.draining import Drain, drain, last_commit
-from muster.resuming import shortfall
+from muster.draining import Drain, drain
+from muster.resuming import check_first, last_commit, shortfall
 from muster.tag import save_tag
 from muster.transformers_data import TrainerData
 from muster.world_mark import WorldMark, is_left_behind, mark, marked
@@ -89,10 +89,14 @@ class MusterCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take part in drains from now on."""
+        """Take part in drains from now on; raise ``CheckpointMissing`` before a commit is lost."""
         global _taking_part
         if _taking_part is not None:
             _taking_part._leave()  # an earlier train() that raised
+        check_first(
+            state.global_step + 1,
+            "give train() resume_from_checkpoint=last_checkpoint(%r)" % args.output_dir,
+        )
         self._drain = drain()
         self._drain.__enter__()
         _taking_part = self

@@ -137,3 +137,26 @@ def test_a_second_trainer_trains_after_one_that_raised(tmp_path: Path, how: str)
         assert process.returncode == 0, complaints
         assert said.endswith("second\n")
         assert (pod.told().step, pod.told().drain) == (3, False)
+
+
+@pytest.mark.parametrize(
+    ("script", "load"),
+    [
+        ("transformers_loop.py", "give train() resume_from_checkpoint=last_checkpoint("),
+        ("lightning_loop.py", "give fit() ckpt_path=last_checkpoint("),
+    ],
+)
+def test_a_trainer_that_begins_before_the_last_commit_makes_no_step(
+    tmp_path: Path, script: str, load: str
+) -> None:
+    """As without ``resume_from_checkpoint``, or with ``ckpt_path="last"``."""
+    pod = PodGate(tmp_path / "pod", MASTER)
+    pod.show(Gate(run="job", round=0, master=MASTER, last_commit=LastCommit(50, 0, 1)))
+    files = _, log = tmp_path / "checkpoints", tmp_path / "log"
+    with worker(SCRIPTS / script, *files, ENDLESS, run_dir=pod.run_dir, master=MASTER) as rank:
+        _, complaints = rank.communicate(timeout=START_S)
+    assert rank.returncode == 1
+    assert "saved step 50, and training begins at step 1" in complaints
+    assert "CheckpointMissing: all ranks of this job have" in complaints
+    assert load in complaints
+    assert not log.exists()

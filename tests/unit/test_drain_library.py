@@ -613,7 +613,7 @@ def test_a_rank_waits_for_the_gate_of_its_round_before_it_reads_the_last_commit(
 ) -> None:
     for name, value in {**OF_TORCHRUN, "MUSTER_RUN_DIR": str(pod.run_dir)}.items():
         monkeypatch.setenv(name, value)
-    for module, name in ((muster.progress, "_file"), (muster.draining, "_gate")):
+    for module, name in ((muster.progress, "_file"), (muster.gate, "_gate")):
         monkeypatch.setattr(module, name, None)
     monkeypatch.setattr(muster.progress, "_looked", False)
     monkeypatch.setattr(muster.gate, "OWN_ROUND_WAIT_S", 60.0)

@@ -194,7 +194,7 @@ def test_a_rank_that_stays_is_known_to_save_after_a_reset_of_horovod(
 ) -> None:
     monkeypatch.setattr(muster.progress, "_file", None)
     monkeypatch.setattr(muster.progress, "_looked", False)
-    monkeypatch.setattr(muster.draining, "_gate", None)
+    monkeypatch.setattr(muster.gate, "_gate", None)
     monkeypatch.setenv("MUSTER_RUN_DIR", str(tmp_path))
     (tmp_path / "gate.json").write_bytes(Gate().to_json())
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import muster
-import muster.draining
+import muster.gate
 import muster.progress
 from console.job.forget import forgetting
 from muster.tag import world_tag
@@ -45,7 +45,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodGate:
     environ = {"TORCHELASTIC_RUN_ID": "job", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "40123"}
     for name, value in {**environ, "MUSTER_RUN_DIR": str(tmp_path / "run")}.items():
         monkeypatch.setenv(name, value)
-    for module, name in ((muster.progress, "_file"), (muster.draining, "_gate")):
+    for module, name in ((muster.progress, "_file"), (muster.gate, "_gate")):
         monkeypatch.setattr(module, name, None)
     monkeypatch.setattr(muster.progress, "_looked", False)
     return PodGate(tmp_path / "run", MASTER)
@@ -139,6 +139,62 @@ def test_within_a_life_a_missing_checkpoint_is_named_with_both_causes_and_remedi
 def test_where_nothing_was_saved_or_it_is_forgotten_any_start_will_do(pod: PodGate) -> None:
     show(pod, None)
     assert muster.check_start(0, "/ck") == 0
+
+
+@pytest.mark.parametrize("step", [1, 59])
+def test_a_loop_that_begins_before_the_last_commit_is_refused(pod: PodGate, step: int) -> None:
+    show(pod, LAST)
+    with muster.drain() as drain, pytest.raises(muster.CheckpointMissing) as caught:
+        drain.commit_due(step)
+    assert str(caught.value) == (
+        f"all ranks of this job have saved step 60, and training begins at step {step}: load its"
+        " checkpoint before the loop, and muster.check_start(); to train from scratch, run `muster"
+        " forget` for this job and start it again"
+    )
+
+
+def test_a_loop_may_begin_before_the_last_commit_of_a_former_life(
+    pod: PodGate, caplog: pytest.LogCaptureFixture
+) -> None:
+    show(pod, LAST, of_former_life=True)
+    with muster.drain() as drain:
+        for step in (1, 2, 3):
+            assert not drain.commit_due(step)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("an earlier job of this name committed step 60, and training begins at")
+
+
+def test_a_loop_may_begin_with_the_boundary_of_the_last_commit(
+    pod: PodGate, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has trained nothing there; the same number after a step is said."""
+    show(pod, LAST)
+    with muster.drain() as drain:
+        for step in (60, 61):
+            assert not drain.commit_due(step)
+    assert "begin at step 61" in caplog.text
+
+
+def test_only_the_first_loop_of_a_process_is_checked(
+    pod: PodGate,
+) -> None:
+    show(pod, LAST)
+    for first in (61, 1):
+        with muster.drain() as drain:
+            drain.commit_due(first)
+            with pytest.raises(ValueError, match="steps must grow"):
+                drain.commit_due(first)
+
+
+def test_with_muster_checks_warn_it_is_logged(
+    pod: PodGate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    show(pod, LAST)
+    monkeypatch.setenv("MUSTER_CHECKS", "warn")
+    with muster.drain() as drain:
+        assert not drain.commit_due(1)
+        assert not drain.commit_due(2)
+    assert "training begins at step 1" in caplog.text
 
 
 # --- what is on record ---

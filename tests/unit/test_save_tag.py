@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import muster.draining
 import muster.gate
 import muster.progress
 from agent.rundir.progress import read_ranks
@@ -46,7 +45,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodGate:
     monkeypatch.setattr(muster.gate, "OWN_ROUND_WAIT_S", 0.02)
     monkeypatch.setattr(muster.progress, "_file", None)
     monkeypatch.setattr(muster.progress, "_looked", False)
-    monkeypatch.setattr(muster.draining, "_gate", None)
+    monkeypatch.setattr(muster.gate, "_gate", None)
     return pod
 
 
@@ -76,7 +75,7 @@ def test_without_a_sidecar_the_tag_is_constant(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("MUSTER_RUN_DIR", raising=False)
     monkeypatch.setattr(muster.progress, "_file", None)
     monkeypatch.setattr(muster.progress, "_looked", False)
-    monkeypatch.setattr(muster.draining, "_gate", None)
+    monkeypatch.setattr(muster.gate, "_gate", None)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert save_tag() == save_tag() == ALONE
