@@ -129,19 +129,19 @@ def begins_late(step: int, committed: CommittedStep) -> None:
 
 
 def _refuse(step: int, committed: CommittedStep, load: str) -> None:
-    said = "%s step %d, and training begins at step %d: %s" % (
-        "an earlier job of this name committed"
-        if committed.of_former_life
-        else "all ranks of this job have saved",
-        committed,
-        step,
-        load,
-    )
     if committed.of_former_life:
-        log.warning("%s; this job trains on without it", said)
+        log.warning(
+            "an earlier job of this name committed step %d, and this job trains without it from"
+            " step %d: to resume from it, %s",
+            committed,
+            step,
+            load,
+        )
         return
     refuse(
         CheckpointMissing(
-            said + "; to train from scratch, run `muster forget` for this job and start it again"
+            "all ranks of this job have saved step %d, and training begins at step %d: %s; to train"
+            " from scratch, run `muster forget` for this job and start it again"
+            % (committed, step, load)
         )
     )

@@ -161,7 +161,7 @@ def test_a_loop_may_begin_before_the_last_commit_of_a_former_life(
         for step in (1, 2, 3):
             assert not drain.commit_due(step)
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("an earlier job of this name committed step 60, and training begins at")
+    assert said.startswith("an earlier job of this name committed step 60, and this job trains")
 
 
 def test_a_loop_may_begin_with_the_boundary_of_the_last_commit(
