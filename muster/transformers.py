@@ -51,6 +51,8 @@ class MusterCallback(TrainerCallback):
     callback`` around it then stops taking part. Without it, a script that goes on after that takes
     part until it trains again, or ends, and a drain waits for it in vain.
 
+    A trainer that is given it twice calls it twice: the second call does nothing.
+
     Given the ``trainer``, to which it adds itself, and the ``global_batch``, it takes over the
     choice of samples (``self.sampler``): accelerate skips none when training goes on, and gradients
     are accumulated over as many batches as needed, of at most ``per_device_train_batch_size``
@@ -64,6 +66,8 @@ class MusterCallback(TrainerCallback):
         self, trainer: Optional[Trainer] = None, *, global_batch: int = 0, last: str = "short"
     ) -> None:
         self._drain: Optional[Drain] = None
+        self._state: Optional[TrainerState] = None
+        self._step = -1
         self._data: Optional[TrainerData] = None
         self._mark: Optional[WorldMark] = None
         if trainer is not None:
@@ -92,7 +96,11 @@ class MusterCallback(TrainerCallback):
         """Take part in drains from now on; raise ``CheckpointMissing`` before a commit is lost."""
         global _taking_part
         if _taking_part is not None:
-            _taking_part._leave()  # an earlier train() that raised
+            # A train() has a state of its own: this callback, or one like it, is there twice.
+            if _taking_part._state is state and (self is _taking_part or self._data is None):
+                return
+            _taking_part._leave()  # an earlier train() that raised, or one without the data
+        self._state, self._step = state, state.global_step
         check_first(
             state.global_step + 1,
             "give train() resume_from_checkpoint=last_checkpoint(%r)" % args.output_dir,
@@ -114,6 +122,9 @@ class MusterCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Come to the boundary after an optimizer step."""
+        if state.global_step == self._step:
+            return  # called twice, as the trainer has this callback twice
+        self._step = state.global_step
         if self._data is not None:
             self._data.note(state)
         if self._drain is not None and self._drain.commit_due(state.global_step):

@@ -40,6 +40,16 @@ def test_steps_that_the_user_counts_stay_as_many(tmp_path: Path, batch: int) -> 
     assert max(left.values()) - min(left[number] for number in range(100)) <= 2
 
 
+def test_a_callback_that_is_given_twice_counts_each_step_once(tmp_path: Path) -> None:
+    """It adds itself to the trainer, and users add it as they do others."""
+    from tests.support.training.transformers_life import life
+
+    first, _ = life(tmp_path, 10, 3, twice=True)
+    second, trainer = life(tmp_path, 10, 10**9, twice=True, num_train_epochs=1)
+    assert Counter(first.seen + second.seen) == Counter(range(100))
+    assert trainer.state.global_step == 10
+
+
 def test_a_sample_that_fills_an_empty_share_counts_in_no_tokens() -> None:
     """A last batch of two samples in a world of three: the first rank has none of it."""
     from transformers import Trainer

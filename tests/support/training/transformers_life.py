@@ -41,7 +41,9 @@ class StopAt(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
 
-def life(directory: Path, batch: int, stop: int, **given: Any) -> tuple[Net, Trainer]:
+def life(
+    directory: Path, batch: int, stop: int, *, twice: bool = False, **given: Any
+) -> tuple[Net, Trainer]:
     arguments = TrainingArguments(
         str(directory), per_device_train_batch_size=8, seed=3, report_to=[], use_cpu=True,
         disable_tqdm=True, logging_strategy="no", remove_unused_columns=False,
@@ -49,6 +51,9 @@ def life(directory: Path, batch: int, stop: int, **given: Any) -> tuple[Net, Tra
     )  # fmt: skip
     net = Net()
     trainer = Trainer(net, arguments, train_dataset=ROWS, callbacks=[StopAt(stop)])
-    with MusterCallback(trainer, global_batch=batch):
+    with MusterCallback(trainer, global_batch=batch) as callback:
+        if twice:
+            trainer.add_callback(callback)
+            trainer.add_callback(MusterCallback())
         trainer.train(resume_from_checkpoint=last_checkpoint(str(directory)))
     return net, trainer
