@@ -7,8 +7,9 @@ same.
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple, Optional, Sequence, Tuple
+
+from muster.own_world import own_world
 
 
 class MicroBatch(NamedTuple):
@@ -83,14 +84,15 @@ def batch_plan(
     """Divide a batch of ``global_batch`` samples, of all ranks together, in this world.
 
     ``micro_batch``: the most samples that a rank takes at once; it accumulates gradients if its
-    share is larger. None: each rank takes its share at once. ``world_size`` is ``$WORLD_SIZE``
-    unless given. ``weights``: relative sizes of the ranks' shares, whole numbers in rank order, for
-    ranks of different speed; every rank must give the same.
+    share is larger. None: each rank takes its share at once. ``world_size`` is that of
+    torch's process group, Horovod or torchrun unless given. ``weights``: relative sizes of the
+    ranks' shares, whole numbers in rank order, for ranks of different speed; every rank must give
+    the same.
 
     Raises ``ValueError`` if a number is below 1, or if there is not one weight for each rank.
     """
     if world_size is None:
-        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        _, world_size = own_world("batch_plan")
     if min(global_batch, world_size, 1 if micro_batch is None else micro_batch) < 1:
         raise ValueError(
             "batch_plan: global_batch=%s, micro_batch=%s and world_size=%s are at least 1"

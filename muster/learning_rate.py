@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Optional
+
+from muster.own_world import own_world
 
 
 def scale_lr(
@@ -22,7 +23,7 @@ def scale_lr(
 
     ``base_lr`` was tuned on a world of ``base_world_size`` ranks. ``rule`` is ``"linear"`` (lr
     grows as the global batch does; for SGD) or ``"sqrt"`` (its square root; for Adam and its kin).
-    ``world_size`` is that of this world, ``$WORLD_SIZE`` unless given. Over the first
+    ``world_size`` is that of this process's world unless given. Over the first
     ``warmup_steps`` steps of this world the rate goes in equal parts from that of a world of
     ``former_world_size`` ranks (``base_world_size`` unless given) to the new one; ``step`` counts
     the steps made in this world, from 0.
@@ -31,7 +32,7 @@ def scale_lr(
     batch shrinks as the world grows, so that the global batch stays, there is nothing to scale.
     """
     if world_size is None:
-        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        _, world_size = own_world("scale_lr")
     if former_world_size is None:
         former_world_size = base_world_size
     if min(base_world_size, world_size, former_world_size) < 1:

@@ -32,7 +32,7 @@ from muster.choice import of_rank_0
 from muster.cursor import CommittedStep
 from muster.data import ElasticSampler, seed_step
 from muster.draining import Drain, drain
-from muster.lightning_data import recount, take_over, weigh
+from muster.lightning_data import check_loaders, recount, take_over, weigh
 from muster.progress import own_file
 from muster.resuming import check_first, last_commit, shortfall
 from muster.tag import TAG, save_tag
@@ -98,7 +98,13 @@ class MusterCallback(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take part in drains from now on; raise ``CheckpointMissing`` before a commit is lost."""
+        """Take part in drains from now on.
+
+        Raises ``CheckpointMissing`` before a commit is lost, and ``ValueError`` before samples are.
+        """
+        if self.sampler is not None:
+            check_loaders(trainer, pl_module, self.sampler)
+            self.sampler.counted = True
         self._step = self._told = trainer.global_step
         check_first(self._step + 1, "give fit() ckpt_path=last_checkpoint(%r)" % self._directory)
         self._drain = drain()

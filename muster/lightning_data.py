@@ -6,7 +6,9 @@ from __future__ import annotations
 import warnings
 from typing import Any, Dict
 
+from muster.checks import refuse
 from muster.data import ElasticSampler
+from muster.data.wiring import fault
 
 
 def take_over(trainer: Any, sampler: ElasticSampler) -> None:
@@ -22,6 +24,30 @@ def take_over(trainer: Any, sampler: ElasticSampler) -> None:
     trainer.accumulate_grad_batches = sampler.plan.accumulation
     # Lightning warns if the loader has no state; this one begins at the sampler's cursor.
     warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before")
+
+
+def check_loaders(trainer: Any, module: Any, sampler: ElasticSampler) -> None:
+    """Raise ``ValueError`` if the batches that the trainer gets are not those of ``sampler``."""
+    if not module.automatic_optimization:
+        refuse(
+            ValueError(
+                "MusterCallback(directory, sampler): with manual optimization it cannot know which"
+                " batches a step takes: leave the sampler out, and call sampler.advance() yourself"
+            )
+        )
+    loaders = trainer.fit_loop._combined_loader.flattened
+    faults = [fault(loader, sampler) for loader in loaders]
+    if all(faults):
+        refuse(ValueError("MusterCallback(directory, sampler): " + faults[0]))
+    for at, loader in enumerate(loaders):
+        if faults[at] and not hasattr(loader, "state_dict"):
+            refuse(
+                ValueError(
+                    "MusterCallback(directory, sampler): training loader %d of %d begins with its"
+                    " first rows again in each world: give it a state_dict(), or an ElasticSampler"
+                    " that is kept with the checkpoint" % (at + 1, len(loaders))
+                )
+            )
 
 
 def weigh(trainer: Any, sampler: ElasticSampler, loss: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Iterator, List, Mapping, Tuple
 from torch import full_like
 from torch.utils.data import DataLoader
 
+from muster.checks import refuse
 from muster.data import ElasticSampler, seed_step
 
 STATE = "muster.data"
@@ -33,6 +34,9 @@ class TrainerData:
                 "MusterCallback(trainer, ...): its train_dataset has no length; stream it with"
                 " muster.data.shard_stream in a loop of your own"
             )
+        wrong = _fault(trainer)
+        if wrong:
+            refuse(ValueError("MusterCallback(trainer, ...): " + wrong))
         self._trainer = trainer
         self.seed = args.seed if args.data_seed is None else args.data_seed
         self.sampler = ElasticSampler(
@@ -148,6 +152,20 @@ class TrainerData:
             return found if part.samples else found * 0.0  # summed, and divided by all there are
         # The trainer divides by the micro batches, and the ranks' gradients are averaged.
         return found * (part.weight * self.sampler.plan.accumulation)
+
+
+def _fault(trainer: Any) -> str:
+    """Return what of the trainer the callback would pass over, and what to write; or ""."""
+    if isinstance(getattr(trainer.get_train_dataloader, "__self__", None), TrainerData):
+        return "this trainer has such a callback already: make one"
+    for name in ("tp", "cp", "sp"):
+        many = getattr(trainer, "get_%s_size" % name, lambda: 1)()
+        if many > 1:
+            return (
+                "ranks of a model-parallel group (%s of %d) train the same samples, and it would"
+                " give each rank others: use MusterCallback() alone" % (name, many)
+            )
+    return ""
 
 
 def _without_labels(batch: Mapping[str, Any]) -> Mapping[str, Any]:

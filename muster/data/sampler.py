@@ -13,13 +13,18 @@ training, so the cursor moves with the optimizer steps alone.
 
 from __future__ import annotations
 
-import os
+import logging
 from itertools import chain
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from muster.batch_plan import MicroBatch, batch_plan
+from muster.checks import refuse
 from muster.data.bijection import places
 from muster.data.order import PlainOrder, ShuffledOrder
+from muster.data.wiring import fault
+from muster.own_world import own_world
+
+log = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch")
 
@@ -55,13 +60,13 @@ class ElasticSampler:
 
         ``global_batch``: samples of an optimizer step, of all ranks together; with ``micro_batch``,
         ``weights`` and ``world_size`` as in ``muster.batch_plan``. ``rank`` and ``world_size`` are
-        those of torchrun unless given. ``last``: the treatment of an epoch's last samples if they
-        are fewer than a batch: ``"short"``, they are a smaller batch; ``"drop"``, they are left
-        out, other ones in each shuffled epoch; ``"pad"``, they are filled up with the first samples
-        of the epoch, which are then trained twice.
+        those of torch's process group, Horovod or torchrun unless given. ``last``: the treatment of
+        an epoch's last samples if they are fewer than a batch: ``"short"``, they are a smaller
+        batch; ``"drop"``, they are left out, other ones in each shuffled epoch; ``"pad"``, they are
+        filled up with the first samples of the epoch, which are then trained twice.
 
-        Raises ``ValueError`` if ``last`` is anything else, an epoch has no batch, or ``rank`` is
-        not in the world.
+        Raises ``ValueError`` if ``last`` is anything else, an epoch has no batch, ``rank`` is not
+        in the world, or the environment says another world than torch or Horovod does.
         """
         if last not in LAST:
             raise ValueError('ElasticSampler: last is "short", "drop" or "pad", not %r' % (last,))
@@ -69,7 +74,11 @@ class ElasticSampler:
             raise ValueError(
                 "ElasticSampler: %d samples make no batch of %d" % (dataset_size, global_batch)
             )
-        self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+        if rank is None or world_size is None:
+            own, size = own_world("ElasticSampler")
+            rank = own if rank is None else rank
+            world_size = size if world_size is None else world_size
+        self.rank = rank
         self.plan = batch_plan(global_batch, micro_batch, world_size=world_size, weights=weights)
         if not 0 <= self.rank < self.plan.world_size:
             raise ValueError(
@@ -81,6 +90,11 @@ class ElasticSampler:
         self.epoch = 0
         self.samples = 0
         """Samples of this epoch that all ranks together have trained."""
+        self.placed = False
+        """Whether the place was set or has moved: a loader's state then does not change it."""
+        self.counted = False
+        """Whether steps are counted here, by ``follow`` or ``advance``."""
+        self._issued = False
         self._last = last
         self._shuffle = shuffle
         self._parts = {global_batch: self.plan.parts(self.rank)}
@@ -97,10 +111,24 @@ class ElasticSampler:
 
     @property
     def cursor(self) -> Dict[str, int]:
-        """The place where training goes on, for ``drain.committed`` and the checkpoint."""
+        """The place where training goes on, for ``drain.committed`` and the checkpoint.
+
+        Logs a warning if batches were taken and no step was counted.
+        """
+        if self._issued and not self.counted:
+            self.counted = True  # said once
+            log.warning(
+                "batches were taken from this ElasticSampler, and no step was counted, so its"
+                " cursor stands still: iterate by `for batch, part in sampler.follow(loader)`, or"
+                " call sampler.advance() after each optimizer step"
+            )
+        return self.place_of(self.epoch, self.samples)
+
+    def place_of(self, epoch: int, samples: int) -> Dict[str, int]:
+        """Return the cursor of a place in this data."""
         return {
-            "epoch": self.epoch,
-            "samples": self.samples,
+            "epoch": epoch,
+            "samples": samples,
             "of": self.size,
             "seed": self.seed,
         }
@@ -126,26 +154,19 @@ class ElasticSampler:
             )
         if epoch < 0 or not 0 <= samples <= self.size:
             raise ValueError("%r is no place in the data" % (cursor,))
-        self.epoch, self.samples = epoch, samples
+        self.epoch, self.samples, self.placed = epoch, samples, True
         if not self._steps_from(samples):
             self.epoch, self.samples = epoch + 1, 0
 
     def go_to_step(self, step: int) -> None:
         """Go to the place in the data after ``step`` optimizer steps, each of this global batch."""
         self.epoch, done = divmod(step, self.steps_per_epoch)
-        self.samples = done * self.global_batch
-
-    def state_dict(self) -> Dict[str, int]:
-        """Return the cursor, under the name that checkpoints expect."""
-        return self.cursor
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a cursor; raises as ``go_to`` does."""
-        self.go_to(state)
+        self.samples, self.placed = done * self.global_batch, True
 
     def advance(self) -> None:
         """Count the next global batch as trained; ``follow`` calls this itself."""
         self.samples += self.global_batch
+        self.placed = self.counted = True
         if not self._steps_from(self.samples):
             self.epoch, self.samples = self.epoch + 1, 0
 
@@ -153,9 +174,13 @@ class ElasticSampler:
         """Yield each batch of ``loader`` to the end of the epoch, with its micro batch.
 
         The cursor moves when the last micro batch of a step is yielded: a commit after its
-        optimizer step goes on after it. ``loader`` must use this sampler. Raises ``RuntimeError``
-        if it ends before the epoch.
+        optimizer step goes on after it. ``loader`` must use this sampler. Raises ``ValueError`` if
+        it does not, and ``RuntimeError`` if it ends before the epoch.
         """
+        wrong = fault(loader, self)
+        if wrong:
+            refuse(ValueError("sampler.follow(loader): " + wrong))
+        self.counted = True
         batches = iter(loader)
         for parts in self._plans():
             for part in parts:
@@ -189,6 +214,11 @@ class ElasticSampler:
 
     def __iter__(self) -> Iterator[List[Any]]:
         """Yield this rank's micro batches from the cursor to the end of the epoch."""
+        return Batches(self)
+
+    def batches(self) -> Iterator[List[Any]]:
+        """Generate this rank's micro batches from the cursor to the end of the epoch."""
+        self._issued = True
         for numbers, parts, first in self._shares():
             begin = parts[0].start
             width = parts[-1].stop - begin
@@ -250,3 +280,44 @@ class ElasticSampler:
         """Return the number of samples in the global batch that begins at ``samples``."""
         left = self.size - samples
         return self.global_batch if self._last == "pad" else min(self.global_batch, left)
+
+
+class Batches:
+    """One pass over a rank's micro batches, from the sampler's cursor on.
+
+    A loader that has a state, as torchdata's, keeps the place up to which batches were *taken* from
+    here. The sampler's cursor is the place up to which they were *trained*, and it counts: a state
+    sets the place of a sampler only if nothing else has.
+    """
+
+    def __init__(self, sampler: ElasticSampler) -> None:
+        self._sampler = sampler
+        self._begin()
+
+    def _begin(self) -> None:
+        self._epoch, self._samples = self._sampler.epoch, self._sampler.samples
+        self._taken = 0
+        self._batches: Optional[Iterator[List[Any]]] = None
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> List[Any]:
+        if self._batches is None:
+            self._begin()
+            self._batches = self._sampler.batches()
+        batch = next(self._batches)
+        self._taken += 1
+        return batch
+
+    def state_dict(self) -> Dict[str, int]:
+        """Return the cursor after the last whole step whose batches were taken."""
+        plan = self._sampler.plan
+        samples = self._samples + self._taken // plan.accumulation * plan.global_batch
+        return self._sampler.place_of(self._epoch, min(samples, self._sampler.size))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a cursor, unless the sampler has a place; raises as ``go_to`` does."""
+        if not self._sampler.placed:
+            self._sampler.go_to(state)
+        self._begin()

@@ -66,7 +66,7 @@ def test_a_sample_that_fills_an_empty_share_counts_in_no_tokens() -> None:
             args=args, train_dataset=range(2), model_accepts_loss_kwargs=True,
             _loss_shifts_labels=False, compute_loss=None, compute_loss_func=None,
             get_tp_size=lambda: 1, get_cp_size=lambda: 1, get_sp_size=lambda: 1,
-            _init_training_state=None, create_scheduler=None,
+            _init_training_state=None, create_scheduler=None, get_train_dataloader=None,
         )  # fmt: skip
         trainer._get_num_items_in_batch = partial(Trainer._get_num_items_in_batch, trainer)
         data = TrainerData(trainer, 3, "short")

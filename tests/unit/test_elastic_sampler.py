@@ -151,7 +151,7 @@ def test_the_cursor_moves_with_the_steps_and_past_the_end_of_an_epoch() -> None:
     assert sampler.cursor == {"epoch": 1, "samples": 4, "of": 10, "seed": 7}
     sampler.go_to({"epoch": 1, "samples": 10, "of": 10, "seed": 7})
     assert (sampler.epoch, sampler.samples) == (2, 0)
-    sampler.load_state_dict({**sampler.state_dict(), "epoch": 5})
+    sampler.go_to({**sampler.cursor, "epoch": 5})
     assert sampler.epoch == 5
 
 

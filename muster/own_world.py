@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rank of this process and the size of its world, of those who know them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Tuple
+
+HOROVODS = ("horovod.torch", "horovod.tensorflow", "horovod.tensorflow.keras", "horovod.keras")
+
+
+def own_world(call: str) -> Tuple[int, int]:
+    """Return the rank and the world size for ``call``, which was given none.
+
+    An initialized process group of torch, or Horovod, is asked; else it is the environment, and a
+    process alone is rank 0 of 1. Raises ``ValueError`` if they differ, or if horovodrun has started
+    the process and Horovod is not initialized.
+    """
+    environ = os.environ
+    set_ = "RANK" in environ or "WORLD_SIZE" in environ
+    told = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
+    for name in ("torch.distributed", *HOROVODS):
+        library = sys.modules.get(name)
+        if library is None or not getattr(library, "is_initialized", lambda: False)():
+            continue
+        size = getattr(library, "get_world_size" if name == "torch.distributed" else "size")()
+        rank = getattr(library, "get_rank" if name == "torch.distributed" else "rank")()
+        if set_ and (rank, size) != told:
+            raise ValueError(
+                "%s: %s has rank %d of %d, and RANK and WORLD_SIZE say rank %d of %d: give it rank="
+                " and world_size=" % (call, name, rank, size, *told)
+            )
+        return int(rank), int(size)
+    if not set_ and int(environ.get("HOROVOD_SIZE", "1")) > 1:
+        raise ValueError(
+            "%s: horovodrun has started this process, and Horovod is not initialized: call"
+            " hvd.init() before, or give it rank=hvd.rank() and world_size=hvd.size()" % call
+        )
+    return told
