@@ -11,14 +11,13 @@ RIGHT = "make it with DataLoader(data, batch_sampler=sampler)"
 def fault(loader: Any, sampler: Any) -> str:
     """Return why ``sampler`` cannot count the batches of ``loader``, and what to write; or "".
 
-    Any iterable is right that is no ``DataLoader`` of torch's, as the sampler itself.
+    Nothing is known of an iterable that is no ``DataLoader`` of torch's, as the sampler itself, and
+    of a loader that makes no batches, as that of a stream.
     """
     if not hasattr(loader, "batch_sampler"):
         return ""
-    found, source = loader.batch_sampler, getattr(loader, "dataset", None)
-    of_stream = found is None and getattr(source, "sampler", None) is sampler
-    kind = type(loader)
-    if found is not sampler and not of_stream:
+    found, kind = loader.batch_sampler, type(loader)
+    if found is not sampler and found is not None:
         if type(found).__module__.startswith("accelerate."):
             return (
                 "accelerate divides or skips the loader's batches once more (%s): leave out"
