@@ -110,6 +110,17 @@ def decide(rank: Rank, gate: Optional[RankGate]) -> Tuple[str, Rank]:
     return _go(rank)
 
 
+def waits_for(rank: Rank, gate: Optional[RankGate]) -> str:
+    """Return what a rank waits for that ``begin`` or ``decide`` has told to wait."""
+    if gate is not None and gate.master != rank.master:
+        return "its world is over, and torchrun has to end this process"
+    if gate is None or gate.phase == "hold":
+        return "the ranks of this world are agreeing on a step to save"
+    if gate.phase == "done":
+        return "all ranks have saved, and torchrun has to end this process"
+    return "other ranks have not saved step %s yet" % gate.step
+
+
 def acknowledge(rank: Rank) -> Rank:
     """Record that all that ``SAVE`` asked for is on disk. The caller publishes the result."""
     return rank._replace(acked=(rank.saving, rank.step), saving=0)

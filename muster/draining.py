@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import signal
 import sys
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 ENTERED_STEP = -1
 """The step that is published on the first entry: before any boundary that there can be."""
 
+SAY_S = 60.0
+"""Time after which a rank that waits logs what it waits for: longer than a usual save."""
+
 
 class Drain:
     """One training loop's part in drains, as made by ``muster.drain()``.
@@ -50,6 +54,8 @@ class Drain:
         self._unwritten = False
         self._outdated = False
         self._warned = False
+        self._waits_at: Optional[int] = None
+        self._waits_since_s = 0.0
         self._ahead = False
         self._thread = 0
         self._later: Deque[Tuple[int, str]] = deque()
@@ -277,7 +283,7 @@ class Drain:
                 if reading is not None and reading.ending and not parked:
                     with _sigterm_ends():
                         return self._wait_to_begin(parked=True)
-                self._pause()
+                self._pause(reading)
 
     def _follow(self, parked: bool = False) -> bool:
         """Obey the gate until the rank may go on; return whether it has to save now."""
@@ -296,7 +302,7 @@ class Drain:
                     if (over or reading.ending) and not parked:
                         with _sigterm_ends():  # its round is over, or about to be
                             return self._follow(parked=True)
-                self._pause()
+                self._pause(reading)
             else:
                 return verdict == boundary.SAVE
 
@@ -304,8 +310,19 @@ class Drain:
         """Return whether the sidecar may still acknowledge an epoch that this rank has given up."""
         return self._outdated and reading is not None and reading.gate.cut
 
-    def _pause(self) -> None:
-        """Pause before the gate is read again."""
+    def _pause(self, reading: Optional[Reading]) -> None:
+        """Pause before the gate is read again; log once what a long wait at a step is for."""
+        if self._waits_at != self._rank.step:
+            self._waits_at, self._waits_since_s = self._rank.step, time.monotonic()
+        elif time.monotonic() - self._waits_since_s >= SAY_S:
+            self._waits_since_s = math.inf
+            gate = reading.gate if reading is not None else None
+            log.warning(
+                "this rank has waited for %g s %s: %s",
+                SAY_S,
+                "at step %d" % self._rank.step if self._rank.step >= 0 else "before its first step",
+                boundary.waits_for(self._rank, gate),
+            )
         if self._unwritten:
             self._write_progress(self._rank)
         if self._lineage is not None and self._lineage.broken:

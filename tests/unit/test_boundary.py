@@ -16,6 +16,7 @@ from muster.boundary import (
     begin,
     decide,
     fail,
+    waits_for,
 )
 
 MINE = "10.0.0.1:29500"
@@ -130,3 +131,16 @@ def test_a_gate_of_an_earlier_round_is_ignored_and_one_of_a_later_round_parks() 
     for shown in (gate("idle", master="later"), gate("idle", master="")):
         assert decide(MATCHED, shown)[0] == WAIT
     assert decide(AT_10, gate("idle"))[1].matched
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        (gate("hold"), "agreeing on a step"),
+        (gate("commit", 10), "other ranks have not saved step 10"),
+        (gate("done", 10), "all ranks have saved"),
+        (gate("hold", master="10.0.0.2:29500"), "its world is over"),
+    ],
+)
+def test_what_a_rank_waits_for(shown: RankGate, said: str) -> None:
+    assert said in waits_for(MATCHED, shown)

@@ -137,6 +137,18 @@ def test_a_rank_tells_each_boundary_and_goes_on(pod: PodGate) -> None:
     assert (pod.told().step, pod.told().drain) == (8, False)
 
 
+def test_a_long_wait_says_once_what_for(
+    pod: PodGate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(muster.draining, "SAY_S", 0.05)
+    pod.show(HOLD)
+    with beside(Loop(pod, 1)):
+        wait(lambda: "before its first step: the ranks of this world are agreeing" in caplog.text)
+        time.sleep(0.1)
+        pod.show(VOID)
+    assert len(caplog.records) == 1
+
+
 def test_held_then_saved_at_the_step_agreed_on_then_on_its_way_again(pod: PodGate) -> None:
     loop = Loop(pod, 12, entered=lambda: pod.show(HOLD))
     with beside(loop):
