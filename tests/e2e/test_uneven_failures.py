@@ -18,7 +18,7 @@ from tests.support.training.sample_log import account, restart_counts
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(1200)]
 
 SCRIPTS = ROOT / "tests" / "support" / "scripts"
-SAMPLES, STEPS, PER_EPOCH = 240, 40, 10
+SAMPLES, STEPS, PER_EPOCH = 240, 20, 10
 
 
 @pytest.mark.parametrize("script", ["data_transformers.py", "data_lightning.py"])
