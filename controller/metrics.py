@@ -14,9 +14,8 @@ from controller.admission.uninjected import UninjectedPods
 from controller.cluster.collection import Collection
 from controller.jobs.jobs import Jobs
 from controller.jobs.state import JobState
-from controller.owners.pods import PodSeen, pod_of
+from controller.owners.pods import PodSeen, time_to_save_s
 from controller.page.summary import rounds
-from launcher_shim.pod.grace import reserve_s
 
 OF_JOB = ("job_namespace", "job_name")
 """Labels of a job's metrics; Prometheus overwrites ``namespace`` and ``job`` with the target's."""
@@ -96,9 +95,6 @@ def _of_jobs(states: list[JobState], pods: Mapping[str, PodSeen]) -> Iterator[Ga
             training.add_metric(labels, float(trains))
         if commit is not None and commit.took_s > 0:
             save.add_metric(labels, commit.took_s)
-        members = state.snapshot.members.values()
-        own = (pod_of(pods, state.keys, one.name, one.pod_uid) for one in members)
-        shortest_s = min((pod.grace_s for pod in own if pod is not None), default=0.0)
-        if shortest_s:
-            grace.add_metric(labels, max(0.0, shortest_s - reserve_s(shortest_s)))
+        if (left_s := time_to_save_s(pods, state)) is not None:
+            grace.add_metric(labels, left_s)
     yield from (training, save, grace)

@@ -44,9 +44,12 @@ class JobEvent:
     of_job: bool = True
 
 
-def job_events(before: JobState | None, now: JobState, told: int) -> tuple[JobEvent, ...]:
+def job_events(
+    before: JobState | None, now: JobState, told: int, time_to_save_s: float | None = None
+) -> tuple[JobEvent, ...]:
     """Return the events that are new in ``now``, the oldest first.
 
+    ``time_to_save_s``: what the pod with the shortest grace has for a save, if that is known.
     ``before`` is the state whose events were published last. Without it, after a change of leader,
     the events are derived from the records written after the revision ``told``: none is published
     twice, but some of the time between may be missing: of a member that went on standby, or of the
@@ -57,7 +60,7 @@ def job_events(before: JobState | None, now: JobState, told: int) -> tuple[JobEv
         *_joined(before, now, since),
         *_standing_by(before, now, since),
         *_draining(now, since),
-        *_committed(now, since),
+        *_committed(now, since, time_to_save_s),
         *_lost(before, now, since),
         *_written(now, since),
     ]
@@ -100,11 +103,18 @@ def _draining(now: JobState, since: int) -> list[JobEvent]:
     return found
 
 
-def _committed(now: JobState, since: int) -> list[JobEvent]:
+def _committed(now: JobState, since: int, time_to_save_s: float | None) -> list[JobEvent]:
     last = now.snapshot.last_commit
     if last is None or last.forgotten or last.mod_revision <= since:
         return []
-    return [JobEvent("Committed", f"all ranks have saved step {last.step}", last.mod_revision)]
+    message = f"all ranks have saved step {last.step}"
+    commit = now.snapshot.commit
+    if commit is not None and time_to_save_s is not None and commit.took_s > time_to_save_s:
+        message += (
+            f" in {commit.took_s:.0f} s, longer than the {time_to_save_s:.0f} s that the shortest"
+            " grace of a pod leaves: raise terminationGracePeriodSeconds"
+        )
+    return [JobEvent("Committed", message, last.mod_revision)]
 
 
 def _lost(before: JobState | None, now: JobState, since: int) -> list[JobEvent]:

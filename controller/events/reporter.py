@@ -84,7 +84,7 @@ class EventReporter:
         return True
 
     async def _tell(self, before: JobState | None, state: JobState, since: int) -> None:
-        new = job_events(before, state, since)
+        new = job_events(before, state, since, self._owners.time_to_save_s(state))
         of_job = any(one.of_job for one in new)
         owner = await self._owners.reference(state) if of_job else None
         for one in new:

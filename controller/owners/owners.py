@@ -15,7 +15,7 @@ from controller.cluster.collection import Collection
 from controller.cluster.events import reference
 from controller.jobs.state import JobState
 from controller.owners.annotations import PREFIX
-from controller.owners.pods import PodSeen, pod_of
+from controller.owners.pods import PodSeen, pod_of, time_to_save_s
 from controller.owners.scale import replicas_of
 from rdzv.errors import ClusterRefused, ClusterUnavailable
 from rdzv.keys import JobKeys
@@ -71,6 +71,10 @@ class Owners:
             return pod_of(self._gone, keys, name, uid)
         _keep_newest(self._gone, uid, found)
         return found
+
+    def time_to_save_s(self, state: JobState) -> float | None:
+        """Return what the pod with the shortest grace has for a save; None if none is seen."""
+        return time_to_save_s(self._pods.items, state)
 
     async def of(self, state: JobState) -> OwnerSeen | None:
         """Return the object that created the job's pods; None if there is none, or it is forgotten.

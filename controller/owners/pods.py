@@ -9,10 +9,11 @@ from typing import Any
 
 from controller.admission.owner import Owner, owner_of
 from controller.cluster.api import Object
+from controller.jobs.state import JobState
 from injection import sidecar
 from injection.job_label import job_label
 from injection.settings import LABEL, TABLE
-from launcher_shim.pod.grace import DEFAULT_S
+from launcher_shim.pod.grace import DEFAULT_S, reserve_s
 from rdzv.errors import ConfigError
 from rdzv.keys import JobKeys
 
@@ -104,6 +105,14 @@ def pod_of(pods: Mapping[str, PodSeen], keys: JobKeys, name: str, uid: str) -> P
     if found is None or (found.namespace, found.name) != (keys.namespace, name):
         return None
     return found if found.job == job_label(keys.job_name) else None
+
+
+def time_to_save_s(pods: Mapping[str, PodSeen], state: JobState) -> float | None:
+    """Return what the job's pod with the shortest grace has for a save; None if none is seen."""
+    members = state.snapshot.members.values()
+    own = (pod_of(pods, state.keys, one.name, one.pod_uid) for one in members)
+    shortest_s = min((pod.grace_s for pod in own if pod is not None), default=0.0)
+    return max(0.0, shortest_s - reserve_s(shortest_s)) if shortest_s else None
 
 
 def _job(pod: Object) -> str:

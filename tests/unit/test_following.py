@@ -111,6 +111,9 @@ class Said:
 
 
 class OwnersByName:
+    def time_to_save_s(self, state: Any) -> None:
+        return None
+
     def pod(self, keys: JobKeys, name: str, uid: str) -> None:
         return None
 
@@ -136,7 +139,7 @@ async def reports(store: MemoryStore, told: int | None, change: Callable[[], Any
 async def test_a_job_that_brings_out_a_defect_silences_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def job_events_with_a_defect(before: Any, state: Any, since: int) -> Any:
+    def job_events_with_a_defect(before: Any, state: Any, since: int, *more: Any) -> Any:
         if state.keys == BAD and before is not None:
             raise ValueError("a defect")
         return job_events(before, state, since)

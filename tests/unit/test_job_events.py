@@ -18,7 +18,7 @@ from controller.jobs.state import JobState
 from controller.leader.decision import LEASE_S, Sighting, after, decide
 from rdzv.keys import JobKeys
 from rdzv.listing import decide as listing_of
-from rdzv.records.commit import LastCommit
+from rdzv.records.commit import Commit, LastCommit
 from rdzv.records.history import Happening, HistoryEntry
 from rdzv.records.job import Job, Member
 from rdzv.snapshot import Snapshot
@@ -113,6 +113,27 @@ FORMER = view(10, {"a": 2, "b": 3})
 def test_what_is_new_is_told(now: JobState, expected: list[tuple[str, str]]) -> None:
     assert told(FORMER, now) == expected
     assert told(now, now) == []
+
+
+@pytest.mark.parametrize(
+    ("took_s", "left_s", "short"),
+    [(41.4, 25.0, True), (12.0, 25.0, False), (41.4, None, False), (0.0, 0.0, False)],
+)
+def test_a_save_that_no_grace_would_have_let_end_is_told(
+    took_s: float, left_s: float | None, short: bool
+) -> None:
+    saved = view(
+        13,
+        {"a": 2, "b": 3},
+        commit=Commit(epoch=3, round=1, phase="done", step=46, took_s=took_s),
+        last_commit=LastCommit(46, 1, 3, mod_revision=13),
+    )
+    (event,) = job_events(FORMER, saved, 0, left_s)
+    end = (
+        " in 41 s, longer than the 25 s that the shortest grace of a pod leaves: raise"
+        " terminationGracePeriodSeconds"
+    )
+    assert event.message == "all ranks have saved step 46" + (end if short else "")
 
 
 @given(st.data())
