@@ -45,8 +45,8 @@ time then."""
 
 TOO_LARGE = f"the pod is larger than {POD_MAX_BYTES:,} bytes or {POD_MAX_VALUES:,} values"
 TOO_SLOW = (
-    f"the plan of its sidecar took longer than {PLAN_TIMEOUT_S:g} s, or was not ready within"
-    f" {ANSWER_TIMEOUT_S:g} s, as others were planned"
+    f"the plan of its sidecar took longer than {PLAN_TIMEOUT_S:g} s of processor time, or was not"
+    f" ready within {ANSWER_TIMEOUT_S:g} s, as others were planned"
 )
 TOO_MANY = (
     "the pods of its namespace that are created now are larger than"

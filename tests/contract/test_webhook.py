@@ -256,6 +256,31 @@ async def test_namespace_with_200_reviews_under_way_does_not_delay_another(
     assert all(one.result()[0].injected for one in asked)
 
 
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_plan_is_too_slow_by_its_own_processor_time(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    pod, _ = labelled()
+    ends, plan = threading.Event(), verdicts.decide
+
+    def slow(*given: Any, **more: Any) -> Any:
+        while not ends.wait(0.0 if busy else PATIENCE_S):
+            pass
+        return plan(*given, **more)
+
+    monkeypatch.setattr(verdicts, "decide", slow)
+    monkeypatch.setattr(turns, "PLAN_TIMEOUT_S", 0.3)
+    async with injecting(fake) as injector:
+        asked = asyncio.create_task(injector.verdict(pod, "team", 100))
+        try:
+            await asyncio.wait({asked}, timeout=PATIENCE_S if busy else 1.0)
+            assert asked.done() == busy
+        finally:
+            ends.set()
+        verdict, _ = await asked
+    assert verdict.injected != busy
+
+
 async def test_reviews_under_way_of_a_namespace_are_bounded(
     fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
