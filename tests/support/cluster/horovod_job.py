@@ -94,6 +94,8 @@ def launcher_pod(*, labelled: bool) -> Object:
                 "training.kubeflow.org/replica-type": "launcher",
                 **({"muster.dev/inject": "true"} if labelled else {}),
             },
+            # There is no such MPIJob from which its workers could learn the size.
+            "annotations": {"muster.dev/min": "1", "muster.dev/max": "3"},
             "ownerReferences": [{**owner, "name": NAME, "uid": str(uuid.uuid4())}],
         },
         "spec": {
