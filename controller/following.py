@@ -132,8 +132,8 @@ async def _freeze(parts: Sequence[Jobs | Collection[Any]]) -> None:
     """Take what was read at the start out of garbage collections.
 
     One that looks at all pods of a large cluster stops every thread, and so each answer of the
-    webhook, for longer than a plan takes. Counted references still free what is replaced; the rest is due
-    once this view of the jobs ends.
+    webhook, for longer than a plan takes. Counted references still free what is replaced; the rest
+    is due once this view of the jobs ends.
     """
     for part in parts:
         await part.changed_after(0)
