@@ -45,6 +45,21 @@ DEPLOYMENT = Workload(kind="Deployment", grace_s=GRACE_S)
 AT_MIN = Workload(kind="Deployment", replicas=2, grace_s=GRACE_S)
 """Who drains is held until another comes: there is time to take a sign back."""
 PYTORCH_JOB = ElasticPyTorchJob(replicas=2, least=1, most=3, grace_s=GRACE_S)
+STATIC = (
+    "set -x; TORCHRUN --nproc_per_node=SLOTS --nnodes=3 --node_rank=$JOB_COMPLETION_INDEX"
+    " --master_addr=trainer-0.trainer --master_port=3389 SCRIPT"
+)
+"""As guides of JobSet, LeaderWorkerSet and Volcano have it: torchrun's static rendezvous."""
+HOSTNAME = """
+set -euo pipefail
+export NODE_RANK=${HOSTNAME##*-}
+export MASTER_ADDR=trainer-0.trainer
+if [ "$NODE_RANK" = 0 ]; then export MASTER_ADDR=localhost; fi
+exec TORCHRUN --nnodes=3 --nproc-per-node=SLOTS --node-rank=${NODE_RANK} \\
+  --rdzv-id=llm --rdzv-backend=c10d --rdzv-endpoint=${MASTER_ADDR}:29500 \\
+  SCRIPT
+"""
+"""As guides of StatefulSets have it: a rendezvous at the first pod."""
 WITHOUT_S = 180.0
 SPOT = "aws-node-termination-handler/spot-itn"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -151,10 +166,13 @@ def test_a_restricted_namespace_takes_the_launcher_that_an_operator_makes(
 @pytest.mark.long
 @pytest.mark.parametrize(
     "workload",
-    [Workload(kind="Job", grace_s=GRACE_S), Workload(kind="StatefulSet", grace_s=GRACE_S)],
+    [
+        Workload(kind="Job", grace_s=GRACE_S, line=STATIC),
+        Workload(kind="StatefulSet", grace_s=GRACE_S, line=HOSTNAME),
+    ],
     ids=lambda one: one.kind,
 )
-def test_a_labelled_job_of_each_kind_loses_no_step(
+def test_a_labelled_job_of_each_kind_keeps_its_launch_line_and_loses_no_step(
     chart: ChartRelease, tmp_path: Path, workload: Workload
 ) -> None:
     with LabelledJob(chart.lab, tmp_path, workload) as job:

@@ -5,7 +5,6 @@ another namespace makes of it at a job that trains: nothing.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,41 +46,34 @@ def chart(kubelab: Kubelab, sidecar_in_lab: str) -> Iterator[ChartRelease]:
 def test_a_pod_of_another_namespace_moves_nothing_at_a_job_and_reads_nothing_of_it(
     chart: ChartRelease, operator: Kubelab, tmp_path: Path
 ) -> None:
-    lab, other = chart.lab, f"other-{secrets.token_hex(4)}"
+    lab, wanted = chart.lab, str(DEPLOYMENT.replicas)
+    with Intruder(lab) as intruder, LabelledJob(lab, tmp_path, DEPLOYMENT) as job:
 
-    def is_claimed(job: KubeJob, world: World) -> World:
-        victims = job.pods()
-        wanted = str(DEPLOYMENT.replicas)
-        job.until(lambda: _wanted(lab, job.namespace, NAME) == wanted, TOLD_S, "it is annotated")
-        intruder = Intruder(lab, other)
-        job.tell("records of another namespace name its pods")
-        intruder.claims(victims)
-        # What the controller writes of the intruder's own pod comes after all that it claims.
-        job.until(
-            lambda: _wanted(lab, other, JOB) == "1",
-            TOLD_S,
-            "the intruder's Deployment is annotated with its own replicas",
-        )
-        job.until(lambda: "Joined" in _events(lab, other), TOLD_S, "its own pod has joined")
-        job.tell("the intruder's own Deployment has its Events and annotations")
-        intruder.forget_drains()
-        world = cordoned_for_a_moment(job, world)
-        for pod in victims:
-            assert pod["metadata"]["uid"] not in intruder.drains(), "the state of a node is told"
-        assert _wanted(lab, job.namespace, NAME) == wanted
-        assert f"job {JOB}" not in _events(lab, job.namespace)
+        def is_claimed(_: KubeJob, world: World) -> World:
+            job.until(lambda: _wanted(lab, job.namespace, NAME) == wanted, TOLD_S, "it is told")
+            victims = job.pods()
+            job.tell("records of another namespace name its pods")
+            intruder.claims(victims)
+            # What the controller writes of the intruder's own pod comes after all that it claims.
+            job.until(
+                lambda: _wanted(lab, intruder.namespace, JOB) == "1", TOLD_S, "its own is annotated"
+            )
+            job.until(
+                lambda: "Joined" in _events(lab, intruder.namespace), TOLD_S, "its pod has joined"
+            )
+            job.tell("the intruder's own Deployment has its Events and annotations")
+            intruder.forget_drains()
+            world = cordoned_for_a_moment(job, world)
+            for pod in victims:
+                assert pod["metadata"]["uid"] not in intruder.drains(), "a node's state is told"
+            assert _wanted(lab, job.namespace, NAME) == wanted
+            assert f"job {JOB}" not in _events(lab, job.namespace)
+            return world
 
+        loses_nothing(job, is_claimed, delete_pod)
         job.tell("it asks the webhook itself")
         _nothing_is_told(lab, job.namespace, intruder)
-        assert namespaces_that_read(lab, TEXT) <= {other}
-        return world
-
-    lab.make_namespace(other)
-    try:
-        with LabelledJob(lab, tmp_path, DEPLOYMENT) as job:
-            loses_nothing(job, is_claimed, delete_pod)
-    finally:
-        lab.remove_namespace(other)
+        assert namespaces_that_read(lab, TEXT) <= {intruder.namespace}
 
 
 def _nothing_is_told(lab: Kubelab, namespace: str, intruder: Intruder) -> None:

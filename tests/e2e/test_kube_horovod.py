@@ -10,12 +10,14 @@ import pytest
 
 from tests.support.cluster.chart_release import ChartRelease
 from tests.support.cluster.horovod_job import (
+    NAME,
     RESTRICTED,
     ElasticMPIJob,
     HorovodJob,
     prepare,
 )
 from tests.support.cluster.lab import TRAINER_IMAGE, Kubelab, Object
+from tests.support.cluster.signs import TOLD_S, told
 from tests.support.cluster.workload import GRACE_S
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1800)]
@@ -67,6 +69,24 @@ def test_a_preempted_worker_is_drained_and_taken_in_again(
         job.trains_with(2, other_than=both)
         job.nothing_is_lost()
         assert job.conditions()["Running"] == "True"
+
+
+@pytest.mark.long
+def test_a_job_of_which_a_part_cannot_be_injected_says_so_and_has_no_sidecar(
+    chart: ChartRelease, mpi_operator: Kubelab, tmp_path: Path
+) -> None:
+    workload = ElasticMPIJob(taken_port=9401)
+    with HorovodJob(mpi_operator, tmp_path, workload, labelled=True) as job:
+        about = f"MPIJob/{NAME}"
+        job.until(lambda: about in told(job, "NotInjected"), TOLD_S, "it is told at the MPIJob")
+        assert "has port 9401" in str(told(job, "NotInjected")[about])
+        label = "training.kubeflow.org/job-name=mnist-elastic"
+        job.until(
+            lambda: len(job.lab.pods(job.namespace, label)) == 3, TOLD_S, "all its pods are made"
+        )
+        for pod in job.lab.pods(job.namespace, label):
+            names = [one["name"] for one in pod["spec"].get("initContainers", [])]
+            assert "muster" not in names
 
 
 @pytest.mark.long

@@ -121,6 +121,9 @@ class ElasticMPIJob(Workload):
     starts_again: bool = False
     """Whether the launcher's container starts again where it fails, as without any worker."""
 
+    taken_port: int = 0
+    """A port that the workers' own container declares."""
+
     def manifest(self, directory: Path) -> Object:
         """The object; its pods write to ``directory``."""
         job: Object = YAML(typ="safe").load(EXAMPLE)
@@ -155,6 +158,8 @@ class ElasticMPIJob(Workload):
                 "resources": {"requests": {"cpu": cpu, "memory": "300Mi"}},
                 "env": [{"name": name, "value": value} for name, value in variables.items()],
             }
+            if role == "Worker" and self.taken_port:
+                container["ports"] = [{"containerPort": self.taken_port}]
             if role == "Launcher":
                 if self.starts_again:
                     job["spec"]["mpiReplicaSpecs"][role]["restartPolicy"] = "OnFailure"
@@ -188,15 +193,13 @@ class HorovodJob(OperatorJob):
             super()._apply_before()
 
     def injected(self, manifest: str, *arguments: str) -> str:
-        """With the label nothing else is written; the chart has a store."""
+        """The label alone: min and max are in the launcher's command, and the chart has a store."""
         if not self._labelled:
             return super().injected(manifest, *arguments)
         made: Object = json.loads(manifest)
-        bounds = {"min": str(self.workload.least), "max": str(self.workload.most)}
         for replicas in made["spec"]["mpiReplicaSpecs"].values():
             metadata = replicas["template"].setdefault("metadata", {})
             metadata["labels"] = {**metadata.get("labels", {}), "muster.dev/inject": "true"}
-            metadata["annotations"] = {f"muster.dev/{key}": text for key, text in bounds.items()}
         return json.dumps(made)
 
     def applied(self) -> list[Step]:

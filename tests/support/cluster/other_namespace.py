@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 from controller.admission.owner import Reference
 from rdzv.keys import JobKeys
@@ -73,12 +75,31 @@ def _ended(lab: Kubelab, namespace: str) -> dict[str, int]:
 
 
 class Intruder:
-    """A Deployment of one pod in ``namespace``: its job has records, and no sidecar."""
+    """A Deployment of one pod, in a namespace of its own: its job has records, and no sidecar."""
 
-    def __init__(self, lab: Kubelab, namespace: str) -> None:
+    def __init__(self, lab: Kubelab) -> None:
         self.lab = lab
-        self.keys = JobKeys(namespace, JOB)
+        self.namespace = f"other-{secrets.token_hex(4)}"
+        self.keys = JobKeys(self.namespace, JOB)
         self._live = self.keys.in_generation(1)
+
+    def __enter__(self) -> Self:
+        self.lab.make_namespace(self.namespace)
+        try:
+            self.lab.apply(self.namespace, self._deployment())
+            ready = ("rollout", "status", f"deployment/{JOB}", f"--timeout={PATIENCE_S:g}s")
+            self.lab.kubectl("-n", self.namespace, *ready, timeout_s=PATIENCE_S + 10)
+            (found,) = self.lab.pods(self.namespace, f"muster.dev/job={JOB}")
+        except BaseException:
+            self.__exit__()
+            raise
+        self.pod = found["metadata"]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.lab.remove_namespace(self.namespace)
+
+    def _deployment(self) -> Object:
         sleeps = {"name": "posts", "image": TRAINER_IMAGE, "imagePullPolicy": "Never"}
         containers = [
             _etcdctl("store", ["watch", "--prefix", self.keys.prefix]),
@@ -87,20 +108,15 @@ class Intruder:
         template = {"metadata": _METADATA, "spec": _spec(containers)}
         spec = {"replicas": 1, "selector": {"matchLabels": _METADATA["labels"]}}
         kind = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": JOB}}
-        lab.apply(namespace, {**kind, "spec": {**spec, "template": template}})
-        lab.kubectl(
-            *("-n", namespace, "rollout", "status", f"deployment/{JOB}", "--timeout=180s"),
-            timeout_s=PATIENCE_S + 10,
-        )
-        (self.pod,) = (one["metadata"] for one in lab.pods(namespace, f"muster.dev/job={JOB}"))
+        return {**kind, "spec": {**spec, "template": template}}
 
     def claims(self, victims: Sequence[Object]) -> None:
         """Write records that name the pods of others, and after them those of its own pod."""
         self._put(self.keys.job, Job(1, 100).to_json())
-        for number, one in enumerate(victims):
+        for one in victims:
             name, uid = one["metadata"]["name"], one["metadata"]["uid"]
-            for called in (name, f"{self.pod['name']}-{number}"):
-                self._put_member(called, uid)
+            self._put_member(name, uid)
+            self._put_member(f"{self.pod['name']}-{name}", uid)
             for what in ("lost", "quarantine"):
                 entry = HistoryEntry(what, name, TEXT, 1.0, {"pod_uid": uid})
                 self._put(self.keys.history_entry(1, name, what), entry.to_json())
@@ -138,7 +154,7 @@ class Intruder:
 
     def _runs(self, container: str, *words: str) -> str:
         in_its_pod = ("exec", self.pod["name"], "-c", container, "--", *words)
-        return self.lab.kubectl("-n", self.keys.namespace, *in_its_pod)
+        return self.lab.kubectl("-n", self.namespace, *in_its_pod)
 
 
 def review(namespace: str, maker: Reference, **annotations: str) -> Object:

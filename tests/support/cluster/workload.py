@@ -56,6 +56,8 @@ class Workload:
     grace_s: int = 30
     shell: bool = False
     """Whether the command is given to ``sh -c``, as in most examples."""
+    line: str = ""
+    """What ``bash -c`` runs instead, with TORCHRUN, SLOTS and SCRIPT in it."""
     step_s: float = 0.05
     save_s: float = 0.2
     every: int = 100
@@ -93,10 +95,13 @@ class Workload:
         return {"apiVersion": "apps/v1", "kind": self.kind, "metadata": metadata, "spec": spec}
 
     def _pod(self, directory: Path) -> Object:
-        command = [
-            *(f"{sys.prefix}/bin/torchrun", f"--nproc-per-node={self.slots}"),
-            str(SCRIPT),
-        ]
+        torchrun = f"{sys.prefix}/bin/torchrun"
+        command = [torchrun, f"--nproc-per-node={self.slots}", str(SCRIPT)]
+        if self.shell:
+            command = ["sh", "-c", shlex.join(command)]
+        if self.line:
+            line = self.line.replace("TORCHRUN", torchrun).replace("SLOTS", str(self.slots))
+            command = ["bash", "-c", line.replace("SCRIPT", str(SCRIPT))]
         volumes, mounts = host_paths(
             *python_paths([sys.prefix, sys.base_prefix]), (ROOT, False), (directory, True)
         )
@@ -113,7 +118,7 @@ class Workload:
             "name": "trainer",
             "image": TRAINER_IMAGE,
             "imagePullPolicy": "Never",
-            "command": ["sh", "-c", shlex.join(command)] if self.shell else command,
+            "command": command,
             "env": self._environ(directory),
             "resources": {"requests": {"cpu": self.cpu, "memory": "300Mi"}},
             "volumeMounts": mounts,
