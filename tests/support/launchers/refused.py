@@ -30,6 +30,10 @@ OWN_LAUNCHER = (
 
 REFUSED = (
     Refused("the `deepspeed` launcher", "deepspeed --num_gpus=8 train.py"),
+    Refused(
+        "`accelerate launch` with DeepSpeed's launcher",
+        "accelerate launch --use_deepspeed --num_machines 2 train.py",
+    ),
     Refused("Lightning's `fabric run`", "fabric run --devices=8 --num-nodes=2 train.py"),
     Refused(
         "Lightning's own, by its command line",
