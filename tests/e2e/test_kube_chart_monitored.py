@@ -37,6 +37,9 @@ PATIENCE_S = 180.0
 MINUTES_S = 420.0
 """An alert comes after five, and each evaluation after a scrape."""
 ALERT = "MusterPodWithoutSidecar"
+AGE = "time() - max(muster_controller_backup_timestamp_seconds > 0)"
+NO_WATCH = "count(muster_watch_healthy_seconds == 0)"
+KINDS = {"PodMonitor", "PrometheusRule"}
 
 
 @pytest.fixture
@@ -57,9 +60,6 @@ def _nothing_was_dropped(chart: ChartRelease, *values: str) -> None:
     for one in made:
         found = chart.lab.get(NAMESPACE, one["kind"], one["metadata"]["name"])
         assert found["spec"] == one["spec"], one["metadata"]["name"]
-
-
-KINDS = {"PodMonitor", "PrometheusRule"}
 
 
 def test_each_query_has_data_and_an_alert_comes(chart: ChartRelease, tmp_path: Path) -> None:
@@ -104,10 +104,6 @@ def test_each_query_has_data_and_an_alert_comes(chart: ChartRelease, tmp_path: P
         LabelledJob(lab, tmp_path / "job", DEPLOYMENT) as job,
     ):
         loses_nothing(job, is_monitored)
-
-
-AGE = "time() - max(muster_controller_backup_timestamp_seconds > 0)"
-NO_WATCH = "count(muster_watch_healthy_seconds == 0)"
 
 
 def _up(seen: Prometheus) -> bool:
