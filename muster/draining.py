@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
+from operator import index
 from types import TracebackType
 from typing import Any, Deque, Iterator, Optional, Tuple, Type
 
@@ -41,7 +42,7 @@ class Drain:
     """One training loop's part in drains, as made by ``muster.drain()``.
 
     Not for use by two threads at once, except ``committed``. Without a sidecar no save is ever due,
-    no pod leaves and nothing is written.
+    no pod leaves and nothing is written, but wrong calls raise all the same.
     """
 
     def __init__(self, file: Optional[ProgressFile], gate: Optional[GateFile]) -> None:
@@ -63,10 +64,14 @@ class Drain:
         self._lineage = Lineage(os.environ) if of_torchrun else None
 
     def __enter__(self) -> Drain:
+        global _inside
         self._require_own_process("muster.drain()")
-        if self._entered or (self._file is not None and self._file.of_drain):
+        if self._entered or (self._file.of_drain if self._file is not None else _inside != 0):
             raise RuntimeError("muster.drain() is entered already: a process has one at a time")
+        if self._file is None:
+            _inside = os.getpid()
         self._entered = True
+        self._boundary = ENTERED_STEP
         self._thread = threading.get_ident()
         if self._file is not None and self._gate is not None:
             if self._file.left is not None:
@@ -77,7 +82,6 @@ class Drain:
                 matched = self._gate.wait_for_own(self._file.rank)
                 self._rank = self._rank._replace(matched=matched)
             self._file.of_drain = True
-            self._boundary = ENTERED_STEP
             self._committed = None
             self._write_progress(self._rank)
             atexit.register(self._leave, "the process ended before it was saved")
@@ -98,12 +102,15 @@ class Drain:
         error: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> None:
+        global _inside
         if error is None:
             self._note_later()
             self._leave("the loop ended before drain.committed() was called", away=True)
         else:
             self._leave("%s: %s" % (type(error).__name__, error))
         self._entered = False
+        if self._file is None and self._is_own_process:
+            _inside = 0
 
     def commit_due(self, step: int) -> bool:
         """Come to the boundary after ``step``; True: save now, then call ``committed(step)``.
@@ -113,16 +120,16 @@ class Drain:
         less than a second; it does not block a rank that may train on to a later commit step.
 
         Raises ``RuntimeError`` outside of the ``with`` block, or in a process that was forked from
-        the rank, ``ValueError`` if ``step`` is not above the one before, and ``CheckpointMissing``
-        if the process's first ``step`` is below the last commit: what all ranks saved would be
-        trained again. If a former life of the job made that commit, it logs a warning instead.
+        the rank, ``TypeError`` if ``step`` is no integer, ``ValueError`` if it is not above the one
+        before, and ``CheckpointMissing`` if the process's first ``step`` is below the last commit:
+        what all ranks saved would be trained again. If a former life of the job made that commit,
+        it logs a warning instead.
         """
         if not self._entered:
             raise RuntimeError("drain.commit_due() belongs into `with muster.drain() as drain`")
-        if self._file is None:
-            return False
-        if not self._file.of_this_process:  # else no text is made for it
+        if not self._is_own_process:  # else no text is made for it
             self._require_own_process("drain.commit_due(%d)" % step)
+        step = index(step)
         if step <= self._boundary:
             if self._committed is None or self._rank.step != ENTERED_STEP:
                 raise ValueError(
@@ -131,6 +138,8 @@ class Drain:
                 )
             begins_late(step, self._committed)
         self._boundary = step
+        if self._file is None:
+            return False
         if self._rank.saving:
             why = "the script trained on without calling drain.committed(%d)" % self._rank.step
             log.error("step %d does not count as saved: %s", self._rank.step, why)
@@ -156,15 +165,20 @@ class Drain:
         Any other save, such as a periodic checkpoint, is put on record, in a few microseconds: a
         step that every rank has reported becomes ``last_commit()``. It may be an earlier step, if a
         save goes on in the background; a report from another thread is published at the next
-        boundary. Raises ``ValueError`` for a step after the one that is due, and ``RuntimeError``
-        if one is due and the process was forked from the rank.
+        boundary. Raises ``ValueError`` for a step after the one that is due, ``TypeError`` if
+        ``step`` is no integer, and ``RuntimeError`` outside of the ``with`` block (another thread's
+        report is left out then), or if one is due and the process was forked from the rank.
 
         ``cursor``: the place in the data where training goes on from this step, which
         ``last_commit().cursor`` returns: JSON of 1 KiB at most. A rank that gives none leaves it to
         the others; if two differ, the save counts for no rank. Raises ``ValueError`` if it is no
         such JSON.
         """
+        step = index(step)
         text = encode(cursor, step)
+        if not self._entered:
+            self._refuse_outside(step)
+            return
         earlier = self._rank.saving and step < self._rank.step
         if earlier or not self._is_due(step, "committed"):
             self._tell_saved(step, text)
@@ -213,6 +227,16 @@ class Drain:
             return None
         return max(0.0, reading.deadline_boot_s - time.clock_gettime(time.CLOCK_BOOTTIME))
 
+    def _refuse_outside(self, step: int) -> None:
+        """Refuse a save that is reported outside of the block; a late background save is logged."""
+        if self._thread in (0, threading.get_ident()):
+            raise RuntimeError("drain.committed() belongs into `with muster.drain() as drain`")
+        log.warning(
+            "drain.committed(%d) of a background save came after its loop had ended: ignoring it;"
+            " wait for the save before the `with` block ends",
+            step,
+        )
+
     def _is_due(self, step: int, call: str) -> bool:
         if self._rank.saving and step != self._rank.step:
             raise ValueError(
@@ -230,9 +254,8 @@ class Drain:
 
     def _note_saved(self, step: int, cursor: str) -> bool:
         """Record a save at a boundary that this rank has reached; return whether it is."""
-        if self._file is None or not self._entered or not self._file.of_this_process:
-            return False
-        if step > self._boundary or self._rank.step == ENTERED_STEP:
+        began = self._file is None or self._rank.step != ENTERED_STEP
+        if step > self._boundary or not began:
             if not self._ahead:
                 self._ahead = True
                 log.warning(
@@ -241,6 +264,8 @@ class Drain:
                     step,
                     step,
                 )
+            return False
+        if self._file is None or not self._file.of_this_process:
             return False
         if step_listeners.listeners and threading.get_ident() != self._thread:
             self._later.append((step, cursor))
@@ -257,8 +282,15 @@ class Drain:
         while self._later:
             self._note_saved(*self._later.popleft())
 
+    @property
+    def _is_own_process(self) -> bool:
+        """Whether this is the rank's process, and not one that was forked from it in its block."""
+        if self._file is None:
+            return _inside in (0, os.getpid())
+        return self._file.of_this_process
+
     def _require_own_process(self, call: str) -> None:
-        if self._file is not None and not self._file.of_this_process:
+        if not self._is_own_process:
             raise RuntimeError(
                 "%s in a process that was forked from the rank: call it in the rank's own" % call
             )
@@ -411,6 +443,10 @@ def _sigterm_ends() -> Iterator[None]:
     finally:
         if ours_to_set:
             signal.signal(signal.SIGTERM, handler)
+
+
+_inside = 0
+"""The process that is within a ``with muster.drain()`` without a sidecar; 0: none."""
 
 
 def drain() -> Drain:

@@ -16,6 +16,7 @@ import re
 import time
 import zlib
 from contextlib import suppress
+from operator import index
 from typing import Callable, Mapping, Optional, Tuple
 
 from muster.boundary import Rank
@@ -306,6 +307,7 @@ def report_step(step: int, rank: Optional[int] = None, world_size: Optional[int]
     ``muster.drain()``, which reports the steps itself. Under Horovod give ``hvd.rank()`` and
     ``hvd.size()``, which change while a process lives; torchrun gives them in the environment.
     """
+    step = index(step)  # raises TypeError without a sidecar, too
     if rank is not None and world_size is not None:
         _be(rank, world_size)
     file = own_file()
