@@ -453,6 +453,10 @@ def drain() -> Drain:
     """Return the ``Drain`` of a training loop, for ``with muster.drain() as drain``.
 
     On entering it, a rank of torchrun waits until its sidecar knows of its round, at most 5 s, and
-    as long as the ranks of its round are held.
+    as long as the ranks of its round are held. A process that is not the rank, such as a script
+    that the rank starts, takes no part, as without a sidecar.
     """
-    return Drain(own_file(), own_gate())
+    file = own_file()
+    if file is not None and file.is_foreign:
+        return Drain(None, None)
+    return Drain(file, own_gate())

@@ -21,6 +21,7 @@ from typing import Callable, Mapping, Optional, Tuple
 
 from muster.boundary import Rank
 from muster.cursor import CursorFile
+from muster.file_owner import Owner, began, living_owner
 from muster.saved_steps import SavedSteps
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,9 @@ class RankIdentity:
 class ProgressFile:
     """One rank's progress file; created with its first line.
 
-    It belongs to the process that created it: a process forked from that writes nothing.
+    It belongs to the process that created it: a process forked from that writes nothing. A foreign
+    process, such as a script that the rank starts, does not take it from a rank that lives. A rank
+    from which one has taken it puts it back.
     ``of_drain``: ``muster.drain()`` reports the steps now. ``left``: returns the rank's state on
     leaving the last such block. ``saved``: the steps it has saved, reported with all else.
     ``mute``: ``report_step`` has given up. ``saver``: this rank saves if that is asked for a
@@ -75,8 +78,11 @@ class ProgressFile:
         self.rank = rank = RankIdentity(environ)
         self._path = os.path.join(directory, "%d.json" % rank.local_rank)
         self._pid = os.getpid()
-        started = _started()
+        self._started = started = began("self") or 0
+        self._of_horovod = "HOROVOD_RANK" in environ
+        self._foreign = False
         self._cursors = CursorFile(directory, rank.local_rank, self._pid, started)
+        self._master = _NOT_PLAIN.sub("?", rank.master)
         self._identity = (
             ',"schema":%d,"pid":%d,"started":%d,"restart":%d,"rank":%d,"local_rank":%d,'
             '"world_size":%d,"local_world_size":%d,"master":"%s",'
@@ -89,7 +95,7 @@ class ProgressFile:
                 rank.local_rank,
                 rank.world_size,
                 rank.local_world_size,
-                _NOT_PLAIN.sub("?", rank.master),
+                self._master,
             )
         )
         fixed = len('{"crc":"00000000"') + len(self._identity) + VARYING_BYTES + len("\n")
@@ -127,7 +133,7 @@ class ProgressFile:
         away: bool = False,
     ) -> None:
         """Write the whole line; raises ``OSError``. ``docs/training.md`` has the fields."""
-        if not self.of_this_process:
+        if not self.of_this_process or self.is_foreign:
             return
         if self._first < 0:
             self._first = step
@@ -158,8 +164,52 @@ class ProgressFile:
             self._cursors.write(self.saved.cursors)
         if self._descriptor < 0:
             self._create(line)
+        elif os.fstat(self._descriptor).st_nlink == 0 and self._is_robbed():
+            self.close()
+            self._create(line)
         elif os.pwrite(self._descriptor, line, 0) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the file is another process's, and this one is not the rank; for good then."""
+        if not self._foreign and self._descriptor < 0 and self.of_this_process:
+            owner = living_owner(self._path)
+            if owner is not None and self._is_rank(owner):
+                self._foreign = True
+                log.warning(
+                    "process %d reports the steps of this rank: this process, %d, reports none and"
+                    " takes part in no drain",
+                    owner.pid,
+                    self._pid,
+                )
+        return self._foreign
+
+    def _is_rank(self, owner: Owner) -> bool:
+        """Return whether ``owner``, which lives, is the rank, and this process is not.
+
+        Of two with one round and local rank the older one is: the other one has inherited its
+        environment. Horovod gives processes that live other ranks.
+        """
+        if owner.pid == self._pid or self._of_horovod:
+            return False
+        older = (owner.started, owner.pid) < (self._started, self._pid)
+        if self.rank.of_torchrun:
+            return older and owner.master == self._master
+        return older or bool(owner.master)
+
+    def _is_robbed(self) -> bool:
+        """Return whether the file, which is not at its path any more, is to be put back there."""
+        owner = living_owner(self._path)
+        if owner is not None and (
+            owner.pid == self._pid
+            or self._is_rank(owner)
+            or owner.master not in ("", self._master)  # this rank's world is over
+        ):
+            return False
+        by = "" if owner is None else ", process %d has taken it" % owner.pid
+        log.warning("the progress file of this rank was gone%s: it is put back", by)
+        return True
 
     def take_tag(self, tag: str) -> None:
         """Report a save tag from now on, and no earlier saves, as they have other paths."""
@@ -260,12 +310,6 @@ def _saved(steps: Tuple[int, ...]) -> str:
     return ',"saved":[%s]' % ",".join(["%d" % step for step in steps]) if steps else ""
 
 
-def _started() -> int:
-    """Read when this process began, in clock ticks since boot: field 22 of proc(5)'s ``stat``."""
-    with open("/proc/self/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[19])
-
-
 _file: Optional[ProgressFile] = None
 _looked = False
 
@@ -294,6 +338,7 @@ def _be(rank: int, world_size: int) -> None:
     if file is not None and (file.rank.rank, file.rank.world_size) != (rank, world_size):
         local_rank = os.environ.get("HOROVOD_LOCAL_RANK", "0")
         place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": local_rank}
+        place["HOROVOD_RANK"] = str(rank)  # horovodrun gives it, but not every launcher
         file.close()
         _file = ProgressFile(file.directory, {**os.environ, **place})
         # A reset makes the process another rank, but what it has saved stays saved.
