@@ -12,7 +12,7 @@ READS = 5
 LINE_MAX = 4096
 
 
-class Owner(NamedTuple):
+class FileOwner(NamedTuple):
     """A process: its number, when it began in clock ticks since boot, and its round's name."""
 
     pid: int
@@ -20,13 +20,13 @@ class Owner(NamedTuple):
     master: str
 
 
-def living_owner(path: str) -> Optional[Owner]:
+def living_owner(path: str) -> Optional[FileOwner]:
     """Return the owner of the file at ``path``; None if there is none, or it has ended."""
     for _ in range(READS):
         try:
             with open(path, "rb") as file:
                 fields = json.loads(file.read(LINE_MAX))
-            owner = Owner(int(fields["pid"]), int(fields["started"]), str(fields["master"]))
+            owner = FileOwner(int(fields["pid"]), int(fields["started"]), str(fields["master"]))
         except OSError:
             return None
         except (ValueError, KeyError, TypeError):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import muster
-from muster.progress import ProgressFile
+from muster.progress import LOOK_LINES, ProgressFile
 
 ROOT = str(Path(muster.__file__).parents[1])
 RANK = {"TORCHELASTIC_RUN_ID": "job", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "40123"}
@@ -144,7 +144,8 @@ def test_a_rank_whose_file_was_taken_puts_it_back(
     file = rank(tmp_path, RANK)
     with another(tmp_path, RANK) as process, caplog.at_level(logging.WARNING):
         taken(tmp_path, process.pid, started(process.pid) if lives else 1, master)
-        file.write(42)
+        for step in range(LOOK_LINES + 1):
+            file.write(step)
         assert owner(tmp_path) == os.getpid()
         file.write(43)
     assert json.loads((tmp_path / "progress" / "0.json").read_bytes())["step"] == 43
@@ -154,5 +155,6 @@ def test_a_rank_whose_file_was_taken_puts_it_back(
 def test_a_rank_of_a_world_that_is_over_leaves_the_file_to_the_next(tmp_path: Path) -> None:
     file = rank(tmp_path, RANK)
     with another(tmp_path, NEXT_WORLD) as process:
-        file.write(42)
+        for step in range(LOOK_LINES + 1):
+            file.write(step)
         assert owner(tmp_path) == process.pid
