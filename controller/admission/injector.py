@@ -22,6 +22,7 @@ from controller.admission.turns import NAMESPACE_MAX_BYTES, PLAN_TIMEOUT_S, Turn
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from controller.defect import tell_defect
+from injection.settings import TABLE, annotation
 from rdzv.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,9 @@ POD_MAX_BYTES = 1_500_000
 POD_MAX_VALUES = 20_000
 """Maximum number of values in a pod, or in its owner: a plan takes a tenth of a second of processor
 time then."""
+
+OF_NAMESPACE = ("image", "pull_policy", "pull_secrets", "resources", "user")
+"""Settings that the annotations of a namespace give to all its pods that say nothing else."""
 
 TOO_LARGE = f"the pod is larger than {POD_MAX_BYTES:,} bytes or {POD_MAX_VALUES:,} values"
 TOO_SLOW = (
@@ -123,6 +127,7 @@ class Injector:
             read = await self._read(namespace, maker_of(owner, read))
         if values_beyond(read, POD_MAX_VALUES):
             read = None  # its plan would take as long as that of a pod of the size
+        environ = {**self._environ, **await self._of_namespace(namespace)}
 
         def plan() -> tuple[Verdict, float]:
             begun_s = time.thread_time()
@@ -131,7 +136,7 @@ class Injector:
                 namespace,
                 owner,
                 read,
-                self._environ,
+                environ,
                 access=self._access,
                 release=self._release,
             )
@@ -150,8 +155,23 @@ class Injector:
         path = paths.owner(wanted.api_version, wanted.kind, namespace, wanted.name)
         if path is None:
             return None
+        return await self._found(path, f"{wanted.kind} {wanted.name}", "the pod alone", wanted.uid)
+
+    async def _of_namespace(self, namespace: str) -> Mapping[str, str]:
+        """Return the defaults that the annotations of the pods' namespace give, as variables."""
+        what = f"Namespace {namespace}"
+        found = await self._found(paths.namespace(namespace), what, "the defaults of the cluster")
+        annotations = ((found or {}).get("metadata") or {}).get("annotations") or {}
+        given = {TABLE[name].variable: annotations.get(annotation(name)) for name in OF_NAMESPACE}
+        return {variable: text for variable, text in given.items() if text}
+
+    async def _found(self, path: str, what: str, else_: str, uid: str = "") -> Object | None:
+        """Read an object, or take it from the cache; None if there is none, or none of ``uid``.
+
+        ``else_``: what is used where it cannot be read, and was not before.
+        """
         now_s = time.monotonic()
-        known_as = f"{path} {wanted.uid}"
+        known_as = f"{path} {uid}"
         read_s, found = self._owners.get(known_as, (0.0, None))
         if found is not None and now_s - read_s < OWNER_FRESH_S:
             return found
@@ -159,15 +179,14 @@ class Injector:
             found = await self._read_once(known_as, path)
         except ClusterError as error:
             log.warning(
-                "cannot read %s %s, using %s: %s",
-                wanted.kind,
-                wanted.name,
-                "the pod alone" if found is None else "what was read of it before",
+                "cannot read %s, using %s: %s",
+                what,
+                else_ if found is None else "what was read of it before",
                 error,
                 extra={"event": "owner_not_read"},
             )
             return found
-        if (found.get("metadata") or {}).get("uid") != wanted.uid:
+        if uid and (found.get("metadata") or {}).get("uid") != uid:
             return None
         self._owners[known_as] = (now_s, found)
         self._owners.move_to_end(known_as)

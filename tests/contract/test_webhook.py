@@ -36,6 +36,7 @@ from tests.support.cluster_api import FakeApi
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import FLAGS, environ, loaded, manifest
 from tests.support.injection.owners import UID, pods_of
+from tests.support.injection.patching import patched
 
 SECRET = "/api/v1/namespaces/muster-system/secrets/muster-controller"
 WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/muster"
@@ -458,3 +459,26 @@ async def test_pods_are_answered_for_until_the_api_server_knows_that_a_replica_g
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
+
+
+async def sidecar_of(injector: Injector, pod: Any) -> Any:
+    verdict, _ = await injector.verdict(pod, "team", 1000)
+    assert verdict.injected, verdict
+    spec = patched(pod, verdict.patch)["spec"]
+    return next(one for one in spec["initContainers"] if one["name"] == "muster")
+
+
+async def test_a_namespace_gives_its_pods_defaults_that_a_pod_overrides(fake: FakeApi) -> None:
+    pod, read = labelled()
+    await fake.put(JOB, read)
+    given = {"image": "mirror.test/muster:1", "pull-policy": "Always", "max": "93"}
+    annotations = {f"muster.dev/{name}": text for name, text in given.items()}
+    await fake.put("/api/v1/namespaces/team", {"metadata": {"annotations": annotations}})
+    async with injecting(fake) as injector:
+        sidecar = await sidecar_of(injector, pod)
+        assert sidecar["image"] == "mirror.test/muster:1"
+        assert sidecar["imagePullPolicy"] == "Always"
+        assert "93" not in [one.get("value") for one in sidecar["env"]], "a size is a job's own"
+        own = {**pod["metadata"].get("annotations", {}), "muster.dev/image": "own.test/muster:2"}
+        pod = {**pod, "metadata": {**pod["metadata"], "annotations": own}}
+        assert (await sidecar_of(injector, pod))["image"] == "own.test/muster:2"
