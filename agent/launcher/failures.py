@@ -139,8 +139,9 @@ class FailureReporter:
         if world.reforms or world.ends or me.pod_uid in snapshot.drains:
             return False
         same = [one for one in now if one is not None and _place(one) == _place(world)]
-        if not same:  # all have left it
-            return True if world.members == (me.member,) else None
+        if not same:  # all have left it; or the others have, while this pod was cut off
+            alone = now.counts is None or {*now.counts.members, *now.counts.asking} <= {me.member}
+            return True if alone and world.members == (me.member,) else None
         (later, *_) = same
         if later.ends or later.closed:
             return later.ends.startswith(LOST) and me.member in later.ends[len(LOST) :].split(", ")

@@ -214,7 +214,10 @@ def test_its_rights_are_those_of_the_page() -> None:
         "ClusterRole",
         "muster-controller-muster-system",
     )
-    assert [rule["resources"] for rule in fewer["rules"]] == [["mutatingwebhookconfigurations"]]
+    assert [rule["resources"] for rule in fewer["rules"]] == [
+        ["mutatingwebhookconfigurations"],
+        ["namespaces"],
+    ]
 
 
 def test_it_starts_where_it_could_not_trust_the_store_and_follows_no_job() -> None:

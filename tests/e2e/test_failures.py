@@ -37,8 +37,10 @@ def test_a_crash_loop_names_the_node_the_rank_and_the_error(
         assert all(f"  failed     {bad.name}: rank " in line for line in failed), failed
         assert all(f"{ERROR} (fails_at_step.py:" in line for line in failed), failed
         status = job.muster("status")
-        assert f"\n{bad.name} failed " in status
-        assert ERROR in status
+        first, do, *_ = status.splitlines()
+        assert f" is failing: {bad.name} failed " in first
+        assert ERROR in first
+        assert f"muster drain {bad.name}" in do
         assert good.name not in [line.split()[0] for line in status.splitlines() if ERROR in line]
         assert "s3cr3t" not in status
 

@@ -389,9 +389,8 @@ def test_i1_a_lost_round_is_not_over_while_a_leaver_is_in_it_that_was_not_let_go
     membership = members("bcd", leaving="a", granted=granted)
     others = [node("b", "left"), *inside(stay.removeprefix("a"))]
     names = "a" + "".join(other.member for other in others)
-    asking = [node("c"), node("d")] if finishing else []
     snapshot = run(
-        [*inside("a"), *others, *asking], world(names, finishing=finishing), membership=membership
+        [*inside("a"), *others], world(names, finishing=finishing), membership=membership
     )
     decision = what_follows(snapshot, look(WATCHED, snapshot))
     assert (decision.round is not None) == over

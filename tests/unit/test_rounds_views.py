@@ -280,9 +280,9 @@ def test_all_leave_a_run_that_is_closed_by_failure_and_none_is_told_that_it_is(
 @pytest.mark.parametrize("closed", ["", "failure"])
 def test_who_stands_in_the_exit_barrier_is_left_in_peace_whatever_fails(closed: ClosedWhy) -> None:
     finishing = world(finishing=True, closed=closed)
-    again = node("c", ask=2)
-    assert not shown(DONE_A, B, again, current=finishing).phantom
-    assert shown(B, DONE_A, again, current=finishing).phantom
+    lost = node("c", "left")
+    assert not shown(DONE_A, B, lost, current=finishing).phantom
+    assert shown(B, DONE_A, lost, current=finishing).phantom
 
 
 @pytest.mark.parametrize(
@@ -345,13 +345,13 @@ def test_when_a_round_must_form_again(nodes: tuple[Node, ...], current: Round, a
     [
         ((DONE_A, DONE_B, D), False),
         ((DONE_A, B, D), True),
-        ((DONE_A, node("b", "left"), D), False),
+        ((DONE_A, DONE_B, node("c", "left"), D), True),
         ((DONE_A, node("b", ask=2), D), True),
     ],
     ids=[
-        "one asks for the work of the lost one",
+        "one asks for the work of a pod whose sidecar is away",
         "with one that works on",
-        "another one is lost, too",
+        "its torchrun has left",
         "with one that asks anew",
     ],
 )

@@ -191,14 +191,13 @@ class Standings:
     """The time at which a standing may change by time alone."""
     is_last: bool = False
     """Whether it is finishing, and too few would be left for another one: finished nodes ask for
-    none. Losses then end nothing, which would only cut off the last work of the others."""
+    none. A node whose sidecar is away is not lost then: its last work would be cut off in vain."""
 
     @property
     def lost(self) -> list[str]:
         """The members whose nodes had not finished and are gone: the world must form again."""
-        if self.is_last:
-            return []
-        return [seat.member for seat, standing in self.of.items() if standing in LOST]
+        lost = LOST - {"lapsed"} if self.is_last else LOST
+        return [seat.member for seat, standing in self.of.items() if standing in lost]
 
 
 def stand(
