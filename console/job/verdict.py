@@ -45,10 +45,12 @@ class JobVerdict:
 
     def lines(self, job: str, now_unix_s: float) -> list[str]:
         """Return what to print: the verdict, and what to do on a line of its own."""
-        since = ""
+        first = f"{job} is {self.state}"
         if self.since_unix_s:
-            since = f" for {duration(max(0.0, now_unix_s - self.since_unix_s))}"
-        first = f"{job} is {self.state}{since}"
+            took = duration(max(0.0, now_unix_s - self.since_unix_s))
+            first = f"{job} has been {self.state} for {took}"
+            if self.state == "done":
+                first = f"{job} was done {took} ago"
         line = f"{first}: {self.why}" if self.why else first
         return [line, f"→ {self.do}"] if self.do else [line]
 
@@ -78,8 +80,8 @@ def verdict(view: JobView, now_unix_s: float) -> JobVerdict:
         do = "check that its pods run and have the sidecar"
         return JobVerdict("starting", "no sidecar has registered yet", do)
     if view.pause:
-        since_s = _last(view, "pause")
-        return JobVerdict("paused", view.pause, f"muster resume --job {view.name}", since_s)
+        why = view.pause.removeprefix("paused").lstrip(" ,")
+        return JobVerdict("paused", why, f"muster resume --job {view.name}")
     if run is None:
         return _without_run(view, rules.sizes.smallest)
     if (failing := view.failing(now_unix_s)) is not None:

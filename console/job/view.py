@@ -33,6 +33,10 @@ FORESEEN = "scaling down takes it first"
 IN_A_ROW = 2
 """Failures in a row after which a job that trains again is still one that fails."""
 
+FAILING_AGAIN_S = 60.0
+"""Time of training, besides two starts of a world, after which the next failure would be a new one,
+in seconds. Shorter: the verdict changes to and fro in a crash loop."""
+
 FAILING_S = 600.0
 """Time after which a failure is past, in seconds: worlds take minutes to start at most."""
 
@@ -253,8 +257,9 @@ class JobView:
             return None
         if now_unix_s - newest.at_unix_s > FAILING_S:
             return None
-        past = run.state == "training" and newest.count < IN_A_ROW
-        return None if past else newest
+        again_s = FAILING_AGAIN_S + 2 * run.round.start_s
+        past = newest.count < IN_A_ROW or now_unix_s - newest.at_unix_s > again_s
+        return None if past and run.state == "training" else newest
 
     def failed(self, failure: Failure, now_unix_s: float) -> str:
         """Say who failed, with what, and how long ago."""

@@ -59,7 +59,7 @@ def committing(phase: str, *leaving: str) -> Commit:
     ("seen", "state", "why"),
     [
         (view(names=""), "starting", "no sidecar has registered yet"),
-        (view(run(), paused=True), "paused", "paused"),
+        (view(run(), paused=True), "paused", ""),
         (view(least=3), "below min", "2 of at least 3 pods are here"),
         (view(), "starting", "no torchrun has asked for a world yet"),
         (
@@ -88,6 +88,11 @@ def committing(phase: str, *leaving: str) -> Commit:
             f"{ERROR}, 7th in a row",
         ),
         (
+            view(run(), failures={"b": replace(FAILED, count=7, at_unix_s=NOW_S - 61)}),
+            "training",
+            "a world of 2 nodes",
+        ),
+        (
             view(
                 run(Round(3), ASKS),
                 failures={"b": replace(FAILED, at_unix_s=NOW_S - FAILING_S - 1)},
@@ -112,8 +117,9 @@ def test_the_cure_stands_on_a_line_of_its_own() -> None:
     assert second.startswith("→ read the log of b's training container; ")
     assert second.endswith("muster drain b --job digits")
     training = verdict(view(run()), NOW_S).lines("digits", NOW_S)
-    assert training == ["digits is training for 4 min 12 s: a world of 2 nodes"]
+    assert training == ["digits has been training for 4 min 12 s: a world of 2 nodes"]
     assert JobVerdict("done").lines("x", 0) == ["x is done"]
+    assert JobVerdict("done", since_unix_s=1).lines("x", 42) == ["x was done 41 s ago"]
 
 
 @pytest.mark.parametrize(
