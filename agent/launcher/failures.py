@@ -138,6 +138,8 @@ class FailureReporter:
         me, snapshot = self._registrar.identity, self._client.membership.snapshot()
         if world.reforms or world.ends or me.pod_uid in snapshot.drains:
             return False
+        if world.restored or any(one is not None and one.restored for one in now):
+            return None  # torchruns leave a world of which the store has lost keys
         same = [one for one in now if one is not None and _place(one) == _place(world)]
         if not same:  # all have left it; or the others have, while this pod was cut off
             alone = now.counts is None or {*now.counts.members, *now.counts.asking} <= {me.member}
