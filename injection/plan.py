@@ -96,17 +96,13 @@ def plan(
     index = _container_index(workload, template, pod, path, told.settings.container)
     container = pod["containers"][index]
     horovod = role_of(workload, template, told.settings.horovod)
-    try:
-        want = demand(workload, pod, container, told.settings, horovod)
-    except ConfigError as error:
-        first = world_of_its_own(workload, container)
-        raise ConfigError("\n".join(filter(None, (first, str(error))))) from error
+    want = _demanded(workload, pod, container, told, horovod)
     conflicts.refuse(pod, path, container, want)
     granted = granted_s(pod, path)
     wrapped, prefix, command = _wrapping(workload, container, told.settings.wrap, horovod)
     beside = {} if owner_is_made else _beside(workload, template, pod, container, told, horovod)
-    below_min = told.settings.below_min
     late = POLICY in beside or workload.replaces_late(template)
+    below_min = told.settings.below_min
     if below_min is None and late and not former.says_below_min:
         below_min = "commit"
     lets_go = below_min == "commit"
@@ -143,16 +139,30 @@ def plan(
     _plan_annotations(result, told.annotations, users_annotations)
     _plan_label(result, metadata, want)
     result.notes += map(Remark, former.taken_out())
-    result.notes += cautions(
-        workload, template, pod, container, want, wrapped=wrapped, owner_is_made=owner_is_made
-    )
-    result.notes += remarks_on_failures(
-        workload, template, added=POLICY in beside, owner_is_made=owner_is_made
-    )
+    alone = owner_is_made
+    result.notes += [
+        *cautions(workload, template, pod, container, want, wrapped=wrapped, owner_is_made=alone),
+        *remarks_on_failures(workload, template, added=POLICY in beside, owner_is_made=alone),
+    ]
     _note_pod(result, pod, path, want, owner_is_made=owner_is_made)
     _note_command(result, told.settings.wrap, wrapped=wrapped)
     result.notes += on_launches(workload, container, want, wrapped=wrapped)
     return result
+
+
+def _demanded(
+    workload: Workload,
+    pod: Mapping[str, Any],
+    container: Mapping[str, Any],
+    told: Told,
+    horovod: Role | None,
+) -> Demand:
+    """Return what the job asks for; a launcher that can never work is the first of the faults."""
+    try:
+        return demand(workload, pod, container, told.settings, horovod)
+    except ConfigError as error:
+        first = world_of_its_own(workload, container)
+        raise ConfigError("\n".join(filter(None, (first, str(error))))) from error
 
 
 def _container_index(
