@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,11 +16,14 @@ from injection.launches import HOROVODRUN, launches
 from injection.member_spec import Demand
 from injection.remarks import Remark, warning
 from injection.sidecar import RUN_DIR
-from injection.storage import NO_STORAGE, lasts
 from injection.workloads import Template, Workload, at
 from injection.yaml_tree import child, text_of, value_of
 from launcher_shim.pod.overruling import OPTIONS, RESTARTS
 
+NO_STORAGE = (
+    "container {name} mounts no volume that outlives its pod: a checkpoint on its own disk is gone"
+    " with the pod that wrote it: mount one that all pods share, or save to object storage"
+)
 LAUNCHER = (
     "container {name}: the horovodrun in it gets Muster's host list and starts its workers through"
     " the sidecars, whatever an operator has set for that: without ssh and without kubectl exec"
@@ -70,6 +74,25 @@ RESTARTS_KEPT = (
 OPTIONS_MERGED = (
     "container {name} sets {variable}: muster-run overrules the keys that Muster needs, and keeps"
     " the others"
+)
+
+_WITH_THE_POD = frozenset(
+    {
+        "emptyDir",
+        "ephemeral",
+        "configMap",
+        "secret",
+        "projected",
+        "downwardAPI",
+        "image",
+        "gitRepo",
+    }
+)
+"""Kinds of volumes that end with their pod, or that nothing is written to."""
+_OF_SECRETS = "secrets-store.csi.k8s.io"
+_OF_THE_NODE = re.compile(r"/(dev|etc|lib|proc|run|sys|usr|var/run)(/.*)?")
+_OBJECT_STORE = re.compile(
+    r"\b(s3[an]?|gs|gcs|az|abfss?|wasbs?|oss|cos|obs|hdfs|swift|tos|r2)://", re.ASCII
 )
 
 OURS = f"{RUN_DIR}/bin/{HOROVODRUN}"
@@ -125,7 +148,7 @@ def cautions(
         masters = (path for _, path in at(workload.node, kind.master))
         if template.path in masters:
             yield warning(MASTER.format(path=template.path.rpartition(".")[0]))
-    if want.horovod is None and not lasts(pod, container):
+    if want.horovod is None and not _lasts(pod, container):
         yield warning(NO_STORAGE.format(name=container.get("name")))
     path = f"{template.path}.spec" if template.path else "spec"
     if want.secret is not None and facts.is_true(pod.get("shareProcessNamespace")):
@@ -156,3 +179,27 @@ def _lasting(
         yield Remark(LASTING.format(path=path, key=key, value=value))
     elif found != value:
         yield warning(NOT_LASTING.format(path=path, key=key, found=found, value=value))
+
+
+def _lasts(pod: Mapping[str, Any], container: Mapping[str, Any]) -> bool:
+    """Return whether a container may save where a checkpoint outlives its pod.
+
+    That is a volume, or an object store that its command or a variable names. A claim of one pod
+    alone, as a StatefulSet makes it, is none: the other pods do not find it.
+    """
+    volumes = {one.get("name"): one for one in facts.listed(pod, "volumes")}
+    mounts = (volumes.get(one.get("name")) for one in facts.listed(container, "volumeMounts"))
+    if any(one is not None and _outlives(one) for one in mounts):
+        return True
+    words = [*facts.listed(container, "command"), *facts.listed(container, "args")]
+    variables = [one.get("value") for one in facts.listed(container, "env")]
+    return any(_OBJECT_STORE.search(str(text)) for text in (*words, *variables))
+
+
+def _outlives(volume: Mapping[str, Any]) -> bool:
+    kinds = {key for key, value in volume.items() if key != "name" and value is not None}
+    if kinds & _WITH_THE_POD:
+        return False
+    driver = (volume.get("csi") or {}).get("driver")
+    path = str((volume.get("hostPath") or {}).get("path", ""))
+    return bool(kinds) and driver != _OF_SECRETS and not _OF_THE_NODE.fullmatch(path)

@@ -84,9 +84,9 @@ def remarks_on_failures(
     if not kind.of_jobs:
         return
     job = _job(workload, template)
-    told = {"path": template.path.rpartition(".")[0], "status": EXIT_TERMINATED}
+    values = {"path": template.path.rpartition(".")[0], "status": EXIT_TERMINATED}
     if added:
-        yield Remark(ADDED.format(**told))
+        yield Remark(ADDED.format(**values))
         return
     policy = job.get(POLICY)
     rules = facts.listed(policy, "rules") if isinstance(policy, Mapping) else []
@@ -94,14 +94,14 @@ def remarks_on_failures(
     lives_on |= any(map(_ignores_an_eviction, rules)) or any(map(_ignores_a_drain, rules))
     if job.get("backoffLimit") == 0 and not lives_on:
         if owner_is_made:
-            yield warning(OF_OWNER.format(**told))
+            yield warning(OF_OWNER.format(**values))
         else:
             sentence = FIRST_ENDS if policy is None else FIRST_ENDS_BY_POLICY
-            yield Remark(sentence.format(**told), "error")
+            yield Remark(sentence.format(**values), "error")
     elif not isinstance(policy, Mapping):
-        yield warning((NO_POLICY + ("" if owner_is_made else OFFER)).format(**told))
+        yield warning((NO_POLICY + ("" if owner_is_made else OFFER)).format(**values))
     elif not any(map(_ignores_a_drain, rules)):
-        yield warning(POLICY_COUNTS.format(**told))
+        yield warning(POLICY_COUNTS.format(**values))
 
 
 def _job(workload: Workload, template: Template) -> Mapping[str, Any]:

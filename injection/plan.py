@@ -92,7 +92,6 @@ def plan(
     value = value_of(template.node)
     check(value, template.path)
     pod: Mapping[str, Any] = value.get("spec") or {}
-    metadata: Mapping[str, Any] = value.get("metadata") or {}
     index = _container_index(workload, template, pod, path, told.settings.container)
     container = pod["containers"][index]
     horovod = role_of(workload, template, told.settings.horovod)
@@ -102,9 +101,8 @@ def plan(
     wrapped, prefix, command = _wrapping(workload, container, told.settings.wrap, horovod)
     beside = {} if owner_is_made else _beside(workload, template, pod, container, told, horovod)
     late = POLICY in beside or workload.replaces_late(template)
-    below_min = told.settings.below_min
-    if below_min is None and late and not former.says_below_min:
-        below_min = "commit"
+    chosen = "commit" if late and not former.says_below_min else None
+    below_min = told.settings.below_min or chosen
     lets_go = below_min == "commit"
     made = SidecarContainer(
         want=want,
@@ -130,24 +128,29 @@ def plan(
         beside=beside,
         lets_go_below_min=lets_go,
     )
-    if granted is None:
-        result.pod[GRACE] = DEFAULT_GRACE_S
-    if POLICY in beside and RESTART not in pod:
-        result.pod[RESTART] = NEVER
+    _plan_pod(result, pod, granted)
     _plan_hook(result, container, made)
     _plan_variables(result, container, made)
     _plan_annotations(result, told.annotations, users_annotations)
-    _plan_label(result, metadata, want)
+    _plan_label(result, value.get("metadata") or {}, want)
     result.notes += map(Remark, former.taken_out())
     alone = owner_is_made
     result.notes += [
         *cautions(workload, template, pod, container, want, wrapped=wrapped, owner_is_made=alone),
         *remarks_on_failures(workload, template, added=POLICY in beside, owner_is_made=alone),
     ]
-    _note_pod(result, pod, path, want, owner_is_made=owner_is_made)
+    _note_pod(result, pod, path, want, owner_is_made=alone)
     _note_command(result, told.settings.wrap, wrapped=wrapped)
     result.notes += on_launches(workload, container, want, wrapped=wrapped)
     return result
+
+
+def _plan_pod(result: InjectionPlan, pod: Mapping[str, Any], granted: float | None) -> None:
+    """Give the pod a grace where it has none, and the restart policy that an added policy needs."""
+    if granted is None:
+        result.pod[GRACE] = DEFAULT_GRACE_S
+    if POLICY in result.beside and RESTART not in pod:
+        result.pod[RESTART] = NEVER
 
 
 def _demanded(

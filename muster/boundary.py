@@ -111,7 +111,7 @@ def decide(rank: Rank, gate: Optional[RankGate]) -> Tuple[str, Rank]:
 
 
 def waits_for(rank: Rank, gate: Optional[RankGate]) -> str:
-    """Return what a rank waits for that ``begin`` or ``decide`` has told to wait."""
+    """Return what a rank waits for, after ``begin`` or ``decide`` made it wait."""
     if gate is not None and gate.master != rank.master:
         return "its world is over, and torchrun has to end this process"
     if gate is None or gate.phase == "hold":

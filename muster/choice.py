@@ -83,18 +83,18 @@ def choose(
             if served:
                 key = "%s/%s" % (key, uuid.uuid4().hex)
                 store.set(_key(call, own.rank), key)
-            told = store.get(key).decode("utf-8")
+            answer = store.get(key).decode("utf-8")
             if served:
-                name, _, told = told.partition(" ")
+                name, _, answer = answer.partition(" ")
                 store.set("%s/%s" % (key, name), "taken")
     except RuntimeError as error:
         raise RuntimeError(
             "rank 0 did not choose a checkpoint, and this rank waited %.0f s: every rank must call"
             " last_checkpoint() the same number of times (%s)" % (time.monotonic() - began_s, error)
         ) from error
-    if told.startswith(_FAILED):
-        raise RuntimeError("rank 0 cannot choose a checkpoint: " + told[len(_FAILED) :])
-    return told or None
+    if answer.startswith(_FAILED):
+        raise RuntimeError("rank 0 cannot choose a checkpoint: " + answer[len(_FAILED) :])
+    return answer or None
 
 
 def _answer(own: RankIdentity, call: int, answer: str, served: bool) -> None:

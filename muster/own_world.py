@@ -19,17 +19,17 @@ def own_world(call: str) -> Tuple[int, int]:
     """
     environ = os.environ
     set_ = "RANK" in environ or "WORLD_SIZE" in environ
-    told = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
+    said = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     for name in ("torch.distributed", *HOROVODS):
         library = sys.modules.get(name)
         if library is None or not getattr(library, "is_initialized", lambda: False)():
             continue
         size = getattr(library, "get_world_size" if name == "torch.distributed" else "size")()
         rank = getattr(library, "get_rank" if name == "torch.distributed" else "rank")()
-        if set_ and (rank, size) != told:
+        if set_ and (rank, size) != said:
             raise ValueError(
                 "%s: %s has rank %d of %d, and RANK and WORLD_SIZE say rank %d of %d: give it rank="
-                " and world_size=" % (call, name, rank, size, *told)
+                " and world_size=" % (call, name, rank, size, *said)
             )
         return int(rank), int(size)
     if not set_ and int(environ.get("HOROVOD_SIZE", "1")) > 1:
@@ -37,4 +37,4 @@ def own_world(call: str) -> Tuple[int, int]:
             "%s: horovodrun has started this process, and Horovod is not initialized: call"
             " hvd.init() before, or give it rank=hvd.rank() and world_size=hvd.size()" % call
         )
-    return told
+    return said

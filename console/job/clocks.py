@@ -95,14 +95,14 @@ def _since_set(entries: _Times) -> _Times:
 
 def sentence(found: Sequence[Skew], nodes: Mapping[str, str]) -> str:
     """Say which clocks are wrong and by how much; ``nodes``: the machine of each member."""
-    told = []
+    sentences = []
     for one in found[:NAMED_MAX]:
         node = nodes.get(one.of, "")
         where = f" on {node}" if node not in ("", one.of) else ""
         how = "ahead of" if one.least_s > 0 else "behind"
         whose = f"that of {one.beside}" if one.beside else "most others"
-        told.append(
+        sentences.append(
             f"the clock of {one.of}{where} is {abs(one.least_s):,.0f} s or more {how} {whose}"
         )
     more = len(found) - NAMED_MAX
-    return "; ".join([*told, *([f"{more} more clocks are wrong"] if more > 0 else [])])
+    return "; ".join([*sentences, *([f"{more} more clocks are wrong"] if more > 0 else [])])

@@ -45,7 +45,7 @@ def round_key(key: bytes, run_id: str) -> tuple[int, bytes] | None:
 
 
 def role_info_key(run_id: str, number: int, group_rank: int) -> bytes:
-    """Return the key at which a node tells the others of a round how many workers it starts."""
+    """Return the key of the number of workers that a node of a round starts."""
     return round_prefix(run_id, number) + f"torchelastic/role_info/{group_rank}".encode()
 
 

@@ -29,7 +29,7 @@ from launcher_shim.pod.torchrun_options import VARIABLES
 log = logging.getLogger(__name__)
 
 _UNSET = ("", "none", None)
-"""Values that nobody chose: torch's and accelerate's defaults."""
+"""Defaults of torch and accelerate, which are no choice of the user's."""
 
 
 def found(name: str) -> Optional[ModuleSpec]:

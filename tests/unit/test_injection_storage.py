@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from injection.storage import NO_STORAGE
+from injection.cautions import NO_STORAGE
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import injected, manifest
 from tests.support.sources import ROOT
