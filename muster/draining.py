@@ -127,7 +127,8 @@ class Drain:
         """
         if not self._entered:
             raise RuntimeError("drain.commit_due() belongs into `with muster.drain() as drain`")
-        if not self._is_own_process:  # else no text is made for it
+        file = self._file  # no call and no text is made where none is needed: each step does this
+        if not (self._is_own_process if file is None else file.of_this_process):
             self._require_own_process("drain.commit_due(%d)" % step)
         step = index(step)
         if step <= self._boundary:
@@ -138,7 +139,7 @@ class Drain:
                 )
             begins_late(step, self._committed)
         self._boundary = step
-        if self._file is None:
+        if file is None:
             return False
         if self._rank.saving:
             why = "the script trained on without calling drain.committed(%d)" % self._rank.step
@@ -146,8 +147,8 @@ class Drain:
             self._rank = boundary.fail(self._rank, why)
         self._rank = boundary.arrive(self._rank, step)
         # A call that has nothing to do is left out: this is all that a step costs.
-        if self._file.saved.named:
-            self._file.saved.come_to(step)
+        if file.saved.named:
+            file.saved.come_to(step)
         if step_listeners.listeners:
             step_listeners.arrive(step)
         if self._later:

@@ -139,7 +139,7 @@ class ProgressFile:
         away: bool = False,
     ) -> None:
         """Write the whole line; raises ``OSError``. ``docs/training.md`` has the fields."""
-        if not self.of_this_process or self.is_foreign:
+        if not self.of_this_process or (self._descriptor < 0 and self.is_foreign):
             return
         if self._first < 0:
             self._first = step
