@@ -165,13 +165,17 @@ class Injector:
         given = {TABLE[name].variable: annotations.get(annotation(name)) for name in OF_NAMESPACE}
         return {variable: text for variable, text in given.items() if text}
 
-    async def _found(self, path: str, what: str, else_: str, uid: str = "") -> Object | None:
+    async def _found(
+        self, path: str, what: str, else_: str, uid: str | None = None
+    ) -> Object | None:
         """Read an object, or take it from the cache; None if there is none, or none of ``uid``.
+
+        ``uid`` None: whatever has the path. An empty one, as a pod may claim, is that of no object.
 
         ``else_``: what is used where it cannot be read, and was not before.
         """
         now_s = time.monotonic()
-        known_as = f"{path} {uid}"
+        known_as = path if uid is None else f"{path} {uid}"
         read_s, found = self._owners.get(known_as, (0.0, None))
         if found is not None and now_s - read_s < OWNER_FRESH_S:
             return found
@@ -186,7 +190,7 @@ class Injector:
                 extra={"event": "owner_not_read"},
             )
             return found
-        if uid and (found.get("metadata") or {}).get("uid") != uid:
+        if uid is not None and uid != (found.get("metadata") or {}).get("uid"):
             return None
         self._owners[known_as] = (now_s, found)
         self._owners.move_to_end(known_as)

@@ -401,6 +401,26 @@ async def test_mpijob_of_a_launcher_is_read_by_way_of_its_job(
     assert ("patch" in answer) == (made_by == "MPIJob")
 
 
+@pytest.mark.parametrize("claimed", [None, "", "guess", UID])
+async def test_who_does_not_know_an_owners_uid_reads_nothing_of_it(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, claimed: str | None
+) -> None:
+    monkeypatch.setattr(admission, "READ_TIMEOUT_S", PATIENCE_S)
+    container = {"name": "pytorch", "image": "x", "command": ["torchrun", "train.py"]}
+    template = {"template": {"spec": {"containers": [container]}}}
+    job: dict[str, Any] = {"kind": "PyTorchJob", "metadata": {"uid": UID}}
+    slots, worker = {"nProcPerNode": 7}, {"Worker": template}
+    job["spec"] = {"elasticPolicy": slots, "pytorchReplicaSpecs": worker}
+    await fake.put("/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/secret", job)
+    maker = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "secret"}
+    uid = {} if claimed is None else {"uid": claimed}
+    pod = {"metadata": {"ownerReferences": [{**maker, **uid, "controller": True}]}}
+    async with controller(fake, HandHour()) as one:
+        asked = await one.ask({**pod, "spec": {"containers": [container]}})
+    patch = base64.b64decode(asked.get("patch", "")).decode()
+    assert ('"value": "7"' in patch) == (claimed == UID)
+
+
 async def test_a_jobs_owner_is_read_once_for_all_its_pods(
     fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
