@@ -73,9 +73,10 @@ class Row:
             (image / name).write_text(text.replace(NUMBER, str(number)))
             (image / name).chmod(0o755)
             line = line.replace(f"./{name}", str(image / name))
-        prepared = shared / PREPARED
-        prepared.mkdir(exist_ok=True)
-        first = f"env STEP_LOOP_DIR={prepared} CHECKPOINT_DIR={prepared}"
+        steps, checkpoints = shared / PREPARED, shared / f"{PREPARED}-checkpoints"
+        for folder in (steps, checkpoints):
+            folder.mkdir(exist_ok=True)
+        first = f"env STEP_LOOP_DIR={steps} CHECKPOINT_DIR={checkpoints}"
         parts = [
             f"{first} DRAIN_LOOP_STEPS={FIRST_STAGE_STEPS} {part}" if PREPARE in part else part
             for part in line.split(" && ")
