@@ -20,7 +20,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Seque
 from muster.batch_plan import MicroBatch, batch_plan
 from muster.checks import refuse
 from muster.data.bijection import places
-from muster.data.order import PlainOrder, ShuffledOrder
+from muster.data.order import RowOrder, difference
 from muster.data.wiring import fault
 from muster.own_world import own_world
 
@@ -96,7 +96,8 @@ class ElasticSampler:
         """Whether steps are counted here, by ``follow`` or ``advance``."""
         self._issued = False
         self._last = last
-        self._shuffle = shuffle
+        self.order: Any = RowOrder(dataset_size, seed, shuffle)
+        """The order of the samples of each epoch; ``shard_stream`` sets another."""
         self._parts = {global_batch: self.plan.parts(self.rank)}
 
     @property
@@ -110,7 +111,7 @@ class ElasticSampler:
         return self._steps_from(0)
 
     @property
-    def cursor(self) -> Dict[str, int]:
+    def cursor(self) -> Dict[str, Any]:
         """The place where training goes on, for ``drain.committed`` and the checkpoint.
 
         Logs a warning if batches were taken and no step was counted.
@@ -124,20 +125,22 @@ class ElasticSampler:
             )
         return self.place_of(self.epoch, self.samples)
 
-    def place_of(self, epoch: int, samples: int) -> Dict[str, int]:
-        """Return the cursor of a place in this data."""
+    def place_of(self, epoch: int, samples: int) -> Dict[str, Any]:
+        """Return the cursor of a place in this data: the place, and what its order follows from."""
         return {
             "epoch": epoch,
             "samples": samples,
             "of": self.size,
             "seed": self.seed,
+            **self.order.facts,
         }
 
     def go_to(self, cursor: Optional[Mapping[str, Any]]) -> None:
         """Go on from a cursor; do nothing if it is None.
 
-        Raises ``ValueError`` if it is no cursor, or of other data or another seed, whose order
-        differs.
+        Raises ``ValueError`` if it is no cursor, or of another order: of other data, another seed,
+        or other options that the order follows from. An epoch that has not begun may have another
+        order of the same data. A cursor that does not say its order is accepted.
         """
         if cursor is None:
             return
@@ -154,6 +157,9 @@ class ElasticSampler:
             )
         if epoch < 0 or not 0 <= samples <= self.size:
             raise ValueError("%r is no place in the data" % (cursor,))
+        differs = difference(cursor, self.order.facts) if samples else ""
+        if differs:
+            raise ValueError(differs + ": give what the epoch has begun with")
         self.epoch, self.samples, self.placed = epoch, samples, True
         if not self._steps_from(samples):
             self.epoch, self.samples = epoch + 1, 0
@@ -240,7 +246,7 @@ class ElasticSampler:
 
     def _shares(self) -> Iterator[Tuple[List[Any], Tuple[MicroBatch, ...], List[Any]]]:
         """Yield this rank's samples of many batches, their parts, a sample for empty parts."""
-        order, batch, samples = self.order_of(self.epoch), self.global_batch, self.samples
+        order, batch, samples = self.order.of_epoch(self.epoch), self.global_batch, self.samples
         parts = self._parts[batch]
         width = parts[-1].stop - parts[0].start
         chunk = FIRST_CHUNK
@@ -259,10 +265,6 @@ class ElasticSampler:
             inside = [place % self.size for place in some]
             yield order.at(inside), parts, order.at([samples])
             samples += batch
-
-    def order_of(self, epoch: int) -> Any:
-        """Return the order of the samples of an epoch."""
-        return ShuffledOrder(self.size, self.seed, epoch) if self._shuffle else PlainOrder()
 
     def _parts_of(self, total: int) -> Tuple[MicroBatch, ...]:
         if total not in self._parts:
@@ -310,7 +312,7 @@ class Batches:
         self._taken += 1
         return batch
 
-    def state_dict(self) -> Dict[str, int]:
+    def state_dict(self) -> Dict[str, Any]:
         """Return the cursor after the last whole step whose batches were taken."""
         plan = self._sampler.plan
         samples = self._samples + self._taken // plan.accumulation * plan.global_batch

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from bisect import bisect_right
-from copy import copy
 from itertools import accumulate
 from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
 
@@ -61,30 +61,39 @@ class LaneOrder:
         return self._shards[shard], at - (self._ends[shard - 1] if shard else 0)
 
 
+class ShardOrder:
+    """The shards of a stream, shuffled by seed and epoch.
+
+    ``facts``: as of ``RowOrder``. The batch is one of them in lanes alone: in one lane the records
+    stand in the same order in batches of any size.
+    """
+
+    def __init__(self, records: Sequence[int], seed: int, batch: int, lanes: int) -> None:
+        self.records = tuple(map(int, records))
+        digest = hashlib.blake2b(repr(self.records).encode(), digest_size=4).hexdigest()
+        self.facts = {"stream": {"shards": len(records), "records": digest, "lanes": lanes}}
+        if lanes > 1:
+            self.facts["stream"]["global_batch"] = batch
+        self._seed, self._batch, self._lanes = seed, batch, lanes
+
+    def of_epoch(self, epoch: int) -> LaneOrder:
+        """Return the order of the records of an epoch."""
+        return LaneOrder(self.records, "%d:%d" % (self._seed, epoch), self._batch, self._lanes)
+
+
 class ShardStream:
     """A stream that ``shard_stream`` makes: yields this rank's micro batches, as lists of records.
 
     ``sampler`` has the cursor. If the script uses torch, it is an ``IterableDataset``.
     """
 
-    def __init__(
-        self, records: Sequence[int], read: Read, sampler: ElasticSampler, lanes: int
-    ) -> None:
+    def __init__(self, read: Read, sampler: ElasticSampler) -> None:
         self.sampler = sampler
         self._read = read
-        self._records = tuple(records)
-        self._lanes = lanes
-        sampler.order_of = self._order  # type: ignore[method-assign]
-
-    def _order(self, epoch: int) -> LaneOrder:
-        key = "%d:%d" % (self.sampler.seed, epoch)
-        return LaneOrder(self._records, key, self.sampler.global_batch, self._lanes)
 
     def __reduce__(self) -> Tuple[Any, ...]:
         """Pickle the stream for a loader's workers that are not forked, as from Python 3.14 on."""
-        sampler = copy(self.sampler)
-        del sampler.order_of  # a method of this stream; the other end sets its own
-        return _stream, (self._records, self._read, sampler, self._lanes)
+        return _stream, (self._read, self.sampler)
 
     def __len__(self) -> int:
         """Return the number of micro batches in a whole epoch."""
@@ -145,11 +154,12 @@ def shard_stream(
             " global_batch=%s" % (lanes, global_batch)
         )
     sampler = ElasticSampler(sum(records), seed, global_batch=global_batch, **options)
-    return _stream(records, read, sampler, lanes)
+    sampler.order = ShardOrder(records, seed, global_batch, lanes)
+    return _stream(read, sampler)
 
 
-def _stream(records: Sequence[int], read: Read, sampler: ElasticSampler, lanes: int) -> ShardStream:
-    stream: ShardStream = _kind()(records, read, sampler, lanes)
+def _stream(read: Read, sampler: ElasticSampler) -> ShardStream:
+    stream: ShardStream = _kind()(read, sampler)
     return stream
 
 

@@ -146,9 +146,10 @@ def test_the_cursor_moves_with_the_steps_and_past_the_end_of_an_epoch() -> None:
     assert (sampler.steps_per_epoch, len(sampler)) == (3, 6)
     told = [(part.ends_step, sampler.cursor["samples"]) for _, part in sampler.follow(sampler)]
     assert told == [(False, 0), (True, 4), (False, 4), (True, 8), (False, 8), (True, 0)]
-    assert sampler.cursor == {"epoch": 1, "samples": 0, "of": 10, "seed": 7}
+    data = {"of": 10, "seed": 7, "shuffle": True}
+    assert sampler.cursor == {"epoch": 1, "samples": 0, **data}
     sampler.go_to_step(4)
-    assert sampler.cursor == {"epoch": 1, "samples": 4, "of": 10, "seed": 7}
+    assert sampler.cursor == {"epoch": 1, "samples": 4, **data}
     sampler.go_to({"epoch": 1, "samples": 10, "of": 10, "seed": 7})
     assert (sampler.epoch, sampler.samples) == (2, 0)
     sampler.go_to({**sampler.cursor, "epoch": 5})
