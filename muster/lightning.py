@@ -5,12 +5,15 @@
 
     devices = int(os.environ["LOCAL_WORLD_SIZE"])
     num_nodes = int(os.environ["WORLD_SIZE"]) // devices
-    callback = MusterCallback("/shared/checkpoints")
-    trainer = Trainer(..., devices=devices, num_nodes=num_nodes, callbacks=[callback])
-    trainer.fit(model, data, ckpt_path=last_checkpoint("/shared/checkpoints"))
+    sampler = ElasticSampler(len(rows), seed=7, global_batch=64)  # of muster.data
+    callback = MusterCallback("/shared/checkpoints", sampler)
+    trainer = Trainer(..., devices=devices, num_nodes=num_nodes, use_distributed_sampler=False,
+                      callbacks=[callback])
+    loader = DataLoader(rows, batch_sampler=sampler)
+    trainer.fit(model, loader, ckpt_path=last_checkpoint("/shared/checkpoints"))
 
-With ``MusterCallback(directory, sampler)`` it also manages the data: give the loader
-``batch_sampler=sampler``, an ``ElasticSampler``, and the trainer ``use_distributed_sampler=False``.
+Each sample is trained once an epoch, in worlds of whatever sizes. ``MusterCallback(directory,
+steps_only=True)`` keeps the steps alone.
 
 Lightning does not ask torchrun how many nodes there are, and each world may have another number.
 The directory has to be one that every pod of the job reads and writes; let a ``ModelCheckpoint``
@@ -28,11 +31,12 @@ from typing import Any, Dict, List, Optional
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
+from muster.checks import refuse
 from muster.choice import of_rank_0
 from muster.cursor import CommittedStep
 from muster.data import ElasticSampler, seed_step
 from muster.draining import Drain, drain
-from muster.lightning_data import check_loaders, recount, take_over, weigh
+from muster.lightning_data import SHORT, check_loaders, recount, take_over, weigh
 from muster.progress import own_file
 from muster.resuming import check_first, last_commit, shortfall
 from muster.tag import TAG, save_tag
@@ -64,10 +68,20 @@ class MusterCallback(Callback):
     ``sampler``: that of the loader. Its global batch stays the same in worlds of whatever sizes, by
     ``accumulate_grad_batches``, so that steps, epochs and schedules stay as they are; and training
     goes on with the sample after those that the checkpoint was trained on.
+
+    ``steps_only``: leave the samples to the loader. Without that and the sampler, ``ValueError`` is
+    raised before the first step.
     """
 
-    def __init__(self, directory: str, sampler: Optional[ElasticSampler] = None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        sampler: Optional[ElasticSampler] = None,
+        *,
+        steps_only: bool = False,
+    ) -> None:
         self._directory = directory
+        self._steps_only = steps_only
         self.sampler = sampler
         self._cursors: Dict[int, Any] = {}
         self._drain: Optional[Drain] = None
@@ -105,6 +119,8 @@ class MusterCallback(Callback):
         if self.sampler is not None:
             check_loaders(trainer, pl_module, self.sampler)
             self.sampler.counted = True
+        elif not self._steps_only:
+            refuse(ValueError(SHORT))
         self._step = self._told = trainer.global_step
         check_first(self._step + 1, "give fit() ckpt_path=last_checkpoint(%r)" % self._directory)
         self._drain = drain()

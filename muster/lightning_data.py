@@ -10,6 +10,13 @@ from muster.checks import refuse
 from muster.data import ElasticSampler
 from muster.data.wiring import fault
 
+SHORT = (
+    "MusterCallback(directory) without a sampler keeps steps, and not samples: in each world the"
+    " loader begins with its first rows again. Give the loader"
+    " batch_sampler=muster.data.ElasticSampler(len(data), global_batch=...) and write"
+    " MusterCallback(directory, sampler), or MusterCallback(directory, steps_only=True)"
+)
+
 
 def take_over(trainer: Any, sampler: ElasticSampler) -> None:
     """Accumulate as many micro batches per step as the sampler yields.
@@ -32,7 +39,8 @@ def check_loaders(trainer: Any, module: Any, sampler: ElasticSampler) -> None:
         refuse(
             ValueError(
                 "MusterCallback(directory, sampler): with manual optimization it cannot know which"
-                " batches a step takes: leave the sampler out, and call sampler.advance() yourself"
+                " batches a step takes: write MusterCallback(directory, steps_only=True), and call"
+                " sampler.advance() yourself"
             )
         )
     loaders = trainer.fit_loop._combined_loader.flattened

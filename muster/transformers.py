@@ -3,13 +3,13 @@
 
     from muster.transformers import MusterCallback, last_checkpoint
 
-    with MusterCallback() as callback:
-        trainer = Trainer(..., callbacks=[callback])
+    trainer = Trainer(...)
+    with MusterCallback(trainer, global_batch=64):
         trainer.train(resume_from_checkpoint=last_checkpoint(training_args.output_dir))
 
-With ``MusterCallback(trainer, global_batch=64)`` instead, it also manages the data: each sample is
-trained once an epoch, in worlds of whatever sizes, and the batch of all ranks together stays the
-same.
+Each sample is trained once an epoch, in worlds of whatever sizes, and the batch of all ranks
+together stays the same. ``MusterCallback(steps_only=True)``, one of the trainer's ``callbacks``,
+keeps the steps alone.
 
 ``output_dir`` has to be a directory that every pod of the job reads and writes. The boundaries are
 the optimizer steps, however many gradients each of them accumulates.
@@ -26,6 +26,7 @@ from typing import Any, Optional, Set, Type
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from muster.checks import refuse
 from muster.choice import of_rank_0
 from muster.cursor import CommittedStep
 from muster.data import ElasticSampler
@@ -33,6 +34,7 @@ from muster.draining import Drain, drain
 from muster.resuming import check_first, last_commit, shortfall
 from muster.tag import save_tag
 from muster.transformers_data import TrainerData
+from muster.transformers_wiring import MODEL_ALONE, SHORT, total_batch
 from muster.world_mark import WorldMark, is_left_behind, mark, marked
 
 log = logging.getLogger(__name__)
@@ -47,9 +49,9 @@ class MusterCallback(TrainerCallback):
     it (``muster-tag``). At that step nothing is evaluated: the time before a pod has to go is for
     the save. If a later world saves to ``output_dir``, ``LaterWorld`` is raised in place of a save.
 
-    A trainer does not call its callbacks if ``train()`` raises: ``with MusterCallback() as
-    callback`` around it then stops taking part. Without it, a script that goes on after that takes
-    part until it trains again, or ends, and a drain waits for it in vain.
+    A trainer does not call its callbacks if ``train()`` raises: ``with MusterCallback(...)`` around
+    it then stops taking part. Without it, a script that goes on after that takes part until it
+    trains again, or ends, and a drain waits for it in vain.
 
     A trainer that is given it twice calls it twice: the second call does nothing.
 
@@ -58,21 +60,38 @@ class MusterCallback(TrainerCallback):
     are accumulated over as many batches as needed, of at most ``per_device_train_batch_size``
     samples. Steps, epochs and schedules are those of the global batch, so they are the same in
     every world; training goes on from a checkpoint of another ``global_batch`` at the sample after
-    its last one. ``last`` is that of ``ElasticSampler``. Raises ``ValueError`` for data without a
-    length.
+    its last one. The trainer's ``train_sampling_strategy`` stays: "group_by_length" deals each
+    global batch by length. ``last`` is that of ``ElasticSampler``; by default it follows
+    ``dataloader_drop_last``. ``replace``: take the place of an order that the callback cannot keep,
+    as that of a subclass, or of an epoch that was begun without it; samples of that epoch may then
+    be trained twice. Raises ``ValueError`` for data without a length, and without ``replace`` for
+    such an order.
+
+    ``steps_only``: leave the samples to the trainer, which goes on rightly only where the batch of
+    all ranks is the same in every world. Without that and the trainer, ``ValueError`` is raised
+    before the first step.
     """
 
     def __init__(
-        self, trainer: Optional[Trainer] = None, *, global_batch: int = 0, last: str = "short"
+        self,
+        trainer: Optional[Trainer] = None,
+        *,
+        global_batch: int = 0,
+        last: Optional[str] = None,
+        replace: bool = False,
+        steps_only: bool = False,
     ) -> None:
         self._drain: Optional[Drain] = None
         self._state: Optional[TrainerState] = None
         self._step = -1
         self._data: Optional[TrainerData] = None
         self._mark: Optional[WorldMark] = None
-        if trainer is not None:
-            self._data = TrainerData(trainer, global_batch, last)
-            trainer.add_callback(self)
+        self._steps_only = steps_only
+        if trainer is None:
+            return
+        if not steps_only:
+            self._data = TrainerData(trainer, global_batch, last, replace=replace)
+        trainer.add_callback(self)
 
     @property
     def sampler(self) -> Optional[ElasticSampler]:
@@ -100,6 +119,8 @@ class MusterCallback(TrainerCallback):
             if _taking_part._state is state and (self is _taking_part or self._data is None):
                 return
             _taking_part._leave()  # an earlier train() that raised, or one without the data
+        if args.save_only_model:
+            refuse(ValueError(MODEL_ALONE))
         self._state, self._step = state, state.global_step
         check_first(
             state.global_step + 1,
@@ -110,6 +131,17 @@ class MusterCallback(TrainerCallback):
         _taking_part = self
         self._mark = WorldMark(str(args.output_dir), marks=state.is_world_process_zero)
         self._mark.begin()
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Raise ``ValueError`` if no callback keeps the samples, and none was to keep steps alone.
+
+        Not sooner: of two callbacks, the other one may.
+        """
+        if self._drain is not None and self._data is None and not self._steps_only:
+            self._steps_only = True  # said once
+            refuse(ValueError(SHORT % total_batch(args)))
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -3,15 +3,28 @@
 
 from __future__ import annotations
 
+import logging
 from itertools import islice
 from math import ceil
-from typing import Any, Iterator, List, Mapping, Tuple
+from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
-from torch import full_like
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from muster.checks import refuse
 from muster.data import ElasticSampler, seed_step
+from muster.transformers_lengths import ByLength
+from muster.transformers_wiring import (
+    BEGUN,
+    MEAN,
+    MEAN_OF_FUNCTION,
+    MEAN_OF_MODEL,
+    fault,
+    order,
+    total_batch,
+)
+
+log = logging.getLogger(__name__)
 
 STATE = "muster.data"
 """Key of the place in the data in the trainer's state, which each checkpoint contains."""
@@ -27,43 +40,76 @@ class TrainerData:
     ``trainer`` is a ``transformers.Trainer``.
     """
 
-    def __init__(self, trainer: Any, global_batch: int, last: str) -> None:
+    def __init__(
+        self, trainer: Any, global_batch: int, last: Optional[str], *, replace: bool = False
+    ) -> None:
         args, dataset = trainer.args, trainer.train_dataset
-        if dataset is None or not hasattr(dataset, "__len__"):
+        if not hasattr(dataset, "__len__") or isinstance(dataset, IterableDataset):
             raise ValueError(
-                "MusterCallback(trainer, ...): its train_dataset has no length; stream it with"
-                " muster.data.shard_stream in a loop of your own"
+                "MusterCallback(trainer, ...): its train_dataset has no length, or no order but its"
+                " own; stream it with muster.data.shard_stream in a loop of your own"
             )
-        wrong = _fault(trainer)
+        wrong = fault(trainer, replace=replace)
         if wrong:
             refuse(ValueError("MusterCallback(trainer, ...): " + wrong))
+        if not global_batch:
+            raise ValueError(
+                "MusterCallback(trainer, ...): give the batch of all ranks together, here"
+                " global_batch=%d" % total_batch(args)
+            )
         self._trainer = trainer
+        self._batch, self._replace = global_batch, replace
+        drops = getattr(args, "dataloader_drop_last", False)
+        self._last = last or ("drop" if drops else "short")
         self.seed = args.seed if args.data_seed is None else args.data_seed
-        self.sampler = ElasticSampler(
-            len(dataset),
-            self.seed,
-            global_batch=global_batch,
-            micro_batch=args.per_device_train_batch_size,
-            last=last,
-            rank=args.process_index,
-            world_size=args.world_size,
-        )
-        args.gradient_accumulation_steps = self.sampler.plan.accumulation
+        asked = args.gradient_accumulation_steps
+        self.sampler = self._cut(args.per_device_train_batch_size)
+        if asked not in (1, args.gradient_accumulation_steps):
+            log.info(
+                "gradient_accumulation_steps is %d and not %d: global_batch=%d says which batch"
+                " the ranks of a world make together",
+                args.gradient_accumulation_steps,
+                asked,
+                global_batch,
+            )
         args.ignore_data_skip = True  # the sampler begins where training goes on
         self._compute_loss = trainer.compute_loss
         self._init_training_state = trainer._init_training_state
         self._create_scheduler = trainer.create_scheduler
         self._last_step = 0
         self._at = 0
+        self._probed = False
         trainer.get_train_dataloader = self.loader
         trainer.compute_loss = self.compute_loss
         trainer.get_batch_samples = self.get_batch_samples
         trainer._init_training_state = self.init_training_state
         trainer.create_scheduler = self.create_scheduler
 
+    def _cut(self, micro_batch: int) -> ElasticSampler:
+        """Return a sampler of micro batches of at most so many; the trainer accumulates them."""
+        args = self._trainer.args
+        sampler = ElasticSampler(
+            len(self._trainer.train_dataset),
+            self.seed,
+            global_batch=self._batch,
+            micro_batch=micro_batch,
+            last=self._last,
+            shuffle=order(args) != "sequential",
+            rank=args.process_index,
+            world_size=args.world_size,
+        )
+        args.gradient_accumulation_steps = sampler.plan.accumulation
+        self._micro_batch = micro_batch
+        return sampler
+
     def loader(self) -> "DataLoader[Any]":
         """Build the loader of the epoch's rest, without accelerate, as long as a whole epoch."""
         trainer, args = self._trainer, self._trainer.args
+        if args.auto_find_batch_size and trainer._train_batch_size != self._micro_batch:
+            self.sampler = self._cut(trainer._train_batch_size)
+        batches: Any = self.sampler
+        if order(args) == "group_by_length":
+            batches = ByLength(self.sampler, trainer._get_train_sampler().lengths, self._last)
         dataset, collate = trainer.train_dataset, trainer.data_collator
         if type(dataset).__module__.startswith("datasets."):
             dataset = trainer._remove_unused_columns(dataset, description="training")
@@ -71,12 +117,13 @@ class TrainerData:
             collate = trainer._get_collator_with_removed_columns(collate, description="training")
         return DataLoader(
             dataset,
-            batch_sampler=self.sampler,
+            batch_sampler=batches,
             collate_fn=collate,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             persistent_workers=args.dataloader_persistent_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
+            multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None),
         )
 
     def init_training_state(
@@ -91,11 +138,12 @@ class TrainerData:
         found: Tuple[int, int] = self._init_training_state(max_steps, per_epoch, epochs, *rest)
         state, sampler = self._trainer.state, self.sampler
         recorded = state.stateful_callbacks.get(STATE)
-        if not recorded:
-            sampler.go_to_step(state.global_step)
-            return found
-        sampler.go_to(recorded["cursor"])
-        if recorded["global_batch"] == sampler.global_batch:
+        if recorded:
+            sampler.go_to(recorded["cursor"])
+            same = recorded["global_batch"] == sampler.global_batch
+        else:
+            same = self._adopt(state)
+        if same:
             return found
         if self._trainer.args.max_steps <= 0:
             total = ceil(self._trainer.args.num_train_epochs * per_epoch)
@@ -104,6 +152,20 @@ class TrainerData:
         state.max_steps = self._last_step = max_steps
         after = max(0, max_steps - state.global_step - sampler.steps_left)
         return epochs - 1 - -(-after // per_epoch), 0
+
+    def _adopt(self, state: Any) -> bool:
+        """Go on from a checkpoint that has no place in the data: at the end of its epoch.
+
+        Returns whether its steps were of this global batch.
+        """
+        sampler = self.sampler
+        epoch, part = divmod(state.epoch or 0.0, 1)
+        samples = round(part * sampler.size)
+        if samples not in (0, sampler.size) and not self._replace:
+            refuse(ValueError("MusterCallback(trainer, ...): " + BEGUN % state.global_step))
+        sampler.go_to(sampler.place_of(int(epoch), samples))
+        made = sampler.epoch * sampler.steps_per_epoch + sampler.samples // sampler.global_batch
+        return bool(made == state.global_step)
 
     def create_scheduler(self, num_training_steps: int, *rest: Any, **named: Any) -> Any:
         """Create the trainer's own schedule, to end with the last step."""
@@ -140,34 +202,50 @@ class TrainerData:
 
     def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
         """Compute the trainer's own loss, weighed by the micro batch's number of samples."""
-        counted = named.get("num_items_in_batch") is not None and (
-            self._trainer.model_accepts_loss_kwargs
-        )
+        items = named.get("num_items_in_batch")
+        if model.training and not self._probed:
+            self._probed = True
+            self._probe(model, inputs, items)
         found = self._compute_loss(model, inputs, *rest, **named)
         if not model.training:
             return found
         part = self.sampler.parts[self._at]
         self._at += 1
-        if counted or self._trainer.compute_loss_func is not None:
+        if self._scaled(items):
             return found if part.samples else found * 0.0  # summed, and divided by all there are
         # The trainer divides by the micro batches, and the ranks' gradients are averaged.
         return found * (part.weight * self.sampler.plan.accumulation)
 
+    def _scaled(self, items: Any) -> bool:
+        """Return whether the trainer takes a loss as scaled for the accumulation."""
+        trainer = self._trainer
+        said = getattr(trainer, "loss_is_scaled_for_ga", None)  # since transformers 5.23
+        if said is not None:
+            return bool(said)
+        counted = items is not None and trainer.model_accepts_loss_kwargs
+        return bool(counted or trainer.compute_loss_func is not None)
 
-def _fault(trainer: Any) -> str:
-    """Return what of the trainer the callback would pass over, and what to write; or ""."""
-    if isinstance(getattr(trainer.get_train_dataloader, "__self__", None), TrainerData):
-        return "this trainer has such a callback already: make one"
-    for name in ("tp", "cp", "sp"):
-        many = getattr(trainer, "get_%s_size" % name, lambda: 1)()
-        if many > 1:
-            return (
-                "ranks of a model-parallel group (%s of %d) train the same samples, and it would"
-                " give each rank others: use MusterCallback() alone" % (name, many)
-            )
-    return ""
+    def _probe(self, model: Any, inputs: Any, items: Any) -> None:
+        """Log a warning if the trainer takes a loss for a sum over a number that is a mean."""
+        trainer = self._trainer
+        if items is None or getattr(trainer, "loss_is_scaled_for_ga", None) is not None:
+            return
+        if not self._scaled(items) or not hasattr(inputs, "items"):
+            return
+        losses = []
+        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+        model.eval()
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            for many in (items, 2 * items):
+                torch.manual_seed(self.seed)
+                once = self._compute_loss(model, dict(inputs), num_items_in_batch=many)
+                losses.append(abs(float(once.mean())))
+        model.train()
+        if 0.0 < losses[0] < 1.001 * losses[1] and self.sampler.rank == 0:
+            cure = MEAN_OF_MODEL if trainer.compute_loss_func is None else MEAN_OF_FUNCTION
+            log.warning(MEAN, type(trainer.model).__name__, cure)
 
 
 def _without_labels(batch: Mapping[str, Any]) -> Mapping[str, Any]:
-    labels = {name: full_like(batch[name], IGNORED) for name in LABELS if name in batch}
+    labels = {name: torch.full_like(batch[name], IGNORED) for name in LABELS if name in batch}
     return {**batch, **labels} if labels else batch

@@ -61,12 +61,13 @@ def test_a_sample_that_fills_an_empty_share_counts_in_no_tokens() -> None:
         args = SimpleNamespace(
             seed=3, data_seed=None, per_device_train_batch_size=8, process_index=rank,
             world_size=3, average_tokens_across_devices=False, n_gpu=1,
+            gradient_accumulation_steps=1,
         )  # fmt: skip
         trainer: Any = SimpleNamespace(
             args=args, train_dataset=range(2), model_accepts_loss_kwargs=True,
             _loss_shifts_labels=False, compute_loss=None, compute_loss_func=None,
             get_tp_size=lambda: 1, get_cp_size=lambda: 1, get_sp_size=lambda: 1,
-            _init_training_state=None, create_scheduler=None, get_train_dataloader=None,
+            _init_training_state=None, create_scheduler=None,
         )  # fmt: skip
         trainer._get_num_items_in_batch = partial(Trainer._get_num_items_in_batch, trainer)
         data = TrainerData(trainer, 3, "short")

@@ -88,7 +88,7 @@ def main() -> None:
         max_steps=-1 if HOW == "plain" else STEPS,
         callbacks=[
             Log(),
-            MusterCallback(directory, sampler),
+            MusterCallback(directory, sampler, steps_only=sampler is None),
             ModelCheckpoint(
                 directory,
                 every_n_train_steps=int(os.environ.get("SAVE_EVERY", "10")),

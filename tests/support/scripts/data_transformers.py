@@ -83,7 +83,7 @@ def main() -> None:
     net = Net()
     trainer = Trainer(net, arguments, train_dataset=data, callbacks=[Log(net)])
     if HOW == "plain":
-        trainer.add_callback(MusterCallback())
+        trainer.add_callback(MusterCallback(steps_only=True))
     else:
         MusterCallback(trainer, global_batch=GLOBAL_BATCH)
     trainer.train(resume_from_checkpoint=last_checkpoint(output))

@@ -49,7 +49,7 @@ def main() -> None:
         accelerator="cpu",
         max_steps=int(sys.argv[3]),
         accumulate_grad_batches=2,
-        callbacks=[MusterCallback(sys.argv[1]), *periodic],
+        callbacks=[MusterCallback(sys.argv[1], steps_only=True), *periodic],
         logger=False,
         enable_checkpointing=bool(periodic),
         enable_progress_bar=False,

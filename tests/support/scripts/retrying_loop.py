@@ -46,7 +46,7 @@ def train(model: Model, callback: MusterCallback) -> None:
 
 
 def main() -> None:
-    callback = MusterCallback()
+    callback = MusterCallback(steps_only=True)
     try:
         with callback if sys.argv[2] == "with" else nullcontext():
             train(Model(2), callback)
@@ -54,7 +54,7 @@ def main() -> None:
         sys.stdout.write("first\n")
         sys.stdout.flush()
     sys.stdin.readline()
-    train(Model(3), MusterCallback())
+    train(Model(3), MusterCallback(steps_only=True))
     sys.stdout.write("second\n")
 
 

@@ -167,7 +167,7 @@ def lightning() -> None:
         max_steps=MANY,
         callbacks=[
             Lines(),
-            MusterCallback(str(DIRECTORY)),
+            MusterCallback(str(DIRECTORY), steps_only=True),
             ModelCheckpoint(str(DIRECTORY), every_n_train_steps=EVERY, save_top_k=-1),
         ],
         logger=False,
@@ -210,7 +210,10 @@ def transformers() -> None:
     )
     data = [{"x": torch.ones(1)}] * MANY
     trainer = Trainer(
-        Counter(), arguments, train_dataset=data, callbacks=[Lines(), MusterCallback()]
+        Counter(),
+        arguments,
+        train_dataset=data,
+        callbacks=[Lines(), MusterCallback(steps_only=True)],
     )
     trainer.train(resume_from_checkpoint=last_checkpoint(str(DIRECTORY)))
 

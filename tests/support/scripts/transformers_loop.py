@@ -60,7 +60,9 @@ def main() -> None:
     last = last_checkpoint(sys.argv[1])
     # Who trains from the beginning is told to save at steps that are still to come.
     counter = Counter(0.1 if last is None else 0.01)
-    trainer = Trainer(counter, arguments, train_dataset=data, callbacks=[Log(), MusterCallback()])
+    trainer = Trainer(
+        counter, arguments, train_dataset=data, callbacks=[Log(), MusterCallback(steps_only=True)]
+    )
     trainer.train(resume_from_checkpoint=last)
 
 

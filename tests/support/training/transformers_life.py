@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One life of a training with a real Trainer of transformers, on one hundred rows.
+"""One life of a training with a real Trainer of transformers, on some rows.
 
 To be imported by a test itself, not by its file: it takes two seconds, and each process of the
 tests reads all files.
@@ -41,19 +41,37 @@ class StopAt(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
 
-def life(
-    directory: Path, batch: int, stop: int, *, twice: bool = False, **given: Any
-) -> tuple[Net, Trainer]:
+def trainer_of(
+    directory: Path,
+    stop: int,
+    *,
+    net: nn.Module | None = None,
+    data: Any = ROWS,
+    kind: type[Trainer] = Trainer,
+    **given: Any,
+) -> Trainer:
+    """Return a trainer that saves and ends at the step ``stop``."""
+    usual: dict[str, Any] = {"per_device_train_batch_size": 8, "save_strategy": "no"}
     arguments = TrainingArguments(
-        str(directory), per_device_train_batch_size=8, seed=3, report_to=[], use_cpu=True,
-        disable_tqdm=True, logging_strategy="no", remove_unused_columns=False,
-        save_strategy="no", **given,
+        str(directory), seed=3, report_to=[], use_cpu=True, disable_tqdm=True,
+        logging_strategy="no", remove_unused_columns=False, **{**usual, **given},
     )  # fmt: skip
-    net = Net()
-    trainer = Trainer(net, arguments, train_dataset=ROWS, callbacks=[StopAt(stop)])
-    with MusterCallback(trainer, global_batch=batch) as callback:
+    return kind(net or Net(), arguments, train_dataset=data, callbacks=[StopAt(stop)])
+
+
+def life(
+    directory: Path,
+    batch: int,
+    stop: int,
+    *,
+    twice: bool = False,
+    replace: bool = False,
+    **given: Any,
+) -> tuple[Any, Trainer]:
+    trainer = trainer_of(directory, stop, **given)
+    with MusterCallback(trainer, global_batch=batch, replace=replace) as callback:
         if twice:
             trainer.add_callback(callback)
             trainer.add_callback(MusterCallback())
         trainer.train(resume_from_checkpoint=last_checkpoint(str(directory)))
-    return net, trainer
+    return trainer.model, trainer

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of a trainer of transformers whose samples the callback is to choose: pure.
+
+The callback takes the place of the trainer's own order of data. What of it the user has chosen is
+kept, or refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+ORDERS = ("random", "sequential", "group_by_length")
+"""The values of ``train_sampling_strategy`` whose order the callback keeps."""
+
+HOOKS = ("_get_train_sampler", "get_train_dataloader", "get_batch_samples")
+"""Methods of a trainer that choose samples, and that the callback replaces."""
+
+SHORT = (
+    "MusterCallback() without the trainer keeps steps, and not samples: a world of another size"
+    " would train some of them twice and others never. Write MusterCallback(trainer,"
+    " global_batch=%d), which is the batch of all ranks here, or MusterCallback(steps_only=True)"
+)
+
+MODEL_ALONE = (
+    "save_only_model=True saves no optimizer, schedule and random numbers, so training could not go"
+    " on from a commit: leave it out"
+)
+
+BEGUN = (
+    "the checkpoint of step %d was saved without MusterCallback(trainer, ...), in the middle of an"
+    " epoch: its samples were in another order, so some would be trained twice and others never."
+    " Train that epoch to its end without the callback, or insist by replace=True"
+)
+
+MEAN = (
+    "the loss of %s is a mean, and does not use num_items_in_batch: the trainer adds up the means"
+    " of all micro batches and ranks, so the optimizer's step differs between worlds. %s"
+)
+
+MEAN_OF_MODEL = (
+    "Write trainer.model_accepts_loss_kwargs = False before train(): the step is then that of the"
+    " mean over the global batch, in every world"
+)
+
+MEAN_OF_FUNCTION = "Let compute_loss_func divide a sum by num_items_in_batch"
+
+
+def fault(trainer: Any, *, replace: bool) -> str:
+    """Return what of the trainer the callback would pass over, and what to write; or ""."""
+    hook = vars(trainer).get("get_train_dataloader")
+    if type(getattr(hook, "__self__", None)).__module__.startswith("muster."):
+        return "this trainer has such a callback already: make one"
+    for name in ("tp", "cp", "sp"):
+        many = getattr(trainer, "get_%s_size" % name, lambda: 1)()
+        if many > 1:
+            return (
+                "ranks of a model-parallel group (%s of %d) train the same samples, and it would"
+                " give each rank others: use MusterCallback(steps_only=True)" % (name, many)
+            )
+    if replace:
+        return ""
+    for name in HOOKS:
+        owner = _owner(trainer, name)
+        if owner:
+            return (
+                "%s.%s chooses samples, and the callback would not call it: leave it out, or insist"
+                " on the callback's own order by replace=True, or keep steps alone by"
+                " MusterCallback(steps_only=True)" % (owner, name)
+            )
+    wanted = order(trainer.args)
+    if wanted not in ORDERS:
+        return (
+            "it does not know train_sampling_strategy=%r: give one of %s, or insist on a random"
+            " order by replace=True" % (wanted, ", ".join(ORDERS))
+        )
+    return ""
+
+
+def order(args: Any) -> str:
+    """Return the order of data that the arguments ask for."""
+    by_length = getattr(args, "group_by_length", False)  # before transformers 5
+    return str(
+        getattr(args, "train_sampling_strategy", "group_by_length" if by_length else "random")
+    )
+
+
+def total_batch(args: Any) -> int:
+    """Return the batch of all ranks that the arguments make in this world."""
+    return int(
+        args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    )
+
+
+def _owner(trainer: Any, name: str) -> str:
+    """Return the name of what overrides a method of transformers' own trainers; or ""."""
+    if name in vars(trainer):
+        return "trainer"
+    for one in type(trainer).__mro__:
+        if name in vars(one):
+            return "" if one.__module__.startswith("transformers.") else one.__qualname__
+    return ""

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users do with a trainer: exact, or refused before the first step, or said.
+
+One table. Each row is a function of ``tests/support/training``, what became of its samples without
+the rule, and what becomes of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+ONCE = "never 0, once 96, more 0"
+"""The 96 rows of an epoch, each trained once."""
+
+TRANSFORMERS = [
+    ("sequential", "in another order: shuffled", "in order"),
+    ("group_by_length", "76 % padding", f"{ONCE}; batches kept; less padding: True"),
+    ("own_sampler", "never called", "OwnSampler._get_train_sampler chooses samples"),
+    ("own_loader", "never called", "OwnLoader.get_train_dataloader chooses samples"),
+    ("own_loader_of_one", "never called", "trainer.get_train_dataloader chooses samples"),
+    ("own_sampler_replaced", "never called", ONCE),
+    ("batch_rebalance", "random order", "does not know train_sampling_strategy='batch_rebal"),
+    ("drop_last", "96 of 96", "80 of 96"),
+    ("stream", "refused", "stream it with muster.data.shard_stream"),
+    ("stream_with_a_length", "an error of torch's", "stream it with muster.data.shard_stream"),
+    ("save_only_model", "Adam counts 1", "save_only_model=True saves no optimizer"),
+    ("save_only_model_of_steps", "Adam counts 1", "save_only_model=True saves no optimizer"),
+    ("adopted", "never 44, once 40, more 12", "of step 4 was saved without MusterCallback"),
+    ("adopted_and_replaced", "64 trained", "96 trained"),
+    ("adopted_at_an_epochs_end", "96 never", f"{ONCE}; {ONCE}; 2.0 epochs"),
+    ("bare", "144 of 800 twice in another world", "Write MusterCallback(trainer, global_batch=16)"),
+    ("bare_beside_one_that_keeps_the_data", ONCE, ONCE),
+    ("without_a_batch", "global_batch=0 is at least 1", "here global_batch=16"),
+    ("own_loss", "2.00 times the step", "2.00 times the step; said"),
+    ("bert", "2.00 times the step", "2.00 times the step; said"),
+    ("own_loss_as_told", "3.6 % off", "the same step"),
+    ("own_mean_uneven", "3.6 % off", "the same step"),
+    ("find_batch_size", "No executable batch size found", f"{ONCE}; accumulation 4"),
+]
+
+SAID = {
+    "own_loss": "the loss of Labelled is a mean",
+    "bert": "the loss of BertForSequenceClassification is a mean",
+}
+"""Rows that log a warning; no other one may log it."""
+
+
+@pytest.mark.parametrize(("case", "before", "now"), TRANSFORMERS)
+def test_transformers_keeps_the_promise_or_refuses(
+    case: str, before: str, now: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cases = import_module("tests.support.training.transformers_cases")
+    with caplog.at_level(logging.WARNING, "muster"):
+        try:
+            found = getattr(cases, case)(tmp_path)
+        except ValueError as error:
+            found = str(error)
+    if case in SAID:
+        assert SAID[case] in caplog.text
+        found += "; said"
+    else:
+        assert "is a mean" not in caplog.text
+    assert now in found, before
