@@ -36,7 +36,16 @@ from muster.choice import of_rank_0
 from muster.cursor import CommittedStep
 from muster.data import ElasticSampler, seed_step
 from muster.draining import Drain, drain
-from muster.lightning_data import SHORT, check_loaders, recount, take_over, weigh
+from muster.lightning_data import (
+    SHORT,
+    check_loaders,
+    end_epoch,
+    ended_a_step,
+    finish,
+    recount,
+    take_over,
+    weigh,
+)
 from muster.progress import own_file
 from muster.resuming import check_first, last_commit, shortfall
 from muster.tag import TAG, save_tag
@@ -88,6 +97,8 @@ class MusterCallback(Callback):
         self._step = -1
         self._told = -1
         self._mark: Optional[WorldMark] = None
+        self._taken: Optional[Trainer] = None
+        self._unfinished = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take over the sampler; raise ``ValueError`` if the world is not torchrun's.
@@ -95,7 +106,8 @@ class MusterCallback(Callback):
         Without Lightning's ``num_nodes`` each rank would train alone, and all would save to the
         same files. Ranks that Lightning starts itself stay in the world that they began in.
         """
-        if self.sampler is not None:
+        if self.sampler is not None and self._taken is not trainer:
+            self._taken = trainer
             take_over(trainer, self.sampler)
         file = own_file()
         if file is None:
@@ -127,6 +139,9 @@ class MusterCallback(Callback):
         self._drain.__enter__()
         self._mark = WorldMark(self._directory, marks=trainer.is_global_zero)
         self._mark.begin()
+        if self._unfinished:
+            self._unfinished = False
+            finish(trainer)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: Dict[str, Any]
@@ -181,9 +196,15 @@ class MusterCallback(Callback):
     ) -> None:
         """Go on from the checkpoint's place in the data, in batches of this world."""
         state = checkpoint.get("callbacks", {}).get(self.state_key) or {}
+        former = state.get("accumulation", trainer.accumulate_grad_batches)
+        self._unfinished = ended_a_step(trainer, checkpoint, former)
         if self.sampler is not None and state:
             self.sampler.go_to(state["cursor"])
             recount(checkpoint, state["accumulation"], self.sampler.plan.accumulation)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the epoch for the sampler, too."""
+        end_epoch(trainer, self.sampler)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop taking part in drains."""

@@ -3,12 +3,21 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import Any, Dict
 
 from muster.checks import refuse
 from muster.data import ElasticSampler
 from muster.data.wiring import fault
+
+log = logging.getLogger(__name__)
+
+COUNTED = ("limit_train_batches", "val_check_interval")
+"""Arguments of the trainer that count micro batches where they are whole numbers."""
+
+MID_EVALUATION = "restarted_mid_evaluation"
+"""The name that Lightning has for a restart that begins with a validation."""
 
 SHORT = (
     "MusterCallback(directory) without a sampler keeps steps, and not samples: in each world the"
@@ -21,14 +30,30 @@ SHORT = (
 def take_over(trainer: Any, sampler: ElasticSampler) -> None:
     """Accumulate as many micro batches per step as the sampler yields.
 
-    Raises ``ValueError`` if Lightning would replace the sampler by one of its own.
+    What the trainer's arguments count in batches is global batches: so it is the same in every
+    world. Raises ``ValueError`` if Lightning would replace the sampler by one of its own.
     """
     if trainer._accelerator_connector.use_distributed_sampler:
         raise ValueError(
             "Lightning would divide the batches once more: give its Trainer"
             " use_distributed_sampler=False"
         )
-    trainer.accumulate_grad_batches = sampler.plan.accumulation
+    many = sampler.plan.accumulation
+    if trainer.accumulate_grad_batches not in (1, many):
+        log.info(
+            "accumulate_grad_batches is %d and not %d: the sampler's global_batch says which batch"
+            " the ranks of a world make together",
+            many,
+            trainer.accumulate_grad_batches,
+        )
+    trainer.accumulate_grad_batches = many
+    for name in COUNTED:
+        asked = getattr(trainer, name)
+        if isinstance(asked, float) and name == "limit_train_batches" and asked < 1.0:
+            asked = max(1, int(asked * sampler.steps_per_epoch))
+        if isinstance(asked, int):
+            log.info("%s=%d are global batches, of %d micro batches here", name, asked, many)
+            setattr(trainer, name, asked * many)
     # Lightning warns if the loader has no state; this one begins at the sampler's cursor.
     warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before")
 
@@ -78,3 +103,49 @@ def recount(checkpoint: Dict[str, Any], former: int, present: int) -> None:
         more = counts["ready"] // former * present - counts["ready"]
         for name in ("ready", "started", "processed", "completed"):
             counts[name] += more
+
+
+def ended_a_step(trainer: Any, checkpoint: Dict[str, Any], accumulation: int) -> bool:
+    """Return whether a checkpoint was saved between a step and what the trainer does after it.
+
+    That is validation, and the end of the epoch. The batch then counts as completed: Lightning goes
+    on after it, and ``finish`` sees to the rest. False with a Lightning that knows no such restart.
+    """
+    if not hasattr(trainer.fit_loop.epoch_loop.val_loop, MID_EVALUATION):
+        return False
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    found = progress["current"]
+    ended = bool(
+        found["ready"] == found["processed"] == found["completed"] + 1
+        and found["ready"] % accumulation == 0
+    )
+    if ended:
+        progress["current"]["completed"] += 1
+        progress["total"]["completed"] += 1
+    return ended
+
+
+def finish(trainer: Any) -> None:
+    """Have the trainer do first what was left after the step of the checkpoint."""
+    fit_loop = trainer.fit_loop
+    loop = fit_loop.epoch_loop
+    evaluation = loop.val_loop
+    if loop._should_check_val_fx(fit_loop._data_fetcher):
+        evaluation.batch_progress.reset_on_run()
+        evaluation._restart_stage = MID_EVALUATION
+        return
+    loop._batches_that_stepped += 1
+    evaluation._has_run = loop.batch_progress.is_last_batch  # then nothing is left of the epoch
+
+
+def end_epoch(trainer: Any, sampler: Any) -> None:
+    """End the restart with the epoch, and leave out what ``limit_train_batches`` leaves of it."""
+    fit_loop = trainer.fit_loop
+    loop = fit_loop.epoch_loop
+    plateaus = [one for one in trainer.lr_scheduler_configs if one.reduce_on_plateau]
+    if all(one.monitor in trainer.callback_metrics for one in plateaus):
+        fit_loop._restarting = False  # with True, no plateau is looked for
+    loop.on_iteration_done()
+    whole = loop.batch_progress.current.ready >= trainer.num_training_batches
+    if sampler is not None and sampler.samples and whole:
+        sampler.go_to(sampler.place_of(sampler.epoch + 1, 0))

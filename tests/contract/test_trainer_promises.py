@@ -44,6 +44,34 @@ TRANSFORMERS = [
     ("find_batch_size", "No executable batch size found", f"{ONCE}; accumulation 4"),
 ]
 
+LIGHTNING = [
+    ("base", ONCE, ONCE),
+    ("not_wired", "never 48, once 0, more 48", "has another batch sampler (BatchSampler)"),
+    ("sampler_of_its_own", "48 never, 48 twice", "has another batch sampler (ElasticSampler)"),
+    ("two_loaders", "of the other 48 twice", "training loader 2 of 2 begins"),
+    ("manual", "32 never, 32 twice", "with manual optimization"),
+    ("bare", "never 24, once 48, more 24", "MusterCallback(directory, steps_only=True)"),
+    ("bare_by_name", "12 steps", "12 steps"),
+    ("own_accumulation", "not said", f"{ONCE}; 6 steps"),
+    ("limit_of_batches", "5 steps", "8 steps; 128 trained; distinct (64, 64)"),
+    ("limit_of_a_part", "6 steps of one epoch", "6 steps; 96 trained; distinct (48, 48)"),
+    ("limit_at_an_epochs_end", "8 steps", "8 steps; distinct (64, 64)"),
+    ("commit_before_an_epochs_end", "as undisturbed", "as undisturbed"),
+    ("commit_at_an_epochs_end", "no validation and hook at 6", "as undisturbed"),
+    ("commit_after_an_epochs_end", "as undisturbed", "as undisturbed"),
+    ("commit_at_the_last_epochs_end", "none at 18", "as undisturbed"),
+    ("commit_at_an_epochs_end_not_validated", "no hook at 6", "as undisturbed"),
+    ("commit_at_an_epochs_end_rarely_validated", "no hook at 6", "as undisturbed"),
+    ("commit_at_an_epochs_end_by_steps", "none at 6", "as undisturbed"),
+    ("commit_where_an_epochs_schedule_steps", "none at 6", "as undisturbed"),
+    ("commit_where_a_plateau_is_seen", "none at 12", "as undisturbed"),
+    ("commit_before_a_plateau_is_seen", "not seen at 12", "as undisturbed"),
+    ("commit_after_the_last_validation_of_an_epoch", "12 steps", "12 steps"),
+    ("commit_where_training_stops_early", "none at 12", "as undisturbed"),
+    ("commit_at_a_validation", "none at 2", "as undisturbed"),
+    ("commit_at_a_validation_of_all_batches", "none at 8", "as undisturbed"),
+]
+
 SAID = {
     "own_loss": "the loss of Labelled is a mean",
     "bert": "the loss of BertForSequenceClassification is a mean",
@@ -66,4 +94,17 @@ def test_transformers_keeps_the_promise_or_refuses(
         found += "; said"
     else:
         assert "is a mean" not in caplog.text
+    assert now in found, before
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize(("case", "before", "now"), LIGHTNING)
+def test_lightning_keeps_the_promise_or_refuses(
+    case: str, before: str, now: str, tmp_path: Path
+) -> None:
+    cases = import_module("tests.support.training.lightning_cases")
+    try:
+        found = getattr(cases, case)(tmp_path)
+    except ValueError as error:
+        found = str(error)
     assert now in found, before
