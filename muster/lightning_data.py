@@ -14,7 +14,7 @@ from muster.data.wiring import fault
 log = logging.getLogger(__name__)
 
 COUNTED = ("limit_train_batches", "val_check_interval")
-"""Arguments of the trainer that count micro batches where they are whole numbers."""
+"""Arguments of the trainer that count the loader's batches, which are micro batches."""
 
 MID_EVALUATION = "restarted_mid_evaluation"
 """The name that Lightning has for a restart that begins with a validation."""
@@ -47,13 +47,18 @@ def take_over(trainer: Any, sampler: ElasticSampler) -> None:
             trainer.accumulate_grad_batches,
         )
     trainer.accumulate_grad_batches = many
-    for name in COUNTED:
+    steps = sampler.steps_per_epoch
+    for name in COUNTED:  # the limit first: a part is one of what it leaves
         asked = getattr(trainer, name)
-        if isinstance(asked, float) and name == "limit_train_batches" and asked < 1.0:
-            asked = max(1, int(asked * sampler.steps_per_epoch))
-        if isinstance(asked, int):
-            log.info("%s=%d are global batches, of %d micro batches here", name, asked, many)
-            setattr(trainer, name, asked * many)
+        if isinstance(asked, float) and 0.0 < asked < 1.0:
+            asked = max(1, int(asked * steps))
+        if not isinstance(asked, int):
+            continue
+        setattr(trainer, name, asked * many)
+        if name == "limit_train_batches":
+            steps = min(steps, asked)
+        if many > 1:
+            log.info("%s: %d global batches, of %d micro batches here", name, asked, many)
     # Lightning warns if the loader has no state; this one begins at the sampler's cursor.
     warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before")
 

@@ -108,8 +108,11 @@ class TrainerData:
         if args.auto_find_batch_size and trainer._train_batch_size != self._micro_batch:
             self.sampler = self._cut(trainer._train_batch_size)
         batches: Any = self.sampler
+        lengths = None
         if order(args) == "group_by_length":
-            batches = ByLength(self.sampler, trainer._get_train_sampler().lengths, self._last)
+            lengths = getattr(trainer._get_train_sampler(), "lengths", None)
+        if lengths is not None:
+            batches = ByLength(self.sampler, lengths, self._last)
         dataset, collate = trainer.train_dataset, trainer.data_collator
         if type(dataset).__module__.startswith("datasets."):
             dataset = trainer._remove_unused_columns(dataset, description="training")
@@ -233,14 +236,14 @@ class TrainerData:
         if not self._scaled(items) or not hasattr(inputs, "items"):
             return
         losses = []
-        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         model.eval()
-        with torch.no_grad(), torch.random.fork_rng(devices):
+        with torch.no_grad():
             for many in (items, 2 * items):
-                torch.manual_seed(self.seed)
+                self.begin_step(trainer.state.global_step)  # with the same random numbers
                 once = self._compute_loss(model, dict(inputs), num_items_in_batch=many)
                 losses.append(abs(float(once.mean())))
         model.train()
+        self.begin_step(trainer.state.global_step)
         if 0.0 < losses[0] < 1.001 * losses[1] and self.sampler.rank == 0:
             cure = MEAN_OF_MODEL if trainer.compute_loss_func is None else MEAN_OF_FUNCTION
             log.warning(MEAN, type(trainer.model).__name__, cure)

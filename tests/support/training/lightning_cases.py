@@ -207,6 +207,11 @@ def limit_of_a_part(directory: Path) -> str:
     return _limited(directory, 0.5)
 
 
+def limit_of_nothing(directory: Path) -> str:
+    net, _ = life(directory, limit_train_batches=0.0)
+    return f"{len(net.seen)} trained"
+
+
 def limit_at_an_epochs_end(directory: Path) -> str:
     first, _ = life(directory, 4, limit_train_batches=4, max_epochs=2)
     second, trainer = life(directory, 99, BATCH, limit_train_batches=4, max_epochs=2)
@@ -292,6 +297,10 @@ def commit_where_training_stops_early(directory: Path) -> str:
 
 def commit_at_a_validation(directory: Path) -> str:
     return _as_undisturbed(directory, 2, val_check_interval=2)
+
+
+def commit_at_a_validation_of_a_part(directory: Path) -> str:
+    return _as_undisturbed(directory, 2, val_check_interval=0.25, limit_train_batches=5)
 
 
 def commit_at_a_validation_of_all_batches(directory: Path) -> str:
