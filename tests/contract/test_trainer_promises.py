@@ -26,6 +26,7 @@ TRANSFORMERS = [
     ("own_loader_of_one", "never called", "trainer.get_train_dataloader chooses samples"),
     ("own_sampler_replaced", "never called", ONCE),
     ("batch_rebalance", "random order", "does not know train_sampling_strategy='batch_rebal"),
+    ("own_accumulation", "not said", f"{ONCE}; 6 steps; said"),
     ("drop_last", "96 of 96", "80 of 96"),
     ("stream", "refused", "stream it with muster.data.shard_stream"),
     ("stream_with_a_length", "an error of torch's", "stream it with muster.data.shard_stream"),
@@ -52,7 +53,7 @@ LIGHTNING = [
     ("manual", "32 never, 32 twice", "with manual optimization"),
     ("bare", "never 24, once 48, more 24", "MusterCallback(directory, steps_only=True)"),
     ("bare_by_name", "12 steps", "12 steps"),
-    ("own_accumulation", "not said", f"{ONCE}; 6 steps"),
+    ("own_accumulation", "not said", f"{ONCE}; 6 steps; said"),
     ("limit_of_batches", "4 steps; 64 trained", "8 steps; 128 trained; distinct (64, 64)"),
     ("limit_of_a_part", "the same here", "6 steps; 96 trained; distinct (48, 48)"),
     ("limit_of_nothing", "0 trained", "0 trained"),
@@ -75,38 +76,54 @@ LIGHTNING = [
 ]
 
 SAID = {
+    "own_accumulation": "is 2 and not 4",
     "own_loss": "the loss of Labelled is a mean",
     "bert": "the loss of BertForSequenceClassification is a mean",
 }
-"""Rows that log a warning; no other one may log it."""
+"""Cases in which something is logged, which no other case may log."""
+
+
+def outcome(library: str, case: str, directory: Path, caplog: pytest.LogCaptureFixture) -> str:
+    cases = import_module(f"tests.support.training.{library}_cases")
+    with caplog.at_level(logging.INFO, "muster"):
+        try:
+            found = str(getattr(cases, case)(directory))
+        except ValueError as error:
+            found = str(error)
+    if any(said in caplog.text for said in SAID.values()):
+        assert SAID[case] in caplog.text
+        found += "; said"
+    return found
 
 
 @pytest.mark.parametrize(("case", "before", "now"), TRANSFORMERS)
 def test_transformers_keeps_the_promise_or_refuses(
     case: str, before: str, now: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cases = import_module("tests.support.training.transformers_cases")
-    with caplog.at_level(logging.WARNING, "muster"):
-        try:
-            found = getattr(cases, case)(tmp_path)
-        except ValueError as error:
-            found = str(error)
-    if case in SAID:
-        assert SAID[case] in caplog.text
-        found += "; said"
-    else:
-        assert "is a mean" not in caplog.text
-    assert now in found, before
+    assert now in outcome("transformers", case, tmp_path, caplog), before
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(("case", "before", "now"), LIGHTNING)
 def test_lightning_keeps_the_promise_or_refuses(
-    case: str, before: str, now: str, tmp_path: Path
+    case: str, before: str, now: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cases = import_module("tests.support.training.lightning_cases")
-    try:
-        found = getattr(cases, case)(tmp_path)
-    except ValueError as error:
-        found = str(error)
-    assert now in found, before
+    assert now in outcome("lightning", case, tmp_path, caplog), before
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("library", "case", "now", "said"),
+    [
+        ("transformers", "bare", "3 steps", "Write MusterCallback(trainer, global_batch=16)"),
+        ("transformers", "save_only_model", "Adam counts 1", "saves no optimizer"),
+        ("lightning", "bare", "more 24", "MusterCallback(directory, sampler)"),
+    ],
+)
+def test_with_muster_checks_warn_it_is_said_once_and_trained(
+    library: str, case: str, now: str, said: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("MUSTER_CHECKS", "warn")
+    assert now in outcome(library, case, tmp_path, caplog)
+    assert 1 <= caplog.text.count(said) <= 2, "once in a life"

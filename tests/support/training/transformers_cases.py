@@ -137,6 +137,11 @@ def batch_rebalance(directory: Path) -> str:
     return tally(two_lives(directory, train_sampling_strategy="batch_rebalance"))
 
 
+def own_accumulation(directory: Path) -> str:
+    net, trainer = train(directory, gradient_accumulation_steps=4)
+    return f"{tally(net.seen)}; {trainer.state.global_step} steps"
+
+
 def drop_last(directory: Path) -> str:
     net, _ = train(directory, batch=20, dataloader_drop_last=True)
     return f"{len(net.seen)} of {ROWS}"
