@@ -38,6 +38,7 @@ from muster.data import ElasticSampler, seed_step
 from muster.draining import Drain, drain
 from muster.lightning_data import (
     SHORT,
+    adopt,
     check_loaders,
     end_epoch,
     ended_a_step,
@@ -89,6 +90,10 @@ class MusterCallback(Callback):
         *,
         steps_only: bool = False,
     ) -> None:
+        if steps_only and sampler is not None:
+            raise ValueError(
+                "MusterCallback: with steps_only=True it keeps no sampler: leave it out"
+            )
         self._directory = directory
         self._steps_only = steps_only
         self.sampler = sampler
@@ -106,6 +111,7 @@ class MusterCallback(Callback):
         Without Lightning's ``num_nodes`` each rank would train alone, and all would save to the
         same files. Ranks that Lightning starts itself stay in the world that they began in.
         """
+        self._unfinished = False
         if self.sampler is not None and self._taken is not trainer:
             self._taken = trainer
             take_over(trainer, self.sampler)
@@ -140,7 +146,6 @@ class MusterCallback(Callback):
         self._mark = WorldMark(self._directory, marks=trainer.is_global_zero)
         self._mark.begin()
         if self._unfinished:
-            self._unfinished = False
             finish(trainer)
 
     def on_save_checkpoint(
@@ -195,12 +200,16 @@ class MusterCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: Dict[str, Any]
     ) -> None:
         """Go on from the checkpoint's place in the data, in batches of this world."""
+        if trainer.state.fn != "fit":
+            return
         state = checkpoint.get("callbacks", {}).get(self.state_key) or {}
         former = state.get("accumulation", trainer.accumulate_grad_batches)
         self._unfinished = ended_a_step(trainer, checkpoint, former)
         if self.sampler is not None and state:
             self.sampler.go_to(state["cursor"])
             recount(checkpoint, state["accumulation"], self.sampler.plan.accumulation)
+        elif self.sampler is not None:
+            adopt(checkpoint, self.sampler)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the epoch for the sampler, too."""

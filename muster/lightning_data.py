@@ -26,6 +26,13 @@ SHORT = (
     " MusterCallback(directory, sampler), or MusterCallback(directory, steps_only=True)"
 )
 
+BEGUN = (
+    "MusterCallback(directory, sampler): the checkpoint of step %d was saved without the sampler,"
+    " in mid-epoch: its samples were in another order, so some would be trained twice and others"
+    " never. Train that epoch to its end without the sampler, or choose a place by"
+    " sampler.go_to(sampler.place_of(epoch, samples)) before fit()"
+)
+
 
 def take_over(trainer: Any, sampler: ElasticSampler) -> None:
     """Accumulate as many micro batches per step as the sampler yields.
@@ -103,11 +110,24 @@ def recount(checkpoint: Dict[str, Any], former: int, present: int) -> None:
     All batches of a step that was not complete are trained again, as no checkpoint has its
     gradients.
     """
-    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    progress = _progress(checkpoint)
     for counts in (progress["current"], progress["total"]):
         more = counts["ready"] // former * present - counts["ready"]
         for name in ("ready", "started", "processed", "completed"):
             counts[name] += more
+
+
+def adopt(checkpoint: Dict[str, Any], sampler: ElasticSampler) -> None:
+    """Go on from a checkpoint that has no place in the data: at the end of its epoch.
+
+    Raises ``ValueError`` if it is in the middle of one, unless the sampler has a place already.
+    """
+    if sampler.placed:
+        return
+    begun = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
+    if begun["processed"] != begun["ready"] and not _progress(checkpoint)["is_last_batch"]:
+        refuse(ValueError(BEGUN % checkpoint["global_step"]))
+    sampler.go_to(sampler.place_of(begun["ready"], 0))
 
 
 def ended_a_step(trainer: Any, checkpoint: Dict[str, Any], accumulation: int) -> bool:
@@ -118,7 +138,7 @@ def ended_a_step(trainer: Any, checkpoint: Dict[str, Any], accumulation: int) ->
     """
     if not hasattr(trainer.fit_loop.epoch_loop.val_loop, MID_EVALUATION):
         return False
-    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    progress = _progress(checkpoint)
     found = progress["current"]
     ended = bool(
         found["ready"] == found["processed"] == found["completed"] + 1
@@ -128,6 +148,10 @@ def ended_a_step(trainer: Any, checkpoint: Dict[str, Any], accumulation: int) ->
         progress["current"]["completed"] += 1
         progress["total"]["completed"] += 1
     return ended
+
+
+def _progress(checkpoint: Dict[str, Any]) -> Any:
+    return checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
 
 
 def finish(trainer: Any) -> None:

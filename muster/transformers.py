@@ -87,6 +87,10 @@ class MusterCallback(TrainerCallback):
         self._data: Optional[TrainerData] = None
         self._mark: Optional[WorldMark] = None
         self._steps_only = steps_only
+        if steps_only and global_batch:
+            raise ValueError(
+                "MusterCallback: with steps_only=True it keeps no global_batch: leave it out"
+            )
         if trainer is None:
             return
         if not steps_only:

@@ -183,6 +183,27 @@ def base(directory: Path) -> str:
     return tally(two_lives(directory))
 
 
+def _begun_without(directory: Path, stop: int) -> list[int]:
+    given: dict[str, Any] = {"wired": False, "steps_only": True, "loader": other}
+    net, _ = life(directory, stop, accumulate_grad_batches=2, max_epochs=2, **given)
+    return list(net.seen)
+
+
+def adopted(directory: Path) -> str:
+    return tally(_begun_without(directory, 3) + life(directory)[0].seen)
+
+
+def adopted_at_an_epochs_end(directory: Path) -> str:
+    first = _begun_without(directory, 6)
+    second, trainer = life(directory, micro=BATCH, max_epochs=2)
+    return f"{tally(first)}; {tally(second.seen)}; {trainer.global_step} steps"
+
+
+def both_of_two(directory: Path) -> str:
+    life(directory, steps_only=True)
+    return "accepted"
+
+
 def own_accumulation(directory: Path) -> str:
     net, trainer = life(directory, accumulate_grad_batches=4)
     return f"{tally(net.seen)}; {trainer.global_step} steps"

@@ -220,6 +220,11 @@ def bare_beside_one_that_keeps_the_data(directory: Path) -> str:
     return tally(trainer.model.seen)
 
 
+def both_of_two(directory: Path) -> str:
+    MusterCallback(global_batch=BATCH, steps_only=True)
+    return "accepted"
+
+
 def without_a_batch(directory: Path) -> str:
     trainer = trainer_of(directory, 3, data=DATA, net=Net(), gradient_accumulation_steps=2)
     MusterCallback(trainer)
