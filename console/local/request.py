@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -10,20 +11,24 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.config.sidecar import Config, StoreConfig
+from agent.config.sidecar import Config, JobConfig
 from agent.config.size_faults import size_faults
 from agent.config.table import load, settings_of
+from console.counting import counted
+from console.job.reading import look
 from console.local.launch.horovod_line import HorovodLine
 from console.local.launch.launch_line import LaunchLine, read_launch_line
+from console.local.launch.script_check import interpreter_of, script_fault
 from console.local.launch.settings import MAX_NODES, LocalSettings
-from console.local.nodes.events import Event, read_event
+from console.local.nodes.events import Event, Reach, read_event
 from console.local.session import Directories
-from rdzv.errors import ConfigError
-from rdzv.store.access import Access
+from rdzv.errors import ConfigError, JobNotFound
+from rdzv.records.sizes import Sizes
 
 Given = TypeVar("Given")
 Read = TypeVar("Read")
@@ -69,15 +74,15 @@ class LocalRequest:
 
 
 def read_request(options: Options) -> LocalRequest:
-    """Parse all of ``options`` and create the directories that they name.
+    """Parse and check all of ``options``; then create the directories that they name.
 
-    Raises ``ConfigError`` with a line for each fault.
+    Raises ``ConfigError`` with a line for each fault, ``StoreUnavailable`` if the user's store does
+    not answer.
     """
     faults: list[str] = []
     events = [event for text in options.event_texts if (event := _try(faults, read_event, text))]
     line = _try(faults, _find_launcher, options.command)
-    endpoints = options.etcd_endpoints
-    access = _try(faults, _access_to, endpoints) if endpoints else None
+    config = _try(faults, _read_job, options)
     texts = {
         "lease_ttl_s": ("--lease-ttl", options.lease_text),
         "grace_s": ("--grace", options.grace_text),
@@ -90,16 +95,27 @@ def read_request(options: Options) -> LocalRequest:
         for name, (flag, text) in texts.items()
     }
     max_nodes = _max_nodes(options, events)
-    faults += _faults_of_numbers(options.nodes, options.min_nodes, max_nodes)
-    if not faults:
+    numbers = [*_faults_of_numbers(options, max_nodes)]
+    sizes, unit = read["sizes"], read["unit"]
+    if not numbers and sizes is not None and unit is not None:
         bounds = {"min_nodes": options.min_nodes, "max_nodes": max_nodes}
-        faults += size_faults({**bounds, "sizes": read["sizes"], "unit": read["unit"]})
+        numbers += size_faults({**bounds, "sizes": sizes, "unit": unit})
+        if line is not None and not numbers:
+            reach = Reach(
+                options.nodes,
+                line.slots,
+                Sizes(options.min_nodes, max_nodes, sizes, unit),
+                launcher=isinstance(line, HorovodLine),
+            )
+            numbers += reach.faults(events)
+    faults += [*numbers, *_faults_of_launch(line, options)]
+    if line is None or config is None or faults:
+        raise ConfigError("\n".join(faults))
+    if options.etcd_endpoints and not options.native:
+        asyncio.run(_ask_store(config))
     for flag, directory in (("--report", options.report), ("--log-dir", options.log_dir)):
         if directory is not None:
-            _try(faults, _make_directory, (flag, directory))
-    faults += _faults_of_launch(line, options)
-    if line is None or faults:
-        raise ConfigError("\n".join(faults))
+            _make_directory((flag, directory))
     logs = (options.log_dir or Path(tempfile.mkdtemp(prefix="muster-logs-"))).absolute()
     checkpoints = Path(os.environ.get("CHECKPOINT_DIR") or logs / "checkpoints").absolute()
     _make_directory(("CHECKPOINT_DIR", checkpoints))
@@ -114,11 +130,11 @@ def read_request(options: Options) -> LocalRequest:
         restarts=options.restarts,
         lease_ttl_s=float(read["lease_ttl_s"]),
         grace_s=read["grace_s"],
-        sizes=read["sizes"],
-        unit=read["unit"],
+        sizes=sizes,
+        unit=unit,
         gather_s=read["gather_s"],
         checkpoints=checkpoints,
-        access=access,
+        access=config.access if options.etcd_endpoints else None,
         native=options.native,
         keep_going=options.keep_going,
         strict=options.strict,
@@ -133,18 +149,28 @@ def _max_nodes(options: Options, events: Sequence[Event]) -> int:
     return min(options.nodes + added, MAX_NODES)
 
 
-def _faults_of_numbers(nodes: int, min_nodes: int, max_nodes: int) -> Iterator[str]:
+def _faults_of_numbers(options: Options, max_nodes: int) -> Iterator[str]:
+    nodes, least = options.nodes, options.min_nodes
     if not 1 <= nodes <= MAX_NODES:
         yield f"--nodes {nodes}: choose from 1 to {MAX_NODES}"
-    if not 1 <= min_nodes <= max_nodes:
-        yield f"--min {min_nodes} and --max {max_nodes}: choose 1 or more, and no more than --max"
+    elif least < 1:
+        yield f"--min {least}: choose 1 or more"
+    elif max_nodes < 1:
+        yield f"--max {max_nodes}: choose 1 or more"
+    elif least > max_nodes and options.max_nodes is None:
+        yield (
+            f"--min {least}: only {counted(max_nodes, 'node')} start; lower --min, or start more"
+            " by --nodes or add events"
+        )
+    elif least > max_nodes:
+        yield f"--min ({least}) exceeds --max ({max_nodes})"
 
 
 def _faults_of_launch(line: LaunchLine | HorovodLine | None, options: Options) -> Iterator[str]:
     if sys.platform != "linux":
         yield "muster local finds its processes in /proc: run it on Linux"
-    if isinstance(line, LaunchLine) and line.script and not Path(line.script).is_file():
-        yield f"{line.script}: there is no such file for torchrun to start"
+    if isinstance(line, LaunchLine):
+        yield from _faults_of_script(line)
     if not isinstance(line, HorovodLine):
         return
     # Options of torchrun only.
@@ -155,6 +181,17 @@ def _faults_of_launch(line: LaunchLine | HorovodLine | None, options: Options) -
             "--restarts is for torchrun; horovodrun is not started again, because what it "
             "trained is in its workers' memory: leave it out"
         )
+
+
+def _faults_of_script(line: LaunchLine) -> Iterator[str]:
+    if line.script and not Path(line.script).is_file():
+        yield f"{line.script}: there is no such file for torchrun to start"
+        return
+    program = line.command[0]
+    python = (program,) if line.is_module else interpreter_of(Path(shutil.which(program) or ""))
+    script = None if "PYTHON_EXEC" in os.environ else line.script  # another Python runs it
+    if python and (fault := script_fault(python, script, needs_torch=True)):
+        yield fault
 
 
 def _try(faults: list[str], read: Callable[[Given], Read], given: Given) -> Read | None:
@@ -185,8 +222,19 @@ def _read_as_sidecar(given: tuple[str, str, str]) -> Any:
         ) from error
 
 
-def _access_to(etcd_endpoints: str) -> Access:
-    return load(StoreConfig, {"etcd_endpoints": etcd_endpoints}, os.environ).access
+def _read_job(options: Options) -> JobConfig:
+    """Read the job and the access to its store; a store of this run's own needs no credentials."""
+    flags = {
+        "etcd_endpoints": options.etcd_endpoints,
+        "namespace": options.namespace,
+        "job": options.job,
+    }
+    return load(JobConfig, flags, os.environ if options.etcd_endpoints else {})
+
+
+async def _ask_store(config: JobConfig) -> None:
+    with suppress(JobNotFound):
+        await look(config)
 
 
 def _find_launcher(command: Sequence[str]) -> LaunchLine | HorovodLine:

@@ -76,5 +76,5 @@ def test_both_times_that_are_wrong_are_told_with_what_was_expected(
 def test_a_min_above_max_is_refused(runs: list[LocalSettings], tmp_path: Path) -> None:
     refused = local(tmp_path, "--min", "3")
     assert refused.exit_code == 2
-    assert "--min 3 and --max 2: choose 1 or more" in " ".join(refused.output.split())
+    assert "--min 3: only 2 nodes start; lower --min" in " ".join(refused.output.split())
     assert runs == []

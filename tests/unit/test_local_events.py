@@ -52,6 +52,8 @@ def test_anything_else_is_refused_in_one_sentence(text: str) -> None:
         ("add:node-1@20s", Event(20, "add", "node-1")),
         ("kill:rank0@1.5s", Event(1.5, "kill", "rank0")),
         ("stop:node-12@2m", Event(120, "stop", "node-12")),
+        ("add@15", Event(15, "add", None)),
+        ("add@1.5h", Event(5400, "add", None)),
         ("add@world2", Event(0, "add", None, 2)),
         ("drain:rank0@world16+1.5m", Event(90, "drain", "rank0", 16)),
     ],
@@ -69,12 +71,10 @@ def test_events_as_written(text: str, event: Event) -> None:
         ("kill:worker@15s", "no node 'worker'"),
         ("kill:node-01@15s", "no node 'node-01'"),
         ("add:rank0@15s", "a new node has no rank"),
-        ("add@15", "no time '15'"),
+        ("add@15x", "no time '15x'"),
         ("add@-1s", "no time '-1s'"),
-        ("add@1h", "no time '1h'"),
         ("add@world0+5s", "no time 'world0"),
         ("add@world2+", "or a time after a world's first step, as world3"),
-        ("add@world2+5", "no time 'world2"),
     ],
 )
 def test_a_mistake_is_named(text: str, sentence: str) -> None:

@@ -150,9 +150,10 @@ def test_what_the_user_says_of_times_is_not_said_again() -> None:
         ("torchrun --nproc-per-node=gpu train.py", "give a number"),
         ("torchrun --nproc-per-node=0 train.py", "give a number"),
         ("torchrun --nproc-per-node", "give a number"),
-        ("python train.py", "no launcher"),
-        ("python -m train", "no launcher"),
-        ("python -m horovod.runner.gloo_run", "no launcher"),
+        ("python train.py", "python cannot be started here: write torchrun SCRIPT, because it"),
+        ("python3.12 -m train", "python3.12 cannot be started here: write torchrun"),
+        ("python -m horovod.runner.gloo_run", "python cannot be started here"),
+        ("./train.sh", "no launcher"),
         ("", "no command"),
     ],
 )

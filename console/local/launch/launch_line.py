@@ -25,6 +25,13 @@ _REFUSED = {
     "rdzv-conf": "the sidecar delivers torchrun's rendezvous settings; leave it out",
 }
 
+_WRAPPERS = {
+    "accelerate": "it sets the variables that accelerate reads",
+    "deepspeed": "DeepSpeed reads the variables that it sets",
+    "python": "it starts the script on each node, and passes its arguments on",
+}
+"""Other ways to start a script, with the reason why torchrun does as well."""
+
 _MODULES = {"torch.distributed.run": "torchrun", "horovod.runner.launch": "horovodrun"}
 
 
@@ -33,13 +40,15 @@ class LaunchLine:
     """torchrun's command as the user gave it; ``slots`` is its worker processes per node.
 
     ``max_restarts`` is None if the user does not set it; ``script`` is the file that each node
-    needs, None for a module or another program.
+    needs, None for a module or another program. ``is_module``: the first word is a Python, which
+    runs torchrun's module.
     """
 
     command: tuple[str, ...]
     slots: int
     max_restarts: int | None = None
     script: str | None = None
+    is_module: bool = False
 
 
 def read_launch_line(
@@ -69,7 +78,7 @@ def read_launch_line(
         raise ConfigError("no training script: say which, as in -- torchrun train.py")
     is_file = line.script is not None and not options.keys() & {"module", "no-python"}
     script = line.script[0] if line.script and is_file else None
-    return LaunchLine(tuple(command), slots, max_restarts, script)
+    return LaunchLine(tuple(command), slots, max_restarts, script, is_module=program > 1)
 
 
 def _slots(options: Mapping[str, str], environ: Mapping[str, str]) -> int:
@@ -100,7 +109,20 @@ def _find_launcher(command: Sequence[str]) -> tuple[str, int]:
                 return _MODULES[module], index + 2
             if argument == "-m" or not argument.startswith("-"):
                 break
-    raise ConfigError(
+    raise ConfigError(_no_launcher(command, program))
+
+
+def _no_launcher(command: Sequence[str], program: str) -> str:
+    """Say why ``command`` cannot be started, and what to write instead."""
+    first, *others = command[0].split() or [""]
+    if others and PurePath(first).name in _MODULES.values():
+        return f"{command[0]!r} is one word: remove the quotes: -- {command[0]}"
+    known = "python" if re.fullmatch(r"python[\d.]*", program) else program
+    if known in _WRAPPERS:
+        return (
+            f"{program} cannot be started here: write torchrun SCRIPT, because {_WRAPPERS[known]}"
+        )
+    return (
         f"{command[0]}: no launcher that muster local knows; start the training script with "
         "torchrun, python -m torch.distributed.run or horovodrun"
     )

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``muster local`` finds wrong before it starts a node."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from console.local import command
+from console.local.launch.launch_line import read_launch_line
+from console.local.launch.script_check import interpreter_of, script_fault
+from console.local.nodes.events import Reach, read_event
+from rdzv.errors import ConfigError, StoreUnavailable
+from rdzv.records.sizes import Sizes
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="muster local runs on Linux")
+
+REACH = Reach(nodes=3, slots=2, sizes=Sizes(1, 4))
+
+
+def faults(*texts: str, reach: Reach = REACH) -> list[str]:
+    return list(reach.faults([read_event(text) for text in texts]))
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        (["kill:node-9@30s"], "there is no node-9: the nodes are node-0 to node-2"),
+        (["add@10s", "kill:node-4@30s"], "there is no node-4: the nodes are node-0 to node-3"),
+        (["add@40s", "kill:node-3@30s"], "there is no node-3 so early: the nodes are node-0 to"),
+        (["drain:rank6@30s"], "there is no rank 6; there are 3 nodes with 2 ranks each: rank 0 to 5"),
+        (["kill:node-0@world8"], "no world of 8 ranks can form: the largest has 6"),
+        (["kill:node-0@world3"], "no world of 3 ranks can form: a node has 2"),
+        (["kill:launcher@3s"], "there is no launcher: torchrun runs on each node"),
+    ],
+)
+def test_an_event_that_can_never_fit_is_refused(texts: list[str], sentence: str) -> None:
+    (fault,) = faults(*texts)
+    assert fault.startswith(f"--event {read_event(texts[-1])}: {sentence}")
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["kill:node-2@30s", "drain:rank5@30s", "kill:node-0@world6+3s"],
+        ["add@10s", "kill:node-3@30s", "kill:rank7@20s", "kill:rank0@world8"],
+        ["add:node-7@10s", "kill:node-7@world2+1s"],
+        ["kill:node-1@5s", "add:node-1@9s", "add:node-0@20s"],
+        ["kill:rank0@world2", "kill:rank0@world4"],
+    ],
+)
+def test_an_event_that_may_fit_is_taken(texts: list[str]) -> None:
+    assert faults(*texts) == []
+
+
+def test_a_world_has_a_size_that_is_allowed() -> None:
+    reach = Reach(nodes=4, slots=1, sizes=Sizes(2, 4, unit=2))
+    assert faults("kill:rank0@world3", reach=reach) == [
+        "--event kill:rank0@world3+0s: no world of 3 ranks can form:"
+        " the sizes are min 2 and max 4, in multiples of 2"
+    ]
+    assert faults("kill:rank0@world4", reach=reach) == []
+
+
+def local(tmp_path: Path, *words: str) -> Result:
+    return CliRunner().invoke(command.local, ["--log-dir", str(tmp_path / "logs"), *words])
+
+
+def said(result: Result) -> str:
+    return " ".join(result.output.replace("\u2502", " ").split())
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path) -> Path:
+    """A torchrun whose Python has no torch."""
+    python = Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}")
+    program = tmp_path / "bin" / "torchrun"
+    program.parent.mkdir()
+    program.write_text(f"#!{python} -IS\n")
+    program.chmod(0o755)
+    return program
+
+
+def test_a_missing_torch_is_found(torchrun: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("pass\n")
+    refused = local(tmp_path, "--", str(torchrun), str(script))
+    assert refused.exit_code == 2
+    assert "cannot import torch: install torch there, or activate" in said(refused)
+    assert not (tmp_path / "logs").exists(), "nothing is made for a run that does not start"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("import os\ndef f(:\n", "train.py, line 2: invalid syntax: def f(:"),
+        ("if True:\npass\n", "train.py, line 2: expected an indented block"),
+        ("a = '\0'\n", "train.py: source code"),
+    ],
+)
+def test_a_syntax_error_is_found(tmp_path: Path, text: str, sentence: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    fault = script_fault((sys.executable,), str(script), needs_torch=False)
+    assert sentence in fault
+    assert "\n" not in fault
+
+
+def test_a_script_that_is_right_has_no_fault(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import nothing_of_that_name\nraise SystemExit(1)\n")
+    assert script_fault((sys.executable,), str(script), needs_torch=False) == ""
+
+
+def test_a_python_that_cannot_be_asked_is_no_fault(tmp_path: Path) -> None:
+    hangs = tmp_path / "python"
+    hangs.write_text("#!/bin/sh\nexec sleep 600\n")
+    hangs.chmod(0o755)
+    for program in (str(hangs), str(tmp_path / "none"), "/bin/false"):
+        assert script_fault((program,), "x.py", needs_torch=True, timeout_s=0.5) == ""
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        ("#!/opt/env/bin/python3\n", ("/opt/env/bin/python3",)),
+        ("#!/opt/env/bin/python -E\n", ("/opt/env/bin/python", "-E")),
+        ("#!/usr/bin/env python3\n", ("/usr/bin/env", "python3")),
+        (
+            '#!/bin/sh\n\'\'\'exec\' "/a b/bin/python3.12" "$0" "$@"\n',
+            ("/a b/bin/python3.12",),
+        ),
+        ("#!/bin/bash\nexec python -m torch.distributed.run\n", ()),
+        ("\x7fELF", ()),
+    ],
+)
+def test_the_python_of_a_launcher(tmp_path: Path, head: str, words: tuple[str, ...]) -> None:
+    program = tmp_path / "torchrun"
+    program.write_text(head)
+    assert interpreter_of(program) == words
+    assert interpreter_of(tmp_path / "none") == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["torchrun train.py"], "remove the quotes: -- torchrun train.py"),
+        (["accelerate", "launch", "t.py"], "accelerate cannot be started here: write torchrun"),
+        (["deepspeed", "t.py"], "deepspeed cannot be started here: write torchrun"),
+    ],
+)
+def test_another_way_to_start_it_is_named(words: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        read_launch_line(words, {})
+
+
+def test_a_wrong_job_name_is_found(tmp_path: Path) -> None:
+    refused = local(tmp_path, "--job", "my job", "--namespace", "a b", "--", "torchrun", __file__)
+    assert refused.exit_code == 2
+    assert "--job (MUSTER_JOB): 'my job' from --job is wrong" in said(refused)
+    assert "--namespace (MUSTER_NAMESPACE): 'a b' from --namespace is wrong" in said(refused)
+
+
+def test_a_wrong_number_is_named_once(tmp_path: Path) -> None:
+    none = said(local(tmp_path, "--nodes", "0", "--", "torchrun", __file__))
+    assert "--nodes 0: choose from 1 to 64" in none
+    assert "--min" not in none
+    above = said(local(tmp_path, "--nodes", "3", "--min", "4", "--", "torchrun", __file__))
+    assert "--min 4: only 3 nodes start; lower --min, or start more by --nodes or add" in above
+
+
+def test_a_store_that_does_not_answer_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/none/{name}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    refused = local(tmp_path, "--etcd-endpoints", f"127.0.0.1:{port}", "--", "torchrun", __file__)
+    assert isinstance(refused.exception, StoreUnavailable)
+    assert "cannot reach the store at 127.0.0.1" in str(refused.exception)
+    assert not (tmp_path / "logs").exists()
