@@ -20,6 +20,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from console.local.followed_job import following
 from console.local.launch.settings import LAUNCHER, LocalSettings, own_environment
 from console.local.nodes.events import Event
 from console.local.nodes.run import LocalRun
@@ -31,7 +32,6 @@ from console.local.report.rounds import RoundFollower
 from console.local.report.summary import closing_lines
 from console.local.report.timeline import Moment, Timeline
 from console.local.report.worker_errors import WorkerFailure
-from console.local.store import following
 from console.local.table import draw_table
 from console.wrapping import broken
 from launcher_shim.exit_status import EXIT_FAULT
@@ -78,14 +78,15 @@ async def run_session(
         _print_line(screen, f"logs of every node: {places.logs}")
     async with AsyncExitStack() as stack:
         run_root = await stack.enter_async_context(_swept(settings.run))
-        endpoints = ""
+        job = None
         if not settings.native:
-            endpoints = await stack.enter_async_context(following(settings, rounds))
+            job = await stack.enter_async_context(following(settings, rounds))
         run = LocalRun(
             settings,
             events,
             timeline,
             rounds,
+            job,
             run_root=run_root,
             log_root=places.logs,
             randomness=random.Random(settings.run),
@@ -93,7 +94,7 @@ async def run_session(
         stop = stack.enter_context(_Stop(run))
         if screen.is_terminal and not as_json:
             await stack.enter_async_context(_table(screen, run))
-        status, reason = await run.until_over(endpoints)
+        status, reason = await run.until_over()
         if stop.signal is not None:
             status, reason = 128 + stop.signal, f"ended by {stop.signal.name}"
     finished = status == 0

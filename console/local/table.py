@@ -4,70 +4,69 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from time import time
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from console.local.nodes.node import State
+from console.counting import counted
 from console.local.nodes.run import LocalRun
-
-_STYLES: dict[State, str] = {
-    # Of the 256 colours, those that are readable on a dark background and on a light one.
-    "running": "green4",
-    "done": "green4",
-    "spare": "dim",
-    "stopped": "dark_orange3",
-    "restarting": "dark_orange3",
-    "closing": "dark_orange3",
-    "draining": "dark_orange3",
-    "drained": "dim",
-    "failed": "bold red",
-    "killed": "red",
-}
-
+from console.local.standing import job_standing, node_standing, styles
 
 STEPS_UNKNOWN_AFTER_S = 10.0
 """Time after the start of a round when a script without a reported step probably reports none."""
 
 
-def draw_table(run: LocalRun) -> Table:
-    """Draw the nodes as they are now; the column of steps only if a script reports any."""
-    table = Table(title=_title(run), title_justify="left", title_style="bold")
+def draw_table(run: LocalRun) -> Group:
+    """Draw a headline, cut to the terminal, and the nodes; steps only if a script reports any."""
+    table = Table()
     stepped = any(run.progress.values())
     headings = ["node", "state", "ranks", *(["step"] if stepped else []), "restarts"]
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("node", "state") else "right")
     for name in sorted(run.nodes, key=lambda name: (len(name), name)):
-        node = run.nodes[name]
-        ranks = run.progress.get(name, ()) if node.state in ("running", "draining") else ()
-        state = "training" if ranks else node.state
-        cells = [_listed(progress.rank for progress in ranks)]
+        node, ranks = run.nodes[name], run.progress.get(name, ())
+        standing = node_standing(
+            node.state, name, run.view, has_ranks=bool(ranks), in_round=name in run.rounds.nodes
+        )
+        if not standing.trains:
+            ranks = ()
+        numbers: Iterable[int] = (progress.rank for progress in ranks)
+        if standing.trains and not stepped:
+            numbers = run.rounds.ranks_of(name)
+        cells = [_listed(numbers)]
         if stepped:
             cells.append(str(max((progress.step for progress in ranks), default="")))
-        elif node.state == "running":
-            cells = [_listed(run.rounds.ranks_of(name))]
-        style = _STYLES.get(node.state, "")
-        table.add_row(name, Text(state, style=style), *cells, str(node.restarts or ""))
-    return table
+        state = Text(standing.state, style=styles().get(standing.state, ""))
+        table.add_row(name, state, *cells, str(node.restarts or ""))
+    return Group(Text(headline(run), style="bold", no_wrap=True, overflow="ellipsis"), table)
 
 
-def _title(run: LocalRun) -> str:
-    """Return the title: the world, the duration of the run so far, and the next event."""
-    now_s = run.now_s
+def headline(run: LocalRun) -> str:
+    """Return the state of the job, the duration of the run so far, and the next event."""
+    now_s, event = run.now_s, run.next_event
+    coming = f", next: {event[0]} in {max(0.0, event[1] - now_s):.0f} s" if event else ""
+    return f"{_state(run)}; {now_s:.0f} s{coming}"
+
+
+def _state(run: LocalRun) -> str:
     leader, rounds = run.leader, run.rounds
+    if standing := run.awaited or job_standing(run.view, time()):
+        return standing
     if leader is not None:
         world = f"world of {leader.world_size} at step {leader.step}"
-        world += f", round {rounds.round.number}" if rounds.nodes else ""
-    elif rounds.nodes:
-        ranks = sum(len(rounds.ranks_of(name)) for name in rounds.nodes)
-        world = f"round {rounds.round.number}: {ranks} rank{'' if ranks == 1 else 's'}"
-        if rounds.began_s is not None and now_s - rounds.began_s > STEPS_UNKNOWN_AFTER_S:
-            world += " (steps unknown: the script does not call muster.report_step)"
-    else:
-        world = "no world yet"
-    event = run.next_event
-    coming = f", next: {event[0]} in {max(0.0, event[1] - now_s):.0f} s" if event else ""
-    return f"{world}; {now_s:.0f} s{coming}"
+        return f"{world}, round {rounds.round.number}" if rounds.nodes else world
+    if not rounds.nodes:
+        return "no world yet"
+    ranks = sum(len(rounds.ranks_of(name)) for name in rounds.nodes)
+    world = f"round {rounds.round.number}: {counted(ranks, 'rank')}"
+    if rounds.began_s is None:
+        return world
+    age_s = run.now_s - rounds.began_s
+    if age_s > STEPS_UNKNOWN_AFTER_S:
+        return f"{world} (no step is known for {age_s:.0f} s)"
+    return world
 
 
 def _listed(numbers: Iterable[int]) -> str:

@@ -85,6 +85,7 @@ class Drill:
         self,
         *arguments: str,
         nodes: int = 2,
+        min_nodes: int = 1,
         awaited: tuple[str, ...] = ("node-1",),
         events: tuple[str, ...] = (),
         native: bool = True,
@@ -100,7 +101,7 @@ class Drill:
             job="job",
             line=LaunchLine((sys.executable, str(self.script), *arguments), 1),
             nodes=nodes,
-            min_nodes=1,
+            min_nodes=min_nodes,
             max_nodes=4,
             restarts=2,
             lease_ttl_s=lease_ttl_s,
@@ -278,6 +279,16 @@ STORIES = {
         happened={"node-0": "sidecar restart done", "node-1": "drained"},
         lives={"node-0": 2, "node-1": 1},
         says="its container ended with 143",
+    ),
+    "a job with too few nodes says what it waits for": Story(
+        settings={
+            **SIDECARS,
+            "min_nodes": 2,
+            "events": ("drain:node-1@world1+1s",),
+        },
+        steps=("shown waiting", "end node-0"),
+        happened={"node-1": "drained", "node-0": "done"},
+        says="nothing can train: 1 node left (min 2)",
     ),
     "without Muster a drained node gets its SIGTERM and nothing else": Story(
         settings={"events": ("drain:node-1@world1+1s",)},

@@ -32,7 +32,7 @@ def faults(*texts: str, reach: Reach = REACH) -> list[str]:
         (["kill:node-9@30s"], "there is no node-9: the nodes are node-0 to node-2"),
         (["add@10s", "kill:node-4@30s"], "there is no node-4: the nodes are node-0 to node-3"),
         (["add@40s", "kill:node-3@30s"], "there is no node-3 so early: the nodes are node-0 to"),
-        (["drain:rank6@30s"], "there is no rank 6; there are 3 nodes with 2 ranks each: rank 0 to 5"),
+        (["drain:rank6@30s"], "there is no rank 6; there are 3 nodes with 2 ranks each: rank"),
         (["kill:node-0@world8"], "no world of 8 ranks can form: the largest has 6"),
         (["kill:node-0@world3"], "no world of 3 ranks can form: a node has 2"),
         (["kill:launcher@3s"], "there is no launcher: torchrun runs on each node"),

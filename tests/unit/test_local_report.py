@@ -31,7 +31,7 @@ async def test_the_status_is_the_jobs_where_the_report_has_lost_its_directory(
     report = tmp_path / "removed meanwhile"
 
     class Run(SimpleNamespace):
-        async def until_over(self, endpoints: str) -> tuple[int, str]:
+        async def until_over(self) -> tuple[int, str]:
             return status, "it is over"
 
     @asynccontextmanager

@@ -181,3 +181,21 @@ def test_round_steps() -> None:
     assert [nice_step(raw) for raw in (0.1, 1, 1.2, 3, 7, 12, 50, 51)] == [
         1, 1, 2, 5, 10, 20, 50, 100,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("details", "sentence"),
+    [
+        ({"outcome": "committed", "step": 7}, "committed at step 7: spot"),
+        ({"outcome": "expired"}, "expired: it ran out of time before all ranks had saved (spot)"),
+        ({"outcome": "uncommitted"}, "uncommitted: there was nothing to save, or a rank takes no"),
+    ],
+)
+def test_the_end_of_a_drain_says_what_was_saved(
+    told: list[Moment], timeline: Timeline, details: dict[str, object], sentence: str
+) -> None:
+    entry = HistoryEntry("drain", "node-1", "spot", 1.0, details)
+    key = KEYS.history_entry(5, "node-1", "drain")
+    RoundFollower(KEYS, "digits", 1, timeline).take_in([put(key, entry.to_json())])
+    assert (told[0].what, told[0].who) == ("released", "node-1")
+    assert told[0].detail.startswith(sentence)

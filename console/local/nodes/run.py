@@ -9,6 +9,8 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from console.job.view import JobView
+from console.local.followed_job import FollowedJob
 from console.local.launch.horovod_line import HorovodLine
 from console.local.launch.launch_line import LaunchLine
 from console.local.launch.settings import LAUNCHER, LocalSettings, Pod
@@ -23,11 +25,15 @@ from console.local.report.progress import Progress, newest_rank_0, read_progress
 from console.local.report.rounds import RoundFollower
 from console.local.report.timeline import Timeline
 from console.local.report.worker_errors import WorkerFailure
+from console.local.standing import awaited
 from launcher_shim.exit_status import EXIT_FAULT
 from launcher_shim.rundir import layout
 
 SAMPLE_INTERVAL_S = 0.2
 CLOSE_TIMEOUT_S = 20.0
+
+STANDSTILL_S = 2.0
+"""Time without enough nodes after which the run says what it waits for."""
 
 
 class LocalRun:
@@ -39,6 +45,7 @@ class LocalRun:
         events: Sequence[Event],
         timeline: Timeline,
         rounds: RoundFollower,
+        job: FollowedJob | None,
         *,
         run_root: Path,
         log_root: Path,
@@ -50,6 +57,10 @@ class LocalRun:
         self.last_leader: str | None = None
         self.endings: list[Ending] = []
         self.given_up_for: WorkerFailure | None = None
+        self.awaited = ""
+        """What the job waits for while too few nodes are there to train; empty if it does not."""
+        self._short_since_s: float | None = None
+        self._job = job
         self.rounds = rounds
         self._settings = settings
         self._pending = [event for event in events if event.world_size is None]
@@ -86,13 +97,18 @@ class LocalRun:
         event = min(timed, key=lambda event: event.at_s)
         return f"{event.action} {event.target or ''}".strip(), event.at_s
 
-    async def until_over(self, endpoints: str) -> tuple[int, str]:
+    @property
+    def view(self) -> JobView | None:
+        """The job as its store has it; None without Muster."""
+        return self._job.view if self._job is not None else None
+
+    async def until_over(self) -> tuple[int, str]:
         """Run the job to its end; return its exit status and the reason.
 
         Frozen or hung processes may be left: the sweeper ends them.
         """
         async with asyncio.TaskGroup() as tasks:
-            await self._train(endpoints, tasks)
+            await self._train(self._job.endpoints if self._job is not None else "", tasks)
             self.abandon()
         if self._given_up is not None:
             return EXIT_FAULT, self._given_up
@@ -323,6 +339,7 @@ class LocalRun:
             )
             if self.leader is not None:
                 self._see_leader(self.leader)
+            self._see_standstill()
             nodes = tuple(self.nodes.values())
             for node, failure in await asyncio.to_thread(self._worker_watch.look, nodes):
                 reason = self._worker_watch.record(node, failure)
@@ -330,6 +347,22 @@ class LocalRun:
                     self._given_up, self.given_up_for = reason, failure
                     self._changed.set()
             await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+    def _see_standstill(self) -> None:
+        """Say once what the job waits for, if it has too few nodes for long."""
+        event, now_s = self.next_event, self.now_s
+        waits = ""
+        trained = self.rounds.last_rank_0 or self._timeline.worlds.all
+        if trained and not (self.rounds.closing or self._interrupted):
+            waits = awaited(self.view, f"{event[0]} at {event[1]:.0f} s" if event else "")
+        if not waits:
+            self.awaited, self._short_since_s = "", None
+            return
+        if self._short_since_s is None:
+            self._short_since_s = now_s
+        if waits != self.awaited and now_s - self._short_since_s >= STANDSTILL_S:
+            self.awaited = waits
+            self._timeline.record("membership", "waiting", "", waits)
 
     def _see_leader(self, leader: Progress) -> None:
         host = next(name for name, ranks in self.progress.items() if leader in ranks)

@@ -14,6 +14,12 @@ from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry
 from rdzv.store import KeyValue, WatchEvent
 
+_WITHOUT_SAVE = {
+    "expired": "it ran out of time before all ranks had saved",
+    "uncommitted": "there was nothing to save, or a rank takes no part in saving",
+}
+"""The outcomes of a drain after which steps may be trained again."""
+
 
 class RoundFollower:
     """A follower of one run; ``take_in`` is a listener of the mirror. ``slots``: ranks per node."""
@@ -110,4 +116,6 @@ def _moment_of(entry: HistoryEntry) -> tuple[str, str, str]:
     if outcome == "cancelled":
         return "cancelled", entry.member, entry.why
     at_step = "" if step is None else f" at step {step}"
+    if (sentence := _WITHOUT_SAVE.get(str(outcome))) is not None:
+        return "released", entry.member, f"{outcome}: {sentence} ({entry.why})"
     return "released", entry.member, f"{outcome}{at_step}: {entry.why}"
