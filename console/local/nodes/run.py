@@ -58,7 +58,7 @@ class LocalRun:
         self.endings: list[Ending] = []
         self.given_up_for: WorkerFailure | None = None
         self.awaited = ""
-        """What the job waits for while too few nodes are there to train; empty if it does not."""
+        """The reason why no world can form, with what the run waits for; empty if one can."""
         self._short_since_s: float | None = None
         self._job = job
         self.rounds = rounds
