@@ -105,6 +105,13 @@ Examples:
     "--restarts", default=3, metavar="N", help="How often a torchrun that failed restarts."
 )
 @click.option(
+    "--step",
+    "step_text",
+    metavar="REGEX",
+    show_default="step 120, a bar of tqdm, and their kind",
+    help="Find the step in a line of the script's output: the first group.",
+)
+@click.option(
     "--report",
     type=click.Path(path_type=Path),
     metavar="DIR",

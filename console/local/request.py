@@ -26,6 +26,7 @@ from console.local.launch.launch_line import LaunchLine, read_launch_line
 from console.local.launch.script_check import interpreter_of, script_fault
 from console.local.launch.settings import MAX_NODES, LocalSettings
 from console.local.nodes.events import Event, Reach, read_event
+from console.local.report.printed_steps import read_pattern
 from console.local.session import Directories
 from rdzv.errors import ConfigError, JobNotFound
 from rdzv.records.sizes import Sizes
@@ -60,6 +61,7 @@ class Options:
     job: str
     native: bool
     keep_going: bool
+    step_text: str | None
     strict: bool
     command: Sequence[str]
 
@@ -83,6 +85,7 @@ def read_request(options: Options) -> LocalRequest:
     events = [event for text in options.event_texts if (event := _try(faults, read_event, text))]
     line = _try(faults, _find_launcher, options.command)
     config = _try(faults, _read_job, options)
+    step_pattern = _try(faults, read_pattern, options.step_text) if options.step_text else None
     texts = {
         "lease_ttl_s": ("--lease-ttl", options.lease_text),
         "grace_s": ("--grace", options.grace_text),
@@ -137,6 +140,7 @@ def read_request(options: Options) -> LocalRequest:
         access=config.access if options.etcd_endpoints else None,
         native=options.native,
         keep_going=options.keep_going,
+        step_pattern=step_pattern,
         strict=options.strict,
     )
     return LocalRequest(settings, events, Directories(logs, options.report))
@@ -174,6 +178,8 @@ def _faults_of_launch(line: LaunchLine | HorovodLine | None, options: Options) -
     if not isinstance(line, HorovodLine):
         return
     # Options of torchrun only.
+    if options.step_text:
+        yield "--step is for torchrun: with horovodrun, call muster.report_step(step)"
     if options.native:
         yield "--native compares torchrun's own rendezvous; horovodrun has none: leave it out"
     if options.restarts_given:

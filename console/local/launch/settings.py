@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,6 +73,8 @@ class LocalSettings:
     keep_going: bool = False
     """Whether to go on if the same error ends every round. Without it a script that always fails
     ends the run soon."""
+    step_pattern: re.Pattern[str] | None = None
+    """A pattern whose first group is the step in a line of output; None: those known here."""
     strict: bool = False
     """Whether an event that did nothing fails the run."""
 

@@ -243,7 +243,7 @@ def _legend(y: float, timeline: Timeline) -> Iterator[str]:
     if len(timeline.worlds.all) > 1:
         entries.append(("again", "back to a save"))
     if timeline.rounds and not timeline.worlds.all:
-        entries.append(("unknown", "grey: unknown, the script tells no steps"))
+        entries.append(("unknown", "grey: unknown, no step was found"))
     x = float(_LEFT)
     for style, label in [*entries, ("event", "event")]:
         yield _line(style, x, y - 4, x + 22, y - 4)

@@ -12,7 +12,11 @@ from agent.rundir.progress import is_gone, read_lines
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One rank at one moment. ``at_unix_s`` is this machine's wall clock."""
+    """One rank at one moment.
+
+    ``at_unix_s`` is this machine's wall clock. ``every``: more than 1 if only each so manieth step
+    is known, as of a script that prints them.
+    """
 
     pid: int
     rank: int
@@ -20,6 +24,7 @@ class Progress:
     restart: int
     step: int
     at_unix_s: float
+    every: int = 1
 
 
 def read_progress(directory: Path) -> tuple[Progress, ...]:

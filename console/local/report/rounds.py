@@ -72,8 +72,8 @@ class RoundFollower:
             try:
                 if event.kv.key.startswith(self._keys.history):
                     entry = HistoryEntry.from_kv(event.kv)
-                    if entry.what in ("round", "closed"):
-                        continue  # the round record itself has more details
+                    if entry.what in ("round", "closed", "failed"):
+                        continue  # the round's record and the launcher's log have more details
                     self._timeline.record("membership", *_moment_of(entry))
                 elif self._is_round(event.kv.key):
                     self._see_round(event.kv)

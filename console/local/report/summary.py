@@ -7,8 +7,9 @@ from console.counting import counted
 from console.local.report.timeline import Timeline
 
 _HOW_TO_SEE_STEPS = (
-    "Steps are unknown: the script does not tell them. To see them, and what a change costs, call"
-    " muster.report_step(step) in its loop; to lose none, see docs/training.md#a-loop-of-your-own."
+    "No step was found in the script's output, so what a change costs is unknown. Print them, as in"
+    ' print(f"step {step}"), or give --step REGEX, or call muster.report_step(step); to lose none,'
+    " see docs/training.md#a-loop-of-your-own."
 )
 
 
@@ -22,14 +23,17 @@ def closing_lines(timeline: Timeline, *, finished: bool) -> list[str]:
     rounds = sum(moment.what == "round" for moment in timeline.moments)
     worlds = timeline.worlds.all
     facts = [f"{timeline.moments[-1].at_s:.1f} s", counted(rounds, "round")]
-    if worlds:
+    if timeline.worlds.fault:
+        lines.append(f"warning: {timeline.worlds.fault}.")
+    elif worlds:
         facts.append(f"{worlds[-1].last_step} steps in {counted(len(worlds), 'world')}")
         again = timeline.worlds.steps_trained_again
+        exact = timeline.worlds.exact
         if again:
-            facts.append(f"{counted(again, 'step')} trained again")
+            facts.append(f"{'' if exact else 'about '}{counted(again, 'step')} trained again")
         elif finished:
-            facts.append("no step lost")
-    lines.append("; ".join(facts))
+            facts.append("no step lost" if exact else "no printed step trained again")
+    lines.insert(1, "; ".join(facts))
     if rounds and not worlds and all(moment.what != "error" for moment in timeline.moments):
         lines.append(_HOW_TO_SEE_STEPS)
     events = [moment for moment in timeline.moments if moment.kind == "event"]

@@ -8,7 +8,9 @@ with Horovod that process goes on from one world to the next.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+from console.counting import counted
 from console.local.report.progress import Progress
 
 MAX_POINTS = 600
@@ -17,10 +19,15 @@ MAX_POINTS = 600
 
 @dataclass(slots=True)
 class World:
-    """One world. ``points`` are (seconds since the start of the run, step), oldest first."""
+    """One world.
+
+    ``points`` are (seconds since the start of the run, step), oldest first. ``every``: only each so
+    manieth step is known.
+    """
 
     pid: int
     size: int
+    every: int = 1
     points: list[tuple[float, int]] = field(default_factory=list)
 
     @property
@@ -53,10 +60,14 @@ class World:
 
 
 class Worlds:
-    """Every world of a run, in order."""
+    """Every world of a run, in order.
+
+    ``fault``: the reason why their steps do not count on from world to world; empty if they do.
+    """
 
     def __init__(self) -> None:
         self.all: list[World] = []
+        self.fault = ""
 
     def first_of(self, size: int, start: int) -> int | None:
         """Return the index of the first world of ``size`` ranks from ``start`` on; None if none."""
@@ -66,28 +77,44 @@ class Worlds:
     @property
     def steps_trained_again(self) -> int:
         """The number of steps that a later world has repeated, as far as they were seen."""
-        pairs = zip(self.all, self.all[1:], strict=False)
-        return sum(max(0, before.last_step - after.first_step + 1) for before, after in pairs)
+        return sum(max(0, again(before, after)) for before, after in pairwise(self.all))
+
+    @property
+    def exact(self) -> bool:
+        """Whether each step was reported or printed."""
+        return all(world.every == 1 for world in self.all)
 
     def see(self, at_s: float, leader: Progress) -> str | None:
         """Take in rank 0's progress; return a sentence if a world has just begun to train."""
         before = self.all[-1] if self.all else None
         if before is not None and before.pid == leader.pid and before.size == leader.world_size:
             before.see(at_s, leader.step)
+            before.every = leader.every
             return None
         goes_on = before is not None and before.pid == leader.pid
         if not goes_on and any(world.pid == leader.pid for world in self.all):
             return None  # the rank 0 of an earlier world, which has not ended yet
-        world = World(leader.pid, leader.world_size)
+        world = World(leader.pid, leader.world_size, leader.every)
         world.see(at_s, leader.step)
         self.all.append(world)
         if before is None:
             return f"first step: {world.first_step} in a world of {world.size}"
         gap_s = world.began_s - before.ended_s
-        again = before.last_step - world.first_step + 1
-        steps = "step is" if again == 1 else "steps are"
-        lost = f", {again} {steps} trained again" if again > 0 else ", no step is lost"
         return (
             f"trains again at step {world.first_step} in a world of {world.size} "
-            f"after {gap_s:.1f} s{lost}"
+            f"after {gap_s:.1f} s, {cost(before, world)}"
         )
+
+
+def again(before: World, after: World) -> int:
+    """Return the number of steps that ``after`` repeats; negative or 0 if none is known to be."""
+    return before.last_step - after.first_step + max(before.every, after.every)
+
+
+def cost(before: World, after: World) -> str:
+    """Say what the change from one world to the next has cost, in steps."""
+    steps, exact = again(before, after), before.every == after.every == 1
+    if steps <= 0:
+        return "no step is lost" if exact else "no printed step is trained again"
+    about = "" if exact else "about "
+    return f"{about}{counted(steps, 'step')} {'is' if steps == 1 else 'are'} trained again"

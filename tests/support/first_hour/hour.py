@@ -55,7 +55,7 @@ STEPS = (
     ),
     Step(
         "local --nodes 2 --min 2 -- torchrun plain.py",
-        ("round  .*", "closed .*", "end .*", "trained .*", "Steps are unknown: .*"),
+        ("round  .*", "closed .*", "end .*", "trained .*", "No step was found .*"),
     ),
     Step(
         "local --nodes 2 --min 1 --event drain:rank0@world2 -- torchrun drains.py",

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps that a plain script prints: found in its output in bounded time, whatever that is.
+
+``step 120``, ``Epoch [3/10], Step [45/100]``, a bar of tqdm, or what the user's pattern matches.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from rdzv.errors import ConfigError
+
+LINE_LENGTH = 600
+"""Characters of a line that are searched."""
+
+PIECE_LENGTH = 64 * 1024
+"""Characters of new output that are searched at a time: the newest ones."""
+
+RESET_FROM = 10
+"""A step from which a fall to less than its half is no matter of two ranks that print in turn."""
+
+PATTERN_CPU_S = 0.1
+"""Processor time for a user's pattern on one piece. More: the table stands still for longer."""
+
+_STEP = re.compile(
+    r"(?<![a-z])(?:global[_ -]?)?(?:step|iteration|iter|batch|update)s?[\"']?\s{0,3}[:=#]?\s{0,6}"
+    r"[\[(]?\s{0,6}(\d[\d,]{0,14})(?![.\d]|\s{0,2}%)(?:\s?(?:/|of)\s?(\d[\d,]{0,14}))?",
+    re.IGNORECASE,
+)
+_BAR = re.compile(r"(?<!\d)\d{1,3}%\|[^|]{0,300}\|\s{0,8}(\d{1,12})/(\d{1,12}) ?\[")
+_COUNT = re.compile(r"(?<![\d.])(\d{1,12})it \[")
+_EPOCH = re.compile(r"(?<![a-z])epoch\s{0,3}[:=#]?\s{0,3}[\[(]?\s{0,3}(\d{1,9})", re.IGNORECASE)
+_NUMBER = re.compile(r"\d{1,20}")
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A step in one line. ``source`` tells apart what is counted, as two bars; ``total``: its end.
+
+    ``epoch``: that of the line, None without one.
+    """
+
+    source: tuple[str, int]
+    number: int
+    total: int = 0
+    epoch: int | None = None
+
+
+def find_step(line: str) -> Printed | None:
+    """Find the step in one line of output."""
+    epoch = _EPOCH.search(line)
+    of_epoch = None if epoch is None else int(epoch[1])
+    if (bar := _BAR.search(line)) is not None:
+        label = _NUMBER.sub("#", line[: bar.start()].strip())
+        total = int(bar[2])
+        return Printed((f"bar {label}", total), int(bar[1]), total, of_epoch)
+    if (count := _COUNT.search(line)) is not None:
+        return Printed((f"bar {_NUMBER.sub('#', line[: count.start()].strip())}", 0), int(count[1]))
+    if (step := _STEP.search(line)) is not None:
+        total = _int(step[2]) if step[2] else 0
+        return Printed(("word", total), _int(step[1]), total, of_epoch)
+    return None
+
+
+def _int(digits: str) -> int:
+    return int(digits.replace(",", ""))
+
+
+def read_pattern(text: str) -> re.Pattern[str]:
+    """Compile a user's pattern, whose first group is the step; raises ``ConfigError``."""
+    try:
+        pattern = re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(f"--step {text!r}: no regular expression ({error})") from error
+    if not pattern.groups:
+        raise ConfigError(
+            rf"--step {text!r}: put the number in parentheses, as in --step 'it (\d+)'"
+        )
+    return pattern
+
+
+class PatternTooSlow(Exception):
+    """A user's pattern that takes too long on a line."""
+
+
+@contextmanager
+def _bounded(cpu_s: float) -> Iterator[None]:
+    """Raise ``PatternTooSlow`` in the main thread after ``cpu_s`` of processor time.
+
+    The matcher of ``re`` looks for signals as it runs.
+    """
+
+    def too_slow(*_: object) -> None:
+        raise PatternTooSlow
+
+    before = signal.signal(signal.SIGVTALRM, too_slow)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+@dataclass(slots=True)
+class PrintedSteps:
+    """A reader of the steps in the output of all nodes of a run.
+
+    ``fault``: the reason why it has given up, as a sentence. ``every``: the smallest distance of
+    two steps that were printed. One source is followed: the first that counts up. Call ``take_in``
+    in the main thread.
+    """
+
+    pattern: re.Pattern[str] | None = None
+    fault: str = ""
+    every: int = 0
+    _source: tuple[str, int] | None = None
+    _first_epoch: int | None = None
+    _newest: dict[tuple[str, int], int] = field(default_factory=dict)
+    _rests: dict[str, str] = field(default_factory=dict)
+
+    def take_in(self, node: str, text: str) -> list[int]:
+        """Take in the next output of a node; return the steps in it, in order."""
+        if self.fault:
+            return []
+        lines = re.split(r"[\r\n]", self._rests.get(node, "") + text[-PIECE_LENGTH:])
+        # A bar ends its line by the next one's beginning: read it as it is.
+        self._rests[node] = lines[-1][-LINE_LENGTH:]
+        if not lines[-1].endswith("]"):
+            lines.pop()
+        if self.pattern is not None:
+            steps = self._by_pattern(self.pattern, lines)
+        else:
+            found = (find_step(line[:LINE_LENGTH]) for line in lines)
+            steps = [self._counted(one) for one in found if one is not None and self._follows(one)]
+        for before, after in pairwise(steps):
+            self._see_distance(after - before)
+        return steps
+
+    def _see_distance(self, distance: int) -> None:
+        if distance > 0:
+            self.every = min(self.every or distance, distance)
+
+    def note_next(self, before: int, after: int) -> None:
+        """Take in two steps of one process; one that counts from below again cannot be followed."""
+        if before >= RESET_FROM and after < before / 2:
+            self.fault = (
+                f"the steps in its output fell from {before} to {after} in one world, as if counted"
+                " by epoch: what a change costs is unknown; print a step that counts on, or give"
+                " --step"
+            )
+        self._see_distance(after - before)
+
+    def _by_pattern(self, pattern: re.Pattern[str], lines: list[str]) -> list[int]:
+        steps = []
+        try:
+            with _bounded(PATTERN_CPU_S):
+                for line in lines:
+                    match = pattern.search(line[:LINE_LENGTH])
+                    digits = (match[1] or "").replace(",", "") if match is not None else ""
+                    if digits.isdecimal() and len(digits) < 16:
+                        steps.append(int(digits))
+        except PatternTooSlow:
+            self.fault = (
+                f"--step {pattern.pattern!r} took more than {PATTERN_CPU_S:g} s on a piece of"
+                " output: steps are unknown from here on; write a simpler one"
+            )
+        return steps
+
+    def _follows(self, one: Printed) -> bool:
+        """Return whether ``one`` is of the followed source; choose that once one counts up."""
+        if self._source is None:
+            before = self._newest.get(one.source)
+            self._newest[one.source] = one.number
+            if before is None or one.number <= before:
+                return False
+            self._see_distance(one.number - before)
+            self._source = one.source
+        return one.source == self._source
+
+    def _counted(self, one: Printed) -> int:
+        if one.epoch is None or not one.total:
+            return one.number
+        if self._first_epoch is None:
+            self._first_epoch = one.epoch
+        return max(0, one.epoch - self._first_epoch) * one.total + one.number
