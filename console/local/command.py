@@ -170,12 +170,17 @@ Examples:
 @click.option(
     "--native",
     is_flag=True,
-    help="Leave Muster out, for comparison: torchrun's own rendezvous, held by node-0.",
+    help="Run the drill without Muster: torchrun's own rendezvous, held by node-0.",
+)
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Run the drill on torchrun alone as well, and print what each event cost there.",
 )
 @click.option(
     "--keep-going",
     is_flag=True,
-    help="Go on where the same error ends three rounds before any step.",
+    help="Don't stop when the same error ends three rounds before the first step.",
 )
 @click.option("--strict", is_flag=True, help="End with 1 if an event did nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line: what happens.")
@@ -194,6 +199,11 @@ def local(context: click.Context, /, as_json: bool, **options: Any) -> None:
     except ConfigError as faults:
         raise click.UsageError(str(faults)) from faults
     run = run_session(
-        request.settings, request.events, request.directories, Console(), as_json=as_json
+        request.settings,
+        request.events,
+        request.directories,
+        Console(),
+        as_json=as_json,
+        compares=given.compare,
     )
     context.exit(asyncio.run(run))

@@ -60,6 +60,7 @@ class Options:
     namespace: str
     job: str
     native: bool
+    compare: bool
     keep_going: bool
     step_text: str | None
     strict: bool
@@ -175,9 +176,13 @@ def _faults_of_launch(line: LaunchLine | HorovodLine | None, options: Options) -
         yield "muster local finds its processes in /proc: run it on Linux"
     if isinstance(line, LaunchLine):
         yield from _faults_of_script(line)
+    if options.native and options.compare:
+        yield "--compare runs both, --native one of the two: give one of them"
     if not isinstance(line, HorovodLine):
         return
     # Options of torchrun only.
+    if options.compare:
+        yield "--compare is for torchrun; horovodrun does not train without hosts: leave it out"
     if options.step_text:
         yield "--step is for torchrun: with horovodrun, call muster.report_step(step)"
     if options.native:

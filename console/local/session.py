@@ -7,38 +7,47 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import click
 from rich.console import Console
 from rich.live import Live
 
+from console.local.ending import (
+    Native,
+    print_line,
+    show_last_words,
+    show_result,
+    show_traceback,
+    write_report,
+)
 from console.local.followed_job import following
-from console.local.launch.settings import LAUNCHER, LocalSettings, own_environment
+from console.local.launch.settings import LocalSettings, own_environment
 from console.local.nodes.events import Event
 from console.local.nodes.run import LocalRun
 from console.local.processes.marked import adopt_orphans
-from console.local.report.final_report import read_last_words
-from console.local.report.picture import draw_picture
 from console.local.report.repeats import Repeats
 from console.local.report.rounds import RoundFollower
-from console.local.report.summary import closing_lines
 from console.local.report.timeline import Moment, Timeline
-from console.local.report.worker_errors import WorkerFailure
 from console.local.table import draw_table
 from console.wrapping import broken
-from launcher_shim.exit_status import EXIT_FAULT
+from launcher_shim.exit_status import EXIT_FAULT, EXIT_KILLED
 from rdzv.keys import JobKeys
 
 REDRAW_INTERVAL_S = 0.25
-TAIL_LINES = 15
+PATIENCE_S = 60.0
+"""Time that native torchrun gets besides twice that of Muster's run: starts take long."""
+
+NATIVE_SHOWN = ("event", "training", "end")
+"""The kinds of moments of native torchrun's run that are shown."""
 
 INDENT = 32
 """Columns before the detail of a moment."""
@@ -59,23 +68,98 @@ async def run_session(
     screen: Console,
     *,
     as_json: bool = False,
+    compares: bool = False,
 ) -> int:
     """Run the job and show it; return the exit status of ``muster local``.
 
-    ``as_json`` prints each moment as a JSON object, and nothing else.
+    ``as_json`` prints each moment as a JSON object, and nothing else. ``compares``: run the same
+    drill on native torchrun after that.
     """
-    repeats = Repeats()
+    if not as_json:
+        print_line(screen, f"logs of every node: {places.logs}")
+    ended = await _run(settings, events, places.logs, screen, as_json=as_json)
+    run, timeline, status, finished = ended.run, ended.timeline, ended.status, ended.finished
+    if not as_json:
+        if run.given_up_for is not None:
+            show_traceback(screen, run.given_up_for)
+        else:
+            await asyncio.to_thread(show_last_words, screen, run, status)
+    native = None
+    if compares and finished:
+        allowed_s = 2 * timeline.now_s() + PATIENCE_S
+        native = await _compared(
+            settings, events, places.logs, screen, as_json=as_json, allowed_s=allowed_s
+        )
+    written = places.report is not None and await asyncio.to_thread(
+        write_report, places.report, settings, timeline, status, native
+    )
+    if as_json:
+        return status
+    show_result(screen, timeline, native, finished=finished)
+    if written:
+        print_line(screen, f"report: {places.report}/timeline.json, {places.report}/world.svg")
+    return status
+
+
+async def _compared(
+    settings: LocalSettings,
+    events: Sequence[Event],
+    logs: Path,
+    screen: Console,
+    *,
+    as_json: bool,
+    allowed_s: float,
+) -> Native:
+    """Run the same drill without Muster, with checkpoints of its own; end it if it stands still."""
+    own = logs / "native"
+    checkpoints = own / "checkpoints"
+    await asyncio.to_thread(shutil.rmtree, checkpoints, ignore_errors=True)
+    await asyncio.to_thread(checkpoints.mkdir, parents=True)
+    settings = replace(
+        settings, native=True, strict=False, checkpoints=checkpoints, run=uuid.uuid4().hex
+    )
+    if not as_json:
+        print_line(screen, f"\nthe same drill on torchrun alone, for {allowed_s:.0f} s at most:")
+    ended = await _run(settings, events, own, screen, as_json=as_json, allowed_s=allowed_s)
+    return Native(ended.timeline, ended.status)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A run that has ended. ``finished``: its job did, whatever ``status`` says with --strict."""
+
+    run: LocalRun
+    timeline: Timeline
+    status: int
+    finished: bool
+
+
+async def _run(
+    settings: LocalSettings,
+    events: Sequence[Event],
+    logs: Path,
+    screen: Console,
+    *,
+    as_json: bool,
+    allowed_s: float | None = None,
+) -> _Ended:
+    """Run a job to its end, or for ``allowed_s``, and show it."""
+    repeats, compared = Repeats(), allowed_s is not None
 
     def show(moment: Moment) -> None:
-        lines = [json.dumps(moment.to_json())] if as_json else repeats.lines(moment)
-        for line in lines:
-            _print_line(screen, line, INDENT)
+        if as_json:
+            native = {"native": True} if compared else {}
+            print_line(screen, json.dumps(moment.to_json() | native))
+            return
+        if compared and moment.kind not in NATIVE_SHOWN:
+            return
+        for line in repeats.lines(moment):
+            whole = not screen.is_terminal
+            print_line(screen, line if whole else broken(line, screen.width, INDENT))
 
     timeline = Timeline(time.monotonic, show)
     keys = JobKeys(settings.namespace, settings.job)
     rounds = RoundFollower(keys, settings.job, settings.line.slots, timeline)
-    if not as_json:
-        _print_line(screen, f"logs of every node: {places.logs}")
     async with AsyncExitStack() as stack:
         run_root = await stack.enter_async_context(_swept(settings.run))
         job = None
@@ -88,43 +172,25 @@ async def run_session(
             rounds,
             job,
             run_root=run_root,
-            log_root=places.logs,
+            log_root=logs,
             randomness=random.Random(settings.run),
         )
         stop = stack.enter_context(_Stop(run))
         if screen.is_terminal and not as_json:
             await stack.enter_async_context(_table(screen, run))
+        if allowed_s is not None:
+            expiry = asyncio.get_running_loop().call_later(allowed_s, stop.expire)
+            stack.callback(expiry.cancel)
         status, reason = await run.until_over()
+        if stop.expired:
+            status, reason = EXIT_KILLED, "it stood still"
         if stop.signal is not None:
             status, reason = 128 + stop.signal, f"ended by {stop.signal.name}"
     finished = status == 0
     if settings.strict and finished and timeline.events_without_effect:
         status = EXIT_FAULT
     timeline.record("end", "end", "", f"{reason}; exit status {status}")
-    written = places.report is not None and await asyncio.to_thread(
-        _write_report, places.report, settings, timeline, status
-    )
-    if as_json:
-        return status
-    if run.given_up_for is not None:
-        _show_traceback(screen, run.given_up_for)
-    else:
-        await asyncio.to_thread(_show_last_words, screen, run, status)
-    for line in closing_lines(timeline, finished=finished):
-        _print_line(screen, line, 0)
-    if written:
-        _print_line(screen, f"report: {places.report}/timeline.json, {places.report}/world.svg")
-    return status
-
-
-def _print_line(screen: Console, text: str, indent: int | None = None) -> None:
-    """Print a line as it is, without guessed colours and without breaking a path in two.
-
-    ``indent``: on a terminal the line is wrapped at words, with this indent for the later lines.
-    """
-    if indent is not None and screen.is_terminal:
-        text = broken(text, screen.width, indent)
-    screen.print(text, highlight=False, markup=False, soft_wrap=True)
+    return _Ended(run, timeline, status, finished)
 
 
 @asynccontextmanager
@@ -155,6 +221,7 @@ class _Stop:
 
     def __init__(self, run: LocalRun) -> None:
         self.signal: signal.Signals | None = None
+        self.expired = False
         self._run = run
 
     def __enter__(self) -> _Stop:
@@ -167,6 +234,11 @@ class _Stop:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+
+    def expire(self) -> None:
+        """End the run at its deadline, as a signal does."""
+        self.expired = True
+        self._run.interrupt()
 
     def _stop(self, number: signal.Signals) -> None:
         if self.signal is None:
@@ -190,50 +262,3 @@ async def _table(screen: Console, run: LocalRun) -> AsyncIterator[None]:
             yield
         finally:
             task.cancel()
-
-
-def _show_last_words(screen: Console, run: LocalRun, status: int) -> None:
-    """Print the job's last output: its result if it finished, else its failure."""
-    failed = next((ending.node for ending in run.endings if ending.how == "failed"), None)
-    rank_0 = run.last_leader or run.rounds.last_rank_0
-    speaker = LAUNCHER if LAUNCHER in run.nodes else rank_0 if status == 0 else failed
-    node = run.nodes.get(speaker or "")
-    lines = read_last_words(node.launcher_log, 1 if status == 0 else TAIL_LINES) if node else []
-    if node is None or not lines:
-        return
-    _print_line(screen, f"\n{node.name} said last ({node.launcher_log}):")
-    for line in lines:
-        _print_line(screen, f"  {line}")
-
-
-def _show_traceback(screen: Console, failure: WorkerFailure) -> None:
-    """Print the traceback of the worker whose error ended the job."""
-    if failure.traceback:
-        _print_line(screen, "\nTraceback (most recent call last):")
-        for line in failure.traceback[-TAIL_LINES:]:
-            _print_line(screen, line)
-
-
-def _write_report(
-    directory: Path, settings: LocalSettings, timeline: Timeline, status: int
-) -> bool:
-    """Write the report; return whether that worked. A failure leaves the job's status as it is."""
-    report = timeline.to_json(settings.line.command, status)
-    try:
-        _replace(directory / "timeline.json", json.dumps(report, indent=1) + "\n")
-        _replace(directory / "world.svg", draw_picture(timeline))
-    except OSError as error:
-        click.echo(f"muster: --report {directory}: cannot be written ({error.strerror})", err=True)
-        return False
-    return True
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file and rename it into place, so that a full disk leaves no half-written one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -90,6 +90,7 @@ class Drill:
         events: tuple[str, ...] = (),
         native: bool = True,
         lease_ttl_s: float = 5,
+        compares: bool = False,
     ) -> asyncio.Task[int]:
         """Begin a job, without sidecars unless asked; its end is its status.
 
@@ -111,7 +112,7 @@ class Drill:
         )
         self.screen, self.timeline, self.lives = io.StringIO(), {}, {}
         await asyncio.to_thread(self._await, awaited if nodes > 1 else ())
-        self.job = asyncio.create_task(self._run(settings, events), name="the job")
+        self.job = asyncio.create_task(self._run(settings, events, compares), name="the job")
         return self.job
 
     def _await(self, names: tuple[str, ...]) -> None:
@@ -120,11 +121,11 @@ class Drill:
         for name in names:
             (self.signs / f"awaited.{name}").touch()
 
-    async def _run(self, settings: LocalSettings, events: tuple[str, ...]) -> int:
+    async def _run(self, settings: LocalSettings, events: tuple[str, ...], compares: bool) -> int:
         places = Directories(self.directory / "logs", self.directory / "report")
         screen = Console(file=self.screen, width=200)
         status = await run_session(
-            settings, [read_event(event) for event in events], places, screen
+            settings, [read_event(event) for event in events], places, screen, compares=compares
         )
         await asyncio.to_thread(self._read)
         return status
@@ -324,6 +325,27 @@ async def test_what_becomes_of_a_run(
     assert drill.happened(*kinds) == story.happened
     assert drill.lives.items() >= story.lives.items()
     assert story.says in drill.screen.getvalue()
+    assert await drill.processes() == set()
+
+
+async def test_the_same_drill_runs_on_torchrun_alone(drill: Drill) -> None:
+    events = ("kill-launcher:node-1@world1+1s",)
+    running = await drill.begin("0", events=events, **SIDECARS, compares=True)
+    await drill.shown("restart", "node-1")
+    await drill.end("node-0")
+    await drill.end("node-1")
+    assert await running == 0
+    native = drill.timeline["native"]
+    assert native["status"] == 0
+    assert {moment["who"] for moment in native["moments"] if moment["what"] == "done"} == {
+        "node-0",
+        "node-1",
+    }
+    assert [one["what"] for one in drill.timeline["costs"]] == ["kill-launcher node-1"]
+    said = drill.screen.getvalue()
+    assert said.index("the same drill on torchrun alone") < said.index("torchrun alone: ")
+    log = drill.directory / "logs" / "native" / "node-0" / "torchrun.log"
+    assert await asyncio.to_thread(log.exists)
     assert await drill.processes() == set()
 
 

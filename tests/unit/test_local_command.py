@@ -23,7 +23,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[LocalSettings]:
     """The settings of every job that would have been run."""
     seen: list[LocalSettings] = []
 
-    async def run_session(settings: LocalSettings, *_: Any, as_json: bool) -> int:
+    async def run_session(settings: LocalSettings, *_: Any, **__: Any) -> int:
         await asyncio.sleep(0)
         seen.append(settings)
         return 0

@@ -8,7 +8,7 @@ import pytest
 from console.local.report.picture import draw_picture
 from console.local.report.progress import Progress
 from console.local.report.repeats import SHOWN_TIMES, Repeats
-from console.local.report.summary import closing_lines
+from console.local.report.summary import closing_lines, facts
 from console.local.report.timeline import Moment, Timeline
 from tests.support.clocks.hand import HandClock
 
@@ -66,8 +66,8 @@ def test_of_a_script_that_tells_no_steps_the_world_is_unknown_after_a_kill(
     assert picture.count('class="unknown"') == 1 + 1, "the area and its legend"
     assert "kill node-1" in picture
     assert "rank7" not in picture
-    said = "\n".join(closing_lines(timeline, finished=True))
-    assert "2 rounds" in said
+    assert "2 rounds" in facts(timeline, finished=True)
+    said = "\n".join(closing_lines(timeline))
     assert "muster.report_step" in said
     assert "1 of 2 events did nothing:\n  kill rank7" in said
 
@@ -77,9 +77,10 @@ def test_of_one_that_tells_them_the_steps_are_counted(clock: HandClock, timeline
     for at_s, pid, step in ((1.0, 7, 0), (2.0, 7, 9), (5.0, 8, 5), (6.0, 8, 30)):
         timeline.worlds.see(at_s, Progress(pid, 0, 2, 0, step, 0.0))
     timeline.record("end", "end", "", "the job finished")
-    assert closing_lines(timeline, finished=True)[1:] == [
+    assert closing_lines(timeline) == []
+    assert facts(timeline, finished=True) == (
         "0.0 s; 1 round; 30 steps in 2 worlds; 5 steps trained again"
-    ]
+    )
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -89,6 +90,6 @@ def test_that_no_step_is_lost_is_said_of_a_job_that_has_finished(
     a_round(timeline, 2)
     timeline.worlds.see(1.0, Progress(7, 0, 2, 0, 9, 0.0))
     timeline.record("event", "add", "", "no world of 3 ranks came", had_effect=False)
-    _, facts, _, idle = closing_lines(timeline, finished=finished)
-    assert facts.endswith("; no step lost") is finished
+    assert facts(timeline, finished=finished).endswith("; no step lost") is finished
+    _, idle = closing_lines(timeline)
     assert idle == "  add: no world of 3 ranks came"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from console.local import session
+from console.local import ending, session
 from console.local.launch.launch_line import LaunchLine
 from console.local.launch.settings import LocalSettings
 
@@ -78,7 +78,7 @@ def test_a_file_that_cannot_be_renamed_into_place_leaves_no_half_of_it(
 ) -> None:
     (tmp_path / spoilt).mkdir()
     with pytest.raises(OSError, match="directory"):
-        session._replace(tmp_path / spoilt, "all of it")
-    session._replace(tmp_path / "other", "all of it")
+        ending._replace(tmp_path / spoilt, "all of it")
+    ending._replace(tmp_path / "other", "all of it")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([spoilt, "other"])
     assert (tmp_path / "other").read_text() == "all of it"

@@ -282,7 +282,7 @@ class LocalRun:
             there = "it is there already: nothing to add"
             self._timeline.record("event", "add", name, there, had_effect=False)
             return
-        self._timeline.record("event", "add", name, "as asked for")
+        self._timeline.record("event", "add", name, "scheduled", asked=str(event))
         await self._begin(name, endpoints, StartGate(1).ticket(), tasks)
 
     def _next_name(self) -> str:
@@ -291,7 +291,7 @@ class LocalRun:
         return next(name for i in itertools.count() if (name := f"node-{i}") not in taken)
 
     async def _disturb(self, event: Event, tasks: asyncio.TaskGroup) -> None:
-        node, asked = self._find(event)
+        node, why = self._find(event)
         life = self._lives.get(node.name) if node else None
         if node is None or life is None or life.done():
             nobody = "no such node is there: nothing is done"
@@ -299,7 +299,7 @@ class LocalRun:
                 "event", event.action, event.target or "", nobody, had_effect=False
             )
             return
-        self._timeline.record("event", event.action, node.name, asked)
+        self._timeline.record("event", event.action, node.name, why, asked=str(event))
         if event.action == "kill":
             node.state = "killed"
             life.cancel()
@@ -322,7 +322,7 @@ class LocalRun:
     def _find(self, event: Event) -> tuple[LocalNode | None, str]:
         rank = event.target_rank
         if rank is None:
-            return self.nodes.get(event.target or ""), "as asked for"
+            return self.nodes.get(event.target or ""), "scheduled"
         hosts = [
             (progress.at_unix_s, name)
             for name, ranks in self.progress.items()

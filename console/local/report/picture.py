@@ -11,7 +11,10 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import zip_longest
 
+from console.counting import counted
+from console.local.report.costs import interventions
 from console.local.report.timeline import Moment, Timeline
+from console.local.report.worlds import World, again
 
 WIDTH = 900
 _LEFT, _RIGHT = 64, 876
@@ -34,6 +37,7 @@ text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #3c4450 }
 .top { stroke: #2f6fb3; stroke-width: 2; fill: none }
 .agreed { stroke: #6a7380; stroke-width: 1.2; stroke-dasharray: 2 3; fill: none }
 .step { stroke: #2f6fb3; stroke-width: 2; fill: none; stroke-linejoin: round }
+.native { stroke: #98a2b0; stroke-width: 1.6; fill: none; stroke-linejoin: round }
 .again { stroke: #c2562d; stroke-width: 1.2; stroke-dasharray: 3 3; fill: none }
 .event { stroke: #c2562d; stroke-width: 1; stroke-dasharray: 4 3 }
 .mark { fill: #c2562d }
@@ -83,11 +87,16 @@ def nice_step(raw: float) -> float:
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
 
 
-def draw_picture(timeline: Timeline) -> str:
-    """Draw a timeline as an SVG; without any progress of ranks, only its rounds."""
+def draw_picture(timeline: Timeline, native: Timeline | None = None) -> str:
+    """Draw a timeline as an SVG; without any progress of ranks, only its rounds.
+
+    ``native``: the same drill on torchrun alone, drawn behind the steps.
+    """
     worlds = timeline.worlds.all
+    beside = native.worlds.all if native is not None and worlds else []
     end_s = max((moment.at_s for moment in timeline.moments), default=1.0)
-    events = [moment for moment in timeline.moments if moment.kind == "event" and moment.had_effect]
+    end_s = max([end_s, *(world.ended_s for world in beside)])
+    events = interventions(timeline)
     time = Axis(max([end_s, *map(_room_for_label, events)]), _LEFT, _RIGHT, 12)
     rows = _label_rows(events, time)
     top = 52 + _LABEL_ROW * (max(rows, default=-1) + 1)
@@ -107,15 +116,17 @@ def draw_picture(timeline: Timeline) -> str:
     ]
     parts += _grid(time, size, "ranks", top, size_bottom)
     step_top = size_bottom + _BETWEEN
-    step = Axis(max((world.last_step for world in worlds), default=1) * 1.05, bottom, step_top, 5)
+    steps = [world.last_step for world in (*worlds, *beside)]
+    step = Axis(max(steps, default=1) * 1.05, bottom, step_top, 5)
     if worlds:
         parts += _grid(time, step, "step", step_top, bottom)
     parts += _draw_events(events, rows, time, bottom)
     parts += _draw_worlds(timeline, time, size, size_bottom)
+    parts += [_polyline("native", world, time, step) for world in beside]
     parts += _draw_steps(timeline, time, step)
     parts += _draw_rounds(timeline, time, size, end_s, filled=not worlds)
     parts += _time_labels(time, bottom)
-    parts += _legend(height - 12, timeline)
+    parts += _legend(height - 12, timeline, beside=bool(beside))
     return "\n".join([*parts, "</svg>\n"])
 
 
@@ -132,18 +143,21 @@ def _draw_worlds(timeline: Timeline, time: Axis, size: Axis, bottom: float) -> I
         if right - left > 24:
             yield _text((left + right) / 2, upper - 6, f"{world.size}", "size", anchor="middle")
         if after is not None:
-            gap_s = after.began_s - world.ended_s
+            pause = f"{after.began_s - world.ended_s:.1f} s"
             middle = (right + time.at(after.began_s)) / 2
-            yield _text(middle, bottom - 6, f"{gap_s:.1f} s", "quiet", anchor="middle")
+            yield _text(middle, bottom - 6, pause, "quiet", anchor="middle")
+            steps = again(world, after)
+            words = f"{counted(steps, 'step')} again"
+            if steps > 0 and not timeline.worlds.fault:
+                wide = time.at(after.began_s) - right > _CHARACTER * len(words)
+                shown = words if wide else f"-{steps}"
+                yield _text(middle, bottom - 22, shown, "named", anchor="middle")
 
 
 def _draw_steps(timeline: Timeline, time: Axis, step: Axis) -> Iterator[str]:
     worlds = timeline.worlds.all
     for world, after in zip_longest(worlds, worlds[1:]):
-        points = " ".join(
-            f"{time.at(at_s):.1f},{step.at(number):.1f}" for at_s, number in world.points
-        )
-        yield f'<polyline class="step" points="{points}"/>'
+        yield _polyline("step", world, time, step)
         if after is not None:
             yield _line(
                 "again",
@@ -152,6 +166,11 @@ def _draw_steps(timeline: Timeline, time: Axis, step: Axis) -> Iterator[str]:
                 time.at(after.began_s),
                 step.at(after.first_step),
             )
+
+
+def _polyline(style: str, world: World, time: Axis, step: Axis) -> str:
+    points = " ".join(f"{time.at(at_s):.1f},{step.at(number):.1f}" for at_s, number in world.points)
+    return f'<polyline class="{style}" points="{points}"/>'
 
 
 def _draw_rounds(
@@ -234,10 +253,12 @@ def _time_labels(time: Axis, bottom: float) -> Iterator[str]:
     yield _text(_RIGHT, bottom + 34, "seconds since the start", "quiet", anchor="end")
 
 
-def _legend(y: float, timeline: Timeline) -> Iterator[str]:
+def _legend(y: float, timeline: Timeline, *, beside: bool) -> Iterator[str]:
     entries = []
     if timeline.worlds.all:
-        entries.append(("top", "training, and seconds between"))
+        entries.append(("top", "training, and pauses"))
+    if beside:
+        entries.append(("native", "torchrun alone"))
     if timeline.rounds:
         entries.append(("agreed", "agreed by the rendezvous"))
     if len(timeline.worlds.all) > 1:

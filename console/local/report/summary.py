@@ -13,31 +13,40 @@ _HOW_TO_SEE_STEPS = (
 )
 
 
-def closing_lines(timeline: Timeline, *, finished: bool) -> list[str]:
-    """Return lines with the number of rounds and steps, and the events that did nothing.
+def facts(timeline: Timeline, *, finished: bool) -> str:
+    """Return the duration, and the number of rounds and steps.
 
     It is known that no step is lost only if the job has ``finished``: one that was ended may have
     made steps that no checkpoint contains.
     """
-    lines = [""]
-    rounds = sum(moment.what == "round" for moment in timeline.moments)
-    worlds = timeline.worlds.all
-    facts = [f"{timeline.moments[-1].at_s:.1f} s", counted(rounds, "round")]
-    if timeline.worlds.fault:
-        lines.append(f"warning: {timeline.worlds.fault}.")
-    elif worlds:
-        facts.append(f"{worlds[-1].last_step} steps in {counted(len(worlds), 'world')}")
-        again = timeline.worlds.steps_trained_again
-        exact = timeline.worlds.exact
+    rounds, worlds = _rounds(timeline), timeline.worlds
+    found = [f"{timeline.moments[-1].at_s:.1f} s", *([counted(rounds, "round")] if rounds else [])]
+    if worlds.all and not worlds.fault:
+        found.append(f"{worlds.all[-1].last_step} steps in {counted(len(worlds.all), 'world')}")
+        again = worlds.steps_trained_again
         if again:
-            facts.append(f"{'' if exact else 'about '}{counted(again, 'step')} trained again")
+            about = "" if worlds.exact else "about "
+            found.append(f"{about}{counted(again, 'step')} trained again")
         elif finished:
-            facts.append("no step lost" if exact else "no printed step trained again")
-    lines.insert(1, "; ".join(facts))
-    if rounds and not worlds and all(moment.what != "error" for moment in timeline.moments):
+            found.append("no step lost" if worlds.exact else "no printed step trained again")
+    return "; ".join(found)
+
+
+def closing_lines(timeline: Timeline) -> list[str]:
+    """Return lines with what is not known of the steps, and the events that did nothing."""
+    lines = []
+    worlds = timeline.worlds
+    if worlds.fault:
+        lines.append(f"warning: {worlds.fault}.")
+    failed = any(moment.what == "error" for moment in timeline.moments)
+    if _rounds(timeline) and not worlds.all and not failed:
         lines.append(_HOW_TO_SEE_STEPS)
     events = [moment for moment in timeline.moments if moment.kind == "event"]
     if idle := timeline.events_without_effect:
         lines.append(f"warning: {len(idle)} of {counted(len(events), 'event')} did nothing:")
         lines += [f"  {f'{moment.what} {moment.who}'.rstrip()}: {moment.detail}" for moment in idle]
     return lines
+
+
+def _rounds(timeline: Timeline) -> int:
+    return sum(moment.what == "round" for moment in timeline.moments)

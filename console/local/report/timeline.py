@@ -18,7 +18,10 @@ Kind = Literal["event", "node", "membership", "round", "training", "end"]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One thing that happened. ``kind`` is its group; ``what`` is one word."""
+    """One thing that happened. ``kind`` is its group; ``what`` is one word.
+
+    ``asked``: of an event, as the user wrote it: two runs may have it hit nodes of other names.
+    """
 
     at_s: float
     kind: Kind
@@ -26,6 +29,7 @@ class Moment:
     who: str
     detail: str
     had_effect: bool = True
+    asked: str = ""
 
     @property
     def disturbs(self) -> bool:
@@ -67,10 +71,17 @@ class Timeline:
         return self._clock() - self._started_s
 
     def record(
-        self, kind: Kind, what: str, who: str, detail: str, *, had_effect: bool = True
+        self,
+        kind: Kind,
+        what: str,
+        who: str,
+        detail: str,
+        *,
+        had_effect: bool = True,
+        asked: str = "",
     ) -> None:
         """Add a moment that happens now; an event may have had no effect."""
-        moment = Moment(self.now_s(), kind, what, who, detail, had_effect)
+        moment = Moment(self.now_s(), kind, what, who, detail, had_effect, asked)
         self.moments.append(moment)
         self._on_record(moment)
 

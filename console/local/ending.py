@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a run on the screen: last words, a traceback, the result; and its report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from console.local.launch.settings import LAUNCHER, LocalSettings
+from console.local.nodes.run import LocalRun
+from console.local.report.costs import Cost, costs
+from console.local.report.final_report import read_last_words
+from console.local.report.picture import draw_picture
+from console.local.report.summary import closing_lines, facts
+from console.local.report.timeline import Timeline
+from console.local.report.worker_errors import WorkerFailure
+
+TAIL_LINES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """The same drill without Muster: its timeline, and its exit status."""
+
+    timeline: Timeline
+    status: int
+
+
+def print_line(screen: Console, text: str) -> None:
+    """Print a line as it is, without guessed colours and without breaking a path in two."""
+    screen.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def show_last_words(screen: Console, run: LocalRun, status: int) -> None:
+    """Print the job's last output: its result if it finished, else its failure."""
+    failed = next((ending.node for ending in run.endings if ending.how == "failed"), None)
+    rank_0 = run.last_leader or run.rounds.last_rank_0
+    speaker = LAUNCHER if LAUNCHER in run.nodes else rank_0 if status == 0 else failed
+    node = run.nodes.get(speaker or "")
+    lines = read_last_words(node.launcher_log, 1 if status == 0 else TAIL_LINES) if node else []
+    if node is None or not lines:
+        return
+    print_line(screen, f"\n{node.name} said last ({node.launcher_log}):")
+    for line in lines:
+        print_line(screen, f"  {line}")
+
+
+def show_traceback(screen: Console, failure: WorkerFailure) -> None:
+    """Print the traceback of the worker whose error ended the job."""
+    if failure.traceback:
+        print_line(screen, "\nTraceback (most recent call last):")
+        for line in failure.traceback[-TAIL_LINES:]:
+            print_line(screen, line)
+
+
+def show_result(
+    screen: Console, timeline: Timeline, native: Native | None, *, finished: bool
+) -> None:
+    """Print what the whole run came to, and what each event cost: in a box on a terminal."""
+    title, rows = facts(timeline, finished=finished), result_rows(timeline, native)
+    alone = f"torchrun alone: {_outcome(native)}" if native is not None else ""
+    print_line(screen, "")
+    if screen.is_terminal and rows:
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
+        for index in range(len(rows[0])):
+            table.add_column(style="bold" if index == 0 else "")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        inside = Group(table, Text(alone, style="dim")) if alone else table
+        screen.print(Panel(inside, title=Text(title), title_align="left", expand=False))
+    else:
+        print_line(screen, title)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            print_line(screen, f"  {'   '.join(cells)}".rstrip())
+        if alone:
+            print_line(screen, alone)
+    for line in closing_lines(timeline):
+        print_line(screen, line)
+
+
+def result_rows(timeline: Timeline, native: Native | None) -> list[tuple[str, ...]]:
+    """Return a row for each change: what, the pause, the steps and, if known, torchrun's."""
+    own = costs(timeline)
+    if native is None:
+        return [(one.what, one.pause, one.steps) for one in own]
+    others = costs(native.timeline)
+    return [
+        (one.what, one.pause, one.steps, f"torchrun: {_beside(one, others, native)}") for one in own
+    ]
+
+
+def _outcome(native: Native) -> str:
+    whole = facts(native.timeline, finished=native.status == 0)
+    return f"{whole}; {native.timeline.moments[-1].detail}"
+
+
+def _beside(one: Cost, others: Sequence[Cost], native: Native) -> str:
+    """Return the cost of the same events on torchrun alone."""
+    asked = {cause.asked for cause in one.causes} - {""}
+    if not asked:
+        return "-"
+    for other in others:
+        if asked & {cause.asked for cause in other.causes}:
+            if other.pause_s is None and native.status:
+                return "the job is dead"
+            pause = other.pause.removesuffix(" pause") if other.pause_s else ""
+            return ", ".join(filter(None, (pause, other.steps)))
+    return "the job was dead by then" if native.status else "it did not come"
+
+
+def write_report(
+    directory: Path,
+    settings: LocalSettings,
+    timeline: Timeline,
+    status: int,
+    native: Native | None,
+) -> bool:
+    """Write the report; return whether that worked. A failure leaves the job's status as it is."""
+    report = timeline.to_json(settings.line.command, status)
+    report["costs"] = [one.to_json() for one in costs(timeline)]
+    if native is not None:
+        beside = native.timeline.to_json(settings.line.command, native.status)
+        report["native"] = beside | {"costs": [one.to_json() for one in costs(native.timeline)]}
+    try:
+        _replace(directory / "timeline.json", json.dumps(report, indent=1) + "\n")
+        beside_it = None if native is None else native.timeline
+        _replace(directory / "world.svg", draw_picture(timeline, beside_it))
+    except OSError as error:
+        click.echo(f"muster: --report {directory}: cannot be written ({error.strerror})", err=True)
+        return False
+    return True
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file and rename it into place, so that a full disk leaves no half-written one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

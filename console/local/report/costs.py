@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cost of each thing that happened to a run: the pause, and the steps trained again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from console.counting import counted
+from console.local.report.timeline import Moment, Timeline
+from console.local.report.worlds import World, again
+
+GOES_ON_S = 1.0
+"""A world that makes steps for longer than this after an event was not stopped by it."""
+
+_BY_HAND = ("pause", "resume", "set", "admit", "outage")
+"""What people and the store do to a job, as a moment of its membership."""
+
+_REASONS = ("join", "lost", "leave", "error")
+"""Moments that explain a change which nothing above does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The cost of one change, or of an event that changed nothing.
+
+    ``pause_s``: the time without a step; None if unknown or without an end. ``steps``: those
+    trained again, in words.
+    """
+
+    causes: tuple[Moment, ...]
+    pause_s: float | None
+    steps: str
+
+    @property
+    def what(self) -> str:
+        """The causes in words."""
+        names = dict.fromkeys(f"{one.what} {one.who}".strip() for one in self.causes)
+        return ", ".join(names)
+
+    @property
+    def pause(self) -> str:
+        """The pause in words."""
+        if self.pause_s is None:
+            return ""
+        return "no pause" if self.pause_s == 0 else f"{self.pause_s:.1f} s pause"
+
+    def to_json(self) -> dict[str, object]:
+        """Return it for the report."""
+        pause_s = None if self.pause_s is None else round(self.pause_s, 3)
+        return {"what": self.what, "pause_s": pause_s, "steps": self.steps}
+
+
+def interventions(timeline: Timeline) -> list[Moment]:
+    """Return the moments at which somebody did something to the run, in order.
+
+    A drain by hand has no event: its moment is its release.
+    """
+    events = [moment for moment in timeline.moments if moment.kind == "event" and moment.had_effect]
+    drained = {moment.who for moment in events if moment.what == "drain"}
+    by_hand = [
+        moment
+        for moment in timeline.moments
+        if moment.kind == "membership"
+        and (moment.what in _BY_HAND or (moment.what == "released" and moment.who not in drained))
+    ]
+    return sorted([*events, *by_hand], key=lambda moment: moment.at_s)
+
+
+def costs(timeline: Timeline) -> list[Cost]:
+    """Return the cost of each change of the world, and of each event that changed none, in order.
+
+    Without steps, or with ones that do not count on, nothing is known of any.
+    """
+    done = interventions(timeline)
+    if timeline.worlds.fault or not timeline.worlds.all:
+        return [Cost((one,), None, "cost unknown: no steps") for one in done]
+    found: list[Cost] = []
+    for before, after in pairwise(timeline.worlds.all):
+        seen = [one for one in done if one.at_s <= after.began_s]
+        causes = _causes(seen, before, after)
+        idle = [one for one in seen if one not in causes and not _may_wait(one)]
+        found += [Cost((one,), 0.0, "trained on") for one in idle]
+        done = [one for one in done if one not in causes and one not in idle]
+        causes = causes or _explained(timeline, before, after)
+        pause_s = after.began_s - before.ended_s
+        found.append(Cost(tuple(causes), pause_s, _steps(before, after)))
+    last = timeline.worlds.all[-1]
+    return found + [_without_world(one, last) for one in done]
+
+
+def steps_again(timeline: Timeline) -> int:
+    """Return the steps that all changes have cost."""
+    return sum(max(0, again(before, after)) for before, after in pairwise(timeline.worlds.all))
+
+
+def _causes(seen: Sequence[Moment], before: World, after: World) -> list[Moment]:
+    """Choose what has caused the change; an added node that is not in the new world is left."""
+    losses = [one for one in seen if not _may_wait(one) and one.what != "kill-sidecar"]
+    grows = after.size > before.size or (bool(losses) and after.size == before.size)
+    return [one for one in seen if one in losses or (grows and _may_wait(one))]
+
+
+def _may_wait(one: Moment) -> bool:
+    return one.what in ("add", "cont", "resume", "set", "admit")
+
+
+def _explained(timeline: Timeline, before: World, after: World) -> list[Moment]:
+    reasons = [
+        moment
+        for moment in timeline.moments
+        if moment.what in _REASONS and before.began_s < moment.at_s <= after.began_s
+    ]
+    return reasons[-1:]
+
+
+def _steps(before: World, after: World) -> str:
+    steps, exact = again(before, after), before.every == after.every == 1
+    if steps <= 0:
+        return "no step lost" if exact else "no printed step again"
+    return f"{'' if exact else 'about '}{counted(steps, 'step')} again"
+
+
+def _without_world(one: Moment, last: World) -> Cost:
+    if last.ended_s - one.at_s > GOES_ON_S:
+        return Cost((one,), 0.0, "trained on")
+    return Cost((one,), None, "no step after it")

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each event has cost a run, as the result of ``muster local`` says."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from console.local.ending import Native, result_rows, show_result
+from console.local.report.costs import steps_again
+from console.local.report.picture import draw_picture
+from console.local.report.progress import Progress
+from console.local.report.timeline import Kind, Timeline
+from tests.support.clocks.hand import HandClock
+
+
+class Told:
+    """A timeline that is told what happens, and when."""
+
+    def __init__(self) -> None:
+        self.clock = HandClock()
+        self.began_s = self.clock.now_s
+        self.timeline = Timeline(self.clock, lambda _: None)
+
+    def at(self, at_s: float, what: str, who: str = "", kind: Kind = "event") -> Told:
+        self.clock.now_s = self.began_s + at_s
+        asked = f"{what}:{who}" if kind == "event" else ""
+        self.timeline.record(kind, what, who, "done", asked=asked)
+        return self
+
+    def world(self, pid: int, size: int, *points: tuple[float, int]) -> Told:
+        for at_s, step in points:
+            self.timeline.worlds.see(at_s, Progress(pid, 0, size, 0, step, 0.0))
+        return self
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        return result_rows(self.timeline, None)
+
+
+def test_a_kill_and_a_drain_have_a_pause_and_steps() -> None:
+    told = Told().world(1, 3, (1, 1), (10, 90)).at(10, "kill", "node-0")
+    told.world(2, 2, (24, 60), (40, 200)).at(40, "drain", "node-1")
+    told.at(40.2, "released", "node-1", "membership").world(3, 1, (42, 201), (50, 300))
+    assert told.rows == [
+        ("kill node-0", "14.0 s pause", "31 steps again"),
+        ("drain node-1", "2.0 s pause", "no step lost"),
+    ]
+    assert steps_again(told.timeline) == 31
+
+
+def test_an_event_that_stops_no_world_costs_nothing() -> None:
+    told = Told().world(1, 2, (1, 1), (30, 300)).at(5, "kill-sidecar", "node-0")
+    told.at(8, "kill", "node-2")
+    assert told.rows == [
+        ("kill-sidecar node-0", "no pause", "trained on"),
+        ("kill node-2", "no pause", "trained on"),
+    ]
+
+
+def test_an_added_node_counts_with_the_world_that_it_enlarges() -> None:
+    told = Told().world(1, 3, (1, 1), (10, 90)).at(10, "kill", "node-0").at(11, "add", "node-3")
+    told.world(2, 2, (24, 60), (30, 120)).world(3, 3, (33, 121), (50, 300))
+    assert [row[0] for row in told.rows] == ["kill node-0", "add node-3"]
+    at_once = Told().world(1, 3, (1, 1), (10, 90)).at(10, "kill", "node-0").at(11, "add", "node-3")
+    at_once.world(2, 3, (24, 60), (30, 120))
+    assert [row[0] for row in at_once.rows] == ["kill node-0, add node-3"]
+
+
+@pytest.mark.parametrize("what", ["pause", "resume", "set", "released", "outage"])
+def test_what_people_and_the_store_do_is_an_event(what: str) -> None:
+    told = Told().world(1, 2, (1, 1), (10, 90)).at(10, what, "node-1", "membership")
+    told.world(2, 3, (12, 91), (30, 300))
+    assert told.rows == [(f"{what} node-1", "2.0 s pause", "no step lost")]
+    assert f"{what} node-1" in draw_picture(told.timeline)
+
+
+def test_a_change_without_an_event_is_explained_by_what_came_before_it() -> None:
+    told = Told().world(1, 2, (1, 1), (10, 90)).at(10, "error", "node-1", "node")
+    told.world(2, 2, (14, 51), (30, 300))
+    assert told.rows == [("error node-1", "4.0 s pause", "40 steps again")]
+
+
+def test_after_the_last_world_nothing_is_claimed() -> None:
+    told = Told().world(1, 2, (1, 1), (10, 90)).at(10, "kill", "node-1")
+    assert told.rows == [("kill node-1", "", "no step after it")]
+    assert Told().at(10, "kill", "node-1").rows == [("kill node-1", "", "cost unknown: no steps")]
+    told.timeline.worlds.fault = "they begin again in each epoch"
+    assert told.rows == [("kill node-1", "", "cost unknown: no steps")]
+
+
+def muster_and_torchrun(status: int) -> tuple[Told, Native]:
+    told = Told().world(1, 3, (1, 1), (10, 90)).at(10, "kill", "node-0")
+    told.world(2, 2, (12, 91), (30, 300)).at(30, "drain", "node-1")
+    told.world(3, 1, (31, 301), (40, 400)).at(40, "end", "", "end")
+    # On torchrun another node hosts rank 0 then: the events are the same.
+    alone = Told().world(1, 3, (1, 1), (10, 90)).at(10, "kill", "node-0")
+    if not status:
+        alone.world(2, 2, (22, 51), (40, 300))
+    alone.at(99, "end", "", "end")
+    return told, Native(alone.timeline, status)
+
+
+def test_torchrun_alone_stands_beside_it() -> None:
+    told, native = muster_and_torchrun(0)
+    rows = result_rows(told.timeline, native)
+    assert [row[3] for row in rows] == [
+        "torchrun: 12.0 s, 40 steps again",
+        "torchrun: it did not come",
+    ]
+    assert 'class="native"' in draw_picture(told.timeline, native.timeline)
+
+
+def test_a_torchrun_that_does_not_survive_it_is_dead() -> None:
+    told, native = muster_and_torchrun(1)
+    rows = result_rows(told.timeline, native)
+    assert [row[3] for row in rows] == [
+        "torchrun: the job is dead",
+        "torchrun: the job was dead by then",
+    ]
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_a_terminal_shows_a_box_no_wider_than_itself(columns: int) -> None:
+    told, native = muster_and_torchrun(0)
+    screen = io.StringIO()
+    console = Console(file=screen, width=columns, force_terminal=True, color_system=None)
+    show_result(console, told.timeline, native, finished=True)
+    lines = screen.getvalue().strip().splitlines()
+    assert max(map(len, lines)) <= columns
+    assert (lines[0][0], lines[-1][0]) == ("\u256d", "\u2570")
+    assert "40.0 s; 400 steps in 3 worlds; no step lost" in lines[0]
+
+
+def test_a_pipe_gets_plain_columns() -> None:
+    told, native = muster_and_torchrun(0)
+    screen = io.StringIO()
+    show_result(Console(file=screen, width=80), told.timeline, native, finished=True)
+    lines = screen.getvalue().strip().splitlines()
+    assert lines[0] == "40.0 s; 400 steps in 3 worlds; no step lost"
+    assert lines[1].startswith("  kill node-0    2.0 s pause   no step lost   torchrun: ")
+    assert lines[1].endswith("torchrun: 12.0 s, 40 steps again")
+    assert lines[3] == "torchrun alone: 99.0 s; 300 steps in 2 worlds; 40 steps trained again; done"
+
+
+def test_a_run_without_events_has_no_box() -> None:
+    told = Told().world(1, 2, (1, 1), (10, 90)).at(11, "end", "", "end")
+    screen = io.StringIO()
+    console = Console(file=screen, width=80, force_terminal=True, color_system=None)
+    show_result(console, told.timeline, None, finished=True)
+    assert screen.getvalue() == "\n11.0 s; 90 steps in 1 world; no step lost\n"
