@@ -330,7 +330,7 @@ async def test_what_becomes_of_a_run(
 
 async def test_the_same_drill_runs_on_torchrun_alone(drill: Drill) -> None:
     events = ("kill-launcher:node-1@world1+1s",)
-    running = await drill.begin("0", events=events, **SIDECARS, compares=True)
+    running = await drill.begin("0", events=events, native=False, lease_ttl_s=30, compares=True)
     await drill.shown("restart", "node-1")
     await drill.end("node-0")
     await drill.end("node-1")

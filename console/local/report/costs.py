@@ -15,7 +15,7 @@ GOES_ON_S = 1.0
 """A world that makes steps for longer than this after an event was not stopped by it."""
 
 _BY_HAND = ("pause", "resume", "set", "admit", "outage")
-"""What people and the store do to a job, as a moment of its membership."""
+"""Moments of a membership by which people or the store change a job."""
 
 _REASONS = ("join", "lost", "leave", "error")
 """Moments that explain a change which nothing above does."""
