@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
 from agent.config.parsers import duration_s
-from agent.config.sidecar import STORE_SETTINGS
+from agent.config.sidecar import STORE_SETTINGS, JobConfig
 from agent.config.table import Configuration, load, settings_of
 from console.help import STORE_SECTION, SectionedOption
+from console.running import found
 from rdzv.errors import ConfigError
 
 C = TypeVar("C", bound=Configuration)
@@ -29,6 +30,8 @@ def configured_by(kind: type[C]) -> Callable[[Command], Command]:
         @functools.wraps(command)
         def read(**arguments: Any) -> Any:
             flags = {name: arguments.pop(name) for name in settings}
+            if kind is JobConfig:
+                flags = with_running_job(flags)
             return command(config=load(kind, flags, os.environ), **arguments)
 
         for name, setting in reversed(settings.items()):
@@ -44,6 +47,19 @@ def configured_by(kind: type[C]) -> Callable[[Command], Command]:
         return read
 
     return decorate
+
+
+def with_running_job(flags: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return ``flags`` about a running ``muster local`` if they name no store and it fits; say so.
+
+    Only names in ``flags`` are filled in.
+    """
+    job = found(flags, os.environ)
+    if job is None:
+        return dict(flags)
+    click.echo(f"muster: {job}", err=True)
+    known = {"etcd_endpoints": job.endpoints, "namespace": job.namespace, "job": job.job}
+    return {name: known.get(name, value) for name, value in flags.items()}
 
 
 def job_named(command: Command) -> Command:

@@ -19,6 +19,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,10 @@ _startup = str(Path(__file__).parent / "support" / "startup")
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [_startup, *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+# No test sees a muster local that runs outside of it.
+_state = tempfile.TemporaryDirectory(prefix="muster-state-")
+os.environ["XDG_STATE_HOME"] = _state.name
 
 # Under nohup, or in the background of a shell, some are ignored, which every program that a test
 # starts would inherit.

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -244,8 +243,17 @@ def _read_job(options: Options) -> JobConfig:
 
 
 async def _ask_store(config: JobConfig) -> None:
-    with suppress(JobNotFound):
-        await look(config)
+    """Read the job; raises ``ConfigError`` if it has members, ``StoreUnavailable`` as ``look``."""
+    try:
+        view = await look(config)
+    except JobNotFound:
+        return
+    if members := sorted(view.snapshot.members):
+        verb = "is" if len(members) == 1 else "are"
+        raise ConfigError(
+            f"job {config.job} in namespace {config.namespace} is in use: {', '.join(members)}"
+            f" {verb} registered; choose another --job, or wait until their leases end"
+        )
 
 
 def _find_launcher(command: Sequence[str]) -> LaunchLine | HorovodLine:

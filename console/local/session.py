@@ -14,9 +14,10 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.live import Live
@@ -38,13 +39,21 @@ from console.local.report.repeats import Repeats
 from console.local.report.rounds import RoundFollower
 from console.local.report.timeline import Moment, Timeline
 from console.local.table import draw_table
+from console.running import RunningJob, locked, published
 from console.wrapping import broken
 from launcher_shim.exit_status import EXIT_FAULT, EXIT_KILLED
 from rdzv.keys import JobKeys
 
+T = TypeVar("T")
+
 REDRAW_INTERVAL_S = 0.25
 PATIENCE_S = 60.0
 """Time that native torchrun gets besides twice that of Muster's run: starts take long."""
+
+LOCK = ".muster-local"
+"""The file in the directory of logs that a run holds a lock on."""
+
+LOOK = "muster status, muster history, muster drain node-1"
 
 NATIVE_SHOWN = ("event", "training", "end")
 """The kinds of moments of native torchrun's run that are shown."""
@@ -75,6 +84,33 @@ async def run_session(
     ``as_json`` prints each moment as a JSON object, and nothing else. ``compares``: run the same
     drill on native torchrun after that.
     """
+    pid, what = json.dumps({"pid": os.getpid()}), f"--log-dir {places.logs}"
+    lock = locked(places.logs / LOCK, pid, what, "choose another directory")
+    async with _in_thread(lock):
+        return await _run_locked(
+            settings, events, places, screen, as_json=as_json, compares=compares
+        )
+
+
+@asynccontextmanager
+async def _in_thread(manager: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """Enter and leave a context manager that blocks on the disk."""
+    value = await asyncio.to_thread(manager.__enter__)
+    try:
+        yield value
+    finally:
+        await asyncio.to_thread(manager.__exit__, None, None, None)
+
+
+async def _run_locked(
+    settings: LocalSettings,
+    events: Sequence[Event],
+    places: Directories,
+    screen: Console,
+    *,
+    as_json: bool,
+    compares: bool,
+) -> int:
     if not as_json:
         print_line(screen, f"logs of every node: {places.logs}")
     ended = await _run(settings, events, places.logs, screen, as_json=as_json)
@@ -165,6 +201,10 @@ async def _run(
         job = None
         if not settings.native:
             job = await stack.enter_async_context(following(settings, rounds))
+            own = RunningJob(job.endpoints, settings.namespace, settings.job, os.getpid())
+            known = await stack.enter_async_context(_in_thread(published(own)))
+            if known and not as_json:
+                print_line(screen, f"from another shell: {LOOK}")
         run = LocalRun(
             settings,
             events,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 from pathlib import Path
@@ -10,12 +11,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from console.local import command
+from agent.config.sidecar import JobConfig
+from console.job.view import JobView
+from console.local import command, request
 from console.local.launch.launch_line import read_launch_line
 from console.local.launch.script_check import interpreter_of, script_fault
 from console.local.nodes.events import Reach, read_event
 from rdzv.errors import ConfigError, StoreUnavailable
+from rdzv.listing import decide
 from rdzv.records.sizes import Sizes
+from rdzv.snapshot import Snapshot
+from tests.support.records import member
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="muster local runs on Linux")
 
@@ -182,4 +188,20 @@ def test_a_store_that_does_not_answer_is_found(
     refused = local(tmp_path, "--etcd-endpoints", f"127.0.0.1:{port}", "--", "torchrun", __file__)
     assert isinstance(refused.exception, StoreUnavailable)
     assert "cannot reach the store at 127.0.0.1" in str(refused.exception)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_job_that_has_members_in_a_shared_store_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def look(_: JobConfig) -> JobView:
+        await asyncio.sleep(0)
+        snapshot = Snapshot(5, members={name: member(name) for name in ("node-1", "node-0")})
+        return JobView("local", "local", snapshot, decide(snapshot), (), (), {}, {})
+
+    monkeypatch.setattr(request, "look", look)
+    monkeypatch.setattr("shutil.which", lambda name: f"/none/{name}")
+    refused = local(tmp_path, "--etcd-endpoints", "127.0.0.1:9", "--", "torchrun", __file__)
+    assert refused.exit_code == 2
+    assert "job local in namespace local is in use: node-0, node-1 are registered" in said(refused)
     assert not (tmp_path / "logs").exists()

@@ -69,12 +69,21 @@ def test_an_added_node_counts_with_the_world_that_it_enlarges() -> None:
     assert [row[0] for row in at_once.rows] == ["kill node-0, add node-3"]
 
 
-@pytest.mark.parametrize("what", ["pause", "resume", "set", "released", "outage"])
-def test_what_people_and_the_store_do_is_an_event(what: str) -> None:
-    told = Told().world(1, 2, (1, 1), (10, 90)).at(10, what, "node-1", "membership")
+@pytest.mark.parametrize(
+    ("what", "who", "label"),
+    [
+        ("pause", "me@here", "pause"),
+        ("set", "me@here", "set"),
+        ("released", "node-1", "drain node-1"),
+        ("admit", "node-1", "admit node-1"),
+        ("outage", "", "outage"),
+    ],
+)
+def test_what_people_and_the_store_do_is_an_event(what: str, who: str, label: str) -> None:
+    told = Told().world(1, 2, (1, 1), (10, 90)).at(10, what, who, "membership")
     told.world(2, 3, (12, 91), (30, 300))
-    assert told.rows == [(f"{what} node-1", "2.0 s pause", "no step lost")]
-    assert f"{what} node-1" in draw_picture(told.timeline)
+    assert told.rows == [(label, "2.0 s pause", "no step lost")]
+    assert f">{label}</text>" in draw_picture(told.timeline)
 
 
 def test_a_change_without_an_event_is_explained_by_what_came_before_it() -> None:

@@ -36,8 +36,7 @@ class Cost:
     @property
     def what(self) -> str:
         """The causes in words."""
-        names = dict.fromkeys(f"{one.what} {one.who}".strip() for one in self.causes)
-        return ", ".join(names)
+        return ", ".join(dict.fromkeys(one.label for one in self.causes))
 
     @property
     def pause(self) -> str:

@@ -215,11 +215,7 @@ def _label_rows(events: Sequence[Moment], time: Axis) -> list[int]:
 
 
 def _label_width(event: Moment) -> float:
-    return _CHARACTER * len(_label(event)) + 12
-
-
-def _label(event: Moment) -> str:
-    return f"{event.what} {event.who}".strip()
+    return _CHARACTER * len(event.label) + 12
 
 
 def _draw_events(
@@ -230,7 +226,7 @@ def _draw_events(
         x = time.at(event.at_s)
         y = top - 8 - _LABEL_ROW * row
         yield _line("event", x, y - 9, x, bottom)
-        yield _text(x + 4, y, _label(event), "named")
+        yield _text(x + 4, y, event.label, "named")
 
 
 def _grid(time: Axis, axis: Axis, unit: str, top: float, bottom: float) -> Iterator[str]:

@@ -38,6 +38,13 @@ class Moment:
             return self.had_effect and self.what not in ("add", "cont", "kill-sidecar")
         return self.what in _DISTURBANCES
 
+    @property
+    def label(self) -> str:
+        """A short name of what was done, and to whom: that of a drain by hand is of its release."""
+        what = "drain" if self.what == "released" else self.what
+        who = "" if self.what in ("pause", "resume", "set") else self.who
+        return f"{what} {who}".strip()
+
     def to_json(self) -> dict[str, object]:
         """Return the moment's fields for JSON output."""
         return {

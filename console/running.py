@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The jobs that ``muster local`` runs on this machine: how other commands find them, and locks.
+
+Each has a file in the user's state directory, which the run holds a lock on. One without a lock is
+stale: its run was killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
+
+from rdzv.errors import ConfigError
+from rdzv.flags import named, variable_of
+
+ATTEMPTS = 10
+PAUSE_S = 0.05
+"""A command that looks for jobs holds each lock for a moment: a run tries again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A job that ``muster local`` runs, and the process that does."""
+
+    endpoints: str
+    namespace: str
+    job: str
+    pid: int
+
+    @property
+    def file(self) -> Path:
+        """Its file; a run of the same job in the same store has the same one."""
+        key = "\n".join((self.endpoints, self.namespace, self.job))
+        return directory() / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+    def __str__(self) -> str:
+        return f"job {self.job} of muster local, pid {self.pid}, in its store at {self.endpoints}"
+
+
+def directory() -> Path:
+    """Return the directory of the files, which need not exist."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+    return base / "muster" / "local"
+
+
+@contextmanager
+def published(job: RunningJob) -> Iterator[bool]:
+    """Let other commands find ``job``; yield whether they can.
+
+    Raises ``ConfigError`` if another run has the same job in the same store.
+    """
+    in_use = f"job {job.job} in namespace {job.namespace} at {job.endpoints}"
+    try:
+        job.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        yield False  # a home that takes no writes: the endpoint has to be given
+        return
+    with locked(job.file, json.dumps(asdict(job)), in_use, "choose another --job"):
+        yield True
+
+
+@contextmanager
+def locked(path: Path, content: str, what: str, otherwise: str) -> Iterator[None]:
+    """Hold a lock on a file with ``content``, which has its holder's ``pid``; remove it after use.
+
+    Raises ``ConfigError``, which says that ``what`` is in use and what to do ``otherwise``.
+    """
+    file = _lock(path)
+    if file is None:
+        holder = _read(path).get("pid", "")
+        raise ConfigError(f"{what} is in use by muster local, pid {holder}: {otherwise}")
+    with file:
+        file.truncate(0)
+        file.write(content)
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def running() -> list[RunningJob]:
+    """Return the jobs that run, by name; remove the files of those that were killed."""
+    try:
+        paths = list(directory().glob("*.json"))
+    except OSError:
+        return []
+    jobs = filter(None, map(_running_job, paths))
+    return sorted(jobs, key=lambda job: (job.job, job.pid))
+
+
+def found(flags: Mapping[str, str | None], environ: Mapping[str, str]) -> RunningJob | None:
+    """Return the running job that a command is about if its user names no store; None for none.
+
+    ``flags``: endpoints, namespace and job as given, by the names of the settings. Raises
+    ``ConfigError`` if several fit.
+    """
+
+    def given(name: str) -> str | None:
+        return flags.get(name) or environ.get(variable_of(f"--{name.replace('_', '-')}")) or None
+
+    if given("etcd_endpoints"):
+        return None
+    job, namespace = given("job"), given("namespace")
+    fitting = [
+        one for one in running() if job in (None, one.job) and namespace in (None, one.namespace)
+    ]
+    if len(fitting) > 1:
+        names = ", ".join(f"{one.job} (pid {one.pid}, {one.endpoints})" for one in fitting)
+        raise ConfigError(
+            f"several jobs of muster local run here, {names}: name the job, or the store by"
+            f" {named('--etcd-endpoints')}"
+        )
+    return fitting[0] if fitting else None
+
+
+def _lock(path: Path) -> TextIO | None:
+    for _ in range(ATTEMPTS):
+        file = path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The holder before may have removed the file meanwhile.
+            if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                return file
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        file.close()
+        time.sleep(PAUSE_S)
+    return None
+
+
+def _running_job(path: Path) -> RunningJob | None:
+    try:
+        with path.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)  # nobody holds it: its run was killed
+            return None
+    except BlockingIOError:
+        pass
+    except OSError:
+        return None
+    fields = _read(path)
+    try:
+        return RunningJob(
+            str(fields["endpoints"]),
+            str(fields["namespace"]),
+            str(fields["job"]),
+            int(str(fields["pid"])),
+        )
+    except (KeyError, ValueError):
+        return None  # it is being written
+
+
+def _read(path: Path) -> Mapping[str, object]:
+    try:
+        fields = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return fields if isinstance(fields, dict) else {}

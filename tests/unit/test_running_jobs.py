@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How commands find the job of a ``muster local``, and what two of them may not share."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from agent.config.sidecar import JobConfig, StoreConfig
+from console.options import configured_by, job_named
+from console.running import RunningJob, found, locked, published, running
+from rdzv.errors import ConfigError
+
+STORE = "127.0.0.1:1234"
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for name in ("ETCD_ENDPOINTS", "NAMESPACE", "JOB"):
+        monkeypatch.delenv(f"MUSTER_{name}", raising=False)
+    return tmp_path / "muster" / "local"
+
+
+def job(name: str = "local", endpoints: str = STORE) -> RunningJob:
+    return RunningJob(endpoints, "local", name, os.getpid())
+
+
+@click.command()
+@job_named
+@configured_by(JobConfig)
+def show(config: JobConfig) -> None:
+    click.echo(f"{config.job} in {config.namespace} at {','.join(config.etcd_endpoints)}")
+
+
+@click.command()
+@configured_by(StoreConfig)
+def other(config: StoreConfig) -> None:
+    click.echo(",".join(config.etcd_endpoints))
+
+
+def test_a_command_finds_the_job_that_runs() -> None:
+    with published(job()):
+        ran = CliRunner().invoke(show, [])
+        assert ran.stdout == "local in local at 127.0.0.1:1234\n"
+        assert ran.stderr.startswith("muster: job local of muster local, pid ")
+        assert CliRunner().invoke(show, ["local"]).stdout == ran.stdout
+        assert CliRunner().invoke(show, ["x"]).stdout == "x in default at 127.0.0.1:2379\n"
+        assert CliRunner().invoke(other, []).stdout == "127.0.0.1:2379\n"
+    assert running() == []
+    assert isinstance(CliRunner().invoke(show, []).exception, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ"),
+    [
+        ({"etcd_endpoints": "etcd:2379"}, {}),
+        ({}, {"MUSTER_ETCD_ENDPOINTS": "etcd:2379"}),
+        ({"namespace": "team"}, {}),
+        ({}, {"MUSTER_JOB": "digits"}),
+    ],
+)
+def test_a_store_or_another_job_that_is_named_counts(
+    flags: dict[str, str | None], environ: dict[str, str]
+) -> None:
+    with published(job()):
+        assert found(flags, environ) is None
+        assert found({}, {}) == job()
+
+
+def test_of_several_the_user_chooses() -> None:
+    with published(job("a")), published(job("b", "127.0.0.1:9")):
+        assert found({"job": "b"}, {}) == job("b", "127.0.0.1:9")
+        with pytest.raises(ConfigError, match=r"a \(pid \d+, 127.0.0.1:1234\), b \(pid"):
+            found({}, {})
+
+
+def test_one_job_of_a_store_is_run_once() -> None:
+    with published(job()):
+        with pytest.raises(ConfigError, match=f"is in use by muster local, pid {os.getpid()}"):
+            published(job()).__enter__()
+        with published(job("another")):
+            assert len(running()) == 2
+
+
+def test_the_file_of_a_run_that_was_killed_is_stale(state: Path) -> None:
+    code = (
+        "import sys, time\n"
+        "from console.running import RunningJob, published\n"
+        "with published(RunningJob('127.0.0.1:1234', 'local', 'local', 7)):\n"
+        "    print('there', flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"there\n"
+        assert [one.pid for one in running()] == [7]
+        process.send_signal(signal.SIGKILL)
+        process.wait(60)
+    assert len(list(state.iterdir())) == 1
+    assert running() == []
+    assert list(state.iterdir()) == []
+    with published(job()):
+        assert running() == [job()]
+
+
+def test_a_file_that_is_none_of_ours_does_no_harm(state: Path) -> None:
+    state.mkdir(parents=True)
+    with locked(state / "x.json", "no JSON", "x", "wait"), locked(state / "y.json", "[]", "y", ""):
+        assert running() == []
+
+
+def test_a_directory_of_logs_is_for_one_run(tmp_path: Path) -> None:
+    file = tmp_path / ".muster-local"
+    text = json.dumps({"pid": 42})
+    with locked(file, text, "--log-dir logs", "choose another directory"):
+        with pytest.raises(ConfigError) as refused:
+            locked(file, text, "--log-dir logs", "choose another directory").__enter__()
+        assert str(refused.value) == (
+            "--log-dir logs is in use by muster local, pid 42: choose another directory"
+        )
+    assert not file.exists()
+
+
+def test_a_home_that_takes_no_writes_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with published(job()) as known:
+        assert not known
+    assert running() == []
