@@ -85,6 +85,7 @@ async def run_session(
     drill on native torchrun after that.
     """
     pid, what = json.dumps({"pid": os.getpid()}), f"--log-dir {places.logs}"
+    await asyncio.to_thread(places.logs.mkdir, parents=True, exist_ok=True)
     lock = locked(places.logs / LOCK, pid, what, "choose another directory")
     async with _in_thread(lock):
         return await _run_locked(
