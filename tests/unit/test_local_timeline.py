@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from console.local.report.outages import Outages
 from console.local.report.outcome import Closing
 from console.local.report.picture import WIDTH, Axis, draw_picture, nice_step
 from console.local.report.progress import Progress
@@ -199,3 +200,15 @@ def test_the_end_of_a_drain_says_what_was_saved(
     RoundFollower(KEYS, "digits", 1, timeline).take_in([put(key, entry.to_json())])
     assert (told[0].what, told[0].who) == ("released", "node-1")
     assert told[0].detail.startswith(sentence)
+
+
+def test_an_outage_of_the_store_and_its_end_are_told_once() -> None:
+    outages = Outages()
+    seen = [outages.see(at_s, why) for at_s, why in ((1, ""), (2, "refused"), (3, "silent"))]
+    assert seen == [
+        None,
+        ("outage", "the store does not answer (refused); worlds that have formed train on"),
+        None,
+    ]
+    assert outages.see(40, "") == ("back", "the store answers again after 38 s")
+    assert outages.see(41, "") is None

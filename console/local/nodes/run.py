@@ -21,6 +21,7 @@ from console.local.nodes.printed_progress import PrintedProgress
 from console.local.nodes.start_barrier import StartGate, Ticket
 from console.local.nodes.worker_watch import WorkerWatch
 from console.local.processes.ports import free_ports
+from console.local.report.outages import Outages
 from console.local.report.outcome import Ending, horovod_status, job_status
 from console.local.report.printed_steps import PrintedSteps
 from console.local.report.progress import Progress, newest_rank_0, read_progress
@@ -63,6 +64,7 @@ class LocalRun:
         """The reason why no world can form, with what the run waits for; empty if one can."""
         self._short_since_s: float | None = None
         self._job = job
+        self._outages = Outages()
         self.rounds = rounds
         self._settings = settings
         self._pending = [event for event in events if event.world_size is None]
@@ -346,6 +348,7 @@ class LocalRun:
             )
             if self.leader is not None:
                 self._see_leader(self.leader)
+            self._see_outage()
             self._see_standstill()
             nodes = tuple(self.nodes.values())
             for node, failure in await asyncio.to_thread(self._worker_watch.look, nodes):
@@ -354,6 +357,14 @@ class LocalRun:
                     self._given_up, self.given_up_for = reason, failure
                     self._changed.set()
             await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+    def _see_outage(self) -> None:
+        """Report an outage of the user's store; an embedded one is in this process."""
+        if self._job is None or self._settings.access is None:
+            return
+        news = self._outages.see(self.now_s, self._job.outage)
+        if news is not None:
+            self._timeline.record("membership", news[0], "", news[1])
 
     def _see_standstill(self) -> None:
         """Say once what the job waits for, if it has too few nodes for long."""
