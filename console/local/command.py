@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from console.help import Command
+from console.local.demo import with_demo
 from console.local.nodes.events import ACTIONS
 from console.local.request import Options, read_request
 from console.local.session import run_session
@@ -40,6 +41,7 @@ it finished, else that of the first torchrun that failed for good; 130 after Ctr
 
 \b
 Examples:
+  muster local --demo --report report
   muster local --nodes 3 --max 4 --event add@30s --event kill:rank0@60s \\
       --report report -- torchrun --nproc-per-node=2 train.py
   muster local --nodes 2 --max 4 --event add@30s -- horovodrun python train.py
@@ -182,6 +184,11 @@ Examples:
     is_flag=True,
     help="Don't stop when the same error ends three rounds before the first step.",
 )
+@click.option(
+    "--demo",
+    is_flag=True,
+    help="Train a small net that is part of Muster, on 3 nodes, with a drain, an add and a kill.",
+)
 @click.option("--strict", is_flag=True, help="End with 1 if an event did nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line: what happens.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -192,9 +199,13 @@ def local(context: click.Context, /, as_json: bool, **options: Any) -> None:
     Each simulated node has a sidecar and a torchrun; nodes are added, killed and frozen as you
     say; a timeline shows what came of it.
     """
-    source = context.get_parameter_source("restarts")
-    given = Options(**options, restarts_given=source is not ParameterSource.DEFAULT)
+    defaults = {
+        name for name in options if context.get_parameter_source(name) is ParameterSource.DEFAULT
+    }
     try:
+        if options.pop("demo"):
+            options = with_demo(options, defaults)
+        given = Options(**options, restarts_given="restarts" not in defaults)
         request = read_request(given)
     except ConfigError as faults:
         raise click.UsageError(str(faults)) from faults

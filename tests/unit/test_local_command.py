@@ -78,3 +78,21 @@ def test_a_min_above_max_is_refused(runs: list[LocalSettings], tmp_path: Path) -
     assert refused.exit_code == 2
     assert "--min 3: only 2 nodes start; lower --min" in " ".join(refused.output.split())
     assert runs == []
+
+
+def test_the_demo_is_a_drill_with_a_script_of_its_own(
+    runs: list[LocalSettings], tmp_path: Path
+) -> None:
+    def demo(*words: str) -> Result:
+        return CliRunner().invoke(command.local, ["--demo", "--log-dir", str(tmp_path), *words])
+
+    assert demo().exit_code == 0
+    assert demo("--nodes", "2").exit_code == 0
+    assert [(run.nodes, run.max_nodes) for run in runs] == [(3, 4), (2, 2)]
+    for run in runs:
+        words = run.line.command
+        assert words[0] == "torchrun"
+        assert Path(words[-1]).is_file()
+    refused = demo("--", "torchrun", __file__)
+    assert refused.exit_code == 2
+    assert "--demo has a script of its own" in " ".join(refused.output.split())

@@ -114,3 +114,21 @@ def test_what_may_pass_does_not_end_it(seen: list[tuple[WorkerFailure, int, floa
 def test_failures_that_differ_in_numbers_alone_are_the_same() -> None:
     connects = (WorkerFailure(0, f"DistError: 127.0.0.1:{port} refused") for port in (1, 22, 333))
     assert gives_up(*((failure, n, 1.0, False) for n, failure in enumerate(connects)))[-1]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "shown"),
+    [
+        ("RuntimeError: bad shape", "RuntimeError: bad shape"),
+        (
+            "RuntimeError: [pair.cc:545] Read error [127.0.0.1]:1: Connection reset by peer. GLHF!",
+            "it lost another worker (reset by peer)",
+        ),
+        (
+            "torch.distributed.api.SignalException: Process 7 got signal: 15",
+            "torchrun ended it with signal 15, as its world ends",
+        ),
+    ],
+)
+def test_an_error_that_follows_another_is_short(sentence: str, shown: str) -> None:
+    assert WorkerFailure(0, sentence).shown == shown

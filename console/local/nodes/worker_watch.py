@@ -85,7 +85,7 @@ class WorkerWatch:
         elif allowed:
             where.append("no restart of torchrun is left")
         note = f" ({', '.join(where)})" if where else ""
-        self._timeline.record("node", "error", node.name, f"{rank}: {failure.sentence}{note}")
+        self._timeline.record("node", "error", node.name, f"{rank}: {failure.shown}{note}")
         began_s = self._rounds.began_s
         if not has_place or self._timeline.worlds.all or began_s is None:
             return None

@@ -22,6 +22,9 @@ _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 _OF_ANOTHER = re.compile(r"(closed|reset) by peer|[Bb]roken pipe|remote process exited")
 """Errors that a worker raises because another one has ended."""
 
+_BY_TORCHRUN = re.compile(r"SignalException: Process \d+ got signal: (\d+)")
+"""The error of a worker that torchrun ends, as its world ends."""
+
 MAX_SENTENCE = 300
 
 
@@ -45,6 +48,15 @@ class WorkerFailure:
     def follows_another(self) -> bool:
         """Whether the end of another worker is its cause."""
         return _OF_ANOTHER.search(self.sentence) is not None
+
+    @property
+    def shown(self) -> str:
+        """The sentence for people; that of a worker which follows another's end is short."""
+        if (ended := _BY_TORCHRUN.search(self.sentence)) is not None:
+            return f"torchrun ended it with signal {ended[1]}, as its world ends"
+        if (cause := _OF_ANOTHER.search(self.sentence)) is not None:
+            return f"it lost another worker ({cause[0]})"
+        return self.sentence
 
 
 class WorkerErrors:
