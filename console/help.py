@@ -92,12 +92,20 @@ class Command(click.Command):
 class CommandsByTask(click.Group):
     """A group that imports a command only when it is asked for, and lists them by task.
 
-    ``tasks``: task → name of a command → ``module:attribute``.
+    ``tasks``: task → name of a command → ``module:attribute``; ``aliases``: another name → the name
+    of a command.
     """
 
-    def __init__(self, *args: Any, tasks: Mapping[str, Mapping[str, str]], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        tasks: Mapping[str, Mapping[str, str]],
+        aliases: Mapping[str, str],
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.tasks = tasks
+        self.aliases = aliases
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, in the order of their tasks."""
@@ -105,6 +113,7 @@ class CommandsByTask(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one command; None if there is no such command."""
+        cmd_name = self.aliases.get(cmd_name, cmd_name)
         for commands in self.tasks.values():
             if cmd_name in commands:
                 module, _, name = commands[cmd_name].partition(":")
@@ -115,7 +124,7 @@ class CommandsByTask(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve a command; raises ``UsageError`` with the nearest name if it does not exist."""
-        names = self.list_commands(ctx)
+        names = [*self.list_commands(ctx), *self.aliases]
         if args and not args[0].startswith("-") and args[0] not in names:
             near = get_close_matches(args[0], names, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "muster --help lists them"

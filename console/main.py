@@ -36,6 +36,9 @@ from rdzv.errors import (
 
 _PREFIX = "muster: "
 
+ALIASES = {"why": "doctor"}
+"""Short names of commands."""
+
 TASKS = {
     "Start here": {
         "local": "console.local.command:local",
@@ -71,6 +74,7 @@ TASKS = {
 @click.group(
     cls=CommandsByTask,
     tasks=TASKS,
+    aliases=ALIASES,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="""\b
 Shell completion, for bash (zsh and fish alike):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster doctor``: reports the faults of the store, each with its remedy."""
+"""``muster doctor``: reports the faults of a job and its store, each with its remedy."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ import click
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
 from console.counting import counted
-from console.doctor.diagnosis import Finding, diagnose, percentile
+from console.doctor.diagnosis import diagnose, percentile
 from console.doctor.examine import examine
+from console.doctor.finding import Finding, worst_first
 from console.doctor.report import Report
 from console.help import Command
+from console.job.verdict import STATES, verdict
 from console.options import configured_by, job_named
+from console.style import Level, coloured, is_styled, symbol
 from console.wrapping import wrapped
 from launcher_shim.exit_status import EXIT_DONE, EXIT_FAULT, EXIT_UNAVAILABLE
 from rdzv.errors import ConfigError
@@ -46,7 +49,7 @@ def of_a_cluster(command: Callable[..., int]) -> Callable[..., int]:
         if arguments["as_json"]:
             click.echo(json.dumps({"status": status, "findings": _shown(findings)}))
         else:
-            _tell(findings)
+            _tell(findings, every=arguments["every"])
         return status
 
     read = click.option(
@@ -78,21 +81,24 @@ def _cluster() -> ModuleType:
 @click.command(
     cls=Command,
     statuses={1: "there is a fault", 69: "no endpoint, or no API server, answers a read"},
-    short_help="What is wrong with a job and its store, and what to do.",
-    epilog="\b\nExamples:\n  muster doctor --job digits\n"
-    "  muster doctor --job digits --json || echo broken\n"
+    short_help="Why a job stands still, and what to do first.",
+    epilog="\b\nExamples:\n  muster doctor digits\n  muster why digits\n"
+    "  muster doctor digits --json || echo broken\n"
     "  muster doctor --cluster",
 )
 @of_a_cluster
 @job_named
 @configured_by(JobConfig)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def doctor(config: JobConfig, as_json: bool) -> int:
-    """Examine a job, the store that it rests on, and its rights in it; or, with --cluster, what the
-    chart has installed in a cluster of Kubernetes, and the pods with the label.
+@click.option("--all", "every", is_flag=True, help="Print what is in order, too, line by line.")
+def doctor(config: JobConfig, as_json: bool, every: bool) -> int:
+    """Say why a job stands still or may lose work, and the one thing to do first.
 
-    The job can rest on it where there is no fault; warnings do not count. The rights are tried out
-    on a key of its own under the job's prefix, which is deleted again.
+    It examines the store, then the job, in the order of docs/stuck.md. With --cluster it examines
+    what the chart has installed in Kubernetes, and the pods with the label.
+
+    It exits with 0 unless there is a fault; warnings do not count. It tests the rights on a key of
+    its own under the job's prefix, and deletes that key.
     """
     logging.getLogger("rdzv").setLevel(logging.ERROR)  # its warnings are reported as findings
     report = asyncio.run(examine(config, SystemRandom()))
@@ -101,20 +107,49 @@ def doctor(config: JobConfig, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(_json(report, findings, status)))
     else:
-        _tell(findings)
+        _tell(findings, every=every)
     return status
 
 
-def _tell(findings: Sequence[Finding]) -> None:
-    for finding in findings:
-        _say(f"{finding.level:<8} {finding.check:<11} {finding.sentence}", INDENT)
+def _tell(findings: Sequence[Finding], *, every: bool) -> None:
+    """Print the findings, faults first; what is in order in one line, unless ``every`` is set."""
+    for finding in worst_first(findings):
+        if finding.level == "ok" and not every:
+            continue
+        _say(finding.level, finding.check, finding.sentence)
         if finding.remedy:
-            _say(f"{'':<{INDENT}}-> {finding.remedy}", INDENT + len("-> "))
+            indent = INDENT - len(f"{'':<8}") + 1 if is_styled(sys.stdout) else INDENT
+            line = f"{'':<{indent}}-> {finding.remedy}"
+            click.echo(wrapped(printable(line), sys.stdout, indent + len("-> ")))
+    well = {finding.check: None for finding in findings if finding.level == "ok"}
+    if well and not every:
+        _say("ok", "in order", ", ".join(well))
     click.echo(_sum(findings))
+    if (first := the_one_thing(findings)) is not None:
+        line = f"do first: {printable(first)}"
+        click.echo(coloured(wrapped(line, sys.stdout, len("do first: ")), "note", sys.stdout))
 
 
-def _say(line: str, indent: int) -> None:
-    click.echo(wrapped(printable(line), sys.stdout, indent))
+def _say(level: Level, check: str, sentence: str) -> None:
+    """Print one line, with the sign of its level before it."""
+    sign, rest = symbol(level, sys.stdout), printable(f" {check:<11} {sentence}")
+    width = len(click.unstyle(sign))
+    # Wrap without the colours, which have no width.
+    line = wrapped(f"{'':<{width}}{rest}", sys.stdout, width + len(f" {check:<11} "))
+    click.echo(sign + line[width:])
+
+
+def the_one_thing(findings: Sequence[Finding]) -> str | None:
+    """Return the remedy to begin with; None if there is nothing to do.
+
+    Faults come before warnings, the store before the job; of notes only the state of the job asks
+    for something.
+    """
+    by_state = {state.check for state in STATES.values()}
+    for finding in worst_first(findings):
+        if finding.remedy and (finding.level != "note" or finding.check in by_state):
+            return finding.remedy
+    return None
 
 
 def _status(report: Report, findings: Sequence[Finding]) -> int:
@@ -159,6 +194,10 @@ def _json(report: Report, findings: Sequence[Finding], status: int) -> object:
         "encrypted": report.encrypted,
         "write_s": report.rights.write_s,
         "watch_s": report.rights.watch_s,
+        "verdict": None
+        if (job := report.job) is None or job.job is None
+        else verdict(job, report.now_unix_s).as_json(),
+        "do_first": the_one_thing(findings),
         "findings": _shown(findings),
     }
 

@@ -1,24 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings about a store, each with its remedy: a pure function of what was measured."""
+"""Findings about a store and its job, each with its remedy: a pure function of the measurements."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Sequence
 
-from console.counting import counted
-from console.doctor.report import EndpointReport, EtcdMember, JobReport, Report, RightsReport
-from console.job.clocks import sentence, skews
+from console.doctor.finding import Finding
+from console.doctor.job import explain
+from console.doctor.report import EndpointReport, EtcdMember, Report, RightsReport
 from console.job.outage import cause
-from console.job.verdict import State
+from console.style import Level
 from rdzv.flags import named
 from rdzv.store import StoreStatus
 from rdzv.store.etcd.errors import NO_SPACE_CURE
-from rdzv.store.etcd.versions import FLOOR, judge
-
-Level = Literal["ok", "note", "warning", "fault"]
+from rdzv.store.etcd.versions import FLOOR, is_embedded, judge
 
 READ_WARNING_S, READ_FAULT_S = 0.1, 0.5
 """Limits of the slowest read: the next endpoint is tried after 1 s, or 1.8 s on a slow line."""
@@ -40,18 +36,8 @@ DO_COMPACTION = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check: what was found and, unless it is in order, the remedy."""
-
-    check: str
-    level: Level
-    sentence: str
-    remedy: str = ""
-
-
 def diagnose(report: Report) -> list[Finding]:
-    """Return the findings about a store, in the order of ``docs/operations.md``."""
+    """Return the findings about the store, then the job, in the order of ``docs/stuck.md``."""
     findings = [finding for one in report.endpoints for finding in _endpoint(one)]
     statuses = [one.status for one in report.endpoints if one.status is not None]
     findings += _cluster(
@@ -60,10 +46,10 @@ def diagnose(report: Report) -> list[Finding]:
     for status in statuses:
         findings += _size(status)
     findings += _compaction(report.compacted, statuses)
-    findings += _job(report.job)
     findings += _rights(report.rights)
     findings += _access(report)
-    findings += _clocks(report)
+    if report.job is not None:
+        findings += explain(report.job, report.now_unix_s)
     return findings
 
 
@@ -93,15 +79,13 @@ def _endpoint(one: EndpointReport) -> Iterator[Finding]:
         )
         yield Finding("endpoint", "fault", f"{one.endpoint} {trouble}: {why}", remedy)
         return
-    level, why = judge(one.status.version)
-    yield Finding(
-        "version",
-        level,
-        f"{one.endpoint}: {why}",
-        ""
-        if level == "ok"
-        else f"use {FLOOR}, or later; see docs/operations.md#the-stores-version",
-    )
+    if is_embedded(one.status.version):
+        why = "the embedded store keeps nothing across a restart: for a job that matters, use etcd"
+        yield Finding("version", "note", f"{one.endpoint}: {why}")
+    else:
+        level, why = judge(one.status.version)
+        cure = f"use {FLOOR}, or later; see docs/operations.md#the-stores-version"
+        yield Finding("version", level, f"{one.endpoint}: {why}", "" if level == "ok" else cure)
     if one.status.learner:
         yield Finding(
             "endpoint",
@@ -218,6 +202,8 @@ def _size(status: StoreStatus) -> Iterator[Finding]:
 def _compaction(compacted: bool | None, statuses: Sequence[StoreStatus]) -> Iterator[Finding]:
     if compacted is None or not statuses:
         return
+    if not compacted and all(is_embedded(status.version) for status in statuses):
+        return
     revision = max(status.revision for status in statuses)
     if compacted:
         yield Finding(
@@ -234,46 +220,10 @@ def _compaction(compacted: bool | None, statuses: Sequence[StoreStatus]) -> Iter
         yield Finding(
             "compaction",
             "note",
-            f"none of {revision} revisions was compacted yet; whether the store will do so by"
-            " itself cannot be asked",
-            f"see to it: {DO_COMPACTION}",
+            f"none of {revision} revisions is compacted yet; auto-compaction cannot be checked from"
+            " here",
+            f"make sure it is on: {DO_COMPACTION}",
         )
-
-
-def _job(job: JobReport | None) -> Iterator[Finding]:
-    if job is None:
-        return
-    if job.generation is None:
-        yield Finding(
-            "job",
-            "warning",
-            f"the store has no job {job.name} in namespace {job.namespace}",
-            f"check {named('--job')} and {named('--namespace')}, unless none of its pods has been"
-            " started yet",
-        )
-    else:
-        yield Finding(
-            "job",
-            "ok",
-            f"{job.name}: generation {job.generation}, {counted(job.members, 'member')}",
-        )
-    if job.verdict is not None:
-        level = _STATES.get(job.verdict.state, "ok")
-        why = f": {job.verdict.why}" if job.verdict.why else ""
-        remedy = job.verdict.do or "see docs/operations.md#is-it-getting-on"
-        remedy = "" if level == "ok" else remedy
-        yield Finding("state", level, f"{job.name} is {job.verdict.state}{why}", remedy)
-
-
-_STATES: Mapping[State, Level] = {
-    "failing": "fault",
-    "stuck": "fault",
-    "below min": "warning",
-    "starting": "note",
-    "gathering": "note",
-    "paused": "note",
-}
-"""The levels of a job's states; any other is in order."""
 
 
 def _rights(rights: RightsReport) -> Iterator[Finding]:
@@ -303,7 +253,7 @@ def _rights(rights: RightsReport) -> Iterator[Finding]:
 
 
 def _access(report: Report) -> Iterator[Finding]:
-    if report.authenticated is False:
+    if report.authenticated is False and not report.local:
         yield Finding(
             "access",
             "warning",
@@ -320,19 +270,6 @@ def _access(report: Report) -> Iterator[Finding]:
             "the connections to the store are not encrypted",
             "give the store certificates, and https:// endpoints with --etcd-cacert here; see"
             " docs/security.md#set-up",
-        )
-
-
-def _clocks(report: Report) -> Iterator[Finding]:
-    found = skews(report.history, report.now_unix_s)
-    if found:
-        yield Finding(
-            "clocks",
-            "warning",
-            f"{sentence(found, report.nodes)}: the ages in muster status and the times in muster"
-            " history are wrong by as much, and certificates may seem out of date",
-            "set the clock there, and see that it is kept (chronyc tracking, timedatectl); Muster"
-            " itself compares no clocks",
         )
 
 

@@ -13,8 +13,7 @@ from typing import TypeVar
 
 from agent.config.sidecar import JobConfig
 from console.doctor.diagnosis import READ_FAULT_S
-from console.doctor.report import EndpointReport, EtcdMember, JobReport, Report, RightsReport
-from console.job.verdict import verdict
+from console.doctor.report import EndpointReport, EtcdMember, Report, RightsReport
 from console.job.view import JobView, view_of
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.keys import JobKeys
@@ -54,7 +53,6 @@ async def examine(config: JobConfig, random: Random) -> Report:
     store = open_store(access)
     try:
         rights = await _rights(store, keys.probe(f"{random.getrandbits(48):012x}"), random)
-        view = await _unless_refused(lambda: _view(store, keys))
         return replace(
             report,
             rights=rights,
@@ -65,9 +63,7 @@ async def examine(config: JobConfig, random: Random) -> Report:
             compacted=await _unless_refused(
                 lambda: history_compacted(access, keys, timeout_s=CALL_TIMEOUT_S)
             ),
-            job=_job(view) if view is not None else None,
-            nodes=view.nodes if view is not None else {},
-            history=view.history if view is not None else (),
+            job=await _unless_refused(lambda: _view(store, keys)),
             now_unix_s=time(),
         )
     finally:
@@ -151,12 +147,6 @@ async def _members(access: Access) -> tuple[EtcdMember, ...]:
 async def _view(store: Store, keys: JobKeys) -> JobView:
     read = await read_all(store, keys.prefix, timeout_s=CALL_TIMEOUT_S)
     return view_of(keys, snapshot_of(keys, read), read.kvs)
-
-
-def _job(view: JobView) -> JobReport:
-    generation = view.job.generation if view.job is not None else None
-    state = verdict(view, time()) if view.job is not None else None
-    return JobReport(view.namespace, view.name, generation, len(view.snapshot.members), state)
 
 
 async def _unless_refused(ask: Callable[[], Awaitable[T]]) -> T | None:

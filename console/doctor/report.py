@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from console.job.verdict import JobVerdict
-from rdzv.records.history import HistoryEntry
+from console.job.view import JobView
 from rdzv.store import StoreStatus
 
 
@@ -60,23 +58,12 @@ class EtcdMember:
 
 
 @dataclass(frozen=True, slots=True)
-class JobReport:
-    """The job that was named. ``generation`` and ``verdict`` are None if the store has none."""
-
-    namespace: str
-    name: str
-    generation: int | None = None
-    members: int = 0
-    verdict: JobVerdict | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """Everything that was measured.
 
     ``members``, ``authenticated``, ``job`` and ``compacted`` (whether any of the history was) are
     None if the store does not tell. ``encrypted``: the connections use TLS; ``local``: they stay
-    on this machine. ``nodes``: the machine of each of the job's members, empty if unknown.
+    on this machine.
     """
 
     endpoints: tuple[EndpointReport, ...]
@@ -84,9 +71,7 @@ class Report:
     members: tuple[EtcdMember, ...] | None = None
     authenticated: bool | None = None
     compacted: bool | None = None
-    job: JobReport | None = None
+    job: JobView | None = None
     encrypted: bool = False
     local: bool = False
-    nodes: Mapping[str, str] = field(default_factory=dict)
-    history: tuple[HistoryEntry, ...] = ()
     now_unix_s: float = 0.0

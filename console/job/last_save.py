@@ -5,8 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LATE_S = 30.0
+"""Time from the first members' save of a step until the others are late, in seconds: reports come
+within some seconds of a save."""
+
 NAMED_MAX = 3
-"""The most members to name of those that have saved a newer step."""
+"""The most members to name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,16 +19,20 @@ class LastSave:
 
     ``step``: the newest that all ranks have saved, or None; ``periodic``: no commit asked for it.
     ``tag``: the save tag in the path of its checkpoint, empty if the script has a name of its own.
-    ``newest``: a later step that only the members ``newest_of`` have saved, or None. ``seen_step``:
-    the furthest step that the world has reported, or None. Times are by the writer's wall clock,
-    0.0 if unknown. ``finishing``: first ranks have ended well, so nothing is to be saved any more.
+    ``newest``: a later step that some members have saved, or None, at ``newest_at_unix_s`` or
+    before; ``awaited``: the others of their world. ``overtaken``: those of them that have not
+    reported the save before it either. ``seen_step``: the furthest step that the world has
+    reported, or None. Times are by the writer's wall clock, 0.0 if unknown. ``finishing``: first
+    ranks have ended well, so nothing is to be saved any more.
     """
 
     step: int | None
     at_unix_s: float = 0.0
     periodic: bool = False
     newest: int | None = None
-    newest_of: tuple[str, ...] = ()
+    newest_at_unix_s: float = 0.0
+    awaited: tuple[str, ...] = ()
+    overtaken: tuple[str, ...] = ()
     seen_step: int | None = None
     seen_at_unix_s: float = 0.0
     finishing: bool = False
@@ -41,17 +49,14 @@ class LastSave:
 
     def sentence(self, now_unix_s: float) -> str:
         """Describe the last save and the steps at risk in one line."""
-        saved = "no step is saved by all ranks"
+        saved = "NOT SAVED YET"
         if self.step is not None:
             cause = "periodic save" if self.periodic else "commit"
             ago = _ago(self.at_unix_s, now_unix_s)
             saved = f"step {self.step:,} by all ranks ({cause}, {self.tag or 'untagged'}{ago})"
         parts = [f"last save: {saved}"]
-        if self.newest is not None:
-            names = ", ".join(self.newest_of[:NAMED_MAX])
-            more = len(self.newest_of) - NAMED_MAX
-            names += f" and {more} more" if more > 0 else ""
-            parts.append(f"step {self.newest:,} not by all ranks yet (by {names})")
+        if late := self.late(now_unix_s):
+            parts.append(late)
         at_risk = self.steps_at_risk
         if self.finishing:
             parts.append("the job is finishing: nothing is to be saved")
@@ -59,6 +64,18 @@ class LastSave:
             seen = _ago(self.seen_at_unix_s, now_unix_s)
             parts.append(f"{at_risk:,} steps at risk (at step {self.seen_step:,}{seen})")
         return "; ".join(parts)
+
+    def late(self, now_unix_s: float) -> str:
+        """Name the members that should have saved the newest step by now; empty if all have."""
+        if self.newest is None:
+            return ""
+        over = self.newest_at_unix_s and now_unix_s - self.newest_at_unix_s >= LATE_S
+        members = self.awaited if over else self.overtaken
+        if not members:
+            return ""
+        more = len(members) - NAMED_MAX
+        names = ", ".join(members[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+        return f"step {self.newest:,} is not saved by all ranks: {names} missing"
 
     def as_json(self) -> dict[str, object]:
         """Return the fields for JSON output; ``step`` is the newest saved by any rank."""
@@ -68,6 +85,7 @@ class LastSave:
             "by_all_ranks": not newer,
             "at_unix_s": None if newer else self.at_unix_s or None,
             "step_of_all_ranks": self.step,
+            "waits_for": list(self.awaited),
             "periodic": self.periodic,
             "tag": self.tag or None,
             "seen_step": self.seen_step,

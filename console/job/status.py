@@ -106,10 +106,6 @@ class StoreState:
         if self._trouble:
             unknown = "whether authentication is on, or the store is full, is unknown"
             sentences.append(f"{unknown}: {self._trouble}")
-        elif self.enabled is False:
-            sentences.append(
-                "authentication is off: any client that reaches the store can change the job"
-            )
         return [Grid(sentence, (), ()) for sentence in sentences]
 
     def as_json(self) -> dict[str, object]:

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from console.job.cures import cure, launcher_cure
 from console.job.view import JobView, RunView
+from console.style import Level
 
 State = Literal[
     "starting",
@@ -21,10 +24,47 @@ State = Literal[
     "stuck",
     "done",
 ]
-"""The states of a job. ``starting``: no torchrun has asked yet. ``below min``: too few pods are
-here. ``gathering``: a world is about to form. ``saving``: all ranks save, for a world of another
-size. ``draining``: they save for a pod that leaves. ``finishing``: first ranks have ended well.
-``stuck``: ranks have reported steps, and none for long."""
+"""The states of a job; ``STATES`` explains them."""
+
+Check = Literal[
+    "store",
+    "members",
+    "launchers",
+    "rounds",
+    "steps",
+    "saves",
+    "pause",
+    "quarantine",
+    "drains",
+    "clocks",
+]
+"""The questions of ``muster doctor`` and of ``docs/stuck.md``, in the order in which to ask them:
+an answer is worth little before those above it are in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateMeaning:
+    """How serious a state is, the question that it answers, and what it means."""
+
+    level: Level
+    check: Check
+    meaning: str
+
+
+STATES: Mapping[State, StateMeaning] = {
+    "starting": StateMeaning("note", "launchers", "no torchrun has asked for a world yet"),
+    "below min": StateMeaning("warning", "members", "fewer than min pods can train"),
+    "gathering": StateMeaning("note", "launchers", "a world is about to form"),
+    "training": StateMeaning("ok", "steps", "a world trains"),
+    "saving": StateMeaning("ok", "saves", "all ranks save, for a world of another size"),
+    "draining": StateMeaning("ok", "drains", "all ranks save, for a pod that leaves"),
+    "finishing": StateMeaning("ok", "rounds", "the first ranks have ended well"),
+    "paused": StateMeaning("note", "pause", "no world forms until muster resume"),
+    "failing": StateMeaning("fault", "rounds", "a worker ends world after world by a failure"),
+    "stuck": StateMeaning("fault", "steps", "ranks have reported steps, and none for 5 minutes"),
+    "done": StateMeaning("ok", "rounds", "training has ended well"),
+}
+"""The one table of a job's states. The words are the same wherever a state is shown."""
 
 STUCK_S = 300.0
 """Time without a step after which a world is stuck, in seconds: longer than most evaluations and
@@ -85,11 +125,7 @@ def verdict(view: JobView, now_unix_s: float) -> JobVerdict:
     if run is None:
         return _without_run(view, rules.sizes.smallest)
     if (failing := view.failing(now_unix_s)) is not None:
-        do = (
-            f"read the log of {failing.member}'s training container; if its machine is at fault:"
-            f" muster drain {failing.member} --job {view.name}"
-        )
-        return JobVerdict("failing", view.failed(failing, now_unix_s), do)
+        return JobVerdict("failing", view.failed(failing, now_unix_s), cure(view, failing))
     if run.state == "forming":
         return _forming(view, run, rules.sizes.smallest, now_unix_s)
     if run.round.finishing:
@@ -102,30 +138,41 @@ def _without_run(view: JobView, least: int) -> JobVerdict:
     if any(run.round.closed == "success" for run in closed):
         return JobVerdict("done", "", "", _last(view, "closed"))
     if closed:
-        why = "its torchruns have closed the run by a failure, and none asks for another world"
-        failed = sorted(view.failures.values(), key=lambda one: one.at_unix_s)
-        why = f"{failed[-1].member}: {failed[-1].sentence}; {why}" if failed else why
-        return JobVerdict("failing", why, "read the logs of the training containers")
+        why = "every torchrun has ended by a failure, and none asks for another world"
+        if not (failed := sorted(view.failures.values(), key=lambda one: one.at_unix_s)):
+            return JobVerdict("failing", why, "read the logs of the training containers")
+        why = f"{failed[-1].member}: {failed[-1].sentence}; {why}"
+        return JobVerdict("failing", why, cure(view, failed[-1]))
     here = len(view.listing.listed)
     if here < least:
         return _too_few(view, here, least)
-    faults = [f"{name}: {one.sentence}" for name, one in sorted(view.bypasses.items())]
-    why = faults[0] if faults else "no torchrun has asked for a world yet"
-    return JobVerdict("starting", why, "", _last(view, "join"))
+    why, do = "no torchrun has asked for a world yet", ""
+    if faults := sorted(view.bypasses.items()):
+        name, fault = faults[0]
+        why, do = f"{name}: {fault.sentence}", launcher_cure(name, fault)
+    return JobVerdict("starting", why, do, _last(view, "join"))
 
 
 def _too_few(view: JobView, here: int, least: int) -> JobVerdict:
     out = [f"{m.name} ({state})" for m, state, _ in view.members() if state != "listed"]
     others = f"; not counted: {', '.join(out[:3])}" if out else ""
-    do = f"start more pods, or: muster set --min {max(1, here)} --job {view.name}"
-    return JobVerdict("below min", f"{here} of at least {least} pods are here{others}", do)
+    do = (
+        "see why pods are missing: kubectl get pods, kubectl describe pod; to train with fewer:"
+        f" muster set {view.name} --min {max(1, here)}"
+    )
+    return JobVerdict("below min", f"{here} of at least {least} pods can train{others}", do)
 
 
 def _forming(view: JobView, run: RunView, least: int, now_unix_s: float) -> JobVerdict:
     here = len(view.listing.listed)
     if here < least:
         return _too_few(view, here, least)
-    return JobVerdict("gathering", view.awaited(run, now_unix_s))
+    why, asking = view.awaited(run, now_unix_s), run.places.asking
+    faults = [(name, one) for name, one in sorted(view.bypasses.items()) if name not in asking]
+    if not faults:
+        return JobVerdict("gathering", why)
+    name, fault = faults[0]
+    return JobVerdict("gathering", f"{why}; {name}: {fault.sentence}", launcher_cure(name, fault))
 
 
 def _training(view: JobView, run: RunView, now_unix_s: float) -> JobVerdict:
@@ -145,7 +192,7 @@ def _training(view: JobView, run: RunView, now_unix_s: float) -> JobVerdict:
         silent_s = now_unix_s - last_save.seen_at_unix_s
         if silent_s >= STUCK_S:
             why = f"{world}, and no rank has reported a step for {duration(silent_s)}"
-            do = "see where each rank stands: py-spy dump --pid PID in its container"
+            do = "see where each rank hangs: py-spy dump --pid PID, in its container"
             return JobVerdict("stuck", why, do, last_save.seen_at_unix_s)
     return JobVerdict("training", world, "", since_s)
 

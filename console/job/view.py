@@ -181,12 +181,19 @@ class JobView:
         furthest = max(told, key=lambda one: one.step, default=None)
         step = -1 if last is None else last.step
         newest = max((one.newest for one in told if one.newest is not None), default=step)
+        ahead = [one for one in told if one.newest == newest]
+        behind = [] if run is None else [s.member for s in run.round.frozen]
+        behind = [name for name in behind if name not in {one.member for one in ahead}]
+        before = max((s for one in ahead for s in one.steps if step < s < newest), default=step)
+        caught_up = {one.member for one in told if (one.newest or 0) >= before}
         return LastSave(
             step=None if last is None else last.step,
             at_unix_s=0.0 if last is None else last.at_unix_s,
             periodic=last is not None and last.periodic,
             newest=newest if newest > step else None,
-            newest_of=tuple(one.member for one in told if one.newest == newest),
+            newest_at_unix_s=min((one.at_unix_s for one in ahead), default=0.0),
+            awaited=tuple(behind),
+            overtaken=tuple(name for name in behind if before > step and name not in caught_up),
             finishing=run is not None and run.round.finishing,
             seen_step=None if furthest is None or furthest.step < 0 else furthest.step,
             seen_at_unix_s=0.0 if furthest is None else furthest.at_unix_s,

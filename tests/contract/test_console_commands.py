@@ -111,7 +111,7 @@ async def test_status_shows_members_and_rounds(server: EmbeddedServer) -> None:
     assert "digits  7      training  a b            c" in ended.out
     assert (
         "last save: step 1,200 by all ranks (periodic save, untagged);"
-        " step 1,220 not by all ranks yet (by a); 34 steps at risk (at step 1,234)"
+        " 34 steps at risk (at step 1,234)"
     ) in ended.out
     assert "cannot be read" in ended.out
     assert "\x1b" not in ended.out
@@ -139,6 +139,7 @@ async def test_status_as_json(server: EmbeddedServer) -> None:
         "by_all_ranks": False,
         "at_unix_s": None,
         "step_of_all_ranks": 1200,
+        "waits_for": ["b"],
         "periodic": True,
         "tag": None,
         "seen_step": 1234,
@@ -369,9 +370,10 @@ async def test_a_store_that_cannot_listen_says_why_and_nothing_else(listen: str,
 async def test_the_doctor_says_that_there_is_no_such_job(server: EmbeddedServer) -> None:
     ended = await muster("doctor", "--job", "nothere", "--etcd-endpoints", server.endpoint)
     assert ended.status == 0
-    assert "warning  job         the store has no job nothere in namespace default" in ended.out
-    known = await muster("doctor", **of(server))
-    assert "ok       job         digits: generation 3, 4 members" in known.out
+    assert "warning  members     the store has no job nothere in namespace default" in ended.out
+    known = await muster("why", "--all", **of(server))
+    assert "ok       steps       digits is training: a world of 2 nodes" in known.out
+    assert "ok       members     2 pods can train, 1 on standby (min 1, max 2)" in known.out
 
 
 async def test_the_store_serves_until_it_is_stopped_and_says_what_it_keeps() -> None:

@@ -61,9 +61,7 @@ async def test_the_sentence_stands_beside_the_member() -> None:
     assert rows["c"].split()[2] == "8"
     assert [m["slots"] for m in state["members"]] == [1, 1, 8]
     assert state["store_authenticated"] is False
-    assert (
-        "authentication is off: any client that reaches the store can change the job" in plain.out
-    )
+    assert "authentication" not in plain.out
 
 
 async def test_a_dead_first_endpoint_hides_no_warning() -> None:

@@ -4,55 +4,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from console.job.verdict import STUCK_S, JobVerdict, duration, verdict
-from console.job.view import FAILING_S, JobView, RunView
-from launcher_shim.c10d.rounds.records import Node, Round, Seat
-from rdzv.listing import decide
+from console.job.verdict import STATES, STUCK_S, JobVerdict, duration, verdict
+from console.job.view import FAILING_S, JobView
+from launcher_shim.c10d.rounds.records import Round
 from rdzv.records.bypass import Bypass
-from rdzv.records.commit import Commit
-from rdzv.records.failure import Failure
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Job
-from rdzv.records.saves import PodSaves
-from rdzv.snapshot import Snapshot
-from tests.support.records import member
+from tests.support.views import ASKS, FAILED, NOW_S, TRAINS, committing, reported, run, view
 
-NOW_S = 10_000.0
-TRAINS = Round(3, True, frozen=(Seat("a", "n", 1), Seat("b", "n", 1)))
-FAILED = Failure("b", "digits", 3, 1, "ValueError", "bad shape", "t.py:3", at_unix_s=NOW_S - 8)
-ASKS = (Node("a", "asking", "n", 1, "10.0.0.1", 1, 0),)
 ERROR = "b failed 8 s ago: rank 1: ValueError: bad shape (t.py:3)"
-
-
-def view(
-    *runs: RunView, names: str = "ab", least: int = 1, paused: bool = False, **more: Any
-) -> JobView:
-    members = {name: member(name, min_workers=least) for name in names}
-    job = Job(least, 4, paused=paused) if names else None
-    snapshot = Snapshot(job=job, members=members, revision=5, commit=more.pop("commit", None))
-    history = (HistoryEntry("round", "a", "", NOW_S - 252), *more.pop("history", ()))
-    saves = more.pop("saves", {})
-    bypasses = more.pop("bypasses", {})
-    return JobView(
-        "team", "digits", snapshot, decide(snapshot), runs, history, bypasses, saves, **more
-    )
-
-
-def run(round_: Round = TRAINS, nodes: tuple[Node, ...] = ()) -> RunView:
-    return RunView("digits", round_, nodes)
-
-
-def reported(step: int, ago_s: float) -> dict[str, PodSaves]:
-    one = PodSaves("a", "uid-a", "digits", 3, step=step, at_unix_s=NOW_S - ago_s)
-    return {"a": one}
-
-
-def committing(phase: str, *leaving: str) -> Commit:
-    return Commit(1, "digits", 3, phase, leaving=leaving, reason="all save")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +21,7 @@ def committing(phase: str, *leaving: str) -> Commit:
     [
         (view(names=""), "starting", "no sidecar has registered yet"),
         (view(run(), paused=True), "paused", ""),
-        (view(least=3), "below min", "2 of at least 3 pods are here"),
+        (view(least=3), "below min", "2 of at least 3 pods can train"),
         (view(), "starting", "no torchrun has asked for a world yet"),
         (
             view(bypasses={"a": Bypass("elsewhere", "its torchrun goes elsewhere")}),
@@ -68,7 +29,7 @@ def committing(phase: str, *leaving: str) -> Commit:
             "a: its torchrun goes elsewhere",
         ),
         (view(run(Round(3), ASKS), least=2), "gathering", "1 of at least 2 torchruns ask; waits"),
-        (view(run(Round(3), ASKS), least=3), "below min", "2 of at least 3 pods are here"),
+        (view(run(Round(3), ASKS), least=3), "below min", "2 of at least 3 pods can train"),
         (view(run()), "training", "a world of 2 nodes"),
         (view(run(), saves=reported(1204, 9)), "training", "a world of 2 nodes at step 1,204"),
         (
@@ -101,7 +62,7 @@ def committing(phase: str, *leaving: str) -> Commit:
             "waits for",
         ),
         (view(run(replace(TRAINS, closed="success"))), "done", ""),
-        (view(run(replace(TRAINS, closed="failure"))), "failing", "its torchruns have closed"),
+        (view(run(replace(TRAINS, closed="failure"))), "failing", "every torchrun has ended"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -109,6 +70,7 @@ def test_the_verdict_names_the_state_and_the_cause(seen: JobView, state: str, wh
     found = verdict(seen, NOW_S)
     assert (found.state, found.why[: len(why)]) == (state, why)
     assert found.as_json()["state"] == state
+    assert state in STATES
 
 
 def test_the_cure_stands_on_a_line_of_its_own() -> None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from console.doctor.cluster.examine import examine
 from console.doctor.cluster.findings import findings_of
-from console.doctor.diagnosis import Finding
+from console.doctor.finding import Finding
 from controller.cluster.api import ClusterApi
 from controller.cluster.in_cluster import FOLDER, ClusterAccess
 from controller.cluster.kubeconfig import VARIABLE, KubeconfigAccess

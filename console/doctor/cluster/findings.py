@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from console.counting import counted
 from console.doctor.cluster.seen import AskingPod, ChartPart, Cluster
-from console.doctor.diagnosis import Finding
+from console.doctor.finding import Finding
 
 OLDEST = (1, 29)
 """The first version of Kubernetes with native sidecars."""

@@ -79,12 +79,17 @@ def progress_is_certain(text: str) -> bool:
     return version is not None and not EARLY_PROGRESS.has(version)
 
 
+def is_embedded(text: str) -> bool:
+    """Return whether a version is that of the embedded store."""
+    return text.endswith("+memory")
+
+
 def judge(text: str) -> tuple[Literal["ok", "warning", "fault"], str]:
     """Judge whether a server of this version is fit for a job; return why not, too."""
     version = parse(text)
     if version is None:
         return "warning", f"{text!r} is not a known version of etcd"
-    if text.endswith("+memory"):
+    if is_embedded(text):
         return (
             "warning",
             "the embedded store keeps nothing across a restart: use etcd in production",

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result of one check of the doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from console.style import Level
+
+WORST_FIRST: Sequence[Level] = ("fault", "warning", "note", "ok")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found and, unless it is in order, the remedy."""
+
+    check: str
+    level: Level
+    sentence: str
+    remedy: str = ""
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Sort findings by level; those of one level stay in order."""
+    return sorted(findings, key=lambda finding: WORST_FIRST.index(finding.level))

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Findings about a job: why it is not getting on, or may lose work; a pure function of its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from console.counting import counted
+from console.doctor.finding import Finding
+from console.job.clocks import sentence, skews
+from console.job.cures import launcher_cure
+from console.job.verdict import STATES, verdict
+from console.job.view import JobView
+from console.style import Level
+from launcher_shim.pod.grace import reserve_s
+from rdzv.drain.phases import phase_of
+from rdzv.flags import named
+
+
+def explain(view: JobView, now_unix_s: float) -> list[Finding]:
+    """Return the findings about a job, in the order of ``docs/stuck.md``."""
+    if view.job is None:
+        return [_missing(view)]
+    found = verdict(view, now_unix_s)
+    meaning = STATES[found.state]
+    why = f": {found.why}" if found.why else ""
+    do = found.do or ("see docs/stuck.md#the-states-of-a-job" if meaning.level != "ok" else "")
+    state = Finding(meaning.check, meaning.level, f"{view.name} is {found.state}{why}", do)
+    findings = [
+        *_members(view),
+        *_launchers(view),
+        *_failures(view),
+        *_saves(view, now_unix_s),
+        *_quarantines(view),
+        *_drains(view),
+        *_clocks(view, now_unix_s),
+    ]
+    # The verdict has the first fault of its check already.
+    told = [one for one in findings if one.check != meaning.check or one.sentence not in found.why]
+    return [state, *told]
+
+
+def _missing(view: JobView) -> Finding:
+    return Finding(
+        "members",
+        "warning",
+        f"the store has no job {view.name} in namespace {view.namespace}",
+        f"check {named('--job')} and {named('--namespace')}: muster list shows the jobs; or see"
+        " whether its pods have started, and have the sidecar",
+    )
+
+
+def _members(view: JobView) -> Iterator[Finding]:
+    rules = view.snapshot.rules
+    if rules is None:
+        return
+    here, sizes = len(view.listing.listed), rules.sizes
+    standby = f", {len(view.listing.standby)} on standby" if view.listing.standby else ""
+    if here >= sizes.smallest:
+        bounds = f"min {rules.min_workers}, max {rules.max_workers}"
+        yield Finding("members", "ok", f"{counted(here, 'pod')} can train{standby} ({bounds})")
+
+
+def _launchers(view: JobView) -> Iterator[Finding]:
+    for name, fault in sorted(view.bypasses.items()):
+        remedy = launcher_cure(name, fault)
+        level: Level = "warning" if remedy else "note"
+        yield Finding("launchers", level, f"{name}: {fault.sentence}", remedy)
+    if not view.bypasses and view.newest_run is not None:
+        yield Finding("launchers", "ok", "every torchrun that was seen takes part")
+
+
+def _failures(view: JobView) -> Iterator[Finding]:
+    for name, failure in sorted(view.failures.items()):
+        yield Finding(
+            "rounds", "note", f"{name} failed in round {failure.round}: {failure.sentence}"
+        )
+
+
+def _saves(view: JobView, now_unix_s: float) -> Iterator[Finding]:
+    commit, last = view.snapshot.commit, view.last_save
+    graces = [(m.grace_s, m.name) for m in view.snapshot.members.values() if m.grace_s > 0]
+    took_s = commit.took_s if commit is not None else 0.0
+    if graces and took_s:
+        grace_s, name = min(graces)
+        room_s = grace_s - reserve_s(grace_s)
+        has = f"{room_s:g} s (grace {grace_s:g} s - {reserve_s(grace_s):g} s reserve)"
+        if took_s > room_s:
+            yield Finding(
+                "saves",
+                "warning",
+                f"the newest save took {took_s:.1f} s, and {name} has {has}: a drain loses steps",
+                f"set terminationGracePeriodSeconds and MUSTER_GRACE_S to {_enough_s(took_s)} or"
+                " more",
+            )
+        else:
+            yield Finding("saves", "ok", f"the newest save took {took_s:.1f} s of {has}")
+    expired = [one for one in view.history if one.what == "drain"][-1:]
+    for one in expired:
+        if one.details.get("outcome") == "expired":
+            yield Finding(
+                "saves",
+                "warning",
+                f"the last drain, of {one.member}, expired before all ranks had saved",
+                "set terminationGracePeriodSeconds and MUSTER_GRACE_S above the time of a save, or"
+                " see docs/drain.md if it waited for min",
+            )
+    if last is None:
+        return
+    if last.step is None and last.steps_at_risk:
+        yield Finding(
+            "saves",
+            "warning",
+            f"no save is complete: {last.steps_at_risk:,} steps are at risk",
+            "let the script save, and report it on every rank: docs/training.md",
+        )
+    elif late := last.late(now_unix_s):
+        yield Finding("saves", "warning", late, "see that every rank reports its saves")
+    if view.mute:
+        yield Finding("saves", "warning", view.mute, "see the log of that pod's sidecar")
+
+
+def _enough_s(took_s: float) -> int:
+    """Return a grace that leaves a save half as much time again, in tens of seconds."""
+    return 10 * (int(1.5 * took_s + reserve_s(took_s) + 5.0) // 10 + 1)
+
+
+def _quarantines(view: JobView) -> Iterator[Finding]:
+    for name in sorted(view.listing.quarantined):
+        record = view.snapshot.quarantines[name]
+        yield Finding(
+            "quarantine",
+            "warning",
+            f"{name} is {record.sentence}",
+            f"replace its machine, or mend it and let it in: muster admit {name} --job {view.name}",
+        )
+
+
+def _drains(view: JobView) -> Iterator[Finding]:
+    for drain in sorted(view.snapshot.drains.values(), key=lambda one: one.member):
+        if drain.outcome or drain.member not in view.snapshot.members:
+            continue
+        phase = phase_of(view.snapshot, drain, finishing=view.finishes(drain.member))
+        had = "" if drain.seconds_left is None else f" (it had {drain.seconds_left:.0f} s)"
+        held = "too few others" in phase.sentence
+        yield Finding(
+            "drains",
+            "warning" if held else "note",
+            f"{drain.member} drains{had}: {phase.sentence}",
+            f"start another pod, or: muster drain {drain.member} --job {view.name} --cancel"
+            if held
+            else "",
+        )
+
+
+def _clocks(view: JobView, now_unix_s: float) -> Iterator[Finding]:
+    if found := skews(view.history, now_unix_s):
+        yield Finding(
+            "clocks",
+            "warning",
+            f"{sentence(found, view.nodes)}: the ages in muster status and the times in muster"
+            " history are wrong by as much, and certificates may seem out of date",
+            "set the clock there, and see that it is kept (chronyc tracking, timedatectl); Muster"
+            " itself compares no clocks",
+        )

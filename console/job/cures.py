@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to do about a failure on record, or about a launcher that does not take part: pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from console.job.view import JobView
+from rdzv.records.bypass import Bypass, Kind
+from rdzv.records.failure import Failure
+
+LOG = "read the log of {member}'s training container"
+
+_CURES = (
+    (
+        r"uncorrectable ECC|\bXid\b|fallen off the bus|no CUDA-capable device|NVML"
+        r"|devices? (is |are )?(busy or )?unavailable|hardware error",
+        "replace the GPU of {place}: kubectl cordon its node, then muster drain {member} --job"
+        " {job}, and delete the pod {member}",
+    ),
+    (
+        r"OutOfMemoryError|out of memory",
+        "use a smaller batch, or see what else holds memory on {place}: nvidia-smi",
+    ),
+    (
+        r"ModuleNotFoundError|ImportError|undefined symbol|shared object file|no kernel image"
+        r"|driver version is insufficient|has no attribute '__version__'",
+        "{whose} image lacks it, or has another version: name the right image in the pod template"
+        " (kubectl describe pod {member} shows the one that runs)",
+    ),
+    (
+        r"SOCKET_IFNAME|[Ii]nterface|connectFullMesh|No route to host|Network is unreachable"
+        r"|Connection (timed out|refused)|failed to connect|ncclSystemError|ncclRemoteError",
+        "see that ranks reach each other from {member}: set GLOO_SOCKET_IFNAME and"
+        " NCCL_SOCKET_IFNAME to the interface of the pods' network (ip addr shows it), and allow"
+        " the pods' traffic in NetworkPolicies",
+    ),
+    (
+        r"No space left|ENOSPC|quota exceeded",
+        "make room on the volume that {member} writes to: df -h, in its training container",
+    ),
+    (
+        r"FileNotFoundError|NotADirectoryError|No such file|Stale file handle|Input/output error"
+        r"|Transport endpoint|PermissionError|Permission denied|Read-only file system",
+        "see that {whose} volumes are mounted at the paths that the script opens, and may be read:"
+        " kubectl describe pod {member}",
+    ),
+    (
+        r"Address already in use",
+        "see what else listens there on {place}: ss -ltnp; one pod of a job fits on a node with"
+        " hostNetwork",
+    ),
+    (
+        r"reported no Python error",
+        "see whether memory ran out (OOMKilled, exit code 137): kubectl describe pod {member}; then"
+        f" {LOG}",
+    ),
+)
+"""Signs in an error, with what to do; the first match counts."""
+
+
+def cure(view: JobView, failure: Failure) -> str:
+    """Return what to do about the failure that ends the job's worlds."""
+    name, node = failure.member, view.nodes.get(failure.member, "")
+    alike = [
+        one
+        for one in view.failures.values()
+        if (one.run, one.kind) == (failure.run, failure.kind) and one.round >= failure.round - 1
+    ]
+    common = len(alike) > 1
+    words = {
+        "member": name,
+        "job": view.name,
+        "place": f"{name} on {node}" if node not in ("", name) else name,
+        "whose": "the pods'" if common else f"{name}'s",
+    }
+    for sign, sentence in _CURES:
+        if re.search(sign, failure.error):
+            return sentence.format(**words)
+    log = LOG.format(**words)
+    if common:
+        return f"{log}; {len(alike)} pods fail alike, so the script, its data or the image is wrong"
+    return f"{log}; if its machine is at fault: muster drain {name} --job {view.name}"
+
+
+_LAUNCHERS: Mapping[Kind, str] = {
+    "unseen": "see whether its training container runs, and if not why (image, volumes):"
+    " kubectl describe pod {member}; its command has to begin with muster-run",
+    "absent": f"{LOG}; its command has to start torchrun",
+    "elsewhere": "remove that option from its command, and MUSTER_KEEP_FLAGS from its variables",
+    "run_id": "remove --rdzv-id from its command",
+    "nnodes": "remove --nnodes from its command",
+}
+
+
+def launcher_cure(member: str, fault: Bypass) -> str:
+    """Return what to do about the launcher of a member; empty if nothing has to be done."""
+    return _LAUNCHERS.get(fault.kind, "").format(member=member)

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``muster doctor JOB`` says of a job: why it stands still, and the one thing to do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from console.doctor.command import the_one_thing
+from console.doctor.finding import Finding
+from console.doctor.job import explain
+from console.job.verdict import STATES, Check, State
+from console.job.view import JobView
+from launcher_shim.c10d.rounds.records import Round
+from rdzv.records.bypass import Bypass
+from rdzv.records.commit import Commit, LastCommit
+from rdzv.records.drain import Drain
+from rdzv.records.history import HistoryEntry
+from rdzv.records.quarantine import Quarantine
+from rdzv.records.saves import PodSaves
+from tests.support.records import member
+from tests.support.sources import ROOT
+from tests.support.views import ASKS, FAILED, NOW_S, reported, run, view
+
+PAGE = (ROOT / "docs" / "stuck.md").read_text(encoding="utf-8")
+ASKING = run(Round(3), ASKS)
+
+
+def found(seen: JobView, check: str) -> list[tuple[str, str, str]]:
+    findings = [one for one in explain(seen, NOW_S) if one.check == check]
+    return [(one.level, one.sentence, one.remedy) for one in findings]
+
+
+def of_a_member(name: str, **changes: object) -> tuple[object, ...]:
+    return (replace(member(name), **changes),)  # type: ignore[arg-type]
+
+
+def test_a_job_in_order_has_nothing_to_be_done() -> None:
+    seen = view(run(), saves=reported(10, 2), last_commit=LastCommit(10, 3, 0, run="digits"))
+    findings = explain(seen, NOW_S)
+    assert {one.level for one in findings} == {"ok"}
+    assert the_one_thing(findings) is None
+
+
+def test_a_job_that_the_store_does_not_have_is_named() -> None:
+    ((level, sentence, remedy),) = found(view(names=""), "members")
+    assert (level, sentence) == ("warning", "the store has no job digits in namespace team")
+    assert "muster list" in remedy
+
+
+ECC = replace(FAILED, kind="RuntimeError", text="CUDA error: uncorrectable ECC error", count=7)
+
+
+def failing(kind: str, text: str, *names: str) -> JobView:
+    one = replace(FAILED, kind=kind, text=text, count=7)
+    failures = {name: replace(one, member=name) for name in names or "b"}
+    return view(ASKING, failures=failures, members=of_a_member("b", node="gpu-17"))
+
+
+@pytest.mark.parametrize(
+    ("seen", "do"),
+    [
+        (
+            failing("RuntimeError", "CUDA error: uncorrectable ECC error encountered"),
+            "replace the GPU of b on gpu-17: kubectl cordon its node, then muster drain b --job",
+        ),
+        (failing("OutOfMemoryError", "CUDA out of memory"), "use a smaller batch"),
+        (failing("ModuleNotFoundError", "No module named 'apex'"), "b's image lacks it"),
+        (failing("ModuleNotFoundError", "No module named 'x'", "a", "b"), "the pods' image lacks"),
+        (failing("FileNotFoundError", "No such file or directory: '/data'"), "see that b's volum"),
+        (failing("OSError", "[Errno 28] No space left on device"), "make room on the volume"),
+        (
+            failing("RuntimeError", "Unable to find interface for eth9"),
+            "see that ranks reach each other from b: set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME",
+        ),
+        (failing("", "a worker ended and reported no Python error"), "see whether memory ran out"),
+        (failing("ValueError", "bad shape"), "read the log of b's training container; if its mach"),
+        (failing("ValueError", "bad shape", "a", "b"), "read the log of"),
+        (view(least=3), "see why pods are missing"),
+        (view(run(), paused=True), "muster resume --job digits"),
+        (view(run(), saves=reported(1204, 301)), "see where each rank hangs: py-spy dump"),
+        (
+            view(bypasses={"a": Bypass("unseen", "nothing is known of a torchrun")}),
+            "see whether its training container runs, and if not why (image, volumes): kubectl",
+        ),
+        (
+            view(ASKING, least=2, bypasses={"b": Bypass("absent", "it has started none")}),
+            "read the log of b's training container; its command has to start torchrun",
+        ),
+    ],
+)
+def test_the_one_thing_to_do_is_the_cure(seen: JobView, do: str) -> None:
+    first = the_one_thing(explain(seen, NOW_S))
+    assert first is not None
+    assert first[: len(do)] == do
+
+
+def test_a_failure_that_all_share_is_no_machines() -> None:
+    (first, *_) = explain(failing("ValueError", "bad shape", "a", "b"), NOW_S)
+    assert "2 pods fail alike" in first.remedy
+    assert "muster drain" not in first.remedy
+
+
+def test_a_save_that_does_not_fit_the_grace_is_a_warning() -> None:
+    commit = Commit(1, "digits", 3, "void", took_s=40.0)
+    short = view(run(), commit=commit, members=of_a_member("b", grace_s=30.0))
+    ((level, sentence, remedy),) = found(short, "saves")
+    assert level == "warning"
+    assert sentence == (
+        "the newest save took 40.0 s, and b has 25 s (grace 30 s - 5 s reserve):"
+        " a drain loses steps"
+    )
+    assert remedy == "set terminationGracePeriodSeconds and MUSTER_GRACE_S to 80 or more"
+    ample = view(run(), commit=commit, members=of_a_member("b", grace_s=60.0))
+    assert [one[0] for one in found(ample, "saves")] == ["ok"]
+
+
+def test_an_expired_drain_and_steps_that_are_not_saved_are_warnings() -> None:
+    late = HistoryEntry("drain", "b", "", NOW_S - 9, {"outcome": "expired"})
+    seen = view(run(), history=(late,), saves=reported(38, 2))
+    sentences = [sentence for _, sentence, _ in found(seen, "saves")]
+    assert sentences[0].startswith("the last drain, of b, expired")
+    assert sentences[1] == "no save is complete: 38 steps are at risk"
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "b_steps", "said"),
+    [
+        (5.0, (), ""),
+        (31.0, (), "step 40 is not saved by all ranks: b missing"),
+        (5.0, (20,), ""),
+        (5.0, (10,), "step 40 is not saved by all ranks: b missing"),
+    ],
+)
+def test_a_save_is_late_after_a_while_or_once_it_is_overtaken(
+    ago_s: float, b_steps: tuple[int, ...], said: str
+) -> None:
+    """A member is late if it has not reported the save before the newest either."""
+    at = NOW_S - ago_s
+    saves = {"a": PodSaves("a", "uid-a", "digits", 3, (40, 20), 40, 44, at)}
+    if b_steps:
+        saves["b"] = PodSaves("b", "uid-b", "digits", 3, b_steps, b_steps[0], 44, at)
+    else:
+        saves["a"] = replace(saves["a"], steps=(40,))
+    seen = view(run(), saves=saves, last_commit=LastCommit(10, 3, 0, run="digits"))
+    assert seen.last_save is not None
+    assert seen.last_save.late(NOW_S) == said
+
+
+def test_quarantines_and_drains_are_named() -> None:
+    out = Quarantine("b", "uid-b", 3, "n", out=True)
+    seen = view(run(), quarantines={"b": out})
+    ((level, sentence, remedy),) = found(seen, "quarantine")
+    assert level == "warning"
+    assert sentence.startswith("b is quarantined: its torchrun has died 3 times")
+    assert remedy.endswith("muster admit b --job digits")
+    drain = Drain("uid-b", "b", "spot", "hand", 30.0)
+    held = Commit(1, "digits", 3, "void", leaving=("uid-b",), reason="b waits: too few others")
+    ((level, sentence, _),) = found(view(run(), drains={"uid-b": drain}), "drains")
+    assert (level, sentence) == (
+        "note",
+        "b drains (it had 30 s): b is delisted, and no save has begun",
+    )
+    ((level, _, remedy),) = found(view(run(), drains={"uid-b": drain}, commit=held), "drains")
+    assert level == "warning"
+    assert remedy == "start another pod, or: muster drain b --job digits --cancel"
+
+
+def table(heading: str) -> list[list[str]]:
+    """The rows of the table below a heading of the page."""
+    part = re.split(r"^## ", PAGE.split(f"## {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    rows = [line.strip("|").split("|") for line in part.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def test_the_page_has_the_states_and_the_questions_of_the_code() -> None:
+    states = [(row[0].strip("`"), row[1], row[2]) for row in table("The states of a job")]
+    assert states == [(name, one.meaning, one.level) for name, one in STATES.items()]
+    assert set(STATES) == set(get_args(State))
+    assert [row[0].strip("`") for row in table("Ten questions")] == list(get_args(Check))
+
+
+def entry(revision: int, member: str, at_unix_s: float) -> HistoryEntry:
+    return HistoryEntry("join", member, "", at_unix_s, revision=revision)
+
+
+def clocks(*history: HistoryEntry, **nodes: str) -> Finding | None:
+    """What is found of the clocks."""
+    members = tuple(replace(member(name), node=node) for name, node in nodes.items())
+    seen = replace(view(members=members), history=history)
+    findings = explain(seen, 1000.0)
+    return next((finding for finding in findings if finding.check == "clocks"), None)
+
+
+def test_clocks_an_hour_off_are_named_with_their_machines() -> None:
+    history = [entry(1, "a", 800.0), entry(2, "b", 4410.0), entry(3, "c", -2780.0)]
+    finding = clocks(*history, entry(4, "a", 900.0), a="vm-1", b="vm-2", c="c")
+    assert finding is not None
+    assert finding.level == "warning"
+    assert finding.sentence.startswith(
+        "the clock of c is 3,580 s or more behind most others;"
+        " the clock of b on vm-2 is 3,510 s or more ahead of most others: "
+    )
+    assert "set the clock" in finding.remedy
+
+
+def test_two_clocks_that_differ_are_both_named() -> None:
+    finding = clocks(entry(1, "a", 900.0), entry(2, "b", 960.0), entry(3, "a", 920.0))
+    assert finding is not None
+    assert "the clock of b on host is 40 s or more ahead of that of a: " in finding.sentence
+
+
+def test_one_clock_is_compared_with_this_machine() -> None:
+    finding = clocks(entry(1, "a", 1030.0))
+    assert finding is not None
+    assert "of a on host is 30 s or more ahead of that of this machine: " in finding.sentence
+
+
+def test_this_machine_is_named_if_two_clocks_are_ahead_of_it() -> None:
+    finding = clocks(entry(1, "a", 1030.0), entry(2, "b", 1031.0))
+    assert finding is not None
+    assert "the clock of this machine is 31 s or more behind most others: " in finding.sentence
+
+
+def test_a_clock_that_was_set_is_right() -> None:
+    history = (entry(1, "a", 900.0), entry(2, "b", 4510.0), entry(3, "a", 920.0))
+    assert clocks(*history, entry(4, "b", 930.0), entry(5, "a", 940.0)) is None
+
+
+def test_an_entry_by_an_unknown_clock_says_nothing() -> None:
+    lost = HistoryEntry("lost", "b", "", 4500.0, revision=2)
+    assert clocks(entry(1, "a", 900.0), lost, entry(3, "b", 920.0), entry(4, "a", 930.0)) is None
+
+
+def test_clocks_that_agree_are_not_mentioned() -> None:
+    assert clocks(entry(1, "a", 900.0), entry(2, "b", 899.0), entry(3, "a", 1001.0)) is None
