@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 
+from console.main import ALIASES
 from console.main import main as command_line
 
 NEVER_S = 3600.0
@@ -49,6 +50,7 @@ LIMITS: Mapping[str, dict[str, float]] = {
 def main() -> None:
     """Run the command line."""
     command = sys.argv[1] if sys.argv[1:] else ""
+    command = ALIASES.get(command, command)
     for path, limit in LIMITS.get(command, {}).items():
         _put(path, limit)
     if command == "doctor":
