@@ -13,7 +13,7 @@ WORST_FIRST: Sequence[Level] = ("fault", "warning", "note", "ok")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found and, unless it is in order, the remedy."""
+    """One finding with, unless it is in order, its remedy."""
 
     check: str
     level: Level

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to do about a failure on record, or about a launcher that does not take part: pure."""
+"""Cures: of a failure on record, and of a launcher that does not take part. Pure."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ an answer is worth little before those above it are in order."""
 
 @dataclass(frozen=True, slots=True)
 class StateMeaning:
-    """How serious a state is, the question that it answers, and what it means."""
+    """One row of the table of states: its level, the question that it belongs to, its meaning."""
 
     level: Level
     check: Check
