@@ -20,7 +20,6 @@ from console.options import configured_by
 
 @click.command(
     cls=Command,
-    short_help="The sidecar of one worker: what the image runs.",
     epilog="Example: muster agent --job digits --min 2 --max 4 --run-dir /tmp/node-0",
 )
 @configured_by(Config)

@@ -18,7 +18,6 @@ from rdzv.errors import ConfigError
 
 @click.command(
     cls=Command,
-    short_help="Inject sidecars into labelled pods: what the chart runs.",
     epilog="""\b
 Example:
   muster controller --own-namespace muster-system \\

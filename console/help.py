@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout of ``--help``: commands by task, settings of the store last, then exit statuses."""
+"""The layout of ``--help``: examples first, commands by task, exit statuses last."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from difflib import get_close_matches
+import re
+from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import click
 
@@ -22,7 +22,7 @@ from launcher_shim.exit_status import (
 STATUSES = {
     EXIT_DONE: "done",
     EXIT_USAGE: "an option, a setting or a file is wrong",
-    EXIT_DEFECT: "a defect of Muster",
+    EXIT_DEFECT: "a bug in Muster",
     EXIT_INTERRUPTED: "ended by Ctrl-C",
 }
 """Exit statuses of every command."""
@@ -38,6 +38,43 @@ STORE_SECTION = "Store"
 """The heading of the settings that name the store and give access to it."""
 
 
+STORE_TOPIC = "store-options"
+"""The name of the help on them: ``muster help store-options``."""
+
+_SHOWN = "--etcd-endpoints"
+"""The one of them that the help of each command has."""
+
+_EXAMPLES = re.compile(r"(?:\x08\n)?Examples?[:,].*?(?:\n\s*\n|\Z)", re.DOTALL)
+
+
+class Entry(NamedTuple):
+    """One command in the list of all: ``module:attribute``, and what it does in a line."""
+
+    place: str
+    says: str
+
+
+def near(word: str, words: Iterable[str]) -> str:
+    """Return the word of ``words`` that was meant, if one is close; else an empty text."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, list(words), n=1)), "")
+
+
+def _write_examples(epilog: str | None, formatter: click.HelpFormatter) -> None:
+    """Write the examples of an epilog."""
+    if found := _EXAMPLES.search(epilog or ""):
+        formatter.write_paragraph()
+        formatter.write_text(found[0].rstrip())
+
+
+def _write_rest(epilog: str | None, formatter: click.HelpFormatter) -> None:
+    """Write an epilog without its examples."""
+    if rest := _EXAMPLES.sub("", epilog or "").strip():
+        formatter.write_paragraph()
+        formatter.write_text(rest)
+
+
 class SectionedOption(click.Option):
     """An option that the help lists under a heading of its own, after the options without one."""
 
@@ -47,7 +84,7 @@ class SectionedOption(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help ends with its settings of the store and its exit statuses.
+    """A command whose help begins with examples, and ends with its exit statuses.
 
     ``tables``: further tables of its help, by title; each maps a word to its explanation.
     """
@@ -65,41 +102,53 @@ class Command(click.Command):
         of_stores = STORE_STATUSES if STORE_SECTION in sections else {}
         self.statuses = {**STATUSES, **of_stores, **(statuses or {})}
 
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help, the examples before the options."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        _write_examples(self.epilog, formatter)
+        self.format_options(ctx, formatter)
+        self.format_epilog(ctx, formatter)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options by section."""
+        """Write the options by section; of those of the store one, and where the others are."""
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None and isinstance(parameter, click.Option):
                 section = getattr(parameter, "section", "Options")
                 sections.setdefault(section, []).append(record)
+        if (of_store := sections.get(STORE_SECTION)) is not None and ctx.info_name != STORE_TOPIC:
+            others = ("--etcd-…", f"TLS, user, password: muster help {STORE_TOPIC}")
+            of_store[:] = [row for row in of_store if row[0].startswith(_SHOWN)] + [others]
         for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the tables and the exit statuses before the examples."""
+        """Write the tables, the epilog without its examples, and the exit statuses."""
         for title, rows in self.tables.items():
             with formatter.section(title):
                 formatter.write_dl(list(rows.items()))
+        _write_rest(self.epilog, formatter)
         with formatter.section("Exit status"):
             formatter.write_dl(
                 [(str(status), self.statuses[status]) for status in sorted(self.statuses)]
             )
-        super().format_epilog(ctx, formatter)
 
 
 class CommandsByTask(click.Group):
     """A group that imports a command only when it is asked for, and lists them by task.
 
-    ``tasks``: task → name of a command → ``module:attribute``; ``aliases``: another name → the name
-    of a command.
+    ``tasks``: task → name of a command → its entry; ``aliases``: another name → the name of a
+    command.
     """
 
     def __init__(
         self,
         *args: Any,
-        tasks: Mapping[str, Mapping[str, str]],
+        tasks: Mapping[str, Mapping[str, Entry]],
         aliases: Mapping[str, str],
         **kwargs: Any,
     ) -> None:
@@ -116,7 +165,7 @@ class CommandsByTask(click.Group):
         cmd_name = self.aliases.get(cmd_name, cmd_name)
         for commands in self.tasks.values():
             if cmd_name in commands:
-                module, _, name = commands[cmd_name].partition(":")
+                module, _, name = commands[cmd_name].place.partition(":")
                 return cast(click.Command, getattr(import_module(module), name))
         return None
 
@@ -126,8 +175,8 @@ class CommandsByTask(click.Group):
         """Resolve a command; raises ``UsageError`` with the nearest name if it does not exist."""
         names = [*self.list_commands(ctx), *self.aliases]
         if args and not args[0].startswith("-") and args[0] not in names:
-            near = get_close_matches(args[0], names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "muster --help lists them"
+            meant = near(args[0], names)
+            hint = f"did you mean {meant!r}?" if meant else "muster --help lists them"
             raise click.UsageError(f"there is no command {args[0]!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -135,11 +184,19 @@ class CommandsByTask(click.Group):
         """Write a section for each task."""
         width = max(map(len, self.list_commands(ctx)))
         for task, commands in self.tasks.items():
-            rows = []
-            for name in commands:
-                command = self.get_command(ctx, name)
-                assert command is not None
-                limit = formatter.width - 6 - width
-                rows.append((name.ljust(width), command.get_short_help_str(limit)))
             with formatter.section(task):
-                formatter.write_dl(rows)
+                formatter.write_dl(
+                    [(name.ljust(width), entry.says) for name, entry in commands.items()]
+                )
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help, the examples before the commands."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        _write_examples(self.epilog, formatter)
+        self.format_options(ctx, formatter)
+        self.format_epilog(ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the epilog without its examples."""
+        _write_rest(self.epilog, formatter)

@@ -40,7 +40,6 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command(
     cls=Command,
-    short_help="Add the sidecar to a manifest.",
     epilog="""\b
 Example:
   muster inject train.yaml --min 2 --max 8 --etcd-endpoints etcd:2379 \\

@@ -2,7 +2,7 @@
 """The command line ``muster``: each command is imported only when it is asked for.
 
 Exit status: 0 done, 2 usage or configuration, 66 no such job, 69 store not reachable,
-70 a defect of Muster.
+70 a bug in Muster.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import traceback
 import click
 
 from console import grpc_log
-from console.help import CommandsByTask
-from console.version import print_version
+from console.help import CommandsByTask, Entry
 from console.wrapping import wrapped
 from launcher_shim.exit_status import (
     EXIT_BROKEN_PIPE,
@@ -41,42 +40,77 @@ ALIASES = {"why": "doctor"}
 
 TASKS = {
     "Start here": {
-        "local": "console.local.command:local",
-        "inject": "console.inject:inject",
-        "doctor": "console.doctor.command:doctor",
+        "local": Entry(
+            "console.local.command:local", "An elastic job on this machine: no Kubernetes, no root."
+        ),
+        "inject": Entry("console.inject:inject", "Add the sidecar to a manifest."),
+        "doctor": Entry(
+            "console.doctor.command:doctor", "Say why a job stands still, and what to do first."
+        ),
     },
     "Look at a job": {
-        "status": "console.job.status:status",
-        "hosts": "console.job.hosts:hosts",
-        "history": "console.job.history:history",
+        "list": Entry("console.job.jobs:list_jobs", "List the jobs of a store with their states."),
+        "status": Entry("console.job.status:status", "Show a job's state, its pods and rounds."),
+        "hosts": Entry("console.job.hosts:hosts", "List hosts available to launchers."),
+        "history": Entry(
+            "console.job.history:history", "Show joins, leaves, failures, drains and rounds."
+        ),
     },
     "Operate a job": {
-        "drain": "console.job.drain:drain",
-        "set": "console.job.bounds:set_values",
-        "pause": "console.job.pause:pause",
-        "resume": "console.job.pause:resume",
-        "admit": "console.job.admit:admit",
-        "forget": "console.job.forget:forget",
+        "drain": Entry("console.job.drain:drain", "Save on all ranks, then let one pod leave."),
+        "set": Entry("console.job.bounds:set_values", "Change a job's limits while it trains."),
+        "pause": Entry("console.job.pause:pause", "Save and stop a job, until it is resumed."),
+        "resume": Entry("console.job.pause:resume", "Resume a paused job from its last save."),
+        "admit": Entry("console.job.admit:admit", "End a pod's quarantine."),
+        "forget": Entry(
+            "console.job.forget:forget", "Forget the last save, to train from scratch."
+        ),
     },
     "Set up a store": {
-        "store": "console.store:store",
-        "store-role": "console.store_role:store_role",
+        "store": Entry("console.store:store", "An etcd-like store for laptops and tests."),
+        "store-role": Entry(
+            "console.store_role:store_role", "Print or make one job's user and rights in the store."
+        ),
     },
-    "Run in a cluster": {"controller": "console.controller:controller"},
+    "Run in a cluster": {
+        "controller": Entry(
+            "console.controller:controller", "Inject sidecars into labelled pods (in the chart)."
+        )
+    },
     "Run in a pod": {
-        "agent": "console.agent:agent",
-        "notice": "console.notice:notice",
+        "agent": Entry("console.agent:agent", "The sidecar of one pod (in its image)."),
+        "notice": Entry(
+            "console.notice:notice", "Tell this pod's sidecar that the pod will leave."
+        ),
     },
-    "About Muster": {"version": "console.version:version"},
+    "About Muster": {
+        "help": Entry("console.topics:show_help", "Show the help of a command, or store-options."),
+        "version": Entry("console.version:version", "Print the versions of Muster, Python, torch."),
+    },
 }
+
+
+def _print_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
+    if asked:
+        from console.version import described
+
+        click.echo(described())
+        ctx.exit()
 
 
 @click.group(
     cls=CommandsByTask,
     tasks=TASKS,
     aliases=ALIASES,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="""\b
+Examples:
+  muster local --nodes 3 --event kill:rank0@30s -- torchrun train.py
+  muster list
+  muster doctor digits
+
+\b
 Shell completion, for bash (zsh and fish alike):
   eval "$(_MUSTER_COMPLETE=bash_source muster)"
 """,
@@ -86,11 +120,14 @@ Shell completion, for bash (zsh and fish alike):
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=print_version,
+    callback=_print_version,
     help="Print the versions of Muster, Python and torch, and end.",
 )
-def muster() -> None:
+@click.pass_context
+def muster(ctx: click.Context) -> None:
     """Keep elastic training jobs running while their pods come and go."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def main() -> None:
@@ -114,7 +151,9 @@ def main() -> None:
         sys.exit(_status(error))
     except Exception:
         traceback.print_exc()
-        click.echo("muster: this is a defect of muster, please report it", err=True)
+        click.echo(
+            "muster: this is a bug in Muster: please report it, with the lines above", err=True
+        )
         sys.exit(EXIT_DEFECT)
 
 

@@ -19,7 +19,6 @@ ANSWER_TIMEOUT_S = 5.0
 
 @click.command(
     cls=Command,
-    short_help="Tell this pod's sidecar that the pod will go away.",
     epilog="\b\nExample, as the sidecar's preStop hook:\n"
     "  muster notice --reason 'the pod is deleted'",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -16,6 +16,10 @@ from agent.config.table import Configuration, load, settings_of
 from console.help import STORE_SECTION, SectionedOption
 from console.running import found
 from rdzv.errors import ConfigError
+from rdzv.flags import named
+
+_SHORT = {"--namespace": "-n"}
+"""Short forms of settings."""
 
 C = TypeVar("C", bound=Configuration)
 Command = Callable[..., Any]
@@ -32,12 +36,18 @@ def configured_by(kind: type[C]) -> Callable[[Command], Command]:
             flags = {name: arguments.pop(name) for name in settings}
             if kind is JobConfig:
                 flags = with_running_job(flags)
+            if kind is JobConfig and not (flags["job"] or os.environ.get("MUSTER_JOB")):
+                raise ConfigError(
+                    f"no job is named: give its name, or set {named('--job')}; muster list shows"
+                    " the jobs of the store"
+                )
             return command(config=load(kind, flags, os.environ), **arguments)
 
         for name, setting in reversed(settings.items()):
             section = STORE_SECTION if name in STORE_SETTINGS else "Options"
+            short = [_SHORT[setting.flag]] if setting.flag in _SHORT else []
             option = click.option(
-                *(setting.flag, name),
+                *(*short, setting.flag, name),
                 cls=SectionedOption,
                 section=section,
                 metavar=setting.metavar,
@@ -79,7 +89,7 @@ def one_job(named: str | None, option: str | None) -> str | None:
     return option if named is None else named
 
 
-def shown_with(command: Command) -> Command:
+def shown_with(command: Command, *, forms: Sequence[str] = ("json",)) -> Command:
     """Decorate a command that shows state with ``--json``, ``--watch`` and ``--interval``.
 
     The command gets ``interval_s``: the minimum time from one output to the next, in seconds.
@@ -97,8 +107,29 @@ def shown_with(command: Command) -> Command:
         show_default="at each change",
         help="With --watch: show it at most this often.",
     )(read)
-    read = click.option("--watch", is_flag=True, help="Follow it until Ctrl-C.")(read)
-    return click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")(read)
+    read = click.option("-w", "--watch", is_flag=True, help="Follow it until Ctrl-C.")(read)
+    return printed(read, forms=forms)
+
+
+def printed(
+    command: Command, *, forms: Sequence[str] = ("json",), says: str = "One JSON object a line."
+) -> Command:
+    """Decorate a command with ``--json``, and ``-o`` for each of ``forms``, as of kubectl.
+
+    The command gets ``as_json`` and, if that is one of the forms, ``wide``.
+    """
+
+    @functools.wraps(command)
+    def read(form: str | None, **arguments: Any) -> Any:
+        named_forms = {"json": "as_json", "wide": "wide"}
+        if form is not None:
+            arguments[named_forms[form]] = True
+        return command(**arguments)
+
+    choice = click.Choice(list(forms))
+    shown = " or ".join(f"--{form}" for form in forms)
+    read = click.option("-o", "form", type=choice, help=f"The same as {shown}.")(read)
+    return click.option("--json", "as_json", is_flag=True, help=says)(read)
 
 
 def _interval_s(text: str | None) -> float:

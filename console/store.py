@@ -14,7 +14,6 @@ from rdzv.store.memory.server import EmbeddedServer
 
 @click.command(
     cls=Command,
-    short_help="An etcd-like store in one process, for laptops and tests.",
     epilog="Example: muster store --listen 127.0.0.1:2379",
 )
 @click.option(

@@ -22,7 +22,6 @@ from rdzv.store.etcd.rights import WRITE_TIMEOUT_S, JobRole, Rights
 @click.command(
     "store-role",
     cls=Command,
-    short_help="The store's user and rights for one job, as commands or made.",
     epilog="""\b
 Examples:
   muster store-role digits

@@ -11,12 +11,14 @@ import click
 
 Level = Literal["ok", "note", "warning", "fault"]
 
-_LOOKS: Mapping[Level, tuple[str, str]] = {
-    "fault": ("✗", "red"),
-    "warning": ("!", "yellow"),
-    "note": ("·", "cyan"),
-    "ok": ("✓", "green"),
+COLOURS: Mapping[Level, str] = {
+    "fault": "red",
+    "warning": "yellow",
+    "note": "cyan",
+    "ok": "green",
 }
+
+_SYMBOLS: Mapping[Level, str] = {"fault": "✗", "warning": "!", "note": "·", "ok": "✓"}
 
 
 def is_styled(stream: TextIO) -> bool:
@@ -28,10 +30,9 @@ def is_styled(stream: TextIO) -> bool:
 
 def symbol(level: Level, stream: TextIO) -> str:
     """Return the sign of a level: a coloured symbol, or the word, for a column of its own."""
-    sign, _ = _LOOKS[level]
-    return coloured(sign, level, stream) if is_styled(stream) else f"{level:<8}"
+    return coloured(_SYMBOLS[level], level, stream) if is_styled(stream) else f"{level:<8}"
 
 
 def coloured(text: str, level: Level, stream: TextIO) -> str:
     """Return ``text`` in the colour of a level."""
-    return click.style(text, fg=_LOOKS[level][1]) if is_styled(stream) else text
+    return click.style(text, fg=COLOURS[level]) if is_styled(stream) else text

@@ -19,17 +19,10 @@ from rdzv.records.codec import SCHEMA
 GIT_TIMEOUT_S = 5.0
 
 
-@click.command(cls=Command, short_help="The versions of Muster, its store schema, Python, torch.")
+@click.command(cls=Command)
 def version() -> None:
     """Print the versions of Muster, its store schema, Python and torch."""
     click.echo(described())
-
-
-def print_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
-    """Print the versions for ``--version``, and exit."""
-    if asked:
-        click.echo(described())
-        ctx.exit()
 
 
 def described() -> str:

@@ -24,7 +24,7 @@ _QUANTITY = re.compile(r"(\d) (s|ms|MB)\b")
 
 def wrapped(text: str, stream: IO[str], indent: int) -> str:
     """Wrap one line of ``text`` if ``stream`` is a terminal; ``indent`` is for the later lines."""
-    return broken(text, _columns(stream), indent) if stream.isatty() else text
+    return broken(text, columns_of(stream), indent) if stream.isatty() else text
 
 
 def broken(text: str, columns: int, indent: int) -> str:
@@ -40,7 +40,8 @@ def broken(text: str, columns: int, indent: int) -> str:
     return made.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def _columns(stream: IO[str]) -> int:
+def columns_of(stream: IO[str]) -> int:
+    """Return the width of a terminal."""
     told = os.environ.get("COLUMNS", "")
     given = int(told) if told.isdecimal() else 0
     return given or os.get_terminal_size(stream.fileno()).columns or UNKNOWN_COLUMNS

@@ -8,7 +8,6 @@ table alone makes the flags, the variables, ``--help`` and the messages.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -117,6 +116,9 @@ def unknown_variables(
     environ: Mapping[str, str], table: Mapping[str, Setting], others: frozenset[str]
 ) -> list[str]:
     """Return a sentence, with a near name, for each ``MUSTER_*`` variable that nothing reads."""
+    # Only a sidecar asks: commands start faster without it.
+    import difflib
+
     names = {setting.variable for setting in table.values()} | others
     sentences = []
     for name in sorted(environ):

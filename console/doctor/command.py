@@ -25,7 +25,7 @@ from console.doctor.finding import Finding, worst_first
 from console.doctor.report import Report
 from console.help import Command
 from console.job.verdict import STATES, verdict
-from console.options import configured_by, job_named
+from console.options import configured_by, job_named, printed
 from console.style import Level, coloured, is_styled, symbol
 from console.wrapping import wrapped
 from launcher_shim.exit_status import EXIT_DONE, EXIT_FAULT, EXIT_UNAVAILABLE
@@ -81,7 +81,6 @@ def _cluster() -> ModuleType:
 @click.command(
     cls=Command,
     statuses={1: "there is a fault", 69: "no endpoint, or no API server, answers a read"},
-    short_help="Why a job stands still, and what to do first.",
     epilog="\b\nExamples:\n  muster doctor digits\n  muster why digits\n"
     "  muster doctor digits --json || echo broken\n"
     "  muster doctor --cluster",
@@ -89,7 +88,7 @@ def _cluster() -> ModuleType:
 @of_a_cluster
 @job_named
 @configured_by(JobConfig)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@functools.partial(printed, says="One JSON object.")
 @click.option("--all", "every", is_flag=True, help="Print what is in order, too, line by line.")
 def doctor(config: JobConfig, as_json: bool, every: bool) -> int:
     """Say why a job stands still or may lose work, and the one thing to do first.

@@ -45,8 +45,7 @@ def _missing(view: JobView) -> Finding:
         "members",
         "warning",
         f"the store has no job {view.name} in namespace {view.namespace}",
-        f"check {named('--job')} and {named('--namespace')}: muster list shows the jobs; or see"
-        " whether its pods have started, and have the sidecar",
+        f"check {named('--job')} and {named('--namespace')}: muster list shows the jobs",
     )
 
 

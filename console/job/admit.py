@@ -11,10 +11,11 @@ import click
 
 from agent.config.sidecar import JobConfig
 from console.help import Command
+from console.job.changing import no_member
 from console.job.drain import requester, write
 from console.job.reading import connected
 from console.options import configured_by
-from rdzv.errors import ConfigError, MembershipError
+from rdzv.errors import MembershipError
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.snapshot import Snapshot
@@ -23,7 +24,6 @@ from rdzv.store import Compare, Delete, Operation
 
 @click.command(
     cls=Command,
-    short_help="Let a quarantined member into the job again.",
     epilog="\b\nExample:\n  muster admit trainer-3 --job digits",
 )
 @configured_by(JobConfig)
@@ -65,7 +65,6 @@ async def _admit(config: JobConfig, member: str) -> None:
 def _check(config: JobConfig, snapshot: Snapshot, name: str) -> None:
     member = snapshot.members.get(name)
     if member is None:
-        names = ", ".join(sorted(snapshot.members)) or "none"
-        raise ConfigError(f"job {config.job} has no member {name}: its members are {names}")
+        raise no_member(config.job, name, snapshot)
     if snapshot.quarantine_of(member) is None:
         raise MembershipError(f"{name} is not quarantined: nothing to admit, see muster status")

@@ -8,6 +8,7 @@ import json
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from time import time
 from typing import Any
 
@@ -20,7 +21,7 @@ from console.job.changing import check_versions, present_job
 from console.job.drain import requester, write
 from console.job.reading import connected, present_view
 from console.job.view import JobView
-from console.options import configured_by, job_named
+from console.options import configured_by, job_named, printed
 from rdzv import listing
 from rdzv.errors import ConfigError
 from rdzv.records.history import HistoryEntry
@@ -105,7 +106,6 @@ def consequence(view: JobView, after: Job) -> str:
 @click.command(
     "set",
     cls=Command,
-    short_help="Change how many nodes a job may have, while it trains.",
     epilog="""\b
 Examples:
   muster set digits --max 8
@@ -121,7 +121,7 @@ Examples:
 @click.option("--sizes", "chosen", metavar="N,…|any", help="Numbers of nodes that may train.")
 @click.option("--unit", metavar="N", help="Train with a multiple of so many nodes.")
 @click.option("--gather", metavar="TIME", help="How long the first newcomer waits for others.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@partial(printed, says="One JSON object.")
 def set_values(
     config: JobConfig,
     least: str | None,

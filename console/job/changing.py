@@ -4,27 +4,20 @@
 from __future__ import annotations
 
 from agent.config.sidecar import JobConfig
+from console.help import near
+from console.job.known import missing
 from rdzv.errors import ConfigError, JobNotFound, MembershipError
-from rdzv.flags import named
 from rdzv.job import JobClient
 from rdzv.records.job import Job
 from rdzv.snapshot import Snapshot
-
-
-def check_present(config: JobConfig, client: JobClient) -> None:
-    """Raise ``JobNotFound`` if the store has no key of the job."""
-    if not client.mirror.kvs:
-        raise JobNotFound(
-            f"the store has no job {config.job} in namespace {config.namespace}: check"
-            f" {named('--job')} and {named('--namespace')}"
-        )
 
 
 def present_job(config: JobConfig, client: JobClient, snapshot: Snapshot) -> Job:
     """Return the job's record; raises ``JobNotFound``, or ``ConfigError`` if it is unreadable."""
     if snapshot.job is not None:
         return snapshot.job
-    check_present(config, client)
+    if not client.mirror.kvs:
+        raise JobNotFound(missing(client.keys))
     raise ConfigError(
         f"the record of job {config.job} is not there, or cannot be read: see muster status"
     )
@@ -38,3 +31,11 @@ def check_versions(job: str, snapshot: Snapshot) -> None:
             f"job {job} stays as it is: the sidecar of {old[0]} is of 0.1.0, and would not know"
             " what to do: upgrade all first, see docs/upgrading.md#upgrade-a-job"
         )
+
+
+def no_member(job: str, name: str, snapshot: Snapshot) -> ConfigError:
+    """Return the error for a member that the job does not have."""
+    names = sorted(snapshot.members)
+    hint = f"did you mean {close}? " if (close := near(name, names)) else ""
+    have = f"{hint}its members are {', '.join(names)}" if names else "it has no members"
+    return ConfigError(f"job {job} has no member {name}: {have}")

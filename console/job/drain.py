@@ -20,8 +20,9 @@ from agent.config.parsers import duration_s, free_text
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
 from console.help import Command
+from console.job.changing import no_member
 from console.job.reading import connected, news, present_view
-from console.options import configured_by
+from console.options import configured_by, printed
 from launcher_shim.pod.grace import reserve_s
 from rdzv.drain.phases import phase_of
 from rdzv.drain.transactions import cancel, first_write, take_over
@@ -64,7 +65,6 @@ Report = Callable[[str, str, str, str], None]
         5: "with --wait: the member was lost first",
         6: "with --wait: released without a save: nothing to save, or a script takes no part",
     },
-    short_help="Let one member go, after all ranks have saved the same step.",
     epilog="""\b
 Examples:
   muster drain trainer-3 --job digits --wait
@@ -77,7 +77,7 @@ Examples:
 @click.option("--reason", default="asked for by hand", show_default=True, help="For the history.")
 @click.option("--wait", is_flag=True, help="Print each phase, until the drain is over.")
 @click.option("--cancel", "cancels", is_flag=True, help="Take a drain back, unless it is granted.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@printed
 def drain(
     config: JobConfig,
     member: str,
@@ -156,10 +156,7 @@ class _ByHand:
     def _find(self, snapshot: Snapshot) -> Member:
         member = snapshot.members.get(self._member)
         if member is None:
-            names = ", ".join(sorted(snapshot.members)) or "none"
-            raise ConfigError(
-                f"job {self._config.job} has no member {self._member}: its members are {names}"
-            )
+            raise no_member(self._config.job, self._member, snapshot)
         return member
 
     def _record(self, member: Member, deadline_s: float) -> Drain:

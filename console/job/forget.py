@@ -12,7 +12,6 @@ import click
 
 from agent.config.sidecar import JobConfig
 from console.help import Command
-from console.job.changing import check_present
 from console.job.drain import requester, write
 from console.job.reading import connected
 from console.options import configured_by, job_named
@@ -24,7 +23,6 @@ from rdzv.store import Compare, Delete, Operation, Put
 
 @click.command(
     cls=Command,
-    short_help="Forget the last commit, to train from scratch.",
     epilog="Example: muster forget --job digits",
 )
 @job_named
@@ -45,7 +43,6 @@ async def _forget(config: JobConfig) -> str:
     keys = JobKeys(config.namespace, config.job)
     async with connected(config) as client:
         before = client.membership.snapshot()
-        check_present(config, client)
         if before.commit_to_start_from is None and keys.last_commit not in before.corrupt:
             return f"job {config.job} has no last commit: there is nothing to forget"
 

@@ -29,7 +29,6 @@ INDENT = len("2026-01-02T03:04:05Z  quarantine ")
 
 @click.command(
     cls=Command,
-    short_help="What happened to a job: joins, leaves, losses, drains, rounds.",
     epilog="\b\nExamples:\n  muster history --job digits\n  muster history --job digits --watch",
 )
 @job_named

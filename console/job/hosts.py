@@ -14,7 +14,6 @@ from console.options import configured_by, job_named, shown_with
 
 @click.command(
     cls=Command,
-    short_help="The hosts that launchers may use now.",
     epilog="\b\nExamples:\n  muster hosts --job digits\n  muster hosts --job digits --json --watch",
 )
 @job_named

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from console.counting import duration
+
 LATE_S = 30.0
 """Time from the first members' save of a step until the others are late, in seconds: reports come
 within some seconds of a save."""
@@ -95,4 +97,4 @@ class LastSave:
 
 
 def _ago(at_unix_s: float, now_unix_s: float) -> str:
-    return f", {max(0.0, now_unix_s - at_unix_s):,.0f} s ago" if at_unix_s else ""
+    return f", {duration(max(0.0, now_unix_s - at_unix_s))} ago" if at_unix_s else ""

@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Self, TextIO
 
 import click
 
@@ -19,27 +19,47 @@ from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
 from console.job.reading import connected, following, look, present_view
 from console.job.view import JobView
-from console.wrapping import broken
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
+from console.style import COLOURS, Level, is_styled
+from console.wrapping import broken, columns_of
 
 CLOCK_INTERVAL_S = 1.0
 
 WHY_MIN = 30
-"""Sentences that would get fewer columns than this are printed below their table."""
+"""Sentences that would get fewer columns, or do not fit, are printed below their table."""
 
 COLUMN_GAP = 2
+CELL_MIN = 8
+"""The fewest columns that a cell is cut to."""
+
+
+class Toned(str):
+    """A cell with the colour of a level."""
+
+    level: Level | None
+
+    def __new__(cls, text: str, level: Level | None = None) -> Self:
+        """Make a cell."""
+        made = super().__new__(cls, text)
+        made.level = level
+        return made
+
+    @classmethod
+    def like(cls, cell: str, text: str) -> Self:
+        """Return ``text`` in the colour of ``cell``."""
+        return cls(text, getattr(cell, "level", None))
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """One table: a title of one or more lines, headings, rows."""
+    """One table: a title of one or more lines, headings, rows.
+
+    ``level``: the colour of the title's first line; None: the terminal's own.
+    """
 
     title: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    level: Level | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +89,8 @@ def show(
         view = asyncio.run(_look(config, aside))
         if as_json:
             click.echo(json.dumps(face.json(view)))
-        elif sys.stdout.isatty():
-            from rich.console import Console
-
-            screen = Console()
-            screen.print(_table(face.grids(view), screen.width))
         else:
-            click.echo(_columns(face.grids(view)), nl=False)
+            print_grids(face.grids(view), sys.stdout)
         return
     if aside is not None:
         asyncio.run(aside())
@@ -112,26 +127,23 @@ async def _follow_in_lines(
 async def _follow_on_terminal(config: JobConfig, face: Face, interval_s: float) -> None:
     """Redraw the view at each change, and the clock above it once a second."""
     from rich.live import Live
+    from rich.text import Text
 
+    styled = is_styled(sys.stdout)
     with Live(auto_refresh=False) as live:
-        async with connected(config) as client:
+        async with connected(config, known=False) as client:
             mirror = client.mirror
             while True:
                 sequence, until_s = mirror.sequence, monotonic() + interval_s
                 shown = face.grids(present_view(client))
                 while mirror.sequence <= sequence or monotonic() < until_s:
                     clock = _clock(datetime.now(), current=mirror.healthy(monotonic()))
-                    live.update(_table([clock, *shown], live.console.width), refresh=True)
+                    text = rendered([clock, *shown], live.console.width, styled)
+                    live.update(Text.from_ansi(text), refresh=True)
                     with suppress(TimeoutError):
                         async with asyncio.timeout(CLOCK_INTERVAL_S):
                             await mirror.changed_after(sequence)
                             await asyncio.sleep(max(0.0, until_s - monotonic()))
-
-
-def _room_for_why(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int:
-    """Return the width that the other columns leave for the last one, which holds sentences."""
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    return width - sum(width + COLUMN_GAP for width in widths[:-1])
 
 
 def _clock(now: datetime, *, current: bool) -> Grid:
@@ -140,47 +152,66 @@ def _clock(now: datetime, *, current: bool) -> Grid:
     return Grid(f"{now:%H:%M:%S}{silence}", (), ())
 
 
-def _title(grid: Grid) -> str:
-    return "\n".join(map(printable, grid.title.splitlines()))
+def print_grids(grids: Sequence[Grid], stream: TextIO) -> None:
+    """Print tables: for people on a terminal, of its width, or as plain columns elsewhere."""
+    width = columns_of(stream) if stream.isatty() else None
+    click.echo(rendered(grids, width, is_styled(stream)), file=stream, nl=False, color=True)
 
 
-def _columns(grids: Sequence[Grid]) -> str:
-    parts = []
-    for grid in grids:
-        rows = [grid.headings, *([printable(cell) for cell in row] for row in grid.rows)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(grid.headings))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        body = lines if grid.rows else []
-        parts.append("\n".join([*([_title(grid)] if grid.title else []), *body]) + "\n")
-    return "\n".join(parts)
+def rendered(grids: Sequence[Grid], width: int | None, styled: bool) -> str:
+    """Return tables as text with lines of ``width`` columns, or whole lines if that is None."""
+    return "\n".join("\n".join(_lines(grid, width, styled)) + "\n" for grid in grids)
 
 
-def _table(grids: Sequence[Grid], width: int) -> RenderableType:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    shown: list[RenderableType] = []
-    for grid in grids:
-        if shown:
-            shown.append(Text())
-        if not grid.rows:
-            # Leave out headings without rows; rich would not even show the title without columns.
-            shown.append(Text(_title(grid)))
-            continue
-        rows = [[printable(cell) for cell in row] for row in grid.rows]
-        headings, below = list(grid.headings), []
-        if headings[-1] == "WHY" and _room_for_why(headings, rows, width) < WHY_MIN:
+def _lines(grid: Grid, width: int | None, styled: bool) -> Iterator[str]:
+    for number, line in enumerate(grid.title.splitlines()):
+        text = printable(line)
+        text = text if width is None else broken(text, width, 2)
+        level = grid.level if number == 0 else "note"
+        yield _toned(text, level) if styled and grid.level is not None else text
+    if not grid.rows:
+        return
+    rows = [[Toned.like(cell, printable(cell)) for cell in row] for row in grid.rows]
+    headings, below = list(grid.headings), []
+    if width is not None and headings[-1] == "WHY":
+        room = width - sum(one + COLUMN_GAP for one in _widths(headings, rows)[:-1])
+        if room < WHY_MIN or any(len(row[-1]) > room for row in rows):
             headings.pop()
             below = [(row[0], why) for row in rows if (why := row.pop())]
-        table = Table(title=Text(_title(grid)), title_justify="left", box=None, pad_edge=False)
-        for heading in headings:
-            table.add_column(heading, header_style="bold", overflow="fold")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        shown.append(table)
-        shown += [Text(broken(f"{name}: {why}", width, len(name) + 2)) for name, why in below]
-    return Group(*shown)
+    widths = _fitting(_widths(headings, rows), width)
+    yield _row(headings, widths, styled=styled, bold=True)
+    yield from (_row(row, widths, styled=styled) for row in rows)
+    yield from (broken(f"{name}: {why}", width or 0, len(name) + 2) for name, why in below)
+
+
+def _row(cells: Sequence[str], widths: Sequence[int], *, styled: bool, bold: bool = False) -> str:
+    shown = []
+    for cell, width in zip(cells, widths, strict=True):
+        text = (cell if len(cell) <= width else f"{cell[: width - 1]}…").ljust(width)
+        text = text.rstrip() if cell is cells[-1] else text
+        level = getattr(cell, "level", None)
+        if styled and bold:
+            text = click.style(text, bold=True)
+        elif styled and level is not None:
+            text = _toned(text, level)
+        shown.append(text)
+    return (" " * COLUMN_GAP).join(shown).rstrip()
+
+
+def _widths(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+
+
+def _fitting(widths: list[int], width: int | None) -> list[int]:
+    """Return the widths of columns that fit into ``width``: the widest are cut first."""
+    if width is None:
+        return widths
+    fitting = list(widths)
+    room = width - COLUMN_GAP * (len(fitting) - 1)
+    while sum(fitting) > room and max(fitting) > CELL_MIN:
+        fitting[fitting.index(max(fitting))] -= 1
+    return fitting
+
+
+def _toned(text: str, level: Level | None) -> str:
+    return text if level is None else click.style(text, fg=COLOURS[level])

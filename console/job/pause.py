@@ -20,7 +20,7 @@ from console.job.changing import check_versions, present_job
 from console.job.drain import requester, write
 from console.job.reading import connected, news, present_view
 from console.job.view import JobView
-from console.options import configured_by, job_named
+from console.options import configured_by, job_named, printed
 from rdzv.errors import ConfigError, MembershipError
 from rdzv.job import JobClient
 from rdzv.records.history import Happening, HistoryEntry
@@ -86,14 +86,13 @@ def _ended(view: JobView, world: RoundName | None) -> PausePhase:
         4: "with --wait: it was resumed",
         6: "with --wait: the world ended without a save",
     },
-    short_help="Save and stop a job, until it is resumed.",
     epilog="\b\nExamples:\n  muster pause digits --wait\n  muster resume digits",
 )
 @job_named
 @configured_by(JobConfig)
 @click.option("--reason", default="asked for by hand", show_default=True, help="For the history.")
 @click.option("--wait", is_flag=True, help="Print each phase, until no world trains.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@printed
 def pause(config: JobConfig, reason: str, wait: bool, as_json: bool) -> int:
     """Pause JOB: all ranks save the same step, and leave.
 
@@ -109,7 +108,6 @@ def pause(config: JobConfig, reason: str, wait: bool, as_json: bool) -> int:
 
 @click.command(
     cls=Command,
-    short_help="Let a paused job go on from where it was saved.",
     epilog="\b\nExample:\n  muster resume digits",
 )
 @job_named

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 
 from agent.config.sidecar import JobConfig
+from console.job.known import not_found
 from console.job.outage import cause, endpoint_is_local
 from console.job.view import JobView, view_of
-from rdzv.errors import JobNotFound, StoreUnavailable
+from rdzv.errors import StoreUnavailable
 from rdzv.flags import named
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
@@ -37,24 +38,22 @@ async def look(config: JobConfig) -> JobView:
     store = open_store(config.access)
     try:
         read = await read_all(store, keys.prefix, timeout_s=REACH_TIMEOUT_S)
+        if not read.kvs:
+            raise await not_found(store, keys, or_else="; or wait for it with --watch")
     except StoreUnavailable as error:
-        raise _unreachable(config, str(error)) from error
+        raise unreachable(config.etcd_endpoints, str(error), config.job) from error
     finally:
         await store.close()
-    if not read.kvs:
-        raise JobNotFound(
-            f"the store has no job {config.job} in namespace {config.namespace}: check"
-            f" {named('--job')} and {named('--namespace')}, or wait for it with --watch"
-        )
     return view_of(keys, snapshot_of(keys, read), read.kvs)
 
 
 @asynccontextmanager
-async def connected(config: JobConfig) -> AsyncIterator[JobClient]:
+async def connected(config: JobConfig, *, known: bool = True) -> AsyncIterator[JobClient]:
     """Yield a client that follows the job in the store and may write to it.
 
     Raises ``StoreUnavailable`` if the first read takes longer than ``REACH_TIMEOUT_S``; in a later
-    outage the client keeps its last view.
+    outage the client keeps its last view. Raises ``JobNotFound`` if the store has no key of the
+    job, unless ``known`` is false.
     """
     # The command reports an outage once, in a sentence for its user.
     logging.getLogger(Mirror.__module__).setLevel(logging.ERROR)
@@ -66,7 +65,11 @@ async def connected(config: JobConfig) -> AsyncIterator[JobClient]:
                 async with asyncio.timeout(REACH_TIMEOUT_S):
                     await client.mirror.changed_after(0)
             except TimeoutError:
-                raise _unreachable(config, client.watching.trouble) from None
+                raise unreachable(
+                    config.etcd_endpoints, client.watching.trouble, config.job
+                ) from None
+            if known and not client.mirror.kvs:
+                raise await not_found(store, client.keys)
             yield client
     finally:
         await store.close()
@@ -76,9 +79,9 @@ async def connected(config: JobConfig) -> AsyncIterator[JobClient]:
 async def following(config: JobConfig) -> AsyncIterator[AsyncIterator[JobView]]:
     """Follow the job: yield an iterator of views, one at first and one after each change.
 
-    Raises as ``connected`` does.
+    Raises as ``connected`` does, but not ``JobNotFound``.
     """
-    async with connected(config) as client:
+    async with connected(config, known=False) as client:
         yield _views(client)
 
 
@@ -118,12 +121,15 @@ async def _views(client: JobClient) -> AsyncIterator[JobView]:
         await mirror.changed_after(sequence)
 
 
-def _unreachable(config: JobConfig, trouble: str) -> StoreUnavailable:
-    where = ", ".join(config.etcd_endpoints)
-    job = f" --job {config.job}"
-    local = all(endpoint_is_local(endpoint) for endpoint in config.etcd_endpoints)
-    start = f"muster store --listen {config.etcd_endpoints[0]} starts one; or " if local else ""
+def unreachable(endpoints: Sequence[str], trouble: str, job: str = "JOB") -> StoreUnavailable:
+    """Return the error for a store that was not reached, with what it means for the jobs."""
+    where = ", ".join(endpoints)
+    local = all(endpoint_is_local(endpoint) for endpoint in endpoints)
+    here = (
+        "; is a port-forward down? For a test, muster store starts an empty store" if local else ""
+    )
     return StoreUnavailable(
         f"cannot reach the store at {where} within {REACH_TIMEOUT_S:g} s ({cause(trouble)})"
-        f"\n{start}set {named('--etcd-endpoints')}; muster doctor{job} says more"
+        "\nworlds that train go on; no pod joins or leaves until it answers"
+        f"\ncheck {named('--etcd-endpoints')}{here}; muster doctor {job} says more"
     )

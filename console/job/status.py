@@ -4,18 +4,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial, wraps
 from time import time
+from typing import Any
 
 import click
 
-from agent.config.sidecar import JobConfig
+from agent.config.sidecar import AccessConfig, JobConfig
+from agent.config.table import load, settings_of
 from console.help import Command
-from console.job.output import Face, Grid, show
-from console.job.verdict import verdict
+from console.job.jobs import show_jobs
+from console.job.output import Face, Grid, Toned, show
+from console.job.pods import pods_of
+from console.job.verdict import STATES, verdict
 from console.job.view import JobView
 from console.options import configured_by, job_named, shown_with
+from console.style import Level
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.records.failure import Failure
 from rdzv.records.job import Member
@@ -32,19 +39,38 @@ AUTH_TIMEOUT_S = 2.5
 """Leaves time for the next endpoint if the first is dead: the first attempt takes 1 s."""
 
 
+def _or_all_jobs(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorate the command: without a job it lists all, unless it is to follow one."""
+
+    @wraps(command)
+    def read(**arguments: Any) -> None:
+        named = arguments["named"] or arguments["job"] or os.environ.get("MUSTER_JOB")
+        if named or arguments["watch"]:
+            return command(**arguments)
+        as_json = arguments["as_json"] or arguments["form"] == "json"
+        flags = {name: arguments[name] for name in settings_of(AccessConfig)}
+        return show_jobs(
+            load(AccessConfig, flags, os.environ), arguments["namespace"], as_json=as_json
+        )
+
+    return read
+
+
 @click.command(
     cls=Command,
-    short_help="Members and rounds of a job.",
-    epilog="\b\nExamples:\n  muster status --job digits\n  muster status --job digits --watch",
+    epilog="\b\nExamples:\n  muster status\n  muster status digits -w\n"
+    "  muster status digits -n team-a -o json",
 )
+@_or_all_jobs
 @job_named
 @configured_by(JobConfig)
-@shown_with
-@click.option(
-    "--wide", is_flag=True, help="Show role, address, incarnation and version of each sidecar, too."
-)
+@partial(shown_with, forms=("json", "wide"))
+@click.option("--wide", is_flag=True, help="Show each sidecar's address and version, and rounds.")
 def status(config: JobConfig, as_json: bool, watch: bool, interval_s: float, wide: bool) -> None:
-    """Show a job as the store sees it: who is listed and why not, and each run's newest round."""
+    """Show the state of a job and why, then each pod, the last save, and the steps at risk.
+
+    Without a JOB it lists the jobs of the store.
+    """
     store = StoreState()
     face = Face(
         lambda view: [*_grids(view, wide=wide), *store.warnings()],
@@ -106,7 +132,7 @@ class StoreState:
         if self._trouble:
             unknown = "whether authentication is on, or the store is full, is unknown"
             sentences.append(f"{unknown}: {self._trouble}")
-        return [Grid(sentence, (), ()) for sentence in sentences]
+        return [Grid(sentence, (), (), "warning") for sentence in sentences]
 
     def as_json(self) -> dict[str, object]:
         """Return it for ``--json``."""
@@ -121,17 +147,22 @@ def _headline(view: JobView) -> str:
     return f"{view.namespace}/{view.name}, {generation}: {state}"
 
 
-def _members(view: JobView, *, wide: bool) -> Grid:
+def _members(view: JobView, now_unix_s: float, *, wide: bool) -> Grid:
     known = any(member.topology for member, _, _ in view.members())
     columns = {name: tell for name, tell in _MORE.items() if wide and (known or name != TOPOLOGY)}
-    rows = tuple(
-        (m.name, state, str(m.slots), m.node, *(tell(m) for tell in columns.values()), why)
-        for m, state, why in view.members()
-    )
-    return Grid(_headline(view), ("MEMBER", "STATE", "SLOTS", "NODE", *columns, "WHY"), rows)
+    headings: tuple[str, ...] = ()
+    rows = []
+    for (member, _, why), pod in zip(view.members(), pods_of(view, now_unix_s), strict=True):
+        figures = pod.cells()
+        headings = ("MEMBER", "STATE", *figures, "NODE", *columns, "WHY")
+        more = (tell(member) for tell in columns.values())
+        state = Toned(pod.doing, pod.level)
+        rows.append((member.name, state, *figures.values(), member.node, *more, why))
+    return Grid(_headline(view), headings, tuple(rows))
 
 
 _MORE: Mapping[str, Callable[[Member], str]] = {
+    "SLOTS": lambda member: str(member.slots),
     "ROLE": lambda member: member.role,
     "ADDRESS": lambda member: member.address,
     "INCARNATION": lambda member: str(member.incarnation),
@@ -153,23 +184,34 @@ def _grids(view: JobView, *, wide: bool) -> list[Grid]:
         for run in view.runs
     )
     now_unix_s = time()
-    said = "\n".join(verdict(view, now_unix_s).lines(view.name, now_unix_s))
-    grids = [Grid(said, (), ()), _members(view, wide=wide)]
-    if runs:
+    found = verdict(view, now_unix_s)
+    said = "\n".join(found.lines(view.name, now_unix_s))
+    grids = [
+        Grid(said, (), (), STATES[found.state].level),
+        _members(view, now_unix_s, wide=wide),
+        *_saves(view, now_unix_s),
+    ]
+    if len(runs) > 1 or wide:
         grids.append(Grid("", ("RUN", "ROUND", "STATE", "NODES BY RANK", "WAITING"), runs))
-    forming = [(run.run_id, view.awaited(run, now_unix_s)) for run in view.runs]
-    grids += [Grid(f"{run_id} is forming: {why}", (), ()) for run_id, why in forming if why]
     if view.mute:
-        grids.append(Grid(view.mute, (), ()))
-    if (last_save := view.last_save) is not None:
-        grids.append(Grid(last_save.sentence(now_unix_s), (), ()))
+        grids.append(Grid(view.mute, (), (), "warning"))
     if clocks := view.clocks(now_unix_s):
-        grids.append(Grid(clocks, (), ()))
+        grids.append(Grid(clocks, (), (), "warning"))
     grids += _shards(view)
     if view.snapshot.corrupt:
         corrupt = tuple(sorted(view.snapshot.corrupt.items()))
-        grids.append(Grid("records that cannot be read", ("KEY", "WHY"), corrupt))
+        grids.append(Grid("records that cannot be read", ("KEY", "WHY"), corrupt, "fault"))
     return grids
+
+
+def _saves(view: JobView, now_unix_s: float) -> list[Grid]:
+    """Return the line on the last save; in red if there is none, and steps are at risk."""
+    last = view.last_save
+    if last is None:
+        return []
+    unsaved = last.step is None and bool(last.steps_at_risk)
+    level: Level | None = "fault" if unsaved else "warning" if last.late(now_unix_s) else None
+    return [Grid(last.sentence(now_unix_s), (), (), level)]
 
 
 def _shards(view: JobView) -> list[Grid]:
@@ -212,7 +254,7 @@ def _line(view: JobView) -> str:
 
 
 def _json(view: JobView) -> dict[str, object]:
-    job = view.job
+    job, now_unix_s = view.job, time()
     return {
         "namespace": view.namespace,
         "job": view.name,
@@ -224,7 +266,7 @@ def _json(view: JobView) -> dict[str, object]:
         "sizes": list(job.allowed_sizes) if job else [],
         "unit": job.unit if job else None,
         "gather_s": job.gather_s if job else None,
-        "verdict": verdict(view, time()).as_json(),
+        "verdict": verdict(view, now_unix_s).as_json(),
         "paused": bool(view.pause),
         "pause": view.pause,
         "reason": view.listing.reason,
@@ -232,6 +274,9 @@ def _json(view: JobView) -> dict[str, object]:
             {
                 "name": member.name,
                 "state": state,
+                "doing": pod.doing,
+                "ranks": pod.ranks,
+                "step": pod.step,
                 "why": why,
                 "role": member.role,
                 "slots": member.slots,
@@ -243,7 +288,9 @@ def _json(view: JobView) -> dict[str, object]:
                 "failure": _failure_json(view.failures.get(member.name)),
                 "launcher": view.bypasses[member.name].kind if member.name in view.bypasses else "",
             }
-            for member, state, why in view.members()
+            for (member, state, why), pod in zip(
+                view.members(), pods_of(view, now_unix_s), strict=True
+            )
         ],
         "runs": [
             {
@@ -252,7 +299,7 @@ def _json(view: JobView) -> dict[str, object]:
                 "state": run.state,
                 "nodes": [seat.member for seat in run.round.frozen],
                 "waiting": [node.member for node in run.nodes if node.state == "asking"],
-                "awaited": view.awaited(run, time()),
+                "awaited": view.awaited(run, now_unix_s),
             }
             for run in view.runs
         ],

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from console.counting import counted, duration
 from console.job.cures import cure, launcher_cure
 from console.job.view import JobView, RunView
 from console.style import Level
@@ -100,19 +101,6 @@ class JobVerdict:
         return {"state": self.state, "why": self.why, "do": self.do, "since_unix_s": since}
 
 
-def duration(seconds: float) -> str:
-    """Spell a duration in its two largest units: ``41 s``, ``4 min 12 s``, ``2 h 14 min``."""
-    whole = int(seconds)
-    minutes, hours = whole // 60, whole // 3600
-    if whole < 60:
-        return f"{whole} s"
-    if hours == 0:
-        return f"{minutes} min {whole % 60} s"
-    if hours < 48:
-        return f"{hours} h {minutes % 60} min"
-    return f"{hours // 24} d {hours % 24} h"
-
-
 def verdict(view: JobView, now_unix_s: float) -> JobVerdict:
     """Decide on the state of a job as it is stored."""
     rules, run = view.snapshot.rules, view.newest_run
@@ -179,7 +167,7 @@ def _training(view: JobView, run: RunView, now_unix_s: float) -> JobVerdict:
     commit, last_save = view.snapshot.commit, view.last_save
     since_s = _last(view, "round")
     nodes = len(run.round.frozen)
-    world = f"a world of {nodes} {'node' if nodes == 1 else 'nodes'}"
+    world = f"a world of {counted(nodes, 'node')}"
     step = last_save.seen_step if last_save is not None else None
     if step is not None:
         world += f" at step {step:,}"

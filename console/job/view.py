@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from console.counting import duration
 from console.job.clocks import sentence, skews
 from console.job.last_save import LastSave
 from launcher_shim.c10d.rounds.records import Node, Round
@@ -166,7 +167,9 @@ class JobView:
             for entry in self.history
             if entry.member == member.name and entry.what == "join"
         ]
-        return f" (joined {max(0.0, now_unix_s - joins[-1]):.0f} s ago)" if joins else ""
+        if not joins:
+            return ""
+        return f" (joined {duration(max(0.0, now_unix_s - joins[-1]))} ago)"
 
     @property
     def last_save(self) -> LastSave | None:
@@ -199,6 +202,13 @@ class JobView:
             seen_at_unix_s=0.0 if furthest is None else furthest.at_unix_s,
             tag="" if last is None else last.tag,
         )
+
+    @property
+    def steps(self) -> Mapping[str, int]:
+        """By member of the world: the last step that its ranks have reported there."""
+        run = _newest(self.runs)
+        told = _told(run, self.saves) if run is not None and run.round.complete else []
+        return {one.member: one.step for one in told if one.step >= 0}
 
     def members(self) -> list[tuple[Member, str, str]]:
         """Return every member with its state, the reason for it, and its launcher's fault."""
@@ -271,7 +281,7 @@ class JobView:
     def failed(self, failure: Failure, now_unix_s: float) -> str:
         """Say who failed, with what, and how long ago."""
         ago_s = max(0.0, now_unix_s - failure.at_unix_s)
-        return f"{failure.member} failed {ago_s:.0f} s ago: {failure.sentence}"
+        return f"{failure.member} failed {duration(ago_s)} ago: {failure.sentence}"
 
     def _as_started(self, member: Member) -> Member:
         """Return ``member`` with the workers that its torchrun started, if that is known."""

@@ -26,7 +26,6 @@ from rdzv.errors import ConfigError
         0: "the job finished",
         1: "the same error before any step, or, with --strict, an event that did nothing",
     },
-    short_help="An elastic job on this machine: no Kubernetes, no root.",
     context_settings={"allow_interspersed_args": False, "show_default": True},
     tables={"Events": ACTIONS},
     epilog="""\

@@ -102,13 +102,16 @@ async def test_status_shows_members_and_rounds(server: EmbeddedServer) -> None:
     assert first == "digits is training: a world of 2 nodes at step 1,234"
     assert headline == "default/digits, generation 3: 2 listed of min 1 and max 2, 1 on standby"
     assert [row.split()[:2] for row in rows[:4]] == [
-        ["a", "listed"],
-        ["b", "listed"],
+        ["a", "training"],
+        ["b", "training"],
         ["c", "standby"],
         ["d", "draining"],
     ]
     assert "spot: d is delisted, and no save has begun" in ended.out
-    assert "digits  7      training  a b            c" in ended.out
+    figures = [row.split()[2:6] for row in rows[:3]]
+    assert figures == [["0-1", "1,234", "-", "0"], ["2-3", "-", "-", "0"], ["-", "-", "-", "0"]]
+    wide = await muster("status", "-o", "wide", **of(server))
+    assert "digits  7      training  a b            c" in wide.out
     assert (
         "last save: step 1,200 by all ranks (periodic save, untagged);"
         " 34 steps at risk (at step 1,234)"
@@ -322,14 +325,55 @@ async def test_a_store_that_does_not_answer_is_status_69() -> None:
         assert "--etcd-endpoints (MUSTER_ETCD_ENDPOINTS)" in remedy
 
 
-async def test_an_unknown_job_is_told(server: EmbeddedServer) -> None:
-    ended = await muster("status", "--job", "other", "--etcd-endpoints", server.endpoint)
+@pytest.mark.parametrize("command", ["status", "hosts", "history", "drain", "pause", "forget"])
+@pytest.mark.parametrize(
+    ("job", "hint"),
+    [
+        (["--job", "digit"], "no job digit in namespace default: did you mean digits?"),
+        (["--job", "digits", "-n", "team"], "there is one in namespace default: add -n default"),
+        (["--job", "xyz"], "no job xyz in namespace default: it has default/digits"),
+    ],
+)
+async def test_an_unknown_job_is_answered_with_the_one_that_was_meant(
+    server: EmbeddedServer, command: str, job: list[str], hint: str
+) -> None:
+    words = [command, "a"] if command == "drain" else [command]
+    ended = await muster(*words, *job, "--etcd-endpoints", server.endpoint)
     assert ended.status == 66
-    assert "no job other in namespace default" in ended.err
+    assert hint in ended.err
+
+
+async def test_the_jobs_of_a_store_are_listed_by_two_commands(server: EmbeddedServer) -> None:
+    other = JobKeys("team", "digits0")
+    await MemoryStore(server.engine).txn([], [Put(other.job, Job(3, 4).to_json())])
+    store = {"MUSTER_ETCD_ENDPOINTS": server.endpoint}
+    shown = await muster("list", **store)
+    assert [row.split()[:4] for row in shown.out.splitlines()] == [
+        ["NAMESPACE", "JOB", "STATE", "NODES"],
+        ["default", "digits", "training", "2"],
+        ["team", "digits0", "below", "min"],
+    ]
+    assert (await muster("status", **store)).out == shown.out
+    rows = (await muster("status", "-n", "team", "-o", "json", **store)).out.splitlines()
+    (row,) = map(json.loads, rows)
+    assert (row["namespace"], row["job"], row["state"], row["min"]) == (
+        *("team", "digits0", "below min"),
+        3,
+    )
+
+
+async def test_a_member_that_was_meant_is_named(server: EmbeddedServer) -> None:
+    await MemoryStore(server.engine).txn(
+        [], [Put(LIVE.member("pod-3"), member(9, "pod-3").to_json())]
+    )
+    for command in ("drain", "admit"):
+        ended = await muster(command, "pod3", **of(server))
+        assert ended.status == 2
+        assert "has no member pod3: did you mean pod-3? its members are" in ended.err
 
 
 @pytest.mark.parametrize(
-    "arguments", [["status"], ["nonsense"], ["status", "--nonsense"], ["store", "--listen", "x"]]
+    "arguments", [["hosts"], ["nonsense"], ["status", "--nonsense"], ["store", "--listen", "x"]]
 )
 async def test_a_users_mistake_is_status_2_without_a_traceback(arguments: list[str]) -> None:
     ended = await muster(*arguments)

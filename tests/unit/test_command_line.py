@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from click.testing import CliRunner
 
 import muster
 from console.job.outage import cause, endpoint_is_local
-from console.main import TASKS
+from console.main import ALIASES, TASKS
 from console.main import main as command_line
 from console.main import muster as program
 from tests.support.sources import ROOT
@@ -24,14 +27,18 @@ def helped(*arguments: str) -> str:
 
 def test_help_begins_where_a_newcomer_starts() -> None:
     shown = helped()
+    assert shown == CliRunner().invoke(program, [], terminal_width=100).output
+    assert shown.index("\nExamples:\n") < shown.index("\nOptions:\n")
     places = [shown.index(f"\n{task}:\n") for task in TASKS]
     assert places == sorted(places)
     assert all(f"\n  {name} " in shown for name in COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_ends_with_the_exit_statuses(name: str) -> None:
+def test_help_has_examples_first_and_exit_statuses_last(name: str) -> None:
     shown = helped(name)
+    if name not in ("version", "controller"):
+        assert shown.index("\nExample") < shown.index("\nOptions:\n")
     assert "\nExit status:\n  0 " in shown
     assert ("\nStore:\n" in shown) == ("\n  69 " in shown)
 
@@ -43,6 +50,36 @@ def test_help_fits_a_narrow_terminal_and_names_variables_in_one_way(name: str) -
     words = " ".join(shown.split())
     assert "[MUSTER_" not in words
     assert ("--job NAME" in words) <= ("env var: MUSTER_JOB" in words or name == "store-role")
+
+
+def test_options_of_the_store_are_shown_once() -> None:
+    topic = CliRunner().invoke(program, ["help", "store-options"]).output
+    for flag in ("--etcd-endpoints", "--etcd-cacert", "--etcd-user", "--store-driver"):
+        assert flag in topic
+    assert "--etcd-cacert" not in helped("status")
+    assert "muster help store-options" in helped("status")
+    assert helped("status") == CliRunner().invoke(
+        program, ["help", "status"], terminal_width=100
+    ).output.replace("muster  status", "muster status")
+
+
+@pytest.mark.parametrize(("name", "command"), ALIASES.items())
+def test_a_short_name_is_a_command(name: str, command: str) -> None:
+    assert helped(name) == helped(command).replace(f"muster {command} [", f"muster {name} [")
+
+
+@pytest.mark.parametrize("code", ["--help", "status --help"])
+def test_help_imports_no_client_of_the_store(code: str) -> None:
+    """What costs processor time: grpc, rich and the training library have no part in a help."""
+    words = f"import sys; sys.argv = ['muster', *{code.split()}]"
+    run = "from console.main import main\ntry: main()\nexcept SystemExit: print(*sys.modules)"
+    told = subprocess.run(
+        [sys.executable, "-c", f"{words}\n{run}"], capture_output=True, text=True, check=True
+    )
+    loaded = set(told.stdout.split())
+    unwanted = {"rich", "muster.draining", "difflib", "importlib.metadata", "uvloop"}
+    unwanted |= {"grpc", "asyncio"} if code == "--help" else set()
+    assert loaded & unwanted == set()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +114,11 @@ def test_settings_of_the_store_come_after_the_commands_own(name: str) -> None:
         ),
         (("xyzzy",), "there is no command 'xyzzy': muster --help lists them"),
         (("drain", "--job", "a"), "Missing argument 'MEMBER'\nmuster: see muster drain --help"),
-        (("status",), "--job (MUSTER_JOB) is missing"),
+        (
+            ("hosts",),
+            "no job is named: give its name, or set --job (MUSTER_JOB); muster list shows",
+        ),
+        (("help", "xyzzy"), "there is no command 'xyzzy': muster --help lists them"),
         (("status", "a", "--job", "b"), "two jobs are named, a and, by --job, b: name one"),
         (("store-role",), "JOB is missing"),
         (("status", "--jbo", "a"), "Did you mean"),

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from console.job.verdict import STATES, STUCK_S, JobVerdict, duration, verdict
+from console.counting import duration
+from console.job.verdict import STATES, STUCK_S, JobVerdict, verdict
 from console.job.view import FAILING_S, JobView
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.records.bypass import Bypass
