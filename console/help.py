@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
@@ -59,6 +61,16 @@ def near(word: str, words: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(word, list(words), n=1)), "")
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Import without garbage collection, which costs a tenth of the time and finds nothing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _write_examples(epilog: str | None, formatter: click.HelpFormatter) -> None:
@@ -166,7 +178,8 @@ class CommandsByTask(click.Group):
         for commands in self.tasks.values():
             if cmd_name in commands:
                 module, _, name = commands[cmd_name].place.partition(":")
-                return cast(click.Command, getattr(import_module(module), name))
+                with _no_collection():
+                    return cast(click.Command, getattr(import_module(module), name))
         return None
 
     def resolve_command(

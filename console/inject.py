@@ -8,12 +8,13 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from console.counting import counted
 from console.help import Command
+from console.style import Level, coloured
 from console.wrapping import wrapped
 from injection import injection
 from injection.injection import Request
@@ -95,8 +96,7 @@ def inject(
             request = Request(flags, os.environ, objects, template_path, allow_bypass)
             outcome = injection.inject(bare, request)
         for remark in outcome.notes:
-            line = f"muster: {remark.level}: {remark}"
-            click.echo(wrapped(line, sys.stderr, len("muster: ")), err=True)
+            _say(remark.level, str(remark))
         if not remove:
             summary = _totals(outcome.chosen, outcome.notes, outcome.left)
             click.echo(f"muster: {summary}", err=True)
@@ -109,8 +109,18 @@ def inject(
     return 0
 
 
+def _say(kind: Literal["note", "warning", "error"], sentence: str) -> None:
+    """Print one remark on stderr, with its kind in colour."""
+    line = wrapped(f"muster: {kind}: {sentence}", sys.stderr, len("muster: "))
+    level: Level = "fault" if kind == "error" else kind
+    word = coloured(f"{kind}:", level, sys.stderr)
+    click.echo(line.replace(f"{kind}:", word, 1), err=True)
+
+
 def _read(file: str) -> tuple[str, str]:
     name = "stdin" if file == "-" else file
+    if file == "-" and sys.stdin.isatty():
+        click.echo("muster: reading a manifest from the terminal; Ctrl-D ends it", err=True)
     try:
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         return name, content.decode("utf-8")

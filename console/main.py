@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 
 import click
 
 from console import grpc_log
 from console.help import CommandsByTask, Entry
+from console.style import coloured
 from console.wrapping import wrapped
 from launcher_shim.exit_status import (
     EXIT_BROKEN_PIPE,
@@ -150,6 +150,8 @@ def main() -> None:
         _complain(str(error))
         sys.exit(_status(error))
     except Exception:
+        import traceback
+
         traceback.print_exc()
         click.echo(
             "muster: this is a bug in Muster: please report it, with the lines above", err=True
@@ -159,7 +161,9 @@ def main() -> None:
 
 def _complain(text: str) -> None:
     for line in text.splitlines():
-        click.echo(wrapped(f"{_PREFIX}{line}", sys.stderr, len(_PREFIX)), err=True)
+        shown = wrapped(f"{_PREFIX}{line}", sys.stderr, len(_PREFIX))
+        prefix = coloured(_PREFIX, "fault", sys.stderr)
+        click.echo(prefix + shown.removeprefix(_PREFIX), err=True)
 
 
 def _sentence(error: click.ClickException) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import time
 
 import click
@@ -17,8 +17,19 @@ from console.help import Command
 from console.job.reading import following, look
 from console.job.view import moment
 from console.options import configured_by, job_named, shown_with
+from console.style import Level, coloured
 from console.wrapping import wrapped
 from rdzv.records.history import HistoryEntry
+
+_LEVELS: Mapping[str, Level] = {
+    "failed": "fault",
+    "lost": "fault",
+    "quarantine": "warning",
+    "pause": "note",
+    "drain": "note",
+    "round": "ok",
+}
+"""The colours of entries; any other is shown in the terminal's own."""
 
 OMITTED = frozenset({"pod_uid"})
 """Details for programs: shown in JSON only."""
@@ -29,7 +40,7 @@ INDENT = len("2026-01-02T03:04:05Z  quarantine ")
 
 @click.command(
     cls=Command,
-    epilog="\b\nExamples:\n  muster history --job digits\n  muster history --job digits --watch",
+    epilog="\b\nExamples:\n  muster history digits\n  muster history digits -w",
 )
 @job_named
 @configured_by(JobConfig)
@@ -70,7 +81,10 @@ def _wrapped(entry: HistoryEntry) -> str:
     """Format an entry for a terminal: the sentence, with its details below it."""
     details = printable("  ".join(_details(entry)))
     lines = [printable(_sentence(entry)), *([" " * INDENT + details] if details else [])]
-    return "\n".join(wrapped(line, sys.stdout, INDENT) for line in lines)
+    text = "\n".join(wrapped(line, sys.stdout, INDENT) for line in lines)
+    level = _LEVELS.get(entry.what)
+    word = coloured(entry.what, level, sys.stdout) if level else entry.what
+    return text.replace(f"  {entry.what} ", f"  {word} ", 1)
 
 
 def _sentence(entry: HistoryEntry) -> str:

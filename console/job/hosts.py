@@ -14,7 +14,7 @@ from console.options import configured_by, job_named, shown_with
 
 @click.command(
     cls=Command,
-    epilog="\b\nExamples:\n  muster hosts --job digits\n  muster hosts --job digits --json --watch",
+    epilog="\b\nExamples:\n  muster hosts digits\n  muster hosts digits -w -o json",
 )
 @job_named
 @configured_by(JobConfig)

@@ -28,6 +28,9 @@ WHY_MIN = 30
 """Sentences that would get fewer columns, or do not fit, are printed below their table."""
 
 COLUMN_GAP = 2
+KEPT = 2
+"""The first columns, which are cut where they do not fit; those after them are left out."""
+
 CELL_MIN = 8
 """The fewest columns that a cell is cut to."""
 
@@ -178,10 +181,18 @@ def _lines(grid: Grid, width: int | None, styled: bool) -> Iterator[str]:
         if room < WHY_MIN or any(len(row[-1]) > room for row in rows):
             headings.pop()
             below = [(row[0], why) for row in rows if (why := row.pop())]
+    left_out: list[str] = []
+    while width is not None and _sum(_widths(headings, rows)) > width and len(headings) > KEPT:
+        left_out.insert(0, headings.pop())
+        rows = [row[:-1] for row in rows]
     widths = _fitting(_widths(headings, rows), width)
     yield _row(headings, widths, styled=styled, bold=True)
     yield from (_row(row, widths, styled=styled) for row in rows)
-    yield from (broken(f"{name}: {why}", width or 0, len(name) + 2) for name, why in below)
+    if left_out:
+        yield broken(f"left out at this width: {', '.join(left_out)}", width or 0, 2)
+    for name, why in below:
+        indent = len(name) + 2
+        yield broken(f"{name}: {why}", width or 0, indent if 2 * indent < (width or 0) else 2)
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], *, styled: bool, bold: bool = False) -> str:
@@ -202,13 +213,16 @@ def _widths(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]
     return [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
 
 
+def _sum(widths: Sequence[int]) -> int:
+    return sum(widths) + COLUMN_GAP * (len(widths) - 1)
+
+
 def _fitting(widths: list[int], width: int | None) -> list[int]:
     """Return the widths of columns that fit into ``width``: the widest are cut first."""
     if width is None:
         return widths
     fitting = list(widths)
-    room = width - COLUMN_GAP * (len(fitting) - 1)
-    while sum(fitting) > room and max(fitting) > CELL_MIN:
+    while _sum(fitting) > width and max(fitting) > CELL_MIN:
         fitting[fitting.index(max(fitting))] -= 1
     return fitting
 

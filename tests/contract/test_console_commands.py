@@ -278,7 +278,7 @@ async def watching(server: EmbeddedServer, arguments: Sequence[str]) -> asyncio.
     )
 
 
-@pytest.mark.parametrize(("columns", "below"), [(120, False), (80, True)])
+@pytest.mark.parametrize(("columns", "below"), [(160, False), (80, True)])
 async def test_a_terminal_gets_a_table_that_fits_it(
     server: EmbeddedServer, columns: int, below: bool
 ) -> None:
@@ -300,6 +300,8 @@ async def test_a_terminal_gets_a_table_that_fits_it(
     assert ("WHY" in shown.split("KEY")[0]) != below
     assert max(len(line) for line in unstyled(shown).splitlines()) <= columns
     assert "\x1b[1m" in shown
+    assert "\x1b[32mtraining" in shown
+    assert ("left out at this width: " in shown) == below
     assert "\x1b[2J" not in shown
 
 
@@ -320,7 +322,8 @@ async def test_a_store_that_does_not_answer_is_status_69() -> None:
     for command in ("status", "history"):
         ended = await impatient_muster(command, "--job", "x", "--etcd-endpoints", "127.0.0.1:1")
         assert ended.status == 69
-        what, remedy = ended.err.splitlines()
+        what, means, remedy = ended.err.splitlines()
+        assert "worlds that train go on" in means
         assert "127.0.0.1:1" in what
         assert "--etcd-endpoints (MUSTER_ETCD_ENDPOINTS)" in remedy
 

@@ -67,7 +67,11 @@ async def test_a_record_that_cannot_be_read_is_forgotten_too() -> None:
 @pytest.mark.parametrize(
     ("environ", "status", "says"),
     [
-        ({"MUSTER_JOB": "other"}, 66, "the store has no job other in namespace team: check --job"),
+        (
+            {"MUSTER_JOB": "other"},
+            66,
+            "the store has no job other in namespace team: it has team/digits",
+        ),
         ({"MUSTER_ETCD_ENDPOINTS": "127.0.0.1:1"}, 69, "cannot reach the store at 127.0.0.1:1"),
     ],
 )
