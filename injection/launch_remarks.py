@@ -25,14 +25,18 @@ FIXED = (
     " whenever a pod is missing: give a smaller --min"
 )
 WINS = (
-    "container {name} has {option} in its command: kept, and it wins over what Muster says: remove"
-    " it"
+    "container {name} has {option} in its command, and keeps it, so the pod would not train with"
+    " the others: remove it"
 )
 HIDDEN = (
     "container {name}: {unknown} of its torchrun line is not known here, so {options} behind it"
     " may be kept: write {unknown}=VALUE"
 )
 ADDRESS_WINS = "container {name} has --local-addr in its command: it wins over the pod's address"
+HALVES = (
+    "min {least} is not above half of max {most}: while running pods have lost the store, new pods"
+    " can train beside them: give --min {enough} or more, or --on-cut=hold"
+)
 KEPT = (
     "container {name} keeps the rendezvous of its accelerate launch, so its ranks meet without"
     " Muster: {remedy}"
@@ -48,7 +52,8 @@ BY_DEEPSPEED = (
 )
 FOREIGN = (
     "container {name} starts {launcher}, whose ranks meet without Muster: start the script by"
-    " torchrun, which sets the same variables: torchrun --nproc-per-node=gpu {script}"
+    " torchrun, which sets the same variables, and keep the script's arguments: torchrun"
+    " --nproc-per-node={ranks} {script} …"
 )
 IN_MPI = ", in the pods of a Job or a PyTorchJob"
 NO_LAUNCHER = (
@@ -79,6 +84,9 @@ def on_launches(
     if want.horovod is None:
         yield from _on_torch(container, found, _remedy(container, wrapped=wrapped))
         yield from _on_bounds(container, want)
+        if 2 * want.least <= want.most and want.on_cut != "hold":
+            enough = want.most // 2 + 1
+            yield Remark(HALVES.format(least=want.least, most=want.most, enough=enough))
 
 
 def world_of_its_own(workload: Workload, container: Mapping[str, Any]) -> str | None:
@@ -90,7 +98,8 @@ def world_of_its_own(workload: Workload, container: Mapping[str, Any]) -> str | 
     if found is None:
         return None
     sentence = FOREIGN + (IN_MPI if (workload.known or Kind(())).horovod else "")
-    return sentence.format(name=name, launcher=found.launcher, script=found.script)
+    ranks = found.options().get("num-gpus", "gpu")
+    return sentence.format(name=name, launcher=found.launcher, script=found.script, ranks=ranks)
 
 
 def _remedy(container: Mapping[str, Any], *, wrapped: bool) -> str | None:

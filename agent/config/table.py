@@ -105,7 +105,9 @@ def load(kind: type[C], flags: Mapping[str, str | None], environ: Mapping[str, s
             values[name] = setting.parse(text)
         except ValueError as error:
             shown = setting.quote(text)
-            faults.append(f"{named(setting.flag)}: {shown} from {source} is wrong: {error}")
+            wrong = f"{shown} from {source} is wrong" if given is None else f"{shown} is wrong"
+            told = str(error) if str(error).startswith(shown) else f"{wrong}: {error}"
+            faults.append(f"{named(setting.flag)}: {told}")
     faults += kind.faults(values)
     if faults:
         raise ConfigError("\n".join(faults))

@@ -3,11 +3,18 @@
 
 from __future__ import annotations
 
+NO_ETCD = "what answers there is no etcd, but a web server or a proxy"
+
 _CAUSES = (
     ("connection refused", "connection refused: nothing listens there"),
     ("name or service not known", "the name is not known"),
     ("dns resolution failed", "the name is not known"),
     ("domain name not found", "the name is not known"),
+    ("lookup error", "the name is not known, or no name server answers"),
+    ("http2 header", NO_ETCD),
+    ("http/2", NO_ETCD),
+    ("unimplemented", NO_ETCD),
+    ("no connection within", "no connection comes about: check the address and the firewall"),
     ("no route to host", "no route to it"),
     ("network is unreachable", "the network is unreachable"),
     ("certificate", "the certificates do not fit"),

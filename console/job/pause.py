@@ -30,6 +30,8 @@ from rdzv.store import Compare, Operation, Put
 STATUS = {"paused": 0, "resumed": 4, "unsaved": 6}
 """Exit status by the outcome of the wait."""
 
+FOLLOW = "it goes on by itself; to follow it: muster pause {job} --wait, or muster status {job} -w"
+
 RoundName = tuple[str, int]
 """The run and the number of a round that trains."""
 
@@ -60,7 +62,7 @@ def phase_of(view: JobView, ended: RoundName | None) -> tuple[PausePhase, RoundN
     if run.round.finishing:
         return PausePhase("finishing", "its work is done: it ends by itself"), world
     if commit is None or not commit.is_of(*world):
-        return PausePhase("pausing", f"{size} members train, and no save has begun"), world
+        return PausePhase("pausing", f"{size} members train; the save has not begun yet"), world
     if commit.phase == "hold":
         return PausePhase("agreeing", "all ranks are asked to stop at their next step"), world
     if commit.phase == "commit":
@@ -90,14 +92,16 @@ def _ended(view: JobView, world: RoundName | None) -> PausePhase:
 )
 @job_named
 @configured_by(JobConfig)
-@click.option("--reason", default="asked for by hand", show_default=True, help="For the history.")
+@click.option(
+    "--reason", default="asked for by hand", show_default=True, help="Reason shown in history."
+)
 @click.option("--wait", is_flag=True, help="Print each phase, until no world trains.")
 @printed
 def pause(config: JobConfig, reason: str, wait: bool, as_json: bool) -> int:
-    """Pause JOB: all ranks save the same step, and leave.
+    """Pause JOB: all ranks save the same step, then training stops.
 
-    The pods may stay, and wait, or be deleted: the job is paused until muster resume. The next
-    world goes on from what was saved.
+    The pods may stay or be deleted: the job is paused until muster resume. The next world starts
+    from the save.
     """
     try:
         why = free_text(reason)
@@ -113,7 +117,7 @@ def pause(config: JobConfig, reason: str, wait: bool, as_json: bool) -> int:
 @job_named
 @configured_by(JobConfig)
 def resume(config: JobConfig) -> int:
-    """Resume JOB: the members that are there, and those that come, form the next world."""
+    """Resume JOB: its pods form the next world, from the last save."""
     asyncio.run(_resume(config))
     return 0
 
@@ -192,6 +196,8 @@ async def _follow(
         if phase.ending:
             return STATUS[phase.ending] if to_the_end else 0
         if not to_the_end:
+            if not as_json:
+                click.echo(FOLLOW.format(job=client.keys.job_name))
             return 0
         await news(client.mirror, partial(client.mirror.changed_after, sequence), stays)
 

@@ -146,7 +146,8 @@ def test_flags_that_a_user_keeps_are_refused(container: Any, flags: Any) -> None
     text = manifest(**{"command": ["torchrun", "--standalone", "t.py"], **container})
     line, allow = refused(text, **flags)
     assert line.endswith(
-        "has --standalone in its command: kept, and it wins over what Muster says: remove it"
+        "has --standalone in its command, and keeps it, so the pod would not train with the others:"
+        " remove it"
     )
     assert "--allow-bypass injects all the same" in allow
     notes = inject(text, Request({**FLAGS, **flags}, {}, allow_bypass=True)).notes
@@ -174,26 +175,26 @@ def test_an_option_that_hides_others_is_refused_with_the_way_to_write_it() -> No
     assert line.endswith("write --tomorrow=VALUE")
 
 
-WORKS = "which sets the same variables: torchrun --nproc-per-node=gpu "
+WORKS = "which sets the same variables, and keep the script's arguments: torchrun --nproc-per-node="
 
 
 @pytest.mark.parametrize(
     ("command", "launcher", "line"),
     [
-        (["deepspeed", "--hostfile", "h", "x/t.py", "--token", "s"], "deepspeed", "x/t.py"),
+        (["deepspeed", "--hostfile", "h", "x/t.py", "--token", "s"], "deepspeed", "gpu x/t.py"),
         (
             ["sh", "-c", "cd /a && B=c exec /opt/bin/deepspeed --num_gpus 2 t.py"],
             "deepspeed",
-            "t.py",
+            "2 t.py",
         ),
-        (["tini", "--", "deepspeed", "t.py"], "deepspeed", "t.py"),
-        (["python", "-m", "deepspeed.launcher.runner", "--x", "t.py"], "deepspeed", "t.py"),
-        (["fabric", "run", "--num-nodes=2", "t.py"], "fabric run", "t.py"),
-        (["lightning", "run", "model", "./t.py"], "lightning run", "./t.py"),
+        (["tini", "--", "deepspeed", "t.py"], "deepspeed", "gpu t.py"),
+        (["python", "-m", "deepspeed.launcher.runner", "--x", "t.py"], "deepspeed", "gpu t.py"),
+        (["fabric", "run", "--num-nodes=2", "t.py"], "fabric run", "gpu t.py"),
+        (["lightning", "run", "model", "./t.py"], "lightning run", "gpu ./t.py"),
         (
             ["python", "t.py", "fit", "--trainer.num_nodes=2", "--trainer.devices", "8"],
             "Lightning's own launcher",
-            "t.py",
+            "gpu t.py",
         ),
     ],
 )
@@ -202,7 +203,7 @@ def test_a_launcher_of_a_world_of_its_own_is_refused_with_the_line_that_works(
 ) -> None:
     fault, _ = refused(manifest(command=command))
     assert f"container c starts {launcher}, whose ranks meet without Muster" in fault
-    assert fault.endswith(WORKS + line)
+    assert fault.endswith(f"{WORKS}{line} …")
     # First, whatever else is missing.
     assert refused(manifest(command=command), **NO_SIZE)[0] == fault
 
@@ -216,7 +217,7 @@ def test_deepspeeds_launcher_by_accelerate_is_refused_with_the_line_that_works()
 def test_deepspeed_in_an_mpijob_gets_no_host_list_and_no_word_of_one() -> None:
     text = CORPUS["mpi"].replace("[horovodrun, python, train.py]", "[deepspeed, train.py]")
     fault, _ = refused(text)
-    assert fault.endswith("train.py, in the pods of a Job or a PyTorchJob")
+    assert fault.endswith("train.py …, in the pods of a Job or a PyTorchJob")
     notes = inject(text, Request(FLAGS, {}, allow_bypass=True)).notes
     assert not any("host list" in note for note in notes)
 

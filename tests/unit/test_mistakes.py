@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes on the command line: each prints what is wrong and what to type, and ends with 2.
+
+``muster local`` has its own (``test_local_command.py``), a store that answers those of
+``tests/contract/test_console_commands.py``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from console.job.outage import cause
+from console.main import main as command_line
+
+MISTAKES = (
+    ("stauts", 2, "there is no command 'stauts': did you mean 'status'?"),
+    ("help stauts", 2, "there is no command 'stauts': muster --help lists them"),
+    ("status --namspace x", 2, "No such option '--namspace'. Did you mean '--namespace'?"),
+    ("status -o yaml", 2, "'yaml' is not one of 'json', 'wide'"),
+    ("hosts -o wide", 2, "'wide' is not 'json'"),
+    ("history", 2, "no job is named: give its name, or set --job (MUSTER_JOB); muster list shows"),
+    ("doctor", 2, "no job is named"),
+    ("drain w-0", 2, "no job is named"),
+    ("drain --job a", 2, "Missing argument 'MEMBER'"),
+    ("status a --job b", 2, "two jobs are named, a and, by --job, b: name one"),
+    ("status a --interval 1s", 2, "--interval is for --watch: give both, or neither"),
+    ("status a -w --interval soon", 2, "--interval: 'soon' is wrong: expected a time such as 10s"),
+    (
+        "status a --etcd-endpoints localhost",
+        2,
+        "muster: --etcd-endpoints (MUSTER_ETCD_ENDPOINTS): 'localhost': expected host:port, for"
+        " example etcd-0.etcd:2379\n",
+    ),
+    ("set a", 2, "nothing to set: give --min, --max"),
+    ("set a --max eight", 2, "--max: 'eight' is wrong: expected a whole number"),
+    ("doctor --kubeconfig x a", 2, "--kubeconfig is for --cluster: give both, or neither"),
+    ("inject nosuch.yaml", 2, "nosuch.yaml cannot be read (No such file or directory): check the"),
+    (
+        "status a --etcd-endpoints nosuchhost.invalid:2379",
+        69,
+        "cannot reach the store at nosuchhost.invalid:2379 within",
+    ),
+    (
+        "list --etcd-endpoints 127.0.0.1:1",
+        69,
+        "(connection refused: nothing listens there)\n"
+        "muster: worlds that train go on; no pod joins or leaves until it answers\n"
+        "muster: check --etcd-endpoints (MUSTER_ETCD_ENDPOINTS); is a port-forward down?",
+    ),
+)
+
+
+@pytest.mark.parametrize(("line", "status", "said"), MISTAKES, ids=[row[0] for row in MISTAKES])
+def test_a_mistake_says_what_is_wrong_and_what_to_type(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    status: int,
+    said: str,
+) -> None:
+    monkeypatch.delenv("MUSTER_JOB", raising=False)
+    monkeypatch.setattr("sys.argv", ["muster", *line.split()])
+    with pytest.raises(SystemExit) as ended:
+        command_line()
+    shown = capsys.readouterr()
+    assert ended.value.code == status
+    assert said in shown.err
+    assert all(one.startswith("muster: ") for one in shown.err.splitlines())
+    assert shown.out == ""
+
+
+def test_muster_alone_prints_its_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["muster"])
+    with pytest.raises(SystemExit) as ended:
+        command_line()
+    assert not ended.value.code
+    shown = capsys.readouterr()
+    assert shown.out.startswith("Usage: muster ")
+    assert shown.err == ""
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "Range at 10.0.0.1:2379: Received http2 header with status: 404",
+        "ipv4:127.0.0.1:80: Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame)",
+        "UNIMPLEMENTED: Method not found",
+    ],
+)
+def test_a_server_that_is_no_etcd_is_named_as_that(trouble: str) -> None:
+    assert cause(trouble) == "what answers there is no etcd, but a web server or a proxy"
+
+
+def test_a_name_server_that_does_not_answer_is_named() -> None:
+    trouble = "hostname lookup error:address lookup failed: Could not contact DNS servers"
+    assert cause(trouble) == "the name is not known, or no name server answers"
