@@ -30,8 +30,9 @@ _CURES = (
         " (kubectl describe pod {member} shows the one that runs)",
     ),
     (
-        r"SOCKET_IFNAME|[Ii]nterface|connectFullMesh|No route to host|Network is unreachable"
-        r"|Connection (timed out|refused)|failed to connect|ncclSystemError|ncclRemoteError",
+        r"SOCKET_IFNAME|[Ii]nterface|find address for|connectFullMesh|No route to host"
+        r"|Network is unreachable|Connection (timed out|refused)|failed to connect"
+        r"|ncclSystemError|ncclRemoteError",
         "see that ranks reach each other from {member}: set GLOO_SOCKET_IFNAME and"
         " NCCL_SOCKET_IFNAME to the interface of the pods' network (ip addr shows it), and allow"
         " the pods' traffic in NetworkPolicies",

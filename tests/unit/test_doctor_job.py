@@ -73,7 +73,7 @@ def failing(kind: str, text: str, *names: str) -> JobView:
         (failing("FileNotFoundError", "No such file or directory: '/data'"), "see that b's volum"),
         (failing("OSError", "[Errno 28] No space left on device"), "make room on the volume"),
         (
-            failing("RuntimeError", "Unable to find interface for eth9"),
+            failing("RuntimeError", "ifa != nullptr. Unable to find address for: eth9"),
             "see that ranks reach each other from b: set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME",
         ),
         (failing("", "a worker ended and reported no Python error"), "see whether memory ran out"),
