@@ -27,7 +27,7 @@ _LEVELS: Mapping[str, Level] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class PodRow:
     """One pod: its activity in a word, and its figures; None if unknown.
 
     ``ranks``: the numbers of its ranks, as in ``0-7``. ``step``: the last that it has reported.
@@ -58,7 +58,7 @@ class Pod:
         }
 
 
-def pods_of(view: JobView, now_unix_s: float) -> list[Pod]:
+def pods_of(view: JobView, now_unix_s: float) -> list[PodRow]:
     """Return the job's pods, in the order of ``view.members()``."""
     failing = view.failing(now_unix_s)
     joins = {one.member: one.at_unix_s for one in view.history if one.what == "join"}
@@ -84,7 +84,7 @@ def pods_of(view: JobView, now_unix_s: float) -> list[Pod]:
             doing = "waiting" if name in view.places.asking else "ready"
         failure = view.failures.get(name)
         found.append(
-            Pod(
+            PodRow(
                 name,
                 doing,
                 ranks[name] if in_world else "",

@@ -61,11 +61,12 @@ def test_a_job_that_fails_names_the_error_and_the_cure(
     ) as job:
         job.add(2)
         job.until(
-            lambda: " is failing: " in job.muster("status").splitlines()[0],
+            lambda: "in a row" in job.muster("status").splitlines()[0],
             FORM_TIMEOUT_S,
-            "the verdict is that it fails",
+            "it has failed more than once, and each next world is no success",
         )
         first, do, *_ = job.muster("status").splitlines()
+        assert " is failing: " in first
         assert error in first
         assert cure in do
         first, *_, last = doctor(job).splitlines()
