@@ -49,7 +49,7 @@ def diagnose(report: Report) -> list[Finding]:
     findings += _rights(report.rights)
     findings += _access(report)
     if report.job is not None:
-        findings += explain(report.job, report.now_unix_s)
+        findings += explain(report.job, report.now_unix_s, report.others)
     return findings
 
 

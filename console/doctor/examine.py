@@ -14,6 +14,7 @@ from typing import TypeVar
 from agent.config.sidecar import JobConfig
 from console.doctor.diagnosis import READ_FAULT_S
 from console.doctor.report import EndpointReport, EtcdMember, Report, RightsReport
+from console.job.known import jobs_in
 from console.job.view import JobView, view_of
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.keys import JobKeys
@@ -53,9 +54,15 @@ async def examine(config: JobConfig, random: Random) -> Report:
     store = open_store(access)
     try:
         rights = await _rights(store, keys.probe(f"{random.getrandbits(48):012x}"), random)
+        view = await _unless_refused(lambda: _view(store, keys))
+        others = None
+        if view is not None and view.job is None:
+            others = await _unless_refused(lambda: jobs_in(store, timeout_s=CALL_TIMEOUT_S))
         return replace(
             report,
             rights=rights,
+            job=view,
+            others=tuple(others or ()),
             members=await _unless_refused(lambda: _members(access)),
             authenticated=await _unless_refused(
                 lambda: auth_enabled(access, timeout_s=CALL_TIMEOUT_S)
@@ -63,7 +70,6 @@ async def examine(config: JobConfig, random: Random) -> Report:
             compacted=await _unless_refused(
                 lambda: history_compacted(access, keys, timeout_s=CALL_TIMEOUT_S)
             ),
-            job=await _unless_refused(lambda: _view(store, keys)),
             now_unix_s=time(),
         )
     finally:

@@ -3,33 +3,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from console.counting import counted
 from console.doctor.finding import Finding
 from console.job.clocks import sentence, skews
 from console.job.cures import launcher_cure
+from console.job.known import meant, missing
 from console.job.verdict import STATES, verdict
 from console.job.view import JobView
 from console.style import Level
 from launcher_shim.pod.grace import reserve_s
 from rdzv.drain.phases import phase_of
-from rdzv.flags import named
+from rdzv.keys import JobKeys
 
 
-def explain(view: JobView, now_unix_s: float) -> list[Finding]:
-    """Return the findings about a job, in the order of ``docs/stuck.md``."""
+def explain(view: JobView, now_unix_s: float, others: Collection[JobKeys] = ()) -> list[Finding]:
+    """Return the findings about a job, in the order of ``docs/stuck.md``.
+
+    ``others``: the jobs that the store has, if it does not have this one.
+    """
     if view.job is None:
-        return [_missing(view)]
+        wanted = JobKeys(view.namespace, view.name)
+        return [Finding("members", "warning", missing(wanted), meant(wanted, others))]
     found = verdict(view, now_unix_s)
     meaning = STATES[found.state]
     why = f": {found.why}" if found.why else ""
-    do = found.do or ("see docs/stuck.md#the-states-of-a-job" if meaning.level != "ok" else "")
-    state = Finding(meaning.check, meaning.level, f"{view.name} is {found.state}{why}", do)
+    state = Finding(meaning.check, meaning.level, f"{view.name} is {found.state}{why}", found.do)
     findings = [
         *_members(view),
         *_launchers(view),
-        *_failures(view),
+        *_failures(view, found.why),
         *_saves(view, now_unix_s),
         *_quarantines(view),
         *_drains(view),
@@ -38,15 +42,6 @@ def explain(view: JobView, now_unix_s: float) -> list[Finding]:
     # The verdict has the first fault of its check already.
     told = [one for one in findings if one.check != meaning.check or one.sentence not in found.why]
     return [state, *told]
-
-
-def _missing(view: JobView) -> Finding:
-    return Finding(
-        "members",
-        "warning",
-        f"the store has no job {view.name} in namespace {view.namespace}",
-        f"check {named('--job')} and {named('--namespace')}: muster list shows the jobs",
-    )
 
 
 def _members(view: JobView) -> Iterator[Finding]:
@@ -69,8 +64,9 @@ def _launchers(view: JobView) -> Iterator[Finding]:
         yield Finding("launchers", "ok", "every torchrun that was seen takes part")
 
 
-def _failures(view: JobView) -> Iterator[Finding]:
-    for name, failure in sorted(view.failures.items()):
+def _failures(view: JobView, told: str) -> Iterator[Finding]:
+    others = {name: one for name, one in view.failures.items() if one.sentence not in told}
+    for name, failure in sorted(others.items()):
         yield Finding(
             "rounds", "note", f"{name} failed in round {failure.round}: {failure.sentence}"
         )

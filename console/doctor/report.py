@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from console.job.view import JobView
+from rdzv.keys import JobKeys
 from rdzv.store import StoreStatus
 
 
@@ -63,7 +64,7 @@ class Report:
 
     ``members``, ``authenticated``, ``job`` and ``compacted`` (whether any of the history was) are
     None if the store does not tell. ``encrypted``: the connections use TLS; ``local``: they stay
-    on this machine.
+    on this machine. ``others``: the jobs that the store has, if it does not have this one.
     """
 
     endpoints: tuple[EndpointReport, ...]
@@ -72,6 +73,7 @@ class Report:
     authenticated: bool | None = None
     compacted: bool | None = None
     job: JobView | None = None
+    others: tuple[JobKeys, ...] = ()
     encrypted: bool = False
     local: bool = False
     now_unix_s: float = 0.0

@@ -58,7 +58,7 @@ def show_jobs(config: AccessConfig, namespace: str | None, *, as_json: bool) -> 
     else:
         headings = ("NAMESPACE", "JOB", "STATE", "NODES", "STEP", "SAVED", "WHY")
         cells = tuple(_row(view, found, now_unix_s) for view, found in rows)
-        print_grids([Grid("", headings, cells)], sys.stdout)
+        print_grids([Grid("", headings, cells, key=1)], sys.stdout)
 
 
 async def _read(config: AccessConfig, namespace: str | None) -> list[JobView]:

@@ -56,13 +56,15 @@ class Toned(str):
 class Grid:
     """One table: a title of one or more lines, headings, rows.
 
-    ``level``: the colour of the title's first line; None: the terminal's own.
+    ``level``: the colour of the title's first line; None: the terminal's own. ``key``: the column
+    that names a row where its last sentence stands below the table.
     """
 
     title: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     level: Level | None = None
+    key: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ def _lines(grid: Grid, width: int | None, styled: bool) -> Iterator[str]:
         room = width - sum(one + COLUMN_GAP for one in _widths(headings, rows)[:-1])
         if room < WHY_MIN or any(len(row[-1]) > room for row in rows):
             headings.pop()
-            below = [(row[0], why) for row in rows if (why := row.pop())]
+            below = [(row[grid.key], why) for row in rows if (why := row.pop())]
     left_out: list[str] = []
     while width is not None and _sum(_widths(headings, rows)) > width and len(headings) > KEPT:
         left_out.insert(0, headings.pop())

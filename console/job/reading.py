@@ -39,7 +39,7 @@ async def look(config: JobConfig) -> JobView:
     try:
         read = await read_all(store, keys.prefix, timeout_s=REACH_TIMEOUT_S)
         if not read.kvs:
-            raise await not_found(store, keys, or_else="; or wait for it with --watch")
+            raise await not_found(store, keys, or_else=" (or wait for it with --watch)")
     except StoreUnavailable as error:
         raise unreachable(config.etcd_endpoints, str(error), config.job) from error
     finally:

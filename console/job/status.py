@@ -191,7 +191,7 @@ def _grids(view: JobView, *, wide: bool) -> list[Grid]:
         _members(view, now_unix_s, wide=wide),
         *_saves(view, now_unix_s),
     ]
-    if len(runs) > 1 or wide:
+    if len(runs) > 1 or (wide and runs):
         grids.append(Grid("", ("RUN", "ROUND", "STATE", "NODES BY RANK", "WAITING"), runs))
     if view.mute:
         grids.append(Grid(view.mute, (), (), "warning"))

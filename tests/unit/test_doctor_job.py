@@ -15,6 +15,7 @@ from console.doctor.job import explain
 from console.job.verdict import STATES, Check, State
 from console.job.view import JobView
 from launcher_shim.c10d.rounds.records import Round
+from rdzv.keys import JobKeys
 from rdzv.records.bypass import Bypass
 from rdzv.records.commit import Commit, LastCommit
 from rdzv.records.drain import Drain
@@ -45,10 +46,26 @@ def test_a_job_in_order_has_nothing_to_be_done() -> None:
     assert the_one_thing(findings) is None
 
 
+def test_a_job_that_starts_or_gathers_has_nothing_to_be_done() -> None:
+    for seen in (view(), view(ASKING, least=2)):
+        findings = explain(seen, NOW_S)
+        assert {one.level for one in findings} == {"note", "ok"}
+        assert the_one_thing(findings) is None
+
+
+def test_a_fault_or_a_warning_always_has_a_remedy() -> None:
+    states = (view(run(), saves=reported(1, 301)), view(least=3), failing("", "x"), view(names=""))
+    for seen in states:
+        for one in explain(seen, NOW_S):
+            assert one.remedy or one.level in ("ok", "note"), one
+
+
 def test_a_job_that_the_store_does_not_have_is_named() -> None:
     ((level, sentence, remedy),) = found(view(names=""), "members")
     assert (level, sentence) == ("warning", "the store has no job digits in namespace team")
-    assert "muster list" in remedy
+    assert remedy == "see whether its pods have started, and have the sidecar"
+    (finding,) = explain(view(names=""), NOW_S, [JobKeys("team", "digit")])
+    assert finding.remedy == "did you mean digit?"
 
 
 ECC = replace(FAILED, kind="RuntimeError", text="CUDA error: uncorrectable ECC error", count=7)

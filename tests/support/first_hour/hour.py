@@ -78,10 +78,12 @@ STEPS = (
         until="registered",
         stays="agent",
     ),
+    Step("list", ("NAMESPACE .*", "default .*")),
+    Step("status digit", ("the store has no job .*",)),
     Step("status digits --wide", ("default/digits.*", "MEMBER .*", "w0 .*")),
     Step("history digits", ("join .*",)),
     Step("drain nobody --job digits", ("job digits has no member .*",)),
-    Step("doctor nothere", ("the store has no job .*",)),
+    Step("doctor digits", ("note .*", "ok .*")),
     Step("status digits", ("cannot reach the store .*",), ends="store"),
 )
 
@@ -129,7 +131,7 @@ def _normal(text: str, places: dict[str, str]) -> str:
         text = text.replace(place, name)
     for pattern, name in (
         (r"^ *\d+\.\d s  ", "    T s  "),
-        (r"\d+(\.\d+)? (s|ms)\b", r"T \2"),
+        (r"(\d+ min )?\d+(\.\d+)? (s|ms)\b", r"T \3"),
         (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "TIME"),
         (r"muster-logs-\w+", "muster-logs-…"),
         (r"(torchrun is|process|pid) \d+", r"\1 PID"),
