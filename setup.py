@@ -7,9 +7,19 @@ from setuptools import find_packages, setup
 
 PROGRAM = ("agent", "console", "controller", "injection", "launcher_shim", "rdzv")
 
-program = find_packages(include=[pattern for name in PROGRAM for pattern in (name, f"{name}.*")])
+
+def packages(*names: str) -> list[str]:
+    """Return these packages with all that are in them."""
+    found: list[str] = find_packages(
+        include=[part for name in names for part in (name, f"{name}.*")]
+    )
+    return found
+
+
+# pip installs muster-elastic-lib before it removes a release that had all files: so that they are
+# there afterwards, they are in this package, too (docs/decisions/0040-one-installed-package.md).
 # An editable installation finds the program beside the library, in the checkout.
 setup(
-    packages=["muster", "muster.data", *(f"muster._program.{name}" for name in program)],
+    packages=[*packages("muster"), *(f"muster._program.{name}" for name in packages(*PROGRAM))],
     package_dir={f"muster._program.{name}": str(Path(name)) for name in PROGRAM},
 )

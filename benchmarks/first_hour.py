@@ -88,7 +88,7 @@ async def _first_picture(root: Path) -> tuple[float, float]:
     began_s = time.monotonic()
     await _done(
         *(sys.executable, "-m", "pip", "--python", place / "bin" / "python"),
-        *("install", "--quiet", "--ignore-installed", source),
+        *("install", "--quiet", "--ignore-installed", source / "lib", source),
         cwd=root,
     )
     install_s = time.monotonic() - began_s

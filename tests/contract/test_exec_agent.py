@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -37,21 +36,12 @@ from launcher_shim.horovod.exec.frames import (
     encode,
 )
 from tests.support.horovod.exec_programs import copy_exec
+from tests.support.programs import older_pythons
 
 HOST = "node-0.1a2b3c4d"
 
 PATIENCE_S = 150.0
 """For a process to start, to come to its turns and to end, on cores that are shared."""
-
-
-def older_pythons() -> Iterator[str]:
-    """A Python 3.8 that runs, where the machine has one: a shim may stand for none."""
-    kept = Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8")
-    for path in (shutil.which("python3.8") or "", *map(str, kept)):
-        if path and not subprocess.run([path, "-c", ""], stderr=subprocess.DEVNULL).returncode:
-            yield path
-            return
-
 
 PYTHONS = [sys.executable, *older_pythons()]
 

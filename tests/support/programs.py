@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.sources import ROOT
@@ -24,3 +26,12 @@ def ran(
         timeout=timeout_s,
         check=False,
     )
+
+
+def older_pythons() -> Iterator[str]:
+    """A Python 3.8 that runs, where the machine has one: a shim may stand for none."""
+    kept = Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8")
+    for path in (shutil.which("python3.8") or "", *map(str, kept)):
+        if path and not subprocess.run([path, "-c", ""], stderr=subprocess.DEVNULL).returncode:
+            yield path
+            return

@@ -34,7 +34,7 @@ EXEC = "launcher_shim/horovod/exec/"
 """What starts horovodrun's workers: copied into both containers by itself."""
 
 ENTRY = "muster/__main__.py"
-"""The command: the sidecar does not deliver it."""
+"""The command: the sidecar does not deliver it. The library alone has it, too."""
 
 STANDARD_LIBRARY_ONLY = ("muster/", "launcher_shim/pod/", EXEC, *SHARED)
 
@@ -81,7 +81,7 @@ def test_the_users_containers_need_only_the_standard_library(path: Path) -> None
     assert {name for name in imports(path) if name.partition(".")[0] not in allowed} == set()
 
 
-@pytest.mark.parametrize("path", in_users_containers(), ids=relative)
+@pytest.mark.parametrize("path", [*in_users_containers(), ROOT / ENTRY], ids=relative)
 def test_the_users_containers_may_have_python_3_8(path: Path) -> None:
     ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
     annotated = any(

@@ -59,10 +59,14 @@ def test_each_place_that_says_another_version_is_named() -> None:
     texts = {
         version.CHART: "version: 0.2.0-dev.0\nappVersion: 0.1.0\n",
         version.CHANGELOG: OPEN,
+        version.PROJECT: '"muster-elastic-lib==0.2.0.dev1",',
         "docs/a.md": "x\nmuster-sidecar:0.1.0 and muster-controller:0.2.0.\n",
     }
     said = list(version.disagreements("0.2.0.dev0", texts))
-    assert said == ["charts/muster/Chart.yaml: appVersion is 0.1.0, make it 0.2.0.dev0"]
+    assert said == [
+        "charts/muster/Chart.yaml: appVersion is 0.1.0, make it 0.2.0.dev0",
+        "pyproject.toml: muster-elastic-lib is 0.2.0.dev1, make it 0.2.0.dev0",
+    ]
     # In a release itself, no example names the one before.
     final = [one for one in version.disagreements("0.2.0", texts) if one.startswith("docs")]
     assert final == ["docs/a.md:2: an image of 0.1.0, make it 0.2.0"]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes all that a release publishes, of the commit that is checked out, and prints its digests.
 
-That is: wheel, sdist, the chart's package, the images of the sidecar and the controller for amd64
-and arm64, and a bill of materials for each of them. Nothing is published; made again, all are the
-same.
+That is: wheel and sdist of the program and of the library, the chart's package, the images of the
+sidecar and the controller for amd64 and arm64, and a bill of materials for each of them. Nothing is
+published; made again, all are the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from sidecar_image.engine import ROOT, toolchain
 from sidecar_image.image import Recipe, wheels
 
 ARCHITECTURES = ("amd64", "arm64")
-TEXTS = ("README.md", "charts/**/*.yaml", "charts/**/*.md", "docs/*.md", version.CHANGELOG)
+TEXTS = (
+    *("README.md", "charts/**/*.yaml", "charts/**/*.md", "docs/*.md"),
+    *(version.CHANGELOG, version.PROJECT),
+)
 CODE = ("console/**/*.py", "injection/*.py")
 
 
@@ -84,19 +87,20 @@ def _make(
     commit: Commit, is_version: str, scratch: Path, out: Path, without_images: bool
 ) -> Iterator[tuple[str, str]]:
     builder = packages.PackageBuilder(commit, scratch)
-    wheel, sdist = builder.wheel(out), builder.sdist(out)
-    if not builder.same_wheel(wheel, sdist):
-        sys.exit(f"release: {sdist.name} makes another wheel than the commit does")
-    for package in (wheel, sdist):
-        said = packages.tried(package, commit, scratch)
-        if f"muster {is_version}" not in said:
-            sys.exit(f"release: {package.name} is installed, and says: {said}")
-        digest = sha256(package)
-        about = bill.subject("muster-elastic", is_version, ComponentType.LIBRARY, digest)
-        path = out / f"{package.name}.cdx.json"
-        bill.write_bill(path, about, bill.requirements_of(wheel), commit.time_s, digest)
-        yield package.name, digest
-        yield path.name, sha256(path)
+    made = {name: builder.made(name, out) for name in packages.PROJECTS}
+    library = made[packages.LIBRARY]
+    for name, (wheel, sdist) in made.items():
+        for package, needed in zip((wheel, sdist), library, strict=True):
+            below = None if package == needed else needed
+            said = packages.tried(package, below, commit, scratch)
+            if f"muster {is_version}" not in said:
+                sys.exit(f"release: {package.name} is installed, and says: {said}")
+            digest = sha256(package)
+            about = bill.subject(name, is_version, ComponentType.LIBRARY, digest)
+            path = out / f"{package.name}.cdx.json"
+            bill.write_bill(path, about, bill.requirements_of(wheel), commit.time_s, digest)
+            yield package.name, digest
+            yield path.name, sha256(path)
     helm = toolchain("helm") / "helm"
     chart = packages.chart_package(helm, commit, scratch, out)
     digest, path = sha256(chart), out / f"{chart.name}.cdx.json"
@@ -108,7 +112,7 @@ def _make(
     yield chart.name, digest
     yield path.name, sha256(path)
     if not without_images:
-        yield from _images(commit, is_version, wheel, scratch, out)
+        yield from _images(commit, is_version, made[packages.PROGRAM][0], scratch, out)
 
 
 def _images(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel, the sdist and the chart's package; and a trial installation of the former two."""
+"""The wheels, the sdists and the chart's package; and a trial installation of the former."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from pathlib import Path
 from release.archives import of_everybody, rewrite, sha256, write_gzip
 from release.commit import Commit
 
+LIBRARY, PROGRAM = "muster-elastic-lib", "muster-elastic"
+PROJECTS = {LIBRARY: "lib", PROGRAM: "."}
+"""Each distribution's folder in the repository; the second one needs the first."""
 INSTALL_TIMEOUT_S = 900
 RUN_TIMEOUT_S = 120
 _BUILD = """
@@ -32,25 +35,22 @@ class PackageBuilder:
         self._python = environment(scratch / "builder")
         pip(self._python, "--require-hashes", "-r", str(requirements))
 
-    def wheel(self, out: Path, tree: Path | None = None) -> Path:
-        """Build the wheel of the commit, or of another tree."""
-        return out / self._build("wheel", tree or self._commit.tree, out)
-
-    def sdist(self, out: Path) -> Path:
-        """Build the sdist; the wheel built from it has to be that of the commit."""
-        made = self._scratch / self._build("sdist", self._commit.tree, self._scratch)
-        path = out / made.name
-        repack(made, path, self._commit.time_s)
-        return path
-
-    def same_wheel(self, wheel: Path, sdist: Path) -> bool:
-        """Return whether the sdist builds the same wheel."""
-        folder = self._scratch / "of-sdist"
+    def made(self, name: str, out: Path) -> list[Path]:
+        """Build a distribution's wheel, and its sdist, which has to make the same wheel."""
+        tree = self._commit.tree / PROJECTS[name]
+        wheel = out / self._build("wheel", tree, out)
+        plain = self._scratch / self._build("sdist", tree, self._scratch)
+        sdist = out / plain.name
+        repack(plain, sdist, self._commit.time_s)
+        folder = self._scratch / f"of-{sdist.name}"
         folder.mkdir()
         with tarfile.open(sdist) as archive:
             archive.extractall(folder, filter="data")
-        (tree,) = folder.iterdir()
-        return sha256(self.wheel(self._scratch, tree)) == sha256(wheel)
+        (unpacked,) = folder.iterdir()
+        again = self._scratch / self._build("wheel", unpacked, self._scratch)
+        if sha256(again) != sha256(wheel):
+            sys.exit(f"release: {sdist.name} makes another wheel than the commit does")
+        return [wheel, sdist]
 
     def _build(self, kind: str, tree: Path, out: Path) -> str:
         environ = {**os.environ, "SOURCE_DATE_EPOCH": str(self._commit.time_s)}
@@ -78,16 +78,25 @@ def repack(made: Path, path: Path, time_s: int) -> None:
         write_gzip(source, target)
 
 
-def tried(package: Path, commit: Commit, scratch: Path) -> str:
-    """Install a package in an environment of its own; return the output of ``muster --version``."""
+def tried(package: Path, library: Path | None, commit: Commit, scratch: Path) -> str:
+    """Install a package in an environment of its own; return the version that it says.
+
+    ``library``: what the program needs of this release; None: the package is the library itself.
+    """
     python = environment(scratch / f"try-{package.name}")
     scripts = commit.tree / "scripts"
-    pip(python, "--require-hashes", "-r", str(scripts / "sidecar-requirements.txt"))
+    needed = [] if library is None else [scripts / "sidecar-requirements.txt"]
     if package.suffix != ".whl":
-        requirements = str(scripts / "sidecar-build-requirements.txt")
-        pip(python, "--require-hashes", "-r", requirements)
-    pip(python, "--no-deps", "--no-index", "--no-build-isolation", str(package))
+        needed.append(scripts / "sidecar-build-requirements.txt")
+    for requirements in needed:
+        pip(python, "--require-hashes", "-r", str(requirements))
+    for one in filter(None, (library, package)):
+        pip(python, "--no-deps", "--no-index", "--no-build-isolation", str(one))
     run([str(python), "-m", "pip", "check"], scratch)
+    if library is None:
+        return run(
+            [str(python), "-c", "import muster; print('muster', muster.__version__)"], scratch
+        )
     muster = str(python.parent / "muster")
     run([muster, "agent", "--help"], scratch)
     return run([muster, "--version"], scratch).strip()

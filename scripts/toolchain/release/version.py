@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 SOURCE = "muster/__init__.py"
 CHART = "charts/muster/Chart.yaml"
+PROJECT = "pyproject.toml"
 CHANGELOG = "CHANGELOG.md"
 DIRTY_SHOWN = 3
 
@@ -53,6 +54,9 @@ def disagreements(version: str, texts: Mapping[str, str]) -> Iterator[str]:
         found = re.search(rf"^{key}: (\S+)$", chart, re.MULTILINE)
         if found is None or found[1] != value:
             yield f"{CHART}: {key} is {found and found[1]}, make it {value}"
+    library = re.search(r'"muster-elastic-lib==([^"]+)"', texts[PROJECT])
+    if library is None or library[1] != version:
+        yield f"{PROJECT}: muster-elastic-lib is {library and library[1]}, make it {version}"
     out = set(released(texts[CHANGELOG])) if not is_final(version) else set()
     for path, text in sorted(texts.items()):
         if path == CHANGELOG:
