@@ -16,6 +16,7 @@ from rdzv.listing import Listing
 from rdzv.mirror import Mirror
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain
+from rdzv.records.failure import Failure
 from rdzv.records.job import Incarnation, Job, Member
 from rdzv.records.quarantine import Quarantine
 from rdzv.records.saves import PodSaves
@@ -24,13 +25,24 @@ from rdzv.store import RangeResult, WatchEvent
 
 log = logging.getLogger(__name__)
 
-Record = Job | Member | Incarnation | Drain | Commit | LastCommit | Vote | Quarantine | PodSaves
-R = TypeVar("R", Job, Member, Incarnation, Drain, Commit, LastCommit, Vote, Quarantine, PodSaves)
+Record = (
+    Job
+    | Member
+    | Incarnation
+    | Drain
+    | Commit
+    | LastCommit
+    | Vote
+    | Quarantine
+    | PodSaves
+    | Failure
+)
+R = TypeVar("R", Member, Incarnation, Drain, Vote, Quarantine, PodSaves, Failure)
 
 _CHOOSE_VOTES = (Vote, Commit, Job)
 """Records that decide which votes count: a matter of the generation and the epoch, of no member."""
 
-_NOT_IN_SNAPSHOTS = (Vote, PodSaves)
+_NOT_IN_SNAPSHOTS = (Vote, PodSaves, Failure)
 """Records that no snapshot has: many come within moments, and matter to few."""
 
 REST_PER_MEMBER_S = 0.0005
@@ -117,6 +129,12 @@ class Membership:
         job = self.snapshot().job
         return self._records(self.keys.in_generation(job.generation if job else 1).saves, PodSaves)
 
+    def failures(self) -> Mapping[str, Failure]:
+        """Return the newest failure of each member's workers; their changes wake no reader."""
+        job = self.snapshot().job
+        here = self.keys.in_generation(job.generation if job else 1)
+        return self._records(here.failures, Failure)
+
     def _apply(self, events: Sequence[WatchEvent]) -> None:
         for event in events:
             key = event.kv.key
@@ -169,6 +187,8 @@ class Membership:
                 return Quarantine
             case ["saves", _]:
                 return PodSaves
+            case ["failures", _]:
+                return Failure
             case ["commit"]:
                 return Commit
             case ["commit", _, _]:

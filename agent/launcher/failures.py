@@ -17,13 +17,12 @@ from time import time
 from agent.rundir.failure_report import FailureReport
 from agent.rundir.files import RunDir
 from launcher_shim.c10d.endpoint import Endpoint
-from launcher_shim.c10d.rounds.decision import LOST
+from launcher_shim.c10d.rounds.records import LOST
 from rdzv.drain.inputs import LiveRound, LiveRounds
 from rdzv.errors import StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
-from rdzv.records.codec import by_last_name
-from rdzv.records.failure import Failure, after, is_told
+from rdzv.records.failure import Failure, after, is_alike, is_told
 from rdzv.records.history import HistoryEntry
 from rdzv.records.quarantine import Terms
 from rdzv.store import Operation, Put
@@ -31,7 +30,7 @@ from rdzv.store import Operation, Put
 log = logging.getLogger(__name__)
 
 OTHERS_S = 2.0
-"""Time that an error which another rank's end has caused waits for the record of that one."""
+"""Time that an error waits for the record of another one, which may be its cause, or alike."""
 
 RETRY_S = 1.0
 TRIES = 30
@@ -90,8 +89,6 @@ class FailureReporter:
         lasted_s = self._clock() - self._formed_s
         here = [one for one in await self._fresh() if one.master == world.master]
         by_itself = self._left_by_itself(world, now)
-        if by_itself is False:
-            return
         failure = Failure(
             self._registrar.identity.member, world.run, world.number, at_unix_s=time()
         )
@@ -109,6 +106,8 @@ class FailureReporter:
             failure = replace(failure, text=UNREPORTED)
         else:
             return
+        if by_itself is False and not await self._are_alike(failure):
+            return
         self.total += 1
         progressed = await asyncio.to_thread(self._has_progress, lasted_s)
         if failure.follows:
@@ -123,6 +122,12 @@ class FailureReporter:
             if await self._stored(failure, progressed=progressed):
                 return
             await asyncio.sleep(RETRY_S)
+
+    async def _are_alike(self, failure: Failure) -> bool:
+        """Return whether the world ended by the same error of another member."""
+        if not is_alike(failure, self._client.membership.failures()):
+            await asyncio.sleep(OTHERS_S)
+        return is_alike(failure, self._client.membership.failures())
 
     async def _fresh(self) -> list[FailureReport]:
         """Read the reports that were not there at the last call."""
@@ -162,8 +167,7 @@ class FailureReporter:
         if lease_id is None or generation is None:
             return False
         here = self._client.keys.in_generation(generation)
-        failures = self._client.mirror.under(here.failures)
-        records = by_last_name(failures, here.failures, Failure.from_kv)
+        records = self._client.membership.failures()
         record, reason = after(failure, records, progressed=progressed)
         if record is None:
             log.debug("not stored: %s", reason)

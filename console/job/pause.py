@@ -117,7 +117,10 @@ def pause(config: JobConfig, reason: str, wait: bool, as_json: bool) -> int:
 @job_named
 @configured_by(JobConfig)
 def resume(config: JobConfig) -> int:
-    """Resume JOB: its pods form the next world, from the last save."""
+    """Resume JOB: its pods form the next world, from the last save.
+
+    If JOB is not paused, but waits as its worlds fail before a step, it tries again at once.
+    """
     asyncio.run(_resume(config))
     return 0
 
@@ -133,9 +136,12 @@ async def _pause(config: JobConfig, reason: str, *, wait: bool, as_json: bool) -
 
 async def _resume(config: JobConfig) -> None:
     async with connected(config) as client:
-        if await _write(config, client, "resume", "asked for by hand", paused=False):
+        view = present_view(client)
+        waited = any(view.back_off(run).wait_s for run in view.runs)
+        if await _write(config, client, "resume", "asked for by hand", paused=False, anyhow=waited):
             members = len(client.membership.snapshot().members)
-            click.echo(f"job {config.job} is resumed: {members} members are there")
+            done = "tries again at once" if waited else "is resumed"
+            click.echo(f"job {config.job} {done}: {members} members are there")
         else:
             click.echo(f"job {config.job} is not paused: nothing changes")
 
@@ -157,15 +163,21 @@ def _check(job: str, snapshot: Snapshot) -> None:
 
 
 async def _write(
-    config: JobConfig, client: JobClient, what: Happening, why: str, *, paused: bool
+    config: JobConfig,
+    client: JobClient,
+    what: Happening,
+    why: str,
+    *,
+    paused: bool,
+    anyhow: bool = False,
 ) -> bool:
-    """Write ``paused`` into the job's record; return whether that changed it."""
+    """Write ``paused`` into the job's record, ``anyhow`` or if that changes it; tell if it did."""
     changed = False
 
     def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
         nonlocal changed
         job = present_job(config, client, snapshot)
-        if job.paused == paused:
+        if job.paused == paused and not anyhow:
             return None
         changed = True
         entry = HistoryEntry(what, requester(socket.gethostname()), why, time())

@@ -112,8 +112,14 @@ def verdict(view: JobView, now_unix_s: float) -> JobVerdict:
         return JobVerdict("paused", why, f"muster resume --job {view.name}")
     if run is None:
         return _without_run(view, rules.sizes.smallest)
+    wait, at_once = view.back_off(run), f"to try at once: muster resume {view.name}"
+    if wait.alike:
+        return JobVerdict("failing", wait.reason, f"mend what fails; {at_once}")
     if (failing := view.failing(now_unix_s)) is not None:
-        return JobVerdict("failing", view.failed(failing, now_unix_s), cure(view, failing))
+        do = cure(view, failing)
+        if wait.reason:
+            return JobVerdict("failing", wait.reason, f"{do}; {at_once}")
+        return JobVerdict("failing", view.failed(failing, now_unix_s), do)
     if run.state == "forming":
         return _forming(view, run, rules.sizes.smallest, now_unix_s)
     if run.round.finishing:

@@ -10,7 +10,11 @@ from datetime import UTC, datetime
 from console.counting import duration
 from console.job.clocks import sentence, skews
 from console.job.last_save import LastSave
+from launcher_shim.c10d.rounds.back_off import NO_WAIT, BackOff, back_off
+from launcher_shim.c10d.rounds.decision import would_form
+from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.c10d.rounds.run_membership import run_membership
 from launcher_shim.horovod.hosts import Host, host_of
 from rdzv import listing
 from rdzv.drain.inputs import DrainPolicy
@@ -159,7 +163,7 @@ class JobView:
         if silent:
             names = ", ".join(f"{m.name}{self._joined(m, now_unix_s)}" for m in silent)
             reasons.append(f"waits for the torchrun of {names}")
-        return "; ".join(reasons) or "all ask: it begins in moments"
+        return "; ".join(reasons) or self.back_off(run).reason or "all ask: it begins in moments"
 
     def _joined(self, member: Member, now_unix_s: float) -> str:
         joins = [
@@ -277,6 +281,18 @@ class JobView:
         again_s = FAILING_AGAIN_S + 2 * run.round.start_s
         past = newest.count < IN_A_ROW or now_unix_s - newest.at_unix_s > again_s
         return None if past and run.state == "training" else newest
+
+    def back_off(self, run: RunView) -> BackOff:
+        """Return the wait of the next world, if worlds fail before a step."""
+        rules, current = self.snapshot.rules, run.round
+        if rules is None or current.complete:
+            return NO_WAIT
+        members = run_membership(
+            self.snapshot, self.listing, run.run_id, current, failures=self.failures
+        )
+        nodes = {node.member: node for node in run.nodes}
+        here = RunSnapshot(self.snapshot.revision, current, nodes, members)
+        return back_off(here, would_form(here, rules.sizes), rules.sizes)
 
     def failed(self, failure: Failure, now_unix_s: float) -> str:
         """Say who failed, with what, and how long ago."""

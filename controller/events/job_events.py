@@ -20,12 +20,13 @@ Reason = Literal[
     "Expired",
     "Lost",
     "Failed",
+    "Waiting",
     "Quarantined",
     "Reformed",
 ]
 """Names of Events. They are an interface, like the names of log events."""
 
-WARNINGS: frozenset[Reason] = frozenset({"Expired", "Lost", "Failed", "Quarantined"})
+WARNINGS: frozenset[Reason] = frozenset({"Expired", "Lost", "Failed", "Waiting", "Quarantined"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ def _lost(before: JobState | None, now: JobState, since: int) -> list[JobEvent]:
 
 
 def _written(now: JobState, since: int) -> list[JobEvent]:
-    """Return the events that only the history records: new worlds, failures and quarantines.
+    """Return the events that only the history records: new worlds, failures, waits and quarantines.
 
     A failure's text stays in the store: Events are read by more people, and it may name data.
     """
@@ -157,6 +158,8 @@ def _written(now: JobState, since: int) -> list[JobEvent]:
             case "failed":
                 uid = str(entry.details.get("pod_uid") or "")
                 found.append(JobEvent("Failed", _failed(entry), entry.revision, uid, entry.member))
+            case "wait":
+                found.append(JobEvent("Waiting", _wait(entry), entry.revision))
             case "quarantine":
                 uid = str(entry.details.get("pod_uid") or "")
                 why = f"{entry.member}: {entry.why}"
@@ -171,6 +174,14 @@ def _failed(entry: HistoryEntry) -> str:
     what = f"with {details['error']}" if details.get("error") else "without a Python error"
     row = f", {ordinal(often)} in a row" if isinstance(often, int) and often > 1 else ""
     return f"{entry.member}: {who} ended round {details.get('round')} {what}{row}"
+
+
+def _wait(entry: HistoryEntry) -> str:
+    details = entry.details
+    took_s = details.get("wait_s")
+    wait_s = f"{took_s:g}" if isinstance(took_s, int | float) else "some"
+    row = f"{details.get('failed_starts')} worlds in a row failed before a step was reported"
+    return f"waits {wait_s} s before round {details.get('round')}: {row}"
 
 
 def _world(entry: HistoryEntry) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of the newest failure of a member's workers.
 
-It is one small key on the member's lease. No snapshot has it, so that no decision rests on it, and
-it wakes no reader.
+It is one small key on the member's lease, and goes with the pod. No snapshot has it: it wakes no
+reader, and matters only to a job that cannot start.
 """
 
 from __future__ import annotations
@@ -122,6 +122,20 @@ def after(
         return None, "its round has a failure on record already"
     count = before.count + 1
     return replace(failure, count=count), f"the {ordinal(count)} failure in a row"
+
+
+def is_alike(failure: Failure, records: Mapping[str, Failure]) -> bool:
+    """Return whether another member's workers have failed with the same error in the same round.
+
+    ``records``: those of all members. The round may have ended for that one's sake before the
+    workers here failed, too: it would have ended for these as well.
+    """
+    place = (failure.run, failure.round, failure.kind, failure.where)
+    return not failure.follows and any(
+        (one.run, one.round, one.kind, one.where) == place and not one.follows
+        for name, one in records.items()
+        if name != failure.member
+    )
 
 
 def is_told(failure: Failure) -> bool:

@@ -23,6 +23,7 @@ Happening = Literal[
     "leave",
     "lost",
     "failed",
+    "wait",
     "round",
     "closed",
     "generation",

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.rounds.records import Round, Seat
+from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.records.commit import Commit
+from rdzv.records.failure import Failure
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job, Member, Role
 from rdzv.store import Put
@@ -180,6 +181,28 @@ async def test_pause_waits_until_all_have_saved_and_left(
     assert [entry.what for entry in await stored.history()] == ["pause", "resume"]
     again = await stored.muster("resume")
     assert again.out == "job digits is not paused: nothing changes\n"
+
+
+async def test_resume_lets_a_job_try_at_once_that_waits_after_failed_starts(
+    stored: Stored,
+) -> None:
+    waits = Round(8, former=tuple("abcd"), failed_starts=5, waits=2)
+    asking = [Node(name, "asking", "n", 9, "10.0.0.1", 1, 0) for name in "abcd"]
+    failed = [Failure(name, "digits", 7, kind="ImportError") for name in "abcd"]
+    puts = [
+        *(Put(RUN.node(one.member), one.to_json()) for one in asking),
+        *(Put(LIVE.failure(one.member), one.to_json()) for one in failed),
+    ]
+    await stored.store.txn([], [Put(RUN.round, waits.to_json()), *puts])
+    before = await stored.job()
+    assert "waits 80 s before round 8" in (await stored.muster("status")).out
+    tried = await stored.muster("resume")
+    assert tried.out == "job digits tries again at once: 6 members are there\n"
+    after = await stored.job()
+    assert after == replace(before, mod_revision=after.mod_revision)
+    assert after.mod_revision > before.mod_revision
+    assert "waits 80 s" not in (await stored.muster("status")).out
+    assert (await stored.muster("resume")).out.endswith("is not paused: nothing changes\n")
 
 
 async def test_a_wait_ends_when_somebody_resumes_the_job(stored: Stored) -> None:

@@ -19,6 +19,7 @@ from rdzv.members.templates import is_upheld
 from rdzv.records.commit import Commit
 from rdzv.records.drain import Drain
 from rdzv.records.failure import Failure
+from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Member
 from rdzv.records.job_change import change_between
 from rdzv.snapshot import Snapshot
@@ -151,6 +152,8 @@ class Invariants:
                 self._job.timeline.add(failure.member, f"on record: {failure.sentence}")
                 if not self._job.pods[failure.member].failures:
                     self.break_(f"{failure.member} is accused: {failure.sentence}")
+            elif event.kind == "put" and event.kv.key.endswith(".wait"):
+                self.quarantines.waits(before, HistoryEntry.from_kv(event.kv))
 
     def _check_sender(
         self, before: Snapshot, events: Sequence[WatchEvent], sender: Sender | None

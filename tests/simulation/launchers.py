@@ -138,6 +138,25 @@ def all_fail_at_first(story: Story) -> None:
     story.job.back_off_s = BACK_OFF_S
 
 
+VAIN_S = (30.0, 500.0)
+"""How long workers cannot start, as while a package or a data volume is missing."""
+
+SOON_AFTER_S = (1.0, 60.0)
+
+
+def none_starts_at_first(story: Story) -> None:
+    """Let the workers of all pods fail alike before their first step, for a while."""
+    launchers = story.job.launchers
+    launchers.update(dict.fromkeys("abcdefgh", "broken"))
+
+    def recover() -> None:
+        story.say(None, "workers can start from now on")
+        launchers.update(dict.fromkeys("abcdefgh", "steady"))
+        story.later(story.random.uniform(*SOON_AFTER_S), lambda: story.tell(come_fresh))
+
+    story.later(story.random.uniform(*VAIN_S), recover)
+
+
 def one_fails_at_first(story: Story) -> None:
     """Let the first pod fail in each world for a while, or to the end."""
     _fail_at_first(story, "a", for_ever=0.5)

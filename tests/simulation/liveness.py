@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from launcher_shim.c10d.rounds.back_off import FIRST_S, FREE_STARTS, LONGEST_S
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.starts import START_MAX_S
 from rdzv.listing import decide
@@ -73,7 +74,8 @@ class Liveness:
 
     def look(self) -> None:
         """Take note of who is healthy now, and hold the job to it."""
-        now, bound_s = self._job.loop.time(), self.bound_s
+        now, wait_s = self._job.loop.time(), wait_s_of(self._job)
+        bound_s = self.bound_s + wait_s
         self._paused_s = min(self._paused_s, now) if self._job.paused else math.inf
         if self.trained_s > self._paused_s + bound_s:
             self._break(f"a world trains, though the job has been paused for {bound_s:.0f} s")
@@ -89,7 +91,8 @@ class Liveness:
         if sizes.largest(len(unmarked)):
             healthy = unmarked  # but a pause never keeps the others from training
         since_s = self._healthy_since_s
-        if (in_force := (rules and (rules.sizes, rules.gather_s), sizes, mixed)) != self._rules:
+        in_force = (rules and (rules.sizes, rules.gather_s), sizes, mixed, wait_s)
+        if in_force != self._rules:
             # What was the best size before, or is from now on, says nothing of the time until now.
             self._rules, since_s = in_force, {}
         self._healthy_since_s = {uid: since_s.get(uid, now) for uid in healthy}
@@ -117,6 +120,24 @@ class Liveness:
             for (uid, pauses), out_s in self._out_since_s.items()
             if now - out_s <= times * max(terms.pause_s(pauses), terms.trial_s)
         }
+
+
+def wait_s_of(job: SimulatedJob) -> float:
+    """For how long the next world may wait, as those before it failed before a step.
+
+    A pod that has been in no world yet ends the wait.
+    """
+    current = job.invariants.rounds.round
+    if (
+        current.failed_starts < FREE_STARTS
+        or current.progress == "steps"
+        or (current.complete and not current.waits)
+    ):
+        return 0.0
+    if any(pod.worlds == 0 and is_healthy(pod) for pod in job.present()):
+        return 0.0
+    longer: float = FIRST_S * 2 ** (current.waits - current.complete)
+    return min(LONGEST_S, longer)
 
 
 def is_healthy(pod: Pod) -> bool:

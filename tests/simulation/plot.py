@@ -18,9 +18,10 @@ Event = Callable[["Story"], None]
 LATER_PODS = 8
 """The number of pods that come one after the other, where nodes keep coming."""
 Shape = Callable[[Random, int], JobShape]
-Launchers = Literal["steady", "absent", "crashing", "failing", "late"]
+Launchers = Literal["steady", "absent", "crashing", "failing", "broken", "late"]
 """What becomes of a pod's launcher: it is there; it never starts; it dies soon after each start;
-it dies soon after it is in a world; it starts after a time for which torch's own launchers do not
+it dies soon after it is in a world; its workers raise the same error in each world before they have
+started, and it goes on; it starts after a time for which torch's own launchers do not
 wait."""
 
 
@@ -89,6 +90,11 @@ def one_or_two(random: Random, pods: int) -> JobShape:
     """A place for each pod, and sometimes for one more; a world may be of one or two."""
     most = random.randint(pods, pods + 1)
     return JobShape(random.randint(1, min(2, pods)), most, quarantine=BRIEF_PAUSES)
+
+
+def with_room(random: Random, pods: int) -> JobShape:
+    """A place for each pod, and for one more; one may be missing, or none."""
+    return JobShape(least=random.randint(1, pods), most=pods + 1)
 
 
 def impatient(random: Random, pods: int) -> JobShape:

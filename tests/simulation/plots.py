@@ -31,6 +31,7 @@ from tests.simulation.launchers import (
     end_torchrun,
     end_torchrun_after_progress,
     fail_workers,
+    none_starts_at_first,
     one_fails_at_first,
     stand_still,
     stick,
@@ -68,6 +69,7 @@ from tests.simulation.plot import (
     short_of_patience,
     soon_tried,
     tight,
+    with_room,
 )
 from tests.simulation.refusals import (
     join,
@@ -289,6 +291,14 @@ PLOTS = (
         (2, 3, 4),
         one_or_two,
         prologue=all_fail_at_first,
+    ),
+    Plot(
+        "none-starts",
+        {tear: 1, stall: 1, crash_briefly: 1, end_torchrun: 1, die: 1},
+        (2, 3, 4),
+        with_room,
+        (1, 4),
+        prologue=none_starts_at_first,
     ),
     Plot("scarce", {cut_one: 1, crash: 1, tear: 1}, FEW, exact, misfits=("late",)),
     Plot(

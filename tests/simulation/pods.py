@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from agent.drain.notice import Notice, Source
 from agent.drain.notice_socket import Phase
+from agent.rundir.failure_report import FailureReport
 from agent.running import LEAVE_TIMEOUT_S
 from launcher_shim.pod.grace import reserve_s
 from launcher_shim.pod.notices import FINISHING, OutgoingNotice
@@ -42,6 +43,9 @@ it starts it again; here it never does."""
 FAILING_S = (0.5, 2.5)
 """How long one that fails in each world is in it: less than ten steps take."""
 
+BROKEN_S = (0.1, 1.0)
+"""After how long workers that cannot start raise their error."""
+
 LOADING = (0.5, 0.9)
 """The same where starts take long: while it loads, as a part of the longest start."""
 
@@ -69,7 +73,7 @@ class Pod:
     of that container has come to a rendezvous. ``topology``: where its machine stands.
     ``cut_off``: its node has no way to the store, whichever sidecar runs. ``began_s``: when the
     sidecar started. ``failures``: how often its workers or its torchrun have ended by themselves,
-    and no failure of it is on record beyond that.
+    and no failure of it is on record beyond that. ``worlds``: how many it has been in.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Pod:
         self.terminating = False
         self.due_s = math.inf
         self.failures = 0
+        self.worlds = 0
         self.cut_off = False
         self.began_s = 0.0
         self._job = job
@@ -201,10 +206,26 @@ class Pod:
 
     def entered(self, torchrun: Torchrun) -> None:
         """Its torchrun is in a world."""
+        self.worlds += 1
+        if self.launcher == "broken":
+            self._after(
+                self._random.uniform(*BROKEN_S), self._cannot_start, torchrun, torchrun.round
+            )
         if self.launcher == "failing":
             longest_s = self._job.start_s
             lives_s = [part * longest_s for part in LOADING] if longest_s else FAILING_S
             self._after(self._random.uniform(*lives_s), self._crash_launcher, torchrun)
+
+    def _cannot_start(self, torchrun: Torchrun, number: int) -> None:
+        rank = torchrun.rank
+        if self.torchrun is torchrun and torchrun.round == number and rank is not None:
+            process, at_s = self._job.next_number(), self._job.loop.time()
+            self.run_dir.reported = (
+                FailureReport(
+                    process, 0, 0, rank.master, "ImportError", "no module", "train.py:1", at_s
+                ),
+            )
+            torchrun.order("rejoin")
 
     def _crash_launcher(self, torchrun: Torchrun) -> None:
         if self.torchrun is torchrun:

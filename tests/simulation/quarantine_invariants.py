@@ -9,7 +9,9 @@ from launcher_shim.c10d.rounds.records import Node, Seat
 from rdzv.keys import RunKeys
 from rdzv.listing import decide
 from rdzv.mirror import Mirror
+from rdzv.records.history import HistoryEntry
 from rdzv.snapshot import Snapshot
+from tests.simulation.liveness import is_healthy
 from tests.simulation.pods import SimulatedJob
 
 
@@ -32,6 +34,18 @@ class QuarantineInvariants:
         missing = {seat.member for seat in former} - staying
         if missing and missing <= marked and all(self._is_there(keys, seat) for seat in former):
             self._break(f"I11: a world of {former} is replaced by {sorted(staying)} for {marked}")
+
+    def waits(self, before: Snapshot, entry: HistoryEntry) -> None:
+        """A job waits for its failed starts only if no world without those that failed can form."""
+        self._job.timeline.add(entry.member, entry.why)
+        listed = {member.name for member in decide(before).listed}
+        sound = [
+            pod.name
+            for pod in self._job.present()
+            if is_healthy(pod) and pod.name in listed and pod.worlds and not pod.failures
+        ]
+        if self._job.sizes.largest(len(sound)):
+            self._break(f"I11: a world waits, and {sound} have not failed")
 
     def _is_there(self, keys: RunKeys, seat: Seat) -> bool:
         kv = self._truth.kvs.get(keys.node(seat.member))

@@ -156,6 +156,8 @@ class Rank(BoundaryRank):
         await world.all_uploaded.wait()
 
     async def _start(self) -> int:
+        if self.pod.launcher == "broken":
+            await asyncio.Event().wait()
         self.pod.run_dir.files[layout.IMPORTED] = self.master.encode()
         if self._job.start_s:
             fails = self.pod.launcher == "failing"

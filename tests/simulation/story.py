@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from random import Random
 
 from tests.simulation.invariants import Broken, Invariants
+from tests.simulation.liveness import wait_s_of
 from tests.simulation.network import Backup, Weather
 from tests.simulation.nodes import LEASE_TTL_S
 from tests.simulation.plot import Plot
@@ -52,6 +53,7 @@ class Story:
         self.told: Counter[str] = Counter()
         self.backup: Backup | None = None
         self._mending: set[asyncio.Task[None]] = set()
+        self._waited_s = 0.0
 
     async def run(self, pods: int, events: int) -> None:
         """Tell all of it."""
@@ -195,7 +197,7 @@ class Story:
 
     async def _until_settled(self) -> None:
         """See everything come right; whom worlds form without comes in after its pause."""
-        began_s = self.job.loop.time()
+        began_s, self._waited_s = self.job.loop.time(), 0.0
         invariants, job = self.invariants, self.job
 
         def pauses() -> Mapping[str, float]:
@@ -220,7 +222,8 @@ class Story:
         Who has come last waits for the first step of the others, and makes its own after that.
         """
         mute_s = max((pod.mute_s for pod in self.job.present()), default=0.0)
-        return LIVENESS_S + 2 * self.job.start_s + mute_s
+        self._waited_s = max(self._waited_s, wait_s_of(self.job))
+        return LIVENESS_S + 2 * self.job.start_s + mute_s + self._waited_s
 
     async def _until_right(
         self,

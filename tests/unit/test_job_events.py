@@ -210,6 +210,14 @@ def test_a_lease_is_taken_once_its_holder_has_been_silent_by_our_own_clock() -> 
     assert decide(0.0, "two", Sighting("", "1", 0.0))[0] == "take"
 
 
+def test_i9_a_wait_after_failed_starts_is_an_event_without_their_text() -> None:
+    details: dict[str, Any] = {"round": 9, "failed_starts": 4, "wait_s": 40.0}
+    entry_ = entry("wait", "a", 14, **details)
+    (event,) = job_events(FORMER, view(14, {"a": 2, "b": 3}, entry_), 0)
+    said = "waits 40 s before round 9: 4 worlds in a row failed before a step was reported"
+    assert (event.reason, event.message, event.pod_uid) == ("Waiting", said, "")
+
+
 @pytest.mark.parametrize(
     ("details", "said"),
     [

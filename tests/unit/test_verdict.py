@@ -85,6 +85,22 @@ def test_the_cure_stands_on_a_line_of_its_own() -> None:
     assert JobVerdict("done", since_unix_s=1).lines("x", 42) == ["x was done 41 s ago"]
 
 
+def test_a_job_that_waits_after_failed_starts_says_so_and_what_ends_it() -> None:
+    opened = Round(6, former=("a", "b"), mod_revision=4, failed_starts=4, waits=1)
+    nodes = tuple(replace(ASKS[0], member=name, ask=7) for name in "ab")
+    failures = {name: replace(FAILED, member=name, round=5) for name in "ab"}
+    found = verdict(view(run(opened, nodes), least=2, failures=failures), NOW_S)
+    error = "ValueError: bad shape (t.py:3)"
+    assert found.state == "failing"
+    assert found.why.startswith(
+        f"waits 40 s before round 6: all failed alike before a step was reported, 4 times: {error}"
+    )
+    assert found.do.endswith("muster resume digits")
+    new = (nodes[0], replace(nodes[1], ask=1))
+    tried = verdict(view(run(opened, new), least=2, failures=failures), NOW_S)
+    assert "waits" not in tried.why
+
+
 @pytest.mark.parametrize(
     ("seconds", "spelt"),
     [(41.9, "41 s"), (252, "4 min 12 s"), (8040, "2 h 14 min"), (183_600, "2 d 3 h")],

@@ -14,18 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from launcher_shim.c10d.rounds.back_off import NO_WAIT, BackOff, back_off, failed_starts
 from launcher_shim.c10d.rounds.choice import choose
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import GONE, RoundObservations, Standings, stand
 from launcher_shim.c10d.rounds.rank_order import in_rank_order
-from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.c10d.rounds.records import LOST, Node, Round
 from launcher_shim.c10d.rounds.reform import Reform
 from launcher_shim.c10d.rounds.starts import noted
+from rdzv.records.sizes import Sizes
 
 NO_REFORM = Reform()
-
-LOST = "it has lost "
-"""The begin of the sentence why a world ends that has lost nodes; their names follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,8 @@ class RoundDecision:
     """One sentence."""
     wake_at_s: float = math.inf
     """The time at which the decision may change by time alone."""
+    wait: BackOff = NO_WAIT
+    """The wait for which it leaves the round open, if worlds fail before a step."""
 
 
 def decide(
@@ -128,8 +129,9 @@ def _over(
             wake_at_s = due_s if snapshot.left_out_ask() else math.inf
             return RoundDecision(None, reason, wake_at_s)
     if not staying:
+        row = failed_starts(now, current, observations)
         return RoundDecision(
-            next_round(current),
+            replace(next_round(current), failed_starts=row, waits=current.waits if row else 0),
             f"round {current.number} is over: all {len(current.frozen)} nodes have left it",
         )
     if why := why_it_ends(snapshot, standings, reforms):
@@ -147,8 +149,7 @@ def _complete(
 ) -> RoundDecision:
     current = snapshot.round
     sizes = policy.sizes
-    asking = snapshot.candidates(sizes.smallest)
-    chosen = _chosen(snapshot, asking, sizes.largest(len(asking)))
+    asking, chosen = snapshot.candidates(sizes.smallest), would_form(snapshot, sizes)
     ask = "node asks" if len(asking) == 1 else "nodes ask"
     here = f"round {current.number}: {len(asking)} {ask}"
     if policy.paused:
@@ -159,8 +160,11 @@ def _complete(
         return RoundDecision(
             None, f"{here}, waiting for a world that a restored store may have lost", until_s
         )
+    wait = back_off(snapshot, chosen, sizes)
+    if (until_s := observations.round_since_s + wait.wait_s) > now:
+        return RoundDecision(None, wait.reason, until_s, wait)
 
-    freeze = partial(_freeze, snapshot, chosen)
+    freeze = partial(_freeze, snapshot, chosen, waits=current.waits + 1 if wait.wait_s else 0)
     met_min_s = now if observations.met_min_s is None else observations.met_min_s
     awaited = _awaited(now, snapshot, observations, policy, met_min_s)
     if sizes.largest(len(asking) + len(awaited)) == len(chosen):
@@ -182,16 +186,22 @@ def _complete(
     return RoundDecision(freeze(), f"{here}, no other node is expected: complete")
 
 
+def would_form(snapshot: RunSnapshot, sizes: Sizes) -> list[Node]:
+    """Return the nodes that form the world if no other one comes; none if they are too few."""
+    asking = snapshot.candidates(sizes.smallest)
+    return _chosen(snapshot, asking, sizes.largest(len(asking)))
+
+
 def _chosen(snapshot: RunSnapshot, asking: Sequence[Node], size: int) -> list[Node]:
     members = snapshot.membership
     return choose(asking, size, snapshot.round.former, members.quarantined, members.blocks)
 
 
-def _freeze(snapshot: RunSnapshot, chosen: Sequence[Node]) -> Round:
+def _freeze(snapshot: RunSnapshot, chosen: Sequence[Node], *, waits: int) -> Round:
     """Complete the round with ``chosen`` in the order of their ranks."""
     current, locations = snapshot.round, snapshot.membership.locations
     frozen = tuple(node.seat for node in in_rank_order(chosen, current.former, locations))
-    return replace(current, complete=True, frozen=frozen, former=())
+    return replace(current, complete=True, frozen=frozen, former=(), waits=waits)
 
 
 def _worlds_return_until_s(

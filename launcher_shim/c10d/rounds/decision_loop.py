@@ -9,8 +9,10 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from random import Random
+from time import time
 
 from launcher_shim.c10d.rounds import decision as forming
+from launcher_shim.c10d.rounds.back_off import BackOff
 from launcher_shim.c10d.rounds.evaluation import Evaluator
 from launcher_shim.c10d.rounds.hang_watch import HangWatch
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
@@ -22,6 +24,7 @@ from rdzv.errors import StoreFull
 from rdzv.job import JobClient
 from rdzv.members.guard import Registered
 from rdzv.race import first_of
+from rdzv.records.history import HistoryEntry, write_entry
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +73,7 @@ class DecisionLoop:
         self._changed = changed
         self.diary = Diary(log)
         self._woken = asyncio.Event()
+        self._noted_wait = -1
 
     def wake(self) -> None:
         """Drop the last evaluation of the run, and decide again."""
@@ -93,6 +97,8 @@ class DecisionLoop:
             decision = forming.decide(now, stored, observations, self._evaluator.policy(), reforms)
             wanted = self._run.round if self._run.lacks_round else decision.round
             self.diary.say(evaluation.reform.reason or decision.reason)
+            if decision.wait.member == self._evaluator.member:
+                await self._note_wait(decision.wait, stored.round)
             hang_at_s = self._hang_watch.leave_if_hung(evaluation, now)
             wake_at_s = min(decision.wake_at_s, reforms.wake_at_s, hang_at_s)
             if wanted is None:
@@ -116,6 +122,20 @@ class DecisionLoop:
                 # This sidecar itself was stopped: requests of the agent may still wait to be read.
                 self._hang_watch.excuse(self._clock())
             await asyncio.sleep(COALESCE_S + COALESCE_PER_NODE_S * self._run.node_count)
+
+    async def _note_wait(self, wait: BackOff, current: Round) -> None:
+        """Write a wait before ``current`` to the history, once."""
+        if self._noted_wait == current.number:
+            return
+        self._noted_wait, keys = current.number, self._client.keys
+        details: dict[str, object] = {
+            "round": current.number,
+            "failed_starts": current.failed_starts,
+            "wait_s": wait.wait_s,
+        }
+        entry = HistoryEntry("wait", wait.member, wait.reason, time(), details)
+        present = [kv.key for kv in self._client.mirror.under(keys.history)]
+        await write_entry(self._client.store, keys, entry, current.mod_revision, present)
 
     async def _write(self, wanted: Round, stored: RunSnapshot) -> None:
         try:

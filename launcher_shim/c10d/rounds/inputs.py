@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from rdzv.records.failure import Failure
 from rdzv.records.sizes import Sizes
 
 
@@ -100,6 +101,10 @@ class RoundMembers:
     """The topology of each of those listed, as in ``rdzv.records.job.Member``."""
     blocks: Mapping[str, str] = field(default_factory=dict)
     """The block of each of those listed whose topology is known."""
+    failed: Mapping[str, Failure] = field(default_factory=dict)
+    """By member: the newest failure of its own workers in one of the row of failed starts."""
+    job_revision: int = 0
+    """The store's revision of the job's record: what changes the job is tried at once."""
 
     def may_join(self, member: str) -> bool:
         """Return whether a node of ``member`` may be frozen into a round."""

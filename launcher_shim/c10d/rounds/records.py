@@ -23,6 +23,9 @@ Progress = Literal["", "loads", "steps", "mute"]
 
 INT64_MAX = 2**63 - 1
 
+LOST = "it has lost "
+"""The begin of the sentence why a world ends that has lost nodes; their names follow."""
+
 ROUNDS_PER_LIFE = 1_000_000
 """Distance between the first round numbers of two generations: more rounds than one ever has."""
 
@@ -178,6 +181,11 @@ class Round:
     start_s: float = 0.0
     """Seconds from a round's completion to the first step of its ranks, of the newest world that
     made one, or for which newcomers waited in vain; 0 if none has."""
+    failed_starts: int = 0
+    """Number of worlds in a row, up to the one before, that ended by a failure before their first
+    step."""
+    waits: int = 0
+    """Number of worlds in a row that waited for such failures; this one counts once complete."""
 
     def is_world_of(self, node: Node) -> bool:
         """Return whether ``node`` has a place in this round, not in another of that number."""
@@ -228,6 +236,10 @@ class Round:
             fields["progress"] = self.progress
         if self.start_s:
             fields["start_s"] = self.start_s
+        if self.failed_starts:
+            fields["failed_starts"] = self.failed_starts
+        if self.waits:
+            fields["waits"] = self.waits
         return dump_record(fields)
 
     @classmethod
@@ -259,6 +271,10 @@ class Round:
             ends=take(kv.key, fields, "ends", str, ""),
             progress=progress,
             start_s=take_seconds(kv.key, fields, "start_s") if "start_s" in fields else 0.0,
+            failed_starts=_count(kv.key, fields, "failed_starts")
+            if "failed_starts" in fields
+            else 0,
+            waits=_count(kv.key, fields, "waits") if "waits" in fields else 0,
         )
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from launcher_shim.c10d.rounds.inputs import RoundMembers
 from launcher_shim.c10d.rounds.records import Round
@@ -11,6 +11,7 @@ from rdzv.drain.decision import ends_round, granted, join_agreed, joins_wait, sa
 from rdzv.listing import Listing
 from rdzv.membership import Membership as JobMembership
 from rdzv.records.drain import Drain
+from rdzv.records.failure import Failure
 from rdzv.snapshot import Snapshot
 
 
@@ -21,11 +22,13 @@ def run_membership(
     current: Round,
     fenced: str | None = None,
     saved: frozenset[str] = frozenset(),
+    failures: Mapping[str, Failure] | None = None,
 ) -> RoundMembers:
     """Return the part of ``snapshot`` that round ``current`` of ``run_id`` depends on: pure.
 
     ``listing`` is that of ``snapshot``. ``fenced``: this sidecar's member name if another pod has
     taken it over. ``saved``: as in ``RoundMembers``; computed from votes, which no snapshot has.
+    ``failures``: the newest of each member; they count after failed starts alone.
     """
     kept_out = (snapshot.members[name] for name in listing.quarantined & listing.excluded.keys())
     fit = sorted([*listing.listed, *listing.standby, *kept_out], key=lambda one: one.age_order)
@@ -49,7 +52,17 @@ def run_membership(
         quarantined=listing.quarantined,
         locations={member.name: member.location for member in fit},
         blocks={member.name: member.block for member in fit if member.block},
+        failed={
+            name: one for name, one in (failures or {}).items() if _is_in_row(one, run_id, current)
+        },
+        job_revision=snapshot.job.mod_revision if snapshot.job and failures else 0,
     )
+
+
+def _is_in_row(failure: Failure, run_id: str, current: Round) -> bool:
+    """Return whether workers failed by themselves in a failed start right before ``current``."""
+    row = range(current.number - current.failed_starts, current.number)
+    return failure.run == run_id and failure.round in row and not failure.follows
 
 
 def _is_of_backup(drain: Drain, current: Round) -> bool:
@@ -75,17 +88,19 @@ class MembershipOfRun:
         self._membership = membership
         self._run_id = run_id
         self._fenced = fenced
-        self._cached: tuple[Snapshot, Round, str | None, frozenset[str], RoundMembers] | None = None
+        self._cached: tuple[Snapshot, tuple[object, ...], RoundMembers] | None = None
 
     def at(self, current: Round) -> RoundMembers:
         """Return the membership that round ``current`` depends on."""
         snapshot, fenced, cached = self._membership.snapshot(), self._fenced(), self._cached
         saved = self._saved(snapshot, current.number)
-        if cached is None or cached[0] is not snapshot or cached[1:4] != (current, fenced, saved):
+        failures = self._membership.failures() if current.failed_starts else None
+        others = (current, fenced, saved, failures)
+        if cached is None or cached[0] is not snapshot or cached[1] != others:
             listing = self._membership.listing()
-            made = run_membership(snapshot, listing, self._run_id, current, fenced, saved)
-            cached = self._cached = (snapshot, current, fenced, saved, made)
-        return cached[4]
+            made = run_membership(snapshot, listing, self._run_id, current, fenced, saved, failures)
+            cached = self._cached = (snapshot, others, made)
+        return cached[2]
 
     def _saved(self, snapshot: Snapshot, number: int) -> frozenset[str]:
         """Return the members that leave and have saved while others still save."""

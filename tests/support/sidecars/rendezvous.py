@@ -128,7 +128,9 @@ class Sidecar:
         )
 
     def _membership(self, current: Round) -> RoundMembers:
-        membership = run_membership(self.job.snapshot(), self.job.listing(), RUN_ID, current)
+        snapshot, failures = self.job.snapshot(), self.job.failures()
+        listing = self.job.listing()
+        membership = run_membership(snapshot, listing, RUN_ID, current, failures=failures)
         return replace(
             membership,
             listed=membership.listed - self.leaving,

@@ -25,6 +25,7 @@ class MemoryRunDir(RunDir):
     ``progress``: what each rank tells, by local rank. ``on_hosts`` is called with each host list.
     ``told``: how far each rank is, by local rank. ``broken``: it takes no writes. Of what
     ``muster-run`` reports of its launcher, and of workers of horovodrun, there is nothing.
+    ``reported``: the errors of its ranks.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class MemoryRunDir(RunDir):
         self.written = asyncio.Event()
         self.on_hosts: Callable[[bytes], None] = lambda content: None
         self.broken = False
+        self.reported: tuple[FailureReport, ...] = ()
 
     def state(self, pod_uid: str) -> State:
         """What this pod's sidecar kept, or the state of a fresh pod."""
@@ -70,8 +72,8 @@ class MemoryRunDir(RunDir):
         return None
 
     def failures(self) -> tuple[FailureReport, ...]:
-        """Nothing is reported."""
-        return ()
+        """The errors of the ranks of this pod."""
+        return self.reported
 
     def commands(self) -> int | None:
         """None ever came."""
