@@ -192,6 +192,7 @@ class Coordinator:
             "source": drain.source,
             "requested_by": drain.requested_by,
             "pod_uid": drain.pod_uid,
+            **({"cause": drain.cause} if drain.cause else {}),
             **self._chronicle.phases_s(now, drain.pod_uid),
         }
         return self._writing.history("drain", drain.member, drain.reason, details)

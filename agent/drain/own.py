@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from time import time
 
 from agent.drain.notice import Notice
 from agent.drain.notice_socket import Phase
@@ -243,7 +244,7 @@ class OwnDrain:
             return None
         keys = self._client.keys
         if drain is None:
-            record = notes.record(self._identity.member, now_s)
+            record = replace(notes.record(self._identity.member, now_s), at_unix_s=time())
             self._recorded = (record.seconds_left, notes.deadline_boot_s)
             return first_write(keys, snapshot, record)
         after = replace(drain, ending=drain.ending or (notes.ending and not drain.ends))
@@ -265,7 +266,12 @@ class OwnDrain:
             # Note our own deadline: one computed when the record is seen would be too late again if
             # the store is slow.
             self._recorded = (sooner.seconds_left, notes.deadline_boot_s)
-            after = replace(after, seconds_left=sooner.seconds_left, reserve_s=sooner.reserve_s)
+            after = replace(
+                after,
+                seconds_left=sooner.seconds_left,
+                reserve_s=sooner.reserve_s,
+                at_unix_s=time(),
+            )
         return None if after == drain else change(keys, snapshot, after)
 
     # -- the phase

@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import getpass
 import json
+import math
 import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from time import monotonic
+from time import monotonic, time
 from typing import TypeVar
 
 import click
@@ -24,6 +25,7 @@ from console.job.changing import no_member
 from console.job.reading import connected, news, present_view
 from console.options import configured_by, printed
 from launcher_shim.pod.grace import reserve_s
+from rdzv.drain.decision import is_enough
 from rdzv.drain.phases import phase_of
 from rdzv.drain.transactions import cancel, first_write, take_over
 from rdzv.errors import (
@@ -35,7 +37,9 @@ from rdzv.errors import (
 )
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
+from rdzv.listing import decide
 from rdzv.membership import Membership
+from rdzv.mirror import Mirror
 from rdzv.records.drain import Drain
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
@@ -49,6 +53,9 @@ LOST_S = 3.0
 RECORDED_S = 15.0
 """Time for a sidecar to put back a drain that the store has lost: as long as other members are
 given to return after a cut."""
+
+AGAIN_S = 10.0
+"""Interval at which the seconds left are printed again while nothing else changes."""
 
 STATUS = {"committed": 0, "expired": 3, "cancelled": 4, "lost": 5, "uncommitted": 6}
 """Exit status by the outcome of the drain."""
@@ -168,6 +175,7 @@ class _ByHand:
             seconds_left=deadline_s,
             reserve_s=reserve_s(deadline_s),
             requested_by=requester(socket.gethostname()),
+            at_unix_s=time(),
         )
 
     def _notice(
@@ -186,7 +194,7 @@ class _ByHand:
         """
         membership = client.membership
         generation = _generation(membership.snapshot())
-        reported = ("", "")
+        reported: tuple[object, ...] = ()
         lost_at_s: float | None = None
         known = membership.snapshot()
         while True:
@@ -205,14 +213,21 @@ class _ByHand:
                 lost_at_s = lost_at_s or monotonic() + patience_s
                 await _change_from(membership, snapshot, max(0.0, lost_at_s - monotonic()))
                 continue
-            if (name, sentence) != reported:
-                reported = (name, sentence)
-                self._report(self._member, name, sentence, ending)
+            record = snapshot.drains.get(pod_uid)
+            waits = record is not None and name != "finishing" and not ending
+            left_s = record.left_s(time()) if record is not None and waits else None
+            # A drain may only wait, as for others to be listed: say again how long it still can.
+            news_of = (name, sentence, None if left_s is None else left_s // AGAIN_S)
+            if news_of != reported:
+                reported = news_of
+                left = "" if left_s is None else f"; {left_s:.0f} s to its deadline"
+                self._report(self._member, name, f"{sentence}{left}", ending)
             if ending:
                 return STATUS[ending]
             if not to_the_end:
                 return 0
-            change = partial(client.mirror.changed_after, sequence)
+            wait_s = math.inf if left_s is None else left_s % AGAIN_S + 0.1
+            change = partial(_changed_within, client.mirror, sequence, wait_s)
             goes_on = f"the drain of {self._member} goes on by itself"
             await news(client.mirror, change, goes_on)
 
@@ -236,7 +251,10 @@ class _ByHand:
         present = any(member.pod_uid == pod_uid for member in snapshot.members.values())
         if not phase.outcome and not present:
             return "lost", f"{self._member} was lost before it was released", "lost"
-        return phase.name, phase.sentence, phase.outcome
+        least = "" if snapshot.rules is None else f" ({snapshot.rules.sizes.smallest})"
+        kept = phase.name in ("draining", "saved") and not is_enough(snapshot, decide(snapshot))
+        why = f"; fewer than min{least} would be left" if kept else ""
+        return phase.name, f"{phase.sentence}{why}", phase.outcome
 
     def _is_cancelled(self, snapshot: Snapshot, known: Snapshot, pod_uid: str) -> bool:
         """Decide whether a user has cancelled the drain; its record is gone.
@@ -260,6 +278,12 @@ def _generation(snapshot: Snapshot) -> int:
 def _began_anew(snapshot: Snapshot, generation: int) -> bool:
     """Return whether the job has left ``generation``; its drains have no effect any more."""
     return snapshot.job is None or snapshot.job.generation != generation
+
+
+async def _changed_within(mirror: Mirror, sequence: int, timeout_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s if math.isfinite(timeout_s) else None):
+            await mirror.changed_after(sequence)
 
 
 async def _change_from(membership: Membership, snapshot: Snapshot, timeout_s: float) -> None:

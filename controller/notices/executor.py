@@ -159,6 +159,7 @@ class NoticeExecutor:
             reserve_s=min(RESERVE_MOST_S, self._policy.deadline_s / RESERVE_PART),
             requested_by=self._me,
             preempted=ask.preempted,
+            at_unix_s=time(),
         )
         compares, operations = first_write(ask.keys, job.snapshot, record)
         key = ask.keys.in_generation(job.snapshot.job.generation).member(ask.member.name)

@@ -34,6 +34,9 @@ from rdzv.snapshot import Snapshot
 SAVES_LOOK_S = 5.0
 """Interval at which reports of periodic saves are read: they wake no sidecar."""
 
+NAMED_MAX = 3
+"""The most members to name that were too slow."""
+
 LEAST_COMMIT_S = 1.0
 """Lower bound on the expected duration of a commit. A measurement that began part-way through would
 be too short."""
@@ -76,7 +79,8 @@ def decide(
             continue
         outcome, why = _without_commit(scene, drain)
         if outcome:
-            ended[uid] = replace(drain, outcome=outcome, step=scene.saved_step(drain))
+            cause = _too_slow(scene, uid) if outcome == "expired" else ""
+            ended[uid] = replace(drain, outcome=outcome, step=scene.saved_step(drain), cause=cause)
             reasons.append(f"{drain.member} may go ({outcome}): {why}")
         else:
             moments.append(scene.due_s(uid))
@@ -294,6 +298,30 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
     if scene.is_due(uid):
         return ("committed" if scene.served(uid) else "expired"), "its deadline is near"
     return "", ""
+
+
+def _too_slow(scene: _Scene, uid: str) -> str:
+    """Say what a pod whose deadline has come waited for; empty if that is unknown."""
+    commit, round = scene.commit, scene.round
+    if round is None or not commit.is_of(round.run, round.number) or uid not in commit.leaving:
+        return ""
+    votes, took_s = _votes(scene, round), scene.now - scene.observations.epoch_since_s
+    ranks = {one.member: one.ranks for one in scene.snapshot.saves}
+
+    def spelled(members: list[str]) -> str:
+        of = {one: ranks.get(one, ()) for one in members[:NAMED_MAX]}
+        names = [f"rank {at[0]} on {one}" if len(at) == 1 else one for one, at in of.items()]
+        more = [f"{len(members) - NAMED_MAX} more"] if len(members) > NAMED_MAX else []
+        return ", ".join(names + more)
+
+    if commit.phase == "commit":
+        slow = [m for m in round.members if m not in votes or votes[m].acked is None]
+        after = f" after {took_s:.0f} s" if 0 <= took_s < math.inf else ""
+        return f"the save of step {commit.step} was not done{after}: no report of {spelled(slow)}"
+    if commit.phase == "hold":
+        silent = [m for m in round.members if m not in votes]
+        return f"no vote on a step to save: {spelled(silent)}" if silent else ""
+    return commit.reason if commit.phase in ("void", "idle") else ""
 
 
 # --- the commit of a live round ---

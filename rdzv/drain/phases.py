@@ -58,5 +58,6 @@ def _ending(drain: Drain) -> str:
             return f"{drain.member} may go: its launcher has let it go, and no work is lost"
         return f"{drain.member} may go: all ranks saved step {drain.step}"
     if drain.outcome == "expired":
-        return f"the drain of {drain.member} has expired: it goes before all ranks have saved"
+        why = f": {drain.cause}" if drain.cause else ""
+        return f"the drain of {drain.member} has expired before all ranks had saved{why}"
     return f"{drain.member} may go: there was nothing to save, or a rank takes no part in saving"

@@ -100,7 +100,12 @@ def take_over(
         return None
     after = replace(held, source=drain.source, reason=drain.reason, requested_by=drain.requested_by)
     if _left_s(drain) < _left_s(held):
-        after = replace(after, seconds_left=drain.seconds_left, reserve_s=drain.reserve_s)
+        after = replace(
+            after,
+            seconds_left=drain.seconds_left,
+            reserve_s=drain.reserve_s,
+            at_unix_s=drain.at_unix_s,
+        )
     return change(keys, snapshot, after)
 
 

@@ -14,6 +14,7 @@ from rdzv.records.codec import (
     take_name,
     take_own_name,
     take_seconds,
+    take_unix_s,
 )
 from rdzv.store import KeyValue
 
@@ -43,7 +44,9 @@ class Drain:
     ``committed``; None without one. ``saver``, of the drain of a Horovod launcher, or of the last
     of its hosts: the member whose rank saves before; it sets ``step`` once that is done.
     ``preempted``: the pod makes room for another one, so that no replacement can come before it has
-    gone.
+    gone. ``at_unix_s``: the time by the writer's wall clock to which ``seconds_left`` belongs, for
+    people only, 0.0 if unknown. ``cause`` of the outcome ``expired``: what was too slow, if that is
+    known.
     """
 
     pod_uid: str
@@ -58,6 +61,8 @@ class Drain:
     ending: bool = False
     saver: str = ""
     preempted: bool = False
+    at_unix_s: float = 0.0
+    cause: str = ""
     created_revision: int = 0
     mod_revision: int = 0
 
@@ -65,6 +70,12 @@ class Drain:
     def ends(self) -> bool:
         """Whether the pod is being ended, which a cancellation of the drain would not stop."""
         return self.ending or self.source in ENDING_SOURCES
+
+    def left_s(self, now_unix_s: float) -> float | None:
+        """Return the seconds until SIGTERM at the latest, by wall clocks; None if unknown."""
+        if self.seconds_left is None or not self.at_unix_s:
+            return None
+        return max(0.0, self.at_unix_s + self.seconds_left - self.reserve_s - now_unix_s)
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
@@ -82,6 +93,8 @@ class Drain:
                 "step": self.step,
                 **({"saver": self.saver} if self.saver else {}),
                 **({"preempted": True} if self.preempted else {}),
+                **({"at_unix_s": round(self.at_unix_s, 3)} if self.at_unix_s else {}),
+                **({"cause": self.cause} if self.cause else {}),
             }
         )
 
@@ -107,6 +120,8 @@ class Drain:
             step=None if step is None else take(kv.key, fields, "step", int),
             saver=take(kv.key, fields, "saver", str, ""),
             preempted=take(kv.key, fields, "preempted", bool, False),
+            at_unix_s=take_unix_s(kv.key, fields, "at_unix_s"),
+            cause=take(kv.key, fields, "cause", str, ""),
             created_revision=kv.create_revision,
             mod_revision=kv.mod_revision,
         )

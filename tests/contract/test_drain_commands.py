@@ -133,7 +133,22 @@ async def test_out_of_time_it_ends_with_3() -> None:
     async with terminal(trains="ab", b=Loop(save_s=300)) as at:
         ended = await at.drain("b", "--wait", "--deadline", "2s")
         assert (ended.status, phases(ended)[-1]) == (3, "released")
-        assert "has expired" in ended.out
+        assert "b has expired before all ranks had saved: the save of step " in ended.out
+        assert ended.out.endswith("no report of b\n")
+        saving = next(line for line in ended.out.splitlines() if line.startswith("saving"))
+        assert saving.endswith(" s to its deadline")
+        assert "no report of b" in (await at.history()).out
+        assert "no report of b" in (await at.status()).out
+
+
+async def test_a_drain_below_min_names_its_deadline() -> None:
+    async with terminal(least=2, trains="ab") as at:
+        ended = await at.drain("b", "--wait", "--deadline", "8s")
+        waits = [
+            line for line in ended.out.splitlines() if "fewer than min (2) would be left" in line
+        ]
+        assert waits, ended.out
+        assert all(line.endswith(" s to its deadline") for line in waits)
 
 
 async def test_cancelled_it_ends_with_4() -> None:

@@ -333,6 +333,28 @@ def test_a_deadline_opens_no_gate_once_the_step_is_agreed_on() -> None:
     assert decided(scene(SAVE, expired, votes=VOTES)).commit is None
 
 
+@pytest.mark.parametrize(
+    ("commit", "votes", "cause"),
+    [
+        (SAVE, VOTES, "the save of step 10 was not done after 25 s: no report of a, b"),
+        (
+            SAVE,
+            {**VOTES, "b": SAVED["b"]},
+            "the save of step 10 was not done after 25 s: no report of a",
+        ),
+        (HOLD, {"b": VOTES["b"]}, "no vote on a step to save: a"),
+    ],
+)
+def test_an_expired_drain_says_what_was_too_slow(
+    commit: Commit, votes: dict[str, Vote], cause: str
+) -> None:
+    seen_ = replace(seen(due_s={"uid-a": NOW}), epoch_since_s=NOW - 25)
+    here = scene(replace(commit, leaving=("uid-a",)), A, votes=votes)
+    assert decided(here, seen_).drains["uid-a"].cause == cause
+    unasked = scene(replace(commit, leaving=()), A, votes=votes)
+    assert decided(unasked, seen_).drains["uid-a"].cause == ""
+
+
 PART_SAVED = {"a": SAVED["a"], "b": VOTES["b"]}
 """The leaver has saved, and who stays has not yet."""
 OUT_OF_TIME = seen(due_s={"uid-a": NOW})
