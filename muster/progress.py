@@ -76,6 +76,8 @@ class ProgressFile:
     ``mute``: ``report_step`` has given up. ``saver``: this rank saves if that is asked for a
     launcher that goes; ``answered``: (ask, step) of its newest save of that kind. ``page``: it
     reads the gate's page. ``tag``: the save tag that the script has asked for, empty before.
+    ``written_unix_s``: when the last line was written. ``save_s``: seconds from the boundary of the
+    newest periodic save to the report of it, 0.0 if that is unknown.
     """
 
     def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
@@ -116,6 +118,7 @@ class ProgressFile:
         self.answered: Optional[Tuple[int, int]] = None
         self.page = False
         self.tag = ""
+        self.written_unix_s = self.save_s = 0.0
         self._tagged = self._identity
 
     @property
@@ -143,14 +146,15 @@ class ProgressFile:
             return
         if self._first < 0:
             self._first = step
+        self.written_unix_s = now_unix_s = time.time()
         record = (
             '%s"first":%d,"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d'
-            ',"acked":%s,"failed":%s%s%s%s%s%s%s}'
+            ',"acked":%s,"failed":%s%s%s%s%s%s%s%s}'
             % (
                 self._tagged,
                 self._first,
                 step,
-                time.time(),
+                now_unix_s,
                 "true" if drain else "false",
                 "true" if held else "false",
                 epoch,
@@ -162,6 +166,7 @@ class ProgressFile:
                 ',"saver":true' if self.saver else "",
                 ',"answered":[%d,%d]' % self.answered if self.answered else "",
                 ',"page":true' if self.page else "",
+                ',"save_s":%.1f' % self.save_s if self.save_s else "",
             )
         )
         summed = record.ljust(self._blanks_to - 1).encode("ascii") + b"\n"

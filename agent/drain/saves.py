@@ -18,12 +18,13 @@ from agent.drain.view import DrainView, RoundSource
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from launcher_shim.c10d.rounds.starts import NO_STEP
+from launcher_shim.pod.grace import reserve_s
 from rdzv.diary import Diary
 from rdzv.drain import last_save
 from rdzv.drain.cursors import DIFFER
 from rdzv.drain.gate import RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
-from rdzv.drain.last_save import differing, saves_of, transaction
+from rdzv.drain.last_save import differing, saves_of, timed, transaction
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.records.saves import PodSaves
@@ -45,13 +46,16 @@ make at most 33 writes a second, each of which reaches every sidecar."""
 STEP_S = 30.0
 """Interval at which the pod of rank 0 reports its step while that changes, in seconds."""
 
+GROWN = 1.5
+"""Factor by which a slow save must have grown to be reported again."""
+
 PATIENCE = (1.0, 2.0)
 """Jitter, in poll intervals: the first member of the round stores a common step at once, the others
 after this long, if it is still due."""
 
 
 class SaveReporter:
-    """The reporter of one pod's saves. ``clock`` is monotonic, in seconds."""
+    """The reporter of one pod's saves. ``clock`` is monotonic; it and ``grace_s``: in seconds."""
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class SaveReporter:
         rounds: RoundSource,
         writing: DrainWriter,
         *,
+        grace_s: float,
         clock: Callable[[], float],
         random: Random,
     ) -> None:
@@ -73,6 +78,8 @@ class SaveReporter:
         self._sight = sight
         self._rounds = rounds
         self._writing = writing
+        self._grace_s = grace_s
+        self._slow_s = 0.0
         self._clock = clock
         self._random = random
         self._reported_s = -math.inf
@@ -88,7 +95,12 @@ class SaveReporter:
             ranks, imported = await asyncio.to_thread(self._look)
             me = self._registrar.identity
             # Ranks of another run save for themselves: their round is not the one that counts.
-            self.own = saves_of(ranks, snapshot.round, me.member, me.pod_uid)
+            own = saves_of(ranks, snapshot.round, me.member, me.pod_uid)
+            if own is not None:
+                took_s, reserved_s = snapshot.commit.took_s, reserve_s(self._grace_s)
+                own = timed(own, took_s, self._grace_s, reserved_s)
+                await self._warn_if_slow(own, snapshot.round)
+            self.own = own
             self._warn(differing(ranks, snapshot.round, me.member))
             await self._report(snapshot)
             await self._conclude(snapshot)
@@ -118,6 +130,17 @@ class SaveReporter:
                 differ,
                 extra={"event": "cursors_differ"},
             )
+
+    async def _warn_if_slow(self, own: PodSaves, round: LiveRound | None) -> None:
+        """Say that a save takes longer than a drain has: at the first one, and if it grows."""
+        if own.save_s <= self._slow_s * GROWN:
+            return
+        self._slow_s = own.save_s
+        log.warning("%s", own.too_slow, extra={"event": "slow_save", "save_s": own.save_s})
+        if round is not None and round.members[:1] == (own.member,):
+            details = {"save_s": own.save_s, "grace_s": own.grace_s, "reserve_s": own.reserve_s}
+            entry = self._writing.history("slow", own.member, own.too_slow, dict(details))
+            await self._writing.txn([], list(entry))
 
     @property
     def steps_at_risk(self) -> int:

@@ -74,7 +74,10 @@ class Drains:
             random=random,
         )
         self.saves = SaveReporter(
-            *(run_dir, client, registrar, sight, rounds, writing()), clock=clock, random=random
+            *(run_dir, client, registrar, sight, rounds, writing()),
+            grace_s=grace_s,
+            clock=clock,
+            random=random,
         )
         self.launcher_saves = LauncherSaves(run_dir, client, registrar, writing())
         self.notices = NoticeSocket(notice_path, self.own.notify, self.own.phase_after)

@@ -18,7 +18,7 @@ from launcher_shim.rundir.progress_line import read_whole
 from launcher_shim.rundir.safe_open import read_untrusted
 from rdzv.drain.gate import RankProgress
 from rdzv.errors import RecordError
-from rdzv.records.codec import CURSOR_MAX_BYTES, take_tag
+from rdzv.records.codec import CURSOR_MAX_BYTES, take_seconds, take_tag
 
 CURSORS_MAX_BYTES = 16 * 1024
 """Bound on a file of cursors: far more than those of the steps that a rank names."""
@@ -37,7 +37,8 @@ class ProgressLine:
     with them, in a file beside the line. ``saver``: it saves when a Horovod launcher's drain asks
     for it; ``answered`` are the ask and the step of its newest save of that kind. ``page``: it
     reads the gate's page, where an older one has ``gate.json`` alone. ``tag``: the save tag that
-    its script has asked for, empty for none.
+    its script has asked for, empty for none. ``save_s``: seconds that its newest periodic save has
+    taken since the boundary, 0.0 if it is unknown or short.
     """
 
     pid: int
@@ -62,6 +63,7 @@ class ProgressLine:
     answered: tuple[int, int] | None = None
     page: bool = False
     tag: str = ""
+    save_s: float = 0.0
 
 
 def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
@@ -108,6 +110,7 @@ def _rank(directory: Path, line: ProgressLine) -> RankProgress:
         answered=line.answered,
         page=line.page,
         tag=line.tag,
+        save_s=line.save_s,
     )
 
 
@@ -154,6 +157,7 @@ def _parse(content: bytes) -> ProgressLine | None:
             answered=_pair({"answered": None, **fields}, "answered", int),
             page=fields.get("page") is True,
             tag=take_tag("progress", fields),
+            save_s=take_seconds("progress", fields, "save_s") if "save_s" in fields else 0.0,
         )
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError, RecordError):
         return None

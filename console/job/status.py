@@ -152,7 +152,8 @@ def _members(view: JobView, now_unix_s: float, *, wide: bool) -> Grid:
     columns = {name: tell for name, tell in _MORE.items() if wide and (known or name != TOPOLOGY)}
     headings: tuple[str, ...] = ()
     rows = []
-    for (member, _, why), pod in zip(view.members(), pods_of(view, now_unix_s), strict=True):
+    members = view.members(now_unix_s)
+    for (member, _, why), pod in zip(members, pods_of(view, now_unix_s), strict=True):
         figures = pod.cells()
         headings = ("MEMBER", "STATE", *figures, "NODE", *columns, "WHY")
         more = (tell(member) for tell in columns.values())
@@ -195,6 +196,8 @@ def _grids(view: JobView, *, wide: bool) -> list[Grid]:
         grids.append(Grid("", ("RUN", "ROUND", "STATE", "NODES BY RANK", "WAITING"), runs))
     if view.mute:
         grids.append(Grid(view.mute, (), (), "warning"))
+    if view.slow_save:
+        grids.append(Grid(view.slow_save, (), (), "warning"))
     if clocks := view.clocks(now_unix_s):
         grids.append(Grid(clocks, (), (), "warning"))
     grids += _shards(view)
@@ -289,7 +292,7 @@ def _json(view: JobView) -> dict[str, object]:
                 "launcher": view.bypasses[member.name].kind if member.name in view.bypasses else "",
             }
             for (member, state, why), pod in zip(
-                view.members(), pods_of(view, now_unix_s), strict=True
+                view.members(now_unix_s), pods_of(view, now_unix_s), strict=True
             )
         ],
         "runs": [
@@ -304,6 +307,7 @@ def _json(view: JobView) -> dict[str, object]:
             for run in view.runs
         ],
         "last_save": None if (last_save := view.last_save) is None else last_save.as_json(),
+        "slow_save": view.slow_save,
         "shards": {name: _shards_json(name, one) for name, one in view.shards.items()},
         "corrupt": dict(view.snapshot.corrupt),
     }

@@ -176,6 +176,14 @@ class JobView:
         return f" (joined {duration(max(0.0, now_unix_s - joins[-1]))} ago)"
 
     @property
+    def slow_save(self) -> str:
+        """Say which pod has the least time for the saves that its world makes; empty if all do."""
+        run = _newest(self.runs)
+        told = _told(run, self.saves) if run is not None and run.round.complete else []
+        slow = [one for one in told if one.too_slow]
+        return min(slow, key=lambda one: one.grace_s - one.save_s).too_slow if slow else ""
+
+    @property
     def last_save(self) -> LastSave | None:
         """The last save and the steps since, as far as known; None if nothing is."""
         run = _newest(self.runs)
@@ -214,8 +222,11 @@ class JobView:
         told = _told(run, self.saves) if run is not None and run.round.complete else []
         return {one.member: one.step for one in told if one.step >= 0}
 
-    def members(self) -> list[tuple[Member, str, str]]:
-        """Return every member with its state, the reason for it, and its launcher's fault."""
+    def members(self, now_unix_s: float = 0.0) -> list[tuple[Member, str, str]]:
+        """Return every member with its state, the reason for it, and its launcher's fault.
+
+        ``now_unix_s``: for the seconds that a drain still has; 0.0 to leave them out.
+        """
         first, foreseen = first_to_go(self.listing), {True: FORESEEN, False: ""}
         states = [
             *(
@@ -227,7 +238,7 @@ class JobView:
                 for m in self.listing.standby
             ),
             *(
-                self._excluded(self.snapshot.members[name], why)
+                self._excluded(self.snapshot.members[name], why, now_unix_s)
                 for name, why in sorted(self.listing.excluded.items())
             ),
         ]
@@ -304,16 +315,18 @@ class JobView:
         bypass = self.bypasses.get(member.name)
         return replace(member, slots=bypass.slots) if bypass and bypass.slots else member
 
-    def _excluded(self, member: Member, why: str) -> tuple[Member, str, str]:
+    def _excluded(self, member: Member, why: str, now_unix_s: float) -> tuple[Member, str, str]:
         drain = self.snapshot.drains.get(member.pod_uid)
         if drain is None:
             quarantined = member.name in self.listing.quarantined
             return member, "quarantined" if quarantined else "excluded", why
         phase = phase_of(self.snapshot, drain, finishing=self.finishes(member.name))
+        left_s = drain.left_s(now_unix_s) if now_unix_s and not phase.outcome else None
+        left = "" if left_s is None else f"; {left_s:.0f} s to its deadline"
         return (
             member,
             "drained" if phase.outcome else "draining",
-            f"{drain.reason}: {phase.sentence}",
+            f"{drain.reason}: {phase.sentence}{left}",
         )
 
     def hosts(self) -> list[tuple[Host, Member]]:

@@ -17,6 +17,7 @@ Reason = Literal[
     "Standby",
     "Draining",
     "Committed",
+    "SlowSave",
     "Expired",
     "Lost",
     "Failed",
@@ -26,7 +27,9 @@ Reason = Literal[
 ]
 """Names of Events. They are an interface, like the names of log events."""
 
-WARNINGS: frozenset[Reason] = frozenset({"Expired", "Lost", "Failed", "Waiting", "Quarantined"})
+WARNINGS: frozenset[Reason] = frozenset(
+    {"SlowSave", "Expired", "Lost", "Failed", "Waiting", "Quarantined"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,7 @@ def _lost(before: JobState | None, now: JobState, since: int) -> list[JobEvent]:
 
 
 def _written(now: JobState, since: int) -> list[JobEvent]:
-    """Return the events that only the history records: new worlds, failures, waits and quarantines.
+    """Return the events that only the history records, such as new worlds and failures.
 
     A failure's text stays in the store: Events are read by more people, and it may name data.
     """
@@ -158,6 +161,8 @@ def _written(now: JobState, since: int) -> list[JobEvent]:
             case "failed":
                 uid = str(entry.details.get("pod_uid") or "")
                 found.append(JobEvent("Failed", _failed(entry), entry.revision, uid, entry.member))
+            case "slow":
+                found.append(JobEvent("SlowSave", entry.why, entry.revision))
             case "wait":
                 found.append(JobEvent("Waiting", _wait(entry), entry.revision))
             case "quarantine":

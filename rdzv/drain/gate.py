@@ -151,6 +151,8 @@ class RankProgress:
     """Whether it reads the gate's page; one of 0.1 reads ``gate.json`` alone."""
     tag: str = ""
     """The save tag that its script has asked for; empty for none."""
+    save_s: float = 0.0
+    """Seconds that its newest periodic save has taken; 0.0 if that is unknown, or short."""
 
     def cursor_of(self, step: int) -> str:
         """Return the data cursor that the rank gave with the save of ``step``; empty for none."""

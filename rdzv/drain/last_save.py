@@ -10,6 +10,7 @@ stored that no world of shards could begin from, as after a restore of the store
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rdzv.drain.cursors import TAGS, agreed, difference, left_to_others
 from rdzv.drain.gate import RankProgress
@@ -53,7 +54,19 @@ def saves_of(
         cursors=cursors if any(cursors) else (),
         ranks=tuple(sorted(rank.rank for rank in own)),
         tag=agreed(tags) if common else "",
+        save_s=max(rank.save_s for rank in own),
     )
+
+
+def timed(own: PodSaves, took_s: float, grace_s: float, reserve_s: float) -> PodSaves:
+    """Return ``own`` with the time of its slowest save, if a drain has less; else without one.
+
+    ``took_s``: how long the last commit took, 0.0 if there was none.
+    """
+    save_s = round(max(own.save_s, took_s), 1)
+    if save_s <= grace_s - reserve_s:
+        return replace(own, save_s=0.0)
+    return replace(own, save_s=save_s, grace_s=grace_s, reserve_s=reserve_s)
 
 
 def differing(ranks: Iterable[RankProgress], round: LiveRound | None, member: str) -> str:

@@ -28,6 +28,7 @@ Happening = Literal[
     "closed",
     "generation",
     "drain",
+    "slow",
     "forget",
     "quarantine",
     "admit",

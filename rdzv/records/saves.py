@@ -3,13 +3,26 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
-from rdzv.records.codec import dump_record, load_record, take, take_cursor, take_tag, take_unix_s
+from rdzv.records.codec import (
+    dump_record,
+    load_record,
+    take,
+    take_cursor,
+    take_seconds,
+    take_tag,
+    take_unix_s,
+)
 from rdzv.store import KeyValue
+
+ROOM = 1.25
+"""The grace to advise, beside the longest save."""
 
 STEPS_MAX = 8
 """Bound on the steps that one record names; a rank names no more than four."""
@@ -24,7 +37,9 @@ class PodSaves:
     boundary that the furthest of them had come to at ``at_unix_s``, by the pod's wall clock, which
     is for people. ``cursors``: the data cursor of each of ``steps``, empty for none; there are no
     cursors at all if the ranks give none. ``ranks`` are the numbers of its ranks. ``tag``: the save
-    tag of the paths that they saved to, empty if they have asked for none.
+    tag of the paths that they saved to, empty if they have asked for none. ``save_s``: seconds that
+    the slowest of their newest saves has taken, if that is longer than its pod has in a drain:
+    ``grace_s`` less ``reserve_s``; all three are 0.0 if it is not.
     """
 
     member: str
@@ -38,7 +53,23 @@ class PodSaves:
     cursors: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     tag: str = ""
+    save_s: float = 0.0
+    grace_s: float = 0.0
+    reserve_s: float = 0.0
     mod_revision: int = 0
+
+    @property
+    def too_slow(self) -> str:
+        """One sentence on a save that takes longer than a drain has; empty if none does."""
+        if not self.save_s:
+            return ""
+        enough_s = 10 * math.ceil((self.save_s * ROOM + self.reserve_s) / 10)
+        return (
+            f"saves take {self.save_s:.0f} s, and {self.member} has"
+            f" {self.grace_s - self.reserve_s:g} s in a drain (grace {self.grace_s:g} s -"
+            f" {self.reserve_s:g} s reserve): drains will expire and lose steps; set"
+            f" terminationGracePeriodSeconds and MUSTER_GRACE_S to {enough_s} or more"
+        )
 
     def cursor_of(self, step: int) -> str:
         """Return the data cursor that its ranks gave with the save of ``step``; empty for none."""
@@ -58,6 +89,15 @@ class PodSaves:
                 "cursors": self.cursors,
                 "ranks": self.ranks,
                 "tag": self.tag,
+                **(
+                    {
+                        "save_s": round(self.save_s, 1),
+                        "grace_s": self.grace_s,
+                        "reserve_s": self.reserve_s,
+                    }
+                    if self.save_s
+                    else {}
+                ),
             }
         )
 
@@ -85,5 +125,12 @@ class PodSaves:
             cursors=tuple(take_cursor(kv.key, {"cursor": one}) for one in cursors),
             ranks=tuple(ranks),
             tag=take_tag(kv.key, fields),
+            save_s=_seconds(kv.key, fields, "save_s"),
+            grace_s=_seconds(kv.key, fields, "grace_s"),
+            reserve_s=_seconds(kv.key, fields, "reserve_s"),
             mod_revision=kv.mod_revision,
         )
+
+
+def _seconds(key: str, fields: Mapping[str, Any], name: str) -> float:
+    return take_seconds(key, fields, name) if name in fields else 0.0

@@ -9,9 +9,11 @@ from contextlib import suppress
 import pytest
 
 from agent.drain.saves import LOOK_S, STEP_S
+from rdzv.records.history import HistoryEntry
 from rdzv.records.saves import PodSaves
 from rdzv.store import WatchEvent
 from tests.support.sidecars.drains import HERE, Job, job
+from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.ranks import Loop
 
 pytestmark = pytest.mark.virtual
@@ -109,3 +111,27 @@ async def test_without_saves_only_the_pod_of_rank_0_tells_where_it_is() -> None:
                 revision = one.mirror.revision
                 await one.mirror.reached(revision + 1)
                 raise AssertionError("it tells more often than that")
+
+
+def slow_saves(one: Job) -> list[HistoryEntry]:
+    """What the history has of saves that take too long."""
+    entries = [HistoryEntry.from_kv(kv) for kv in one.mirror.under(KEYS.history)]
+    return [entry for entry in entries if entry.what == "slow"]
+
+
+async def test_a_save_that_no_drain_has_time_for_is_told_at_the_first_one() -> None:
+    slow = Loop(saves_every=20, save_s=100.0)
+    async with job("ab", trains="ab", loop=slow) as one:
+        await one.until(lambda: any(told.too_slow for told in reports(one).values()))
+        await one.until(lambda: bool(slow_saves(one)))
+        (first, *_) = slow_saves(one)
+        assert first.why == reports(one)[first.member].too_slow
+        assert "in a drain (grace 30 s - 5 s reserve)" in first.why
+        assert not one.snapshot.drains
+
+
+async def test_a_save_that_fits_is_told_by_nobody() -> None:
+    async with job("ab", trains="ab", loop=Loop(saves_every=20, save_s=5.0)) as one:
+        await one.until(lambda: last_step(one) >= 60)
+        assert not slow_saves(one)
+        assert not any(told.too_slow for told in reports(one).values())

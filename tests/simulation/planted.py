@@ -637,7 +637,7 @@ PLANTS |= {
     "new-pods-wait": _as("none-starts", 40, {f"{_C10D}.rounds.back_off._is_new": lambda _: False}),
     # After failed starts the next world waits, though others could train.
     "waits-though-others-can-train": _as(
-        "one-fails", 40, {f"{_C10D}.rounds.back_off._can_do_without": lambda *_: False}
+        "fails-while-loading", 15, {f"{_C10D}.rounds.back_off._can_do_without": lambda *_: False}
     ),
     # The death of a torchrun counts, whatever its ranks have made.
     "progress-not-looked-at": _as(

@@ -137,6 +137,22 @@ def test_a_rank_tells_each_boundary_and_goes_on(pod: PodGate) -> None:
     assert (pod.told().step, pod.told().drain) == (8, False)
 
 
+@pytest.mark.parametrize(("took_s", "told_s"), [(40.0, 40.0), (0.5, 0.0), (-5.0, 0.0)])
+def test_a_periodic_save_is_timed_from_its_boundary(
+    pod: PodGate, monkeypatch: pytest.MonkeyPatch, took_s: float, told_s: float
+) -> None:
+    with make(pod) as drain:
+        drain.commit_due(1)
+        began = time.time()
+        with monkeypatch.context() as later:
+            later.setattr(time, "time", lambda: began + took_s)
+            drain.committed(1)
+        assert pod.told().save_s == pytest.approx(told_s, abs=0.2)
+        drain.commit_due(2)
+        drain.committed(1)
+        assert pod.told().save_s == pytest.approx(told_s, abs=0.2)
+
+
 def test_a_long_wait_says_once_what_for(
     pod: PodGate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

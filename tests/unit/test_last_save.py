@@ -13,7 +13,7 @@ from muster.saved_steps import SPREAD, SavedSteps
 from rdzv import listing
 from rdzv.drain.gate import RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
-from rdzv.drain.last_save import decide, saves_of, transaction
+from rdzv.drain.last_save import decide, saves_of, timed, transaction
 from rdzv.keys import JobKeys
 from rdzv.records.commit import Commit, LastCommit, Phase
 from rdzv.records.job import Job
@@ -21,7 +21,7 @@ from rdzv.records.saves import PodSaves
 from rdzv.records.shards import Plan, PodShards, Saved, ShardWorld, Share, TrainedShards
 from rdzv.shards.ledger import ShardLedger
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Put
+from rdzv.store import Compare, KeyValue, Put
 from tests.support.records import member
 
 KEYS = JobKeys("team", "digits")
@@ -50,6 +50,35 @@ def found(snapshot: DrainingSnapshot, *pods: PodSaves) -> int | None:
     last, why = decide(snapshot, {one.member: one for one in pods})
     assert why
     return None if last is None else last.step
+
+
+@pytest.mark.parametrize(
+    ("save_s", "took_s", "shown_s"),
+    [(25.0, 0.0, 0.0), (40.0, 0.0, 40.0), (0.0, 40.04, 40.0), (40.0, 50.0, 50.0), (2.0, 3.0, 0.0)],
+)
+def test_a_save_that_takes_longer_than_a_drain_has_is_told(
+    save_s: float, took_s: float, shown_s: float
+) -> None:
+    own = timed(pod("a", 20, save_s=save_s), took_s, 30.0, 5.0)
+    assert own.save_s == shown_s
+    assert PodSaves.from_kv(KeyValue("x/saves/a", own.to_json(), 1, 80, 1, 0)) == own
+    assert bool(own.too_slow) == bool(shown_s)
+    assert (b"save_s" in own.to_json()) == bool(shown_s)
+
+
+def test_a_slow_save_names_the_numbers_and_the_setting_to_raise() -> None:
+    own = timed(pod("a", 20, save_s=40.0), 0.0, 30.0, 5.0)
+    assert own.too_slow == (
+        "saves take 40 s, and a has 25 s in a drain (grace 30 s - 5 s reserve): drains will expire"
+        " and lose steps; set terminationGracePeriodSeconds and MUSTER_GRACE_S to 60 or more"
+    )
+
+
+def test_the_slowest_rank_of_a_pod_counts() -> None:
+    ranks = [rank(0, 20, save_s=3.0), rank(1, 20, save_s=7.5)]
+    own = saves_of(ranks, ROUND, "a", "uid-a")
+    assert own is not None
+    assert own.save_s == 7.5
 
 
 BOTH = (pod("a", 40, 20), pod("b", 20))

@@ -25,6 +25,7 @@ class BoundaryRank:
         self._files = files
         self._told = boundary.Rank(master)
         self._saved = SavedSteps()
+        self._save_s = 0.0
         self._tag = ""
 
     def gave_up(self, epoch: int) -> bool:
@@ -67,7 +68,7 @@ class BoundaryRank:
         done = (told.held, told.acked, told.failed, away, saved)
         place = (local_rank, ranks, told.master, told.step, drain)
         page = self._reads == layout.GATE_PAGE
-        return RankProgress(*place, *done, page=page, tag=self._tag)
+        return RankProgress(*place, *done, page=page, tag=self._tag, save_s=self._save_s)
 
     def _ask_for_tag(self) -> str:
         """Return the tag of its world, as ``muster.save_tag()`` does."""
