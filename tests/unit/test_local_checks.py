@@ -167,8 +167,8 @@ def test_another_way_to_start_it_is_named(words: list[str], sentence: str) -> No
 def test_a_wrong_job_name_is_found(tmp_path: Path) -> None:
     refused = local(tmp_path, "--job", "my job", "--namespace", "a b", "--", "torchrun", __file__)
     assert refused.exit_code == 2
-    assert "--job (MUSTER_JOB): 'my job' from --job is wrong" in said(refused)
-    assert "--namespace (MUSTER_NAMESPACE): 'a b' from --namespace is wrong" in said(refused)
+    assert "--job (MUSTER_JOB): 'my job' is wrong" in said(refused)
+    assert "--namespace (MUSTER_NAMESPACE): 'a b' is wrong" in said(refused)
 
 
 def test_a_wrong_number_is_named_once(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from console.job.view import JobView
 from console.local.nodes.run import LocalRun
+from console.local.nodes.standing import awaited, node_standing
 from console.local.report.progress import Progress
-from console.local.standing import awaited, node_standing
 from console.local.table import STEPS_UNKNOWN_AFTER_S, draw_table
 from rdzv.listing import decide
 from rdzv.records.commit import Commit

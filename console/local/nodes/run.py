@@ -18,6 +18,7 @@ from console.local.nodes.events import Event, by_world
 from console.local.nodes.node import LocalNode
 from console.local.nodes.payload import ExecHost, Horovodrun, Payload, Torchrun
 from console.local.nodes.printed_progress import PrintedProgress
+from console.local.nodes.standing import awaited
 from console.local.nodes.start_barrier import StartGate, Ticket
 from console.local.nodes.worker_watch import WorkerWatch
 from console.local.processes.ports import free_ports
@@ -28,7 +29,6 @@ from console.local.report.progress import Progress, newest_rank_0, read_progress
 from console.local.report.rounds import RoundFollower
 from console.local.report.timeline import Timeline
 from console.local.report.worker_errors import WorkerFailure
-from console.local.standing import awaited
 from launcher_shim.exit_status import EXIT_FAULT
 from launcher_shim.rundir import layout
 
