@@ -61,7 +61,7 @@ class LaneOrder:
         return self._shards[shard], at - (self._ends[shard - 1] if shard else 0)
 
 
-class LaneOrder:
+class StreamOrder:
     """The shards of a stream, shuffled by seed and epoch.
 
     ``facts``: as of ``RowOrder``. The batch is one of them in lanes alone: in one lane the records
@@ -154,7 +154,7 @@ def shard_stream(
             " global_batch=%s" % (lanes, global_batch)
         )
     sampler = ElasticSampler(sum(records), seed, global_batch=global_batch, **options)
-    sampler.order = LaneOrder(records, seed, global_batch, lanes)
+    sampler.order = StreamOrder(records, seed, global_batch, lanes)
     return _stream(read, sampler)
 
 
