@@ -31,8 +31,8 @@ Example:
     "given",
     multiple=True,
     metavar="NAME=VALUE",
-    help="What counts where neither a pod's annotation muster.dev/NAME nor its owner says it; may"
-    " be given again.",
+    help="Default for NAME if neither the pod's annotation muster.dev/NAME nor its owner sets it;"
+    " may be given again.",
 )
 def controller(config: ControllerConfig, given: tuple[str, ...]) -> int:
     """Put the sidecar into pods with the label muster.dev/inject: "true", as they are made.

@@ -80,9 +80,9 @@ def inject(
 ) -> int:
     """Read objects with a pod template (YAML or JSON), and print them with the sidecar added.
 
-    Comments, order and layout stay as they are. What was told stays on the object as annotations:
-    injecting again without flags changes nothing, and with a flag that alone. What is left as it
-    is, and why, is said on stderr.
+    Comments, order and layout stay as they are. Flags are stored on the object as annotations, so
+    injecting again is safe, and one flag changes one setting. Skipped objects are reported on
+    stderr.
     """
     flags |= {name: str(flags[name]).lower() for name in _SWITCHES if flags[name] is not None}
     name, text = _read(file)

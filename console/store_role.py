@@ -28,24 +28,26 @@ Examples:
   muster store-role digits --apply --new-password-file digits.password \\
       --etcd-user root --etcd-password-file root.password
 
-With --apply, the --etcd-* settings are those of somebody who may manage users: root.
+With --apply, the --etcd-* settings need the right to manage users: root.
 """,
 )
 @configured_by(StoreConfig)
 @click.argument("named", metavar="[JOB]", required=False)
-@click.option("--job", metavar="NAME", help="Name of the job, where it is not given as JOB.")
+@click.option("--job", metavar="NAME", help="Name of the job, if JOB is not given.")
 @click.option(
     "--user", metavar="NAME", help="The job's user, as a sidecar or its certificate names itself."
 )
 @click.option(
     "--new-password-file",
     metavar="FILE",
-    help="The user's password. With --apply, that of a user who is there is changed to it.",
+    help="The user's password. With --apply, an existing user gets it, too.",
 )
 @click.option(
-    "--no-password", is_flag=True, help="The user only comes by a client certificate of that name."
+    "--no-password",
+    is_flag=True,
+    help="The user has a client certificate of that name, and no password.",
 )
-@click.option("--apply", is_flag=True, help="Make them in the store, or complete them.")
+@click.option("--apply", is_flag=True, help="Create or update them in the store.")
 def store_role(
     config: StoreConfig,
     named: str | None,
@@ -57,8 +59,8 @@ def store_role(
 ) -> None:
     """Give JOB a user and its rights, for a store with authentication.
 
-    One user and one role, which may read and write what is under the job's own prefix, and
-    nothing else: no other job's records. Everything that a sidecar does is within it.
+    The user may read and write what is under the job's own prefix, and nothing else. A sidecar
+    needs no more.
     """
     job = one_job(named, job)
     if job is None:

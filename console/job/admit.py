@@ -29,9 +29,9 @@ from rdzv.store import Compare, Delete, Operation
 @configured_by(JobConfig)
 @click.argument("member")
 def admit(config: JobConfig, member: str) -> int:
-    """Let MEMBER, whose torchrun has died again and again, take part at once.
+    """End the quarantine of MEMBER: it may join the next world, and its failures are forgotten.
 
-    Its deaths are forgotten. muster status names who is quarantined, and when that ends by itself.
+    muster status names the quarantined pods, and when the quarantine ends by itself.
     """
     asyncio.run(_admit(config, member))
     click.echo(f"{member} may take part again")

@@ -115,12 +115,14 @@ Examples:
 )
 @job_named
 @configured_by(JobConfig)
-@click.option("--min", "least", metavar="N", help="Fewest nodes it can train with.")
-@click.option("--max", "most", metavar="N", help="Most nodes it takes.")
+@click.option("--min", "least", metavar="N", help="Smallest world.")
+@click.option("--max", "most", metavar="N", help="Largest world; extra pods stand by.")
 @click.option("--desired", metavar="N|none", help="Nodes that a new world waits for.")
-@click.option("--sizes", "chosen", metavar="N,…|any", help="Numbers of nodes that may train.")
-@click.option("--unit", metavar="N", help="Train with a multiple of so many nodes.")
-@click.option("--gather", metavar="TIME", help="How long the first newcomer waits for others.")
+@click.option("--sizes", "chosen", metavar="N,…|any", help="World sizes that are allowed.")
+@click.option("--unit", metavar="N", help="World size must be a multiple of N.")
+@click.option(
+    "--gather", metavar="TIME", help="Collect newcomers this long, and admit them together."
+)
 @partial(printed, says="One JSON object.")
 def set_values(
     config: JobConfig,
@@ -132,10 +134,10 @@ def set_values(
     gather: str | None,
     as_json: bool,
 ) -> int:
-    """Change the bounds of JOB, what is not given stays.
+    """Change the limits of JOB while it trains; omitted limits stay as they are.
 
-    Members that no longer fit save with all others, and stand by. What is set holds until pods come
-    that were started with other values: the newest template wins.
+    Pods that no longer fit save with all others, and stand by. The new values hold until pods start
+    with others: the newest template wins.
     """
     nodes = count(1, NODES_MAX)
     wanted = Wanted(

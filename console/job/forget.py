@@ -23,16 +23,15 @@ from rdzv.store import Compare, Delete, Operation, Put
 
 @click.command(
     cls=Command,
-    epilog="Example: muster forget --job digits",
+    epilog="Example: muster forget digits",
 )
 @job_named
 @configured_by(JobConfig)
 def forget(config: JobConfig) -> int:
-    """Forget the step that all ranks of the job have saved last.
+    """Forget the last step that all ranks have saved, to train from scratch.
 
-    A script that checks where it starts then does not ask for that step any more. No checkpoint is
-    touched: what the directory has is gone on from. A world that trains goes on, and its next
-    commit counts.
+    The next start then does not insist on that step. Checkpoints stay: delete them yourself, or the
+    script loads them. A world that trains is not disturbed, and its next save counts.
     """
     click.echo(asyncio.run(_forget(config)))
     return 0

@@ -22,8 +22,7 @@ from console.options import configured_by, job_named, shown_with
 def hosts(config: JobConfig, as_json: bool, watch: bool, interval_s: float) -> None:
     """Show the hosts of a job, oldest first: those that are listed now.
 
-    A sidecar's own list may keep a host that was just lost for a few seconds longer, and one that
-    has the line of an older host for as long as it is there.
+    A sidecar's own list may keep a host for a few seconds after it was lost.
     """
     face = Face(_grids, _line, _json)
     show(config, face, as_json=as_json, watch=watch, interval_s=interval_s)

@@ -194,6 +194,12 @@ def _grids(view: JobView, *, wide: bool) -> list[Grid]:
     ]
     if len(runs) > 1 or (wide and runs):
         grids.append(Grid("", ("RUN", "ROUND", "STATE", "NODES BY RANK", "WAITING"), runs))
+    forming = [(run.run_id, view.awaited(run, now_unix_s)) for run in view.runs]
+    grids += [
+        Grid(f"{run_id} is forming: {why}", (), ())
+        for run_id, why in forming
+        if why and why not in found.why
+    ]
     if view.mute:
         grids.append(Grid(view.mute, (), (), "warning"))
     if view.slow_save:
