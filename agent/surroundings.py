@@ -178,5 +178,4 @@ def identity_of(config: Config, pod_uid: str, version: str, pin: str) -> Identit
         tunnel_port=config.tunnel_port,
         pin=pin,
         owner=config.owner,
-        grace_s=config.grace_s,
     )

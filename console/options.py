@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from agent.config.parsers import duration_s
-from agent.config.sidecar import STORE_SETTINGS, JobConfig
+from agent.config.sidecar import STORE_SETTINGS, AccessConfig, JobConfig
 from agent.config.table import Configuration, load, settings_of
 from console.help import STORE_SECTION, SectionedOption
 from console.running import found
@@ -34,7 +34,7 @@ def configured_by(kind: type[C]) -> Callable[[Command], Command]:
         @functools.wraps(command)
         def read(**arguments: Any) -> Any:
             flags = {name: arguments.pop(name) for name in settings}
-            if kind is JobConfig:
+            if kind in (JobConfig, AccessConfig):
                 flags = with_running_job(flags)
             if kind is JobConfig and not (flags["job"] or os.environ.get("MUSTER_JOB")):
                 raise ConfigError(

@@ -13,7 +13,6 @@ from console.job.known import meant, missing
 from console.job.verdict import STATES, verdict
 from console.job.view import JobView
 from console.style import Level
-from launcher_shim.pod.grace import reserve_s
 from rdzv.drain.phases import phase_of
 from rdzv.keys import JobKeys
 
@@ -73,23 +72,9 @@ def _failures(view: JobView, told: str) -> Iterator[Finding]:
 
 
 def _saves(view: JobView, now_unix_s: float) -> Iterator[Finding]:
-    commit, last = view.snapshot.commit, view.last_save
-    graces = [(m.grace_s, m.name) for m in view.snapshot.members.values() if m.grace_s > 0]
-    took_s = commit.took_s if commit is not None else 0.0
-    if graces and took_s:
-        grace_s, name = min(graces)
-        room_s = grace_s - reserve_s(grace_s)
-        has = f"{room_s:g} s (grace {grace_s:g} s - {reserve_s(grace_s):g} s reserve)"
-        if took_s > room_s:
-            yield Finding(
-                "saves",
-                "warning",
-                f"the newest save took {took_s:.1f} s, and {name} has {has}: a drain loses steps",
-                f"set terminationGracePeriodSeconds and MUSTER_GRACE_S to {_enough_s(took_s)} or"
-                " more",
-            )
-        else:
-            yield Finding("saves", "ok", f"the newest save took {took_s:.1f} s of {has}")
+    if view.slow_save:
+        slow, _, remedy = view.slow_save.partition("; set ")
+        yield Finding("saves", "warning", slow, f"set {remedy}")
     expired = [one for one in view.history if one.what == "drain"][-1:]
     for one in expired:
         if one.details.get("outcome") == "expired":
@@ -100,7 +85,7 @@ def _saves(view: JobView, now_unix_s: float) -> Iterator[Finding]:
                 "set terminationGracePeriodSeconds and MUSTER_GRACE_S above the time of a save, or"
                 " see docs/drain.md if it waited for min",
             )
-    if last is None:
+    if (last := view.last_save) is None:
         return
     if last.step is None and last.steps_at_risk:
         yield Finding(
@@ -113,11 +98,6 @@ def _saves(view: JobView, now_unix_s: float) -> Iterator[Finding]:
         yield Finding("saves", "warning", late, "see that every rank reports its saves")
     if view.mute:
         yield Finding("saves", "warning", view.mute, "see the log of that pod's sidecar")
-
-
-def _enough_s(took_s: float) -> int:
-    """Return a grace that leaves a save half as much time again, in tens of seconds."""
-    return 10 * (int(1.5 * took_s + reserve_s(took_s) + 5.0) // 10 + 1)
 
 
 def _quarantines(view: JobView) -> Iterator[Finding]:

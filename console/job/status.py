@@ -22,6 +22,7 @@ from console.job.pods import pods_of
 from console.job.verdict import STATES, verdict
 from console.job.view import JobView
 from console.options import configured_by, job_named, shown_with
+from console.running import found as running_job
 from console.style import Level
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.records.failure import Failure
@@ -45,7 +46,7 @@ def _or_all_jobs(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def read(**arguments: Any) -> None:
         named = arguments["named"] or arguments["job"] or os.environ.get("MUSTER_JOB")
-        if named or arguments["watch"]:
+        if named or arguments["watch"] or running_job(arguments, os.environ) is not None:
             return command(**arguments)
         as_json = arguments["as_json"] or arguments["form"] == "json"
         flags = {name: arguments[name] for name in settings_of(AccessConfig)}

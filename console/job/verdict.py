@@ -113,8 +113,8 @@ def verdict(view: JobView, now_unix_s: float) -> JobVerdict:
     if run is None:
         return _without_run(view, rules.sizes.smallest)
     wait, at_once = view.back_off(run), f"to try at once: muster resume {view.name}"
-    if wait.alike:
-        return JobVerdict("failing", wait.reason, f"mend what fails; {at_once}")
+    if wait.alike and (failed := view.failures.get(wait.member)) is not None:
+        return JobVerdict("failing", wait.reason, f"{cure(view, failed)}; {at_once}")
     if (failing := view.failing(now_unix_s)) is not None:
         do = cure(view, failing)
         if wait.reason:

@@ -40,7 +40,7 @@ FORMER_UIDS_MAX = 16
 class Identity:
     """The identity of a sidecar; what is not known is empty, or -1 for ``index``.
 
-    ``tunnel_port``, ``pin`` and ``grace_s`` are as in ``Member``; ``owner`` is as in ``Job``.
+    ``tunnel_port`` and ``pin`` are as in ``Member``; ``owner`` is as in ``Job``.
     """
 
     member: str
@@ -61,7 +61,6 @@ class Identity:
     tunnel_port: int = 0
     pin: str = ""
     owner: str = ""
-    grace_s: float = 0.0
 
     @property
     def template(self) -> JobTemplate:
@@ -240,7 +239,6 @@ def _member(identity: Identity, incarnation: Incarnation) -> Member:
         topology=identity.topology,
         tunnel_port=identity.tunnel_port,
         pin=identity.pin,
-        grace_s=identity.grace_s,
     )
 
 

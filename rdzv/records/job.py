@@ -158,8 +158,7 @@ class Member:
     older than this field). ``template``: what the pod was started with. ``topology`` says where its
     machine, the ``node``, is: a path such as ``block/rack``, the most general part first (empty:
     unknown). ``tunnel_port`` is where its sidecar takes a launcher's commands (0: nowhere), and
-    ``pin`` the SHA-256 of that sidecar's certificate, in hexadecimal. ``grace_s``: its pod's grace,
-    in seconds, for people (0: unknown).
+    ``pin`` the SHA-256 of that sidecar's certificate, in hexadecimal.
     """
 
     name: str
@@ -181,7 +180,6 @@ class Member:
     template: str = ""
     tunnel_port: int = 0
     pin: str = ""
-    grace_s: float = 0.0
 
     @property
     def own_template(self) -> str:
@@ -239,7 +237,6 @@ class Member:
                 "topology": self.topology,
                 "tunnel_port": self.tunnel_port,
                 "pin": self.pin,
-                **({"grace_s": self.grace_s} if self.grace_s else {}),
             }
         )
 
@@ -270,7 +267,6 @@ class Member:
             template=take(kv.key, fields, "template", str, ""),
             tunnel_port=take(kv.key, fields, "tunnel_port", int, 0),
             pin=take(kv.key, fields, "pin", str, ""),
-            grace_s=take_seconds(kv.key, fields, "grace_s") if "grace_s" in fields else 0.0,
         )
 
 
