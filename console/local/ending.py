@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def show_result(
             print_line(screen, f"  {'   '.join(cells)}".rstrip())
         if alone:
             print_line(screen, alone)
-    for line in closing_lines(timeline):
+    for line in [*closing_lines(timeline), *_incomparable(timeline, native)]:
         print_line(screen, line)
 
 
@@ -97,6 +97,21 @@ def result_rows(timeline: Timeline, native: Native | None) -> list[tuple[str, ..
     return [
         (one.what, one.pause, one.steps, f"torchrun: {_beside(one, others, native)}") for one in own
     ]
+
+
+def _incomparable(timeline: Timeline, native: Native | None) -> Iterator[str]:
+    """Yield a warning if the second run began where the first had been, and not at its start."""
+    if native is None or not timeline.worlds.all:
+        return
+    own, others = timeline.worlds.all[0], native.timeline.worlds.all
+    elsewhere = "the script keeps checkpoints outside of CHECKPOINT_DIR"
+    if others and others[0].first_step > max(own.last_step, own.first_step + own.every):
+        yield (
+            f"warning: torchrun alone began at step {others[0].first_step}: {elsewhere}, so the two"
+            " runs cannot be compared."
+        )
+    if not others and native.status == 0:
+        yield f"warning: torchrun alone finished without a step: perhaps {elsewhere}."
 
 
 def _outcome(native: Native) -> str:

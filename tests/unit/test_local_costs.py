@@ -160,3 +160,26 @@ def test_a_run_without_events_has_no_box() -> None:
     console = Console(file=screen, width=80, force_terminal=True, color_system=None)
     show_result(console, told.timeline, None, finished=True)
     assert screen.getvalue() == "\n11.0 s; 90 steps in 1 world; no step lost\n"
+
+
+@pytest.mark.parametrize(
+    ("points", "warning"),
+    [
+        ([(1, 2), (9, 400)], ""),
+        (
+            [(1, 350), (9, 400)],
+            "torchrun alone began at step 350: the script keeps checkpoints out",
+        ),
+        ([], "torchrun alone finished without a step: perhaps the script keeps"),
+    ],
+)
+def test_a_script_with_checkpoints_elsewhere_cannot_be_compared(
+    points: list[tuple[float, int]], warning: str
+) -> None:
+    told = Told().world(1, 2, (1, 1), (10, 300)).at(11, "end", "", "end")
+    alone = Told().world(1, 2, *points).at(11, "end", "", "end")
+    screen = io.StringIO()
+    native = Native(alone.timeline, 0)
+    show_result(Console(file=screen, width=200), told.timeline, native, finished=True)
+    assert ("warning: " in screen.getvalue()) is bool(warning)
+    assert warning in screen.getvalue()
