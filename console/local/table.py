@@ -63,9 +63,9 @@ def _state(run: LocalRun) -> str:
     world = f"round {rounds.round.number}: {counted(ranks, 'rank')}"
     if rounds.began_s is None:
         return world
-    age_s = run.now_s - rounds.began_s
+    age_s = run.now_s - max(rounds.began_s, run.last_step_s)
     if age_s > STEPS_UNKNOWN_AFTER_S:
-        return f"{world} (no step is known for {age_s:.0f} s)"
+        return f"{world}, no step seen for {age_s:.0f} s"
     return world
 
 

@@ -33,6 +33,7 @@ def run(
     next_event: tuple[str, float] | None = None,
     view: JobView | None = None,
     waits: str = "",
+    last_step_s: float = 0.0,
 ) -> LocalRun:
     """As much of a run as a table shows: two nodes that run, and one that was drained."""
     progress = progress or {}
@@ -54,6 +55,7 @@ def run(
         progress=progress,
         rounds=rounds,
         leader=leader,
+        last_step_s=last_step_s,
         view=view,
         awaited=waits,
         now_s=NOW_S,
@@ -92,7 +94,9 @@ def test_a_round_without_reported_steps_says_so_after_a_while() -> None:
         ["node-10", "running", "1", "2"],
     ]
     title, _ = drawn(run(began_s=NOW_S - STEPS_UNKNOWN_AFTER_S - 1))
-    assert title == "round 4: 2 ranks (no step is known for 11 s); 30 s"
+    assert title == "round 4: 2 ranks, no step seen for 11 s; 30 s"
+    title, _ = drawn(run(began_s=1.0, last_step_s=NOW_S - 12))
+    assert title == "round 4: 2 ranks, no step seen for 12 s; 30 s"
 
 
 def test_a_world_that_reports_steps_has_a_column_of_them() -> None:

@@ -77,7 +77,7 @@ def test_rounds_and_history_come_from_the_store(timeline: Timeline, told: list[M
         ("join", "node-0", "it registered"),
         ("round", "0", "2 nodes, 4 ranks: node-1, node-0"),
         ("round", "1", "1 node, 2 ranks: node-0"),
-        ("closed", "", "the job is closed by success"),
+        ("closed", "", "job finished"),
     ]
     assert [ranks for _, ranks in timeline.rounds] == [4, 0, 2, 0]
 

@@ -105,6 +105,12 @@ class LocalRun:
         return f"{event.action} {event.target or ''}".strip(), event.at_s
 
     @property
+    def last_step_s(self) -> float:
+        """The time of the last step that was seen, in seconds since the run began; 0.0 for none."""
+        worlds = self._timeline.worlds.all
+        return worlds[-1].ended_s if worlds else 0.0
+
+    @property
     def view(self) -> JobView | None:
         """The job as its store has it; None without Muster."""
         return self._job.view if self._job is not None else None

@@ -45,15 +45,15 @@ def after_exit(
 ) -> tuple[Next, str]:
     """Decide what follows the end of a node's launcher, and why."""
     if status == 0:
-        return "done", "its launcher ended with 0"
+        return "done", "its launcher exited with 0"
     if closing is not None and closing.succeeded and node not in closing.nodes:
         return "spare", "the job finished without it"
     if closing is not None:
         how = "succeeded" if closing.succeeded else "failed"
-        return "failed", f"its launcher ended with {status}, and the job has {how}"
+        return "failed", f"its launcher exited with {status}, and the job has {how}"
     if restarts_left > 0:
-        return "restart", f"its launcher ended with {status}, and starts again"
-    return "failed", f"its launcher ended with {status}, and no restart is left"
+        return "restart", f"its launcher exited with {status}, and starts again"
+    return "failed", f"its launcher exited with {status}, and no restart is left"
 
 
 def after_horovodrun(status: int) -> tuple[Next, str]:

@@ -91,9 +91,10 @@ class RoundFollower:
         if self.round.complete:
             self._failure = self._closing()
         self._timeline.record_round(0 if self.round.closed else len(self.nodes) * self._slots)
+        succeeded = self.round.closed == "success"
         if self.round.closed and not before.closed:
             self._timeline.record(
-                "round", "closed", "", f"the job is closed by {self.round.closed}"
+                "round", "closed", "", "job finished" if succeeded else "job failed"
             )
         elif self.round.complete and (before.number, before.complete) != (self.round.number, True):
             self.began_s = self._timeline.now_s()
