@@ -35,7 +35,7 @@ def configured_by(kind: type[C]) -> Callable[[Command], Command]:
         def read(**arguments: Any) -> Any:
             flags = {name: arguments.pop(name) for name in settings}
             if kind in (JobConfig, AccessConfig):
-                flags = with_running_job(flags)
+                flags = _with_running_job(flags, arguments.get("namespace"))
             if kind is JobConfig and not (flags["job"] or os.environ.get("MUSTER_JOB")):
                 raise ConfigError(
                     f"no job is named: give its name, or set {named('--job')}; muster list shows"
@@ -59,12 +59,14 @@ def configured_by(kind: type[C]) -> Callable[[Command], Command]:
     return decorate
 
 
-def with_running_job(flags: Mapping[str, str | None]) -> dict[str, str | None]:
+def _with_running_job(
+    flags: Mapping[str, str | None], namespace: str | None
+) -> dict[str, str | None]:
     """Return ``flags`` about a running ``muster local`` if they name no store and it fits; say so.
 
-    Only names in ``flags`` are filled in.
+    Only names in ``flags`` are filled in. ``namespace``: of a command whose settings have none.
     """
-    job = found(flags, os.environ)
+    job = found({"namespace": namespace, **flags}, os.environ)
     if job is None:
         return dict(flags)
     click.echo(f"muster: {job}", err=True)

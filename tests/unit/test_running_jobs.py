@@ -14,7 +14,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from agent.config.sidecar import JobConfig, StoreConfig
+from agent.config.sidecar import AccessConfig, JobConfig, StoreConfig
+from console.job import status
 from console.options import configured_by, job_named
 from console.running import RunningJob, found, locked, published, running
 from rdzv.errors import ConfigError
@@ -45,6 +46,31 @@ def show(config: JobConfig) -> None:
 @configured_by(StoreConfig)
 def other(config: StoreConfig) -> None:
     click.echo(",".join(config.etcd_endpoints))
+
+
+@click.command()
+@configured_by(AccessConfig)
+@click.option("--namespace")
+def all_jobs(config: AccessConfig, namespace: str | None) -> None:
+    click.echo(",".join(config.etcd_endpoints))
+
+
+def test_a_list_of_jobs_is_of_the_store_of_the_one_that_runs() -> None:
+    with published(job()):
+        assert CliRunner().invoke(all_jobs, []).stdout == f"{STORE}\n"
+        assert CliRunner().invoke(all_jobs, ["--namespace", "x"]).stdout == "127.0.0.1:2379\n"
+
+
+def test_a_status_without_a_job_is_of_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(
+        status, "show_jobs", lambda config, *_, **__: shown.append(*config.etcd_endpoints)
+    )
+    monkeypatch.setattr(status, "show", lambda config, *_, **__: shown.append(config.job))
+    with published(job()):
+        CliRunner().invoke(status.status, [], catch_exceptions=False)
+    CliRunner().invoke(status.status, [], catch_exceptions=False)
+    assert shown == ["local", "127.0.0.1:2379"]
 
 
 def test_a_command_finds_the_job_that_runs() -> None:
