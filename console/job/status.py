@@ -22,7 +22,7 @@ from console.job.pods import pods_of
 from console.job.verdict import STATES, verdict
 from console.job.view import JobView
 from console.options import configured_by, job_named, shown_with
-from console.running import found
+from console.running import found as running_job
 from console.style import Level
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.records.failure import Failure
@@ -49,7 +49,7 @@ def _or_all_jobs(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def read(**arguments: Any) -> None:
         named = arguments["named"] or arguments["job"] or os.environ.get("MUSTER_JOB")
-        if named or arguments["watch"] or found(arguments, os.environ) is not None:
+        if named or arguments["watch"] or running_job(arguments, os.environ) is not None:
             return command(**arguments)
         as_json = arguments["as_json"] or arguments["form"] == "json"
         flags = {name: arguments[name] for name in settings_of(AccessConfig)}
@@ -198,6 +198,12 @@ def _grids(view: JobView, *, wide: bool) -> list[Grid]:
     ]
     if len(runs) > 1 or (wide and runs):
         grids.append(Grid("", ("RUN", "ROUND", "STATE", "NODES BY RANK", "WAITING"), runs))
+    forming = [(run.run_id, view.awaited(run, now_unix_s)) for run in view.runs]
+    grids += [
+        Grid(f"{run_id} is forming: {why}", (), ())
+        for run_id, why in forming
+        if why and why not in found.why
+    ]
     if view.mute:
         grids.append(Grid(view.mute, (), (), "warning"))
     if view.slow_save:
