@@ -14,6 +14,7 @@ from importlib import import_module
 PRELOADED = {
     "tests.support.sidecars.patient": (
         "console.agent",
+        "difflib",
         "encodings.ascii",
         "encodings.idna",
         "importlib.readers",
