@@ -34,9 +34,6 @@ log = logging.getLogger(__name__)
 ENTERED_STEP = -1
 """The step that is published on the first entry: before any boundary that there can be."""
 
-TIMED_S, TIMED_MAX_S = 1.0, 1e6
-"""Bounds on the times of saves that are reported: shorter ones endanger no drain."""
-
 SAY_S = 60.0
 """Time after which a rank that waits logs what it waits for: longer than a usual save."""
 
@@ -256,8 +253,7 @@ class Drain:
         if self._note_saved(step, cursor) and threading.get_ident() == self._thread:
             assert self._file is not None
             if step == self._boundary and step == self._file.saved.named[0]:
-                took_s = time.time() - self._file.written_unix_s
-                self._file.save_s = took_s if TIMED_S <= took_s < TIMED_MAX_S else 0.0
+                self._file.time_save()
             self._write_progress(self._rank)
 
     def _note_saved(self, step: int, cursor: str) -> bool:

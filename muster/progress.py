@@ -60,6 +60,9 @@ class RankIdentity:
         self.master = _master(environ)
 
 
+TIMED_S, TIMED_MAX_S = 1.0, 1e6
+"""Bounds on the times of saves that are reported, in seconds: shorter ones endanger no drain."""
+
 LOOK_LINES = 16
 """Lines after which a rank looks whether its file is still in its place: a look takes 1 µs, of 6 of
 a boundary."""
@@ -76,8 +79,6 @@ class ProgressFile:
     ``mute``: ``report_step`` has given up. ``saver``: this rank saves if that is asked for a
     launcher that goes; ``answered``: (ask, step) of its newest save of that kind. ``page``: it
     reads the gate's page. ``tag``: the save tag that the script has asked for, empty before.
-    ``written_unix_s``: when the last line was written. ``save_s``: seconds from the boundary of the
-    newest periodic save to the report of it, 0.0 if that is unknown.
     """
 
     def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
@@ -118,8 +119,8 @@ class ProgressFile:
         self.answered: Optional[Tuple[int, int]] = None
         self.page = False
         self.tag = ""
-        self.written_unix_s = self.save_s = 0.0
-        self._tagged = self._identity
+        self._save = ""
+        self._tagged = self._identity  # all that changes seldom: the text of a step costs less
 
     @property
     def of_this_process(self) -> bool:
@@ -146,15 +147,14 @@ class ProgressFile:
             return
         if self._first < 0:
             self._first = step
-        self.written_unix_s = now_unix_s = time.time()
         record = (
             '%s"first":%d,"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d'
-            ',"acked":%s,"failed":%s%s%s%s%s%s%s%s}'
+            ',"acked":%s,"failed":%s%s%s%s%s%s%s}'
             % (
                 self._tagged,
                 self._first,
                 step,
-                now_unix_s,
+                time.time(),
                 "true" if drain else "false",
                 "true" if held else "false",
                 epoch,
@@ -166,7 +166,6 @@ class ProgressFile:
                 ',"saver":true' if self.saver else "",
                 ',"answered":[%d,%d]' % self.answered if self.answered else "",
                 ',"page":true' if self.page else "",
-                ',"save_s":%.1f' % self.save_s if self.save_s else "",
             )
         )
         summed = record.ljust(self._blanks_to - 1).encode("ascii") + b"\n"
@@ -231,8 +230,17 @@ class ProgressFile:
         """Report a save tag from now on, and no earlier saves, as they have other paths."""
         if tag != self.tag:
             self.tag = tag
-            self._tagged = '%s"tag":"%s",' % (self._identity, tag)
+            self._tagged = self._identity + self._save + '"tag":"%s",' % tag
             self.saved.forget()
+
+    def time_save(self) -> None:
+        """Report from now on how long ago the last line was written, at the boundary of a save."""
+        took_s = 0.0
+        if self._descriptor >= 0:  # not by a time kept at each step, which would cost each step
+            took_s = time.time() - os.fstat(self._descriptor).st_mtime
+        self._save = '"save_s":%.1f,' % took_s if TIMED_S <= took_s < TIMED_MAX_S else ""
+        tag = '"tag":"%s",' % self.tag if self.tag else ""
+        self._tagged = self._identity + self._save + tag
 
     def close(self) -> None:
         """Write no more; the file stays until another process's file takes its place."""

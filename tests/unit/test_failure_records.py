@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.rundir.failure_report import MASK, masked, read_failures
 from rdzv.errors import RecordError
-from rdzv.records.failure import Failure, after, is_told, ordinal
+from rdzv.records.failure import Failure, after, is_alike, is_told, ordinal
 from rdzv.store import KeyValue
 
 ECC = Failure("b", "digits", 7, 0, "RuntimeError", "CUDA error: uncorrectable ECC", "train.py:31")
@@ -70,6 +70,24 @@ def test_who_only_follows_is_not_accused() -> None:
     assert after(PEER, {"b": ECC}, progressed=False)[0] is None
     assert after(PEER, {"b": replace(ECC, round=6)}, progressed=False)[0] == PEER
     assert after(PEER, {"b": replace(ECC, follows=True)}, progressed=False)[0] == PEER
+
+
+@pytest.mark.parametrize(
+    ("other", "alike"),
+    [
+        (replace(ECC, member="a"), True),
+        (replace(ECC, member="a", text="another device"), True),
+        (replace(ECC, member="a", kind="OSError"), False),
+        (replace(ECC, member="a", where="train.py:7"), False),
+        (replace(ECC, member="a", round=6), False),
+        (replace(ECC, member="a", run="other"), False),
+        (replace(ECC, member="a", follows=True), False),
+        (ECC, False),
+    ],
+)
+def test_failures_are_alike_by_type_and_place_in_one_round(other: Failure, *, alike: bool) -> None:
+    assert is_alike(ECC, {other.member: other}) == alike
+    assert not is_alike(replace(ECC, follows=True), {other.member: other})
 
 
 def test_a_crash_loop_leaves_room_in_the_history() -> None:
