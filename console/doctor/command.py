@@ -26,13 +26,10 @@ from console.doctor.report import Report
 from console.help import Command
 from console.job.verdict import STATES, verdict
 from console.options import configured_by, job_named, printed
-from console.style import Level, coloured, is_styled, symbol
+from console.style import Level, coloured, symbol
 from console.wrapping import wrapped
 from launcher_shim.exit_status import EXIT_DONE, EXIT_FAULT, EXIT_UNAVAILABLE
 from rdzv.errors import ConfigError
-
-INDENT = 21
-"""Columns before a finding's sentence."""
 
 
 def of_a_cluster(command: Callable[..., int]) -> Callable[..., int]:
@@ -46,7 +43,7 @@ def of_a_cluster(command: Callable[..., int]) -> Callable[..., int]:
             return command(**arguments)
         findings = _cluster().cluster_findings(kubeconfig)
         status = _found(findings)
-        if arguments["as_json"]:
+        if arguments["as_json"] or arguments["form"] == "json":
             click.echo(json.dumps({"status": status, "findings": _shown(findings)}))
         else:
             _tell(findings, every=arguments["every"])
@@ -115,11 +112,7 @@ def _tell(findings: Sequence[Finding], *, every: bool) -> None:
     for finding in worst_first(findings):
         if finding.level == "ok" and not every:
             continue
-        _say(finding.level, finding.check, finding.sentence)
-        if finding.remedy:
-            indent = INDENT - len(f"{'':<8}") + 1 if is_styled(sys.stdout) else INDENT
-            line = f"{'':<{indent}}-> {finding.remedy}"
-            click.echo(wrapped(printable(line), sys.stdout, indent + len("-> ")))
+        _say(finding.level, finding.check, finding.sentence, finding.remedy)
     well = {finding.check: None for finding in findings if finding.level == "ok"}
     if well and not every:
         _say("ok", "in order", ", ".join(well))
@@ -129,13 +122,16 @@ def _tell(findings: Sequence[Finding], *, every: bool) -> None:
         click.echo(coloured(wrapped(line, sys.stdout, len("do first: ")), "note", sys.stdout))
 
 
-def _say(level: Level, check: str, sentence: str) -> None:
-    """Print one line, with the sign of its level before it."""
-    sign, rest = symbol(level, sys.stdout), printable(f" {check:<11} {sentence}")
-    width = len(click.unstyle(sign))
-    # Wrap without the colours, which have no width.
-    line = wrapped(f"{'':<{width}}{rest}", sys.stdout, width + len(f" {check:<11} "))
+def _say(level: Level, check: str, sentence: str, remedy: str = "") -> None:
+    """Print one finding, with the sign of its level before it and its remedy below it."""
+    sign = symbol(level, sys.stdout)
+    width = len(click.unstyle(sign))  # colours have none
+    column = f"{'':<{width}} {check:<11} "
+    line = wrapped(printable(column + sentence), sys.stdout, len(column))
     click.echo(sign + line[width:])
+    if remedy:
+        line = f"{'':<{len(column)}}-> {printable(remedy)}"
+        click.echo(wrapped(line, sys.stdout, len(column) + len("-> ")))
 
 
 def the_one_thing(findings: Sequence[Finding]) -> str | None:

@@ -161,7 +161,9 @@ def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 
 def run(*arguments: str) -> tuple[int, Any]:
-    done = CliRunner().invoke(doctor, ["--cluster", "--json", *arguments], standalone_mode=False)
+    done = CliRunner().invoke(
+        doctor, ["--cluster", "-o", "json", *arguments], standalone_mode=False
+    )
     if done.exception is not None:
         raise done.exception
     return done.return_value, json.loads(done.stdout)

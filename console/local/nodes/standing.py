@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from console.counting import counted
-from console.job.verdict import verdict
+from console.job.verdict import STATES, verdict
 from console.job.view import JobView
 from console.local.nodes.node import State
 from rdzv.drain.phases import phase_of
 
-WAITING_STATES = frozenset({"starting", "below min", "gathering", "paused", "failing", "stuck"})
+WAITING_STATES = frozenset(state for state, row in STATES.items() if row.level != "ok")
 """States of a job in which no world gets on."""
 
 
