@@ -79,7 +79,7 @@ def _line(entry: HistoryEntry) -> str:
 
 def _wrapped(entry: HistoryEntry) -> str:
     """Format an entry for a terminal: the sentence, with its details below it."""
-    details = printable("  ".join(_details(entry)))
+    details = printable(", ".join(_details(entry, spelt=True)))
     lines = [printable(_sentence(entry)), *([" " * INDENT + details] if details else [])]
     text = "\n".join(wrapped(line, sys.stdout, INDENT) for line in lines)
     level = _LEVELS.get(entry.what)
@@ -91,9 +91,21 @@ def _sentence(entry: HistoryEntry) -> str:
     return f"{moment(entry.at_unix_s)}  {entry.what:<10} {entry.member}: {entry.why}"
 
 
-def _details(entry: HistoryEntry) -> list[str]:
-    shown = {key: value for key, value in entry.details.items() if key not in OMITTED}
-    return [f"{key}={value}" for key, value in shown.items() if value not in ("", None)]
+def _details(entry: HistoryEntry, *, spelt: bool = False) -> list[str]:
+    """Return the details as ``key=value``, or ``spelt`` for people: ``saved after 0.14 s``."""
+    shown = {
+        key: value
+        for key, value in entry.details.items()
+        if key not in OMITTED and value not in ("", None)
+    }
+    if not spelt:
+        return [f"{key}={value}" for key, value in shown.items()]
+    return [
+        f"{key[:-2].replace('_', ' ')} {value:.3g} s"
+        if key.endswith("_s") and isinstance(value, int | float)
+        else f"{key.replace('_', ' ')} {value}"
+        for key, value in shown.items()
+    ]
 
 
 def _json(entry: HistoryEntry) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from console import style
+from console.job.history import _details
 from console.job.known import meant
 from console.job.output import Grid, Toned, rendered
 from console.job.pods import pods_of, rate
@@ -148,3 +149,10 @@ def test_a_store_without_jobs_says_what_to_look_for() -> None:
 def test_ranks_follow_the_order_of_the_world() -> None:
     world = Round(3, True, frozen=(Seat("b", "n", 1), Seat("a", "n", 1)))
     assert {pod.name: pod.ranks for pod in pods_of(view(run(world)), NOW_S)} == {"b": "0", "a": "1"}
+
+
+def test_details_of_history_are_words_on_a_terminal_and_pairs_elsewhere() -> None:
+    details = {"outcome": "expired", "saved_after_s": 0.1437, "took_s": 24.995, "pod_uid": "u"}
+    entry = HistoryEntry("drain", "b", "spot", NOW_S, details)
+    assert _details(entry) == ["outcome=expired", "saved_after_s=0.1437", "took_s=24.995"]
+    assert _details(entry, spelt=True) == ["outcome expired", "saved after 0.144 s", "took 25 s"]
