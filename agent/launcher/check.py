@@ -188,8 +188,8 @@ def _of_absent(sight: LauncherView, policy: LauncherPolicy) -> Bypass:
     missing = "muster-run does not run in it" if policy.relayed else "none has connected"
     return Bypass(
         "unseen",
-        f"it has been ready {over_s} and nothing is known of a torchrun in it ({missing}): the"
-        " training container may still be starting, or was never told of Muster",
+        f"no torchrun was seen {over_s} ({missing}): its container may still be starting, or its"
+        " command does not begin with muster-run",
     )
 
 

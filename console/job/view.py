@@ -159,10 +159,10 @@ class JobView:
         reasons = []
         least = rules.sizes.smallest
         if len(asking) < least:
-            reasons.append(f"{len(asking)} of at least {least} torchruns ask")
+            reasons.append(f"{len(asking)} of at least {least} torchruns are connected")
         if silent:
             names = ", ".join(f"{m.name}{self._joined(m, now_unix_s)}" for m in silent)
-            reasons.append(f"waits for the torchrun of {names}")
+            reasons.append(f"waiting for the torchrun of {names}")
         return "; ".join(reasons) or self.back_off(run).reason or "all ask: it begins in moments"
 
     def _joined(self, member: Member, now_unix_s: float) -> str:

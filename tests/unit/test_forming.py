@@ -24,8 +24,13 @@ def asks(name: str) -> Node:
     ("least", "round_", "asking", "said"),
     [
         (1, Round(0), "ab", "all ask: it begins in moments"),
-        (1, Round(0), "a", "waits for the torchrun of b (joined 40 s ago)"),
-        (2, Round(0), "a", "1 of at least 2 torchruns ask; waits for the torchrun of b (joined 40"),
+        (1, Round(0), "a", "waiting for the torchrun of b (joined 40 s ago)"),
+        (
+            2,
+            Round(0),
+            "a",
+            "1 of at least 2 torchruns are connected; waiting for the torchrun of b",
+        ),
         (1, Round(0, True, frozen=(Seat("a", "n", 1),)), "", ""),
     ],
     ids=["all", "one is silent", "below min", "complete"],
