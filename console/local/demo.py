@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("demo_script.py")
 
 _DRILL: Mapping[str, Any] = {
     "nodes": 3,
-    "event_texts": ("drain:rank0@world3+5s", "add@world2+5s", "kill:rank0@world3+5s"),
+    "event_texts": ("drain:rank0@world3+3s", "add@world2+3s", "kill:rank0@world3+3s"),
 }
 
 

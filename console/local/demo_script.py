@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training of ``muster local --demo``: a small net learns a sine wave, data-parallel.
 
-It shows the four lines of Muster that an own script needs, marked below. It saves every 20 steps,
+It shows the four lines of Muster that an own script needs, marked below; one that trains in a
+cluster names its files by ``muster.save_tag()``, too (docs/training.md). It saves every 20 steps,
 and when a drain asks for it.
 """
 
@@ -18,7 +19,7 @@ from torch import nn
 
 import muster
 
-STEPS = int(os.environ.get("STEPS", "600"))
+STEPS = int(os.environ.get("STEPS", "900"))
 STEP_S = 0.05
 BATCH = 256
 SAVED = Path(os.environ["CHECKPOINT_DIR"], "demo.pt")
