@@ -158,11 +158,28 @@ def test_the_last_output_of_old_workers_is_not_the_new_ones() -> None:
     assert outputs.see(([worker(11)], "step 4\nstep 2\nstep 3\n")) == [(11, 0, 3)]
 
 
-def test_a_counter_that_begins_again_in_each_epoch_is_given_up() -> None:
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ("step 1\nstep 2\nstep 30\n", "step 1\n"),
+        ("step 1\nstep 2\nstep 30\nstep 1\nstep 29\n",),
+        ("step 1\nstep 2\nstep 5\n", "step 1\nstep 2\n"),
+        ("step 10\nstep 20\nstep 30\nstep 10\n",),
+    ],
+)
+def test_a_counter_that_begins_again_in_each_epoch_is_given_up(pieces: tuple[str, ...]) -> None:
     outputs = Outputs()
-    assert outputs.see(([worker(7)], "step 1\nstep 30\n")) == [(7, 0, 30)]
-    assert outputs.see(([worker(7)], "step 1\n")) == []
-    assert "fell from 30 to 1 in one world" in outputs.progress.steps.fault
+    *_, last = [outputs.see(([worker(7)], piece)) for piece in pieces]
+    assert last == []
+    assert "in one world, as if counted by epoch" in outputs.progress.steps.fault
+
+
+def test_two_ranks_that_print_in_turn_are_followed() -> None:
+    outputs = Outputs()
+    lines = [f"step {step}" for step in (10, 10, 20, 10, 20, 30, 40, 30, 40)]
+    assert outputs.see(([worker(7)], "\n".join([*lines, ""]))) == [(7, 0, 40)]
+    assert outputs.progress.steps.fault == ""
+    assert outputs.progress.steps.every == 10
 
 
 def test_what_is_known_of_a_script_that_prints_each_tenth_step_is_about_right() -> None:

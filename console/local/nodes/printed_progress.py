@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from console.local.nodes.node import LocalNode
@@ -96,8 +97,9 @@ class PrintedProgress:
             read.pid, read.step = pid, None
         if not steps or not pid:
             return
-        if read.step is not None:
-            self.steps.note_next(read.step, steps[-1])
+        known = steps if read.step is None else [read.step, *steps]
+        for before, after in pairwise(known):
+            self.steps.note_next(before, after)
         read.step, read.at_unix_s = steps[-1], time.time()
 
     def _progress(self, worker: WorkerProcess, own: _Node, newest: _Node) -> Progress:

@@ -11,7 +11,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from rdzv.errors import ConfigError
 
@@ -21,8 +20,8 @@ LINE_LENGTH = 600
 PIECE_LENGTH = 64 * 1024
 """Characters of new output that are searched at a time: the newest ones."""
 
-RESET_FROM = 10
-"""A step from which a fall to less than its half is no matter of two ranks that print in turn."""
+FALL_MIN = 3
+"""A fall of fewer steps, or of one printed step, is of two ranks that print in turn."""
 
 PATTERN_CPU_S = 0.1
 """Processor time for a user's pattern on one piece. More: the table stands still for longer."""
@@ -138,8 +137,6 @@ class PrintedSteps:
         else:
             found = (find_step(line[:LINE_LENGTH]) for line in lines)
             steps = [self._counted(one) for one in found if one is not None and self._follows(one)]
-        for before, after in pairwise(steps):
-            self._see_distance(after - before)
         return steps
 
     def _see_distance(self, distance: int) -> None:
@@ -148,7 +145,7 @@ class PrintedSteps:
 
     def note_next(self, before: int, after: int) -> None:
         """Take in two steps of one process; one that counts from below again cannot be followed."""
-        if before >= RESET_FROM and after < before / 2:
+        if before - after > max(FALL_MIN - 1, self.every) and after <= before / 2:
             self.fault = (
                 f"the steps in its output fell from {before} to {after} in one world, as if counted"
                 " by epoch: what a change costs is unknown; print a step that counts on, or give"
