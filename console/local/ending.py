@@ -69,15 +69,18 @@ def show_result(
     alone = f"torchrun alone: {_outcome(native)}" if native is not None else ""
     print_line(screen, "")
     if screen.is_terminal and rows:
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
-        for index in range(len(rows[0])):
-            table.add_column(style="bold" if index == 0 else "")
+        beside = native is not None
+        table = Table(box=None, show_header=beside, pad_edge=False, padding=(0, 2, 0, 0))
+        for heading in ("", "Muster", "", *(["torchrun alone"] if beside else [])):
+            table.add_column(heading, header_style="bold")
         for row in rows:
             table.add_row(*map(Text, row))
         inside = Group(table, Text(alone, style="dim")) if alone else table
         screen.print(Panel(inside, title=Text(title), title_align="left", expand=False))
     else:
         print_line(screen, title)
+        if native is not None:
+            rows = [(*row[:-1], f"torchrun: {row[-1]}") for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -94,9 +97,7 @@ def result_rows(timeline: Timeline, native: Native | None) -> list[tuple[str, ..
     if native is None:
         return [(one.what, one.pause, one.steps) for one in own]
     others = costs(native.timeline)
-    return [
-        (one.what, one.pause, one.steps, f"torchrun: {_beside(one, others, native)}") for one in own
-    ]
+    return [(one.what, one.pause, one.steps, _beside(one, others, native)) for one in own]
 
 
 def _incomparable(timeline: Timeline, native: Native | None) -> Iterator[str]:

@@ -116,8 +116,8 @@ def test_torchrun_alone_stands_beside_it() -> None:
     told, native = muster_and_torchrun(0)
     rows = result_rows(told.timeline, native)
     assert [row[3] for row in rows] == [
-        "torchrun: 12.0 s, 40 steps again",
-        "torchrun: it did not come",
+        "12.0 s, 40 steps again",
+        "it did not come",
     ]
     assert 'class="native"' in draw_picture(told.timeline, native.timeline)
 
@@ -126,8 +126,8 @@ def test_a_torchrun_that_does_not_survive_it_is_dead() -> None:
     told, native = muster_and_torchrun(1)
     rows = result_rows(told.timeline, native)
     assert [row[3] for row in rows] == [
-        "torchrun: the job is dead",
-        "torchrun: the job was dead by then",
+        "the job is dead",
+        "the job was dead by then",
     ]
 
 
