@@ -20,6 +20,7 @@ import torch
 from horovod.torch.elastic import TorchState
 
 import muster
+import muster.horovod
 
 DIRECTORY, KEPT = Path(os.environ.get("CHECKPOINT_DIR", ".")), 3
 
@@ -80,12 +81,11 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             state.step += 1
-            muster.report_step(state.step, rank=hvd.rank(), world_size=hvd.size())
             time.sleep(arguments.step_ms / 1000)
             due = time.monotonic() - saved_s >= arguments.save_s
-            if hvd.rank() == 0 and (muster.save_asked() or due):
+            if muster.horovod.commit_due(state.step) or (hvd.rank() == 0 and due):
                 save(state)
-                muster.report_save(state.step)
+                muster.horovod.committed(state.step)
                 saved_s = time.monotonic()
             state.commit()
         if hvd.rank() == 0:

@@ -42,7 +42,7 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         device: torch.device,
     ) -> None:
-        self._directory = directory
+        self.directory = directory
         self._net, self._optimizer = net, optimizer
         self._device = device
 
@@ -66,7 +66,6 @@ class Checkpoints:
         chosen = [self._newest() if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(chosen, 0, device=self._device)
         path = chosen[0]
-        step = muster.check_start(step_of(path) if path is not None else 0, self._directory)
         if path is not None:
             net, optimizer = get_state_dict(self._net, self._optimizer)
             state = {"net": net, "optimizer": optimizer}
@@ -74,7 +73,7 @@ class Checkpoints:
             set_state_dict(
                 self._net, self._optimizer, model_state_dict=net, optim_state_dict=optimizer
             )
-        return step
+        return step_of(path) if path is not None else 0
 
     def _newest(self) -> Path | None:
         committed = muster.last_commit()
@@ -85,10 +84,10 @@ class Checkpoints:
         return max(self._whole(), key=step_of, default=None)
 
     def _whole(self) -> list[Path]:
-        return [path.parent for path in self._directory.glob("*/.metadata")]
+        return [path.parent for path in self.directory.glob("*/.metadata")]
 
     def _path(self, step: int, tag: str) -> Path:
-        return self._directory / f"{tag}-{step:08d}"
+        return self.directory / f"{tag}-{step:08d}"
 
 
 def step_of(path: Path) -> int:
@@ -124,7 +123,7 @@ def main() -> None:
     print(f"rank {rank} of {world_size} starts at step {start}", flush=True)
 
     next_step_s = time.monotonic()
-    with muster.drain() as drain:
+    with muster.drain(start, checkpoints.directory) as drain:
         for step in range(start + 1, arguments.steps + 1):
             inputs, wanted = (part.to(device) for part in batch(step))
             # The ranks' gradients are averaged: this weight makes that the mean over the batch.

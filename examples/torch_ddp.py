@@ -62,7 +62,7 @@ def load(parts: dict[str, Any]) -> int:
     if dist.get_rank() == 0 and (path := newest()) is not None:
         found = [torch.load(path, map_location="cpu", weights_only=True)]
     dist.broadcast_object_list(found)
-    start = muster.check_start(found[0]["step"], DIRECTORY)
+    start: int = found[0]["step"]
     if start:
         for name, part in parts.items():
             part.load_state_dict(found[0][name])
@@ -95,7 +95,7 @@ def main() -> None:
 
     model = DistributedDataParallel(net)
     rows = DataLoader(TensorDataset(inputs, inputs.sin()), batch_sampler=shares(start))
-    with muster.drain() as drain:
+    with muster.drain(start, DIRECTORY) as drain:
         for step, (given, wanted) in enumerate(rows, start + 1):
             # The ranks' gradients are averaged: this weight makes that the mean over the batch.
             difference = model(given.to(device)) - wanted.to(device)

@@ -78,9 +78,7 @@ def load_checkpoint(directory: Path) -> dict[str, Any] | None:
     if dist.get_rank() == 0 and (path := newest(directory)) is not None:
         found[0] = torch.load(path, weights_only=True)
     dist.broadcast_object_list(found, 0)
-    saved = found[0]
-    muster.check_start(saved["step"] if saved is not None else 0, directory)
-    return saved
+    return found[0]
 
 
 def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
@@ -121,7 +119,7 @@ def main() -> None:
 
     steps_per_epoch = len(labels) // GLOBAL_BATCH
     next_step_s = time.monotonic()
-    with muster.drain() as drain:
+    with muster.drain(start, checkpoints) as drain:
         for step in range(start + 1, arguments.epochs * steps_per_epoch + 1):
             epoch, index = divmod(step - 1, steps_per_epoch)
             shuffle = torch.Generator().manual_seed(SEED + epoch)

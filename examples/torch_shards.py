@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 import muster
+import muster.data
 
 RECORDS, EPOCHS, SHARD, BATCH = 20_000, 2, 50, 10
 STEP_S, RECORD_S = (
@@ -58,7 +59,7 @@ def load(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return int(committed)
 
 
-def step_once(net: nn.Module, inputs: torch.Tensor, shards: muster.Shards) -> tuple[int, bool]:
+def step_once(net: nn.Module, inputs: torch.Tensor, shards: muster.data.Shards) -> tuple[int, bool]:
     """Add up the gradients of what this rank can train in one step, then those of all ranks.
 
     Returns how many records all ranks trained, and whether all of them know that this is the end.
@@ -93,7 +94,7 @@ def main() -> None:
     own = 0
     with muster.drain() as drain:
         for epoch in range(EPOCHS):
-            shards = muster.shards(RECORDS, shard_size=SHARD, epoch=epoch, seed=7, start=start)
+            shards = muster.data.shards(RECORDS, shard_size=SHARD, epoch=epoch, seed=7, start=start)
             ended = False
             while not ended:
                 count, ended = step_once(net, inputs, shards)

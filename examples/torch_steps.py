@@ -36,8 +36,7 @@ def load_step(directory: Path) -> int:
     if path is None or not path.exists():
         found = directory.glob("torch_steps-*.json")
         path = max(found, key=lambda one: one.stem.rpartition("-")[2], default=None)
-    step = int(json.loads(path.read_text())["step"]) if path is not None else 0
-    return muster.check_start(step, directory)
+    return int(json.loads(path.read_text())["step"]) if path is not None else 0
 
 
 def save_step(directory: Path, step: int) -> None:
@@ -69,7 +68,7 @@ def main() -> None:
     print(f"rank {rank} of {world_size} starts at step {int(start)}", flush=True)
 
     next_step_s = time.monotonic()
-    with muster.drain() as drain:
+    with muster.drain(int(start), checkpoints) as drain:
         for step in range(int(start) + 1, arguments.steps + 1):
             ranks = torch.ones(1)
             dist.all_reduce(ranks)

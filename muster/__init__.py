@@ -1,37 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
 """The library that a training script imports; ``docs/training.md`` shows how to use it.
 
-Standard library only; no cost and no effect if no sidecar runs beside the script. The callbacks for
-other libraries are modules of their own: ``muster.transformers`` and ``muster.lightning``.
+Standard library only; no cost and no effect if no sidecar runs beside the script. ``train`` is the
+one name that needs torch. What concerns samples is in ``muster.data``, one call for transformers or
+Lightning in ``muster.trainers``, and what elastic Horovod needs in ``muster.horovod``.
 """
 
-from muster.batch_plan import BatchPlan, batch_plan
+from typing import TYPE_CHECKING
+
+from muster.cursor import CommittedStep
 from muster.draining import Drain, drain
-from muster.launcher_leave import report_save, save_asked
-from muster.learning_rate import scale_lr
 from muster.progress import announce, report_step
-from muster.resuming import CheckpointMissing, check_start, last_commit
-from muster.sharding import Shards, ShardsLost, shards
+from muster.resuming import CheckpointMissing, last_commit
 from muster.tag import save_tag
+
+if TYPE_CHECKING:
+    from muster.batches import BatchPlan as BatchPlan
+    from muster.batches import batch_plan as batch_plan
+    from muster.horovod import committed as report_save  # noqa: F401
+    from muster.horovod import save_asked as save_asked
+    from muster.learning_rate import scale_lr as scale_lr
+    from muster.resuming import check_start as check_start
+    from muster.sharding import Shards as Shards
+    from muster.sharding import ShardsLost as ShardsLost
+    from muster.sharding import shards as shards
+    from muster.training import Training, train
+    from muster.world_mark import LaterWorld
+else:
+    from muster.later_names import of_muster as __getattr__  # noqa: F401
 
 __version__ = "0.2.0.dev0"
 
 announce()
 
 __all__ = [
-    "BatchPlan",
     "CheckpointMissing",
+    "CommittedStep",
     "Drain",
-    "Shards",
-    "ShardsLost",
-    "batch_plan",
-    "check_start",
+    "LaterWorld",
+    "Training",
     "drain",
     "last_commit",
-    "report_save",
     "report_step",
-    "save_asked",
     "save_tag",
-    "scale_lr",
-    "shards",
+    "train",
 ]

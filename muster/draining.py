@@ -27,7 +27,7 @@ from muster.cursor import CommittedStep, encode
 from muster.gate import POLL_S, GateFile, Reading, own_gate
 from muster.lineage import Lineage
 from muster.progress import ProgressFile, own_file
-from muster.resuming import begins_late
+from muster.resuming import begins_late, check_start
 
 log = logging.getLogger(__name__)
 
@@ -453,13 +453,19 @@ _inside = 0
 """The process that is within a ``with muster.drain()`` without a sidecar; 0: none."""
 
 
-def drain() -> Drain:
+def drain(start: Optional[int] = None, where: object = "the directory") -> Drain:
     """Return the ``Drain`` of a training loop, for ``with muster.drain() as drain``.
+
+    ``start``: the step of the checkpoint that was loaded, the newest in ``where``, 0 without one.
+    Raises ``CheckpointMissing`` if all ranks have saved a later one in this life of the job: what
+    they saved would be trained again. If a former life made it, it logs a warning.
 
     On entering it, a rank of torchrun waits until its sidecar knows of its round, at most 5 s, and
     as long as the ranks of its round are held. A process that is not the rank, such as a script
     that the rank starts, takes no part, as without a sidecar.
     """
+    if start is not None:
+        check_start(start, where)
     file = own_file()
     if file is not None and file.is_foreign:
         return Drain(None, None)

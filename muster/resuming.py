@@ -118,7 +118,7 @@ def begins_late(step: int, committed: CommittedStep) -> None:
     logs a warning.
     """
     if step < committed:
-        _refuse(step, committed, "load its checkpoint before the loop, and muster.check_start()")
+        _refuse(step, committed, "load its checkpoint, and give its step to muster.drain(start=)")
     else:
         log.warning(
             "the first drain.commit_due(%d) is of the last commit: if the loop has trained a step"

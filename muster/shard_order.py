@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Optional, Tuple
 
 if TYPE_CHECKING:
-    from muster.data.bijection import Bijection
+    from muster.bijection import Bijection
 
 
 class ShardOrder(NamedTuple):
@@ -53,6 +53,6 @@ class ShardOrder(NamedTuple):
 
 @lru_cache(maxsize=4)
 def _shuffled(count: int, seed: int, epoch: int) -> "Bijection":
-    from muster.data.bijection import Bijection  # importing numpy, which that tries, takes a while
+    from muster.bijection import Bijection  # importing numpy, which that tries, takes a while
 
     return Bijection(count, "%d:%d" % (seed, epoch))

@@ -4,18 +4,24 @@
 Needs neither torch nor numpy; with numpy it is fast.
 """
 
-from muster.batch_plan import BatchPlan, MicroBatch, batch_plan
+from muster.batches import BatchPlan, MicroBatch, batch_plan
 from muster.data.sampler import ElasticSampler
 from muster.data.seeds import sample_seed, seed_step
 from muster.data.stream import ShardStream, shard_stream
+from muster.learning_rate import scale_lr
+from muster.sharding import Shards, ShardsLost, shards
 
 __all__ = [
     "BatchPlan",
     "ElasticSampler",
     "MicroBatch",
     "ShardStream",
+    "Shards",
+    "ShardsLost",
     "batch_plan",
     "sample_seed",
+    "scale_lr",
     "seed_step",
     "shard_stream",
+    "shards",
 ]

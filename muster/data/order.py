@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Sequence
 
-from muster.data.bijection import Bijection
+from muster.bijection import Bijection
 
 KINDS = {"shuffle": "rows (ElasticSampler)", "stream": "a stream of shards (shard_stream)"}
 """The kinds of order, by the name under which a cursor has the facts of one."""

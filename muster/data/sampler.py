@@ -17,9 +17,9 @@ import logging
 from itertools import chain
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
-from muster.batch_plan import MicroBatch, batch_plan
+from muster.batches import MicroBatch, batch_plan
+from muster.bijection import places
 from muster.checks import refuse
-from muster.data.bijection import places
 from muster.data.order import RowOrder, difference
 from muster.data.wiring import fault
 from muster.own_world import own_world
@@ -59,7 +59,7 @@ class ElasticSampler:
         """Begin with the first sample of epoch 0.
 
         ``global_batch``: samples of an optimizer step, of all ranks together; with ``micro_batch``,
-        ``weights`` and ``world_size`` as in ``muster.batch_plan``. ``rank`` and ``world_size`` are
+        ``weights`` and ``world_size`` as in ``batch_plan()``. ``rank`` and ``world_size`` are
         those of torch's process group, Horovod or torchrun unless given. ``last``: the treatment of
         an epoch's last samples if they are fewer than a batch: ``"short"``, they are a smaller
         batch; ``"drop"``, they are left out, other ones in each shuffled epoch; ``"pad"``, they are

@@ -9,8 +9,8 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
 
-from muster.batch_plan import MicroBatch
-from muster.data.bijection import Bijection
+from muster.batches import MicroBatch
+from muster.bijection import Bijection
 from muster.data.sampler import Batch, ElasticSampler
 
 Record = Tuple[int, int]

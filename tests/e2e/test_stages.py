@@ -24,8 +24,9 @@ PATIENCE_S = 200.0
 SCRIPT = """
 import itertools, json, os, sys, time
 import muster
+from muster.resuming import check_start
 gate = os.path.join(os.environ["MUSTER_RUN_DIR"], "gate.json")
-muster.check_start(0, sys.argv[1])
+check_start(0, sys.argv[1])
 with open({told!r}, "a") as told:
     print(sys.argv[1], os.environ["WORLD_SIZE"], muster.last_commit(), file=told)
 with muster.drain() as drain:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import muster
+from muster.data import batch_plan
 
 WORLDS = st.integers(1, 40)
 
@@ -21,7 +21,7 @@ def test_the_ranks_parts_are_the_batch_and_weigh_what_they_hold(
 ) -> None:
     weights = data.draw(st.none() | st.lists(st.integers(1, 9), min_size=world, max_size=world))
     total = data.draw(st.integers(1, batch))
-    plan = muster.batch_plan(batch, micro, world_size=world, weights=weights)
+    plan = batch_plan(batch, micro, world_size=world, weights=weights)
     taken: list[int] = []
     for rank in range(world):
         parts = plan.parts(rank, total)
@@ -39,7 +39,7 @@ def test_gradients_averaged_over_the_ranks_are_those_of_the_whole_batch(
     batch: int, micro: int, world: int, seed: int
 ) -> None:
     gradients = [Fraction(random.Random(seed + at).randint(-99, 99)) for at in range(batch)]
-    plan = muster.batch_plan(batch, micro, world_size=world)
+    plan = batch_plan(batch, micro, world_size=world)
     ranks = []
     for rank in range(world):
         parts = [part for part in plan.parts(rank) if part.samples]
@@ -50,7 +50,7 @@ def test_gradients_averaged_over_the_ranks_are_those_of_the_whole_batch(
 
 
 def test_a_rank_of_twice_the_weight_takes_twice_as_much() -> None:
-    plan = muster.batch_plan(64, 8, world_size=3, weights=(2, 1, 1))
+    plan = batch_plan(64, 8, world_size=3, weights=(2, 1, 1))
     assert [plan.share(rank) for rank in range(3)] == [(0, 32), (32, 48), (48, 64)]
     assert plan.accumulation == 4
     assert [part.samples for part in plan.parts(1)] == [4, 4, 4, 4]
@@ -69,9 +69,9 @@ def test_a_rank_of_twice_the_weight_takes_twice_as_much() -> None:
 def test_numbers_that_make_no_plan_are_refused(wrong: dict[str, object]) -> None:
     asked: dict[str, object] = {"global_batch": 8, "micro_batch": 2, "world_size": 2, **wrong}
     with pytest.raises(ValueError, match=r"^batch_plan: "):
-        muster.batch_plan(**asked)  # type: ignore[arg-type]
+        batch_plan(**asked)  # type: ignore[arg-type]
 
 
 def test_the_world_is_torchruns_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert muster.batch_plan(64).share(3) == (48, 64)
+    assert batch_plan(64).share(3) == (48, 64)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import muster
-import muster.launcher_leave
+import muster.horovod
 from agent.rundir.progress import read_ranks
 from muster.gate import GateFile
 from muster.progress import ProgressFile
@@ -155,8 +155,8 @@ def test_a_rank_is_asked_by_its_gate_and_answers_by_its_progress(
 ) -> None:
     file = ProgressFile(str(tmp_path / "progress"), {})
     gate = GateFile(str(tmp_path))
-    monkeypatch.setattr(muster.launcher_leave, "own_file", lambda: file)
-    monkeypatch.setattr(muster.launcher_leave, "own_gate", lambda: gate)
+    monkeypatch.setattr(muster.horovod, "own_file", lambda: file)
+    monkeypatch.setattr(muster.horovod, "own_gate", lambda: gate)
     here = Here("a", "uid-a", None, ())
 
     def show(ask: int) -> None:
@@ -173,20 +173,20 @@ def test_a_rank_is_asked_by_its_gate_and_answers_by_its_progress(
         (tmp_path / "gate.part").write_bytes(move.gate.to_json())
         (tmp_path / "gate.part").replace(tmp_path / "gate.json")
 
-    assert not muster.save_asked()
-    muster.report_save(4)
+    assert not muster.horovod.save_asked()
+    muster.horovod.committed(4)
     file.write(5)
     (rank,) = read_ranks(tmp_path / "progress")
     assert (rank.saver, rank.answered) == (True, None)
     show(40)
-    assert muster.save_asked()
+    assert muster.horovod.save_asked()
     # It is let go on once the launcher is not to go any more.
-    monkeypatch.setattr("muster.launcher_leave.time.sleep", lambda _: show(0))
-    muster.report_save(6)
+    monkeypatch.setattr("muster.horovod.time.sleep", lambda _: show(0))
+    muster.horovod.committed(6)
     (rank,) = read_ranks(tmp_path / "progress")
     assert (rank.answered, rank.step) == ((40, 6), 6)
     show(40)
-    assert not muster.save_asked()  # once for each launcher
+    assert not muster.horovod.save_asked()  # once for each launcher
 
 
 def test_a_rank_that_stays_is_known_to_save_after_a_reset_of_horovod(
@@ -204,7 +204,7 @@ def test_a_rank_that_stays_is_known_to_save_after_a_reset_of_horovod(
         return line.saver, line.answered
 
     told(1, 0, 2)
-    muster.save_asked()
+    muster.horovod.save_asked()
     file = muster.progress.own_file()
     assert file is not None
     file.answered = (40, 2)

@@ -17,6 +17,7 @@ import muster
 import muster.gate
 import muster.progress
 from console.job.forget import forgetting
+from muster import resuming
 from muster.tag import world_tag
 from rdzv.drain.decision import decide
 from rdzv.drain.gate import Gate
@@ -63,7 +64,7 @@ def test_a_new_life_with_an_empty_directory_trains_and_is_told(
 ) -> None:
     show(pod, LAST, of_former_life=True)
     with caplog.at_level(logging.WARNING):
-        assert muster.check_start(0, "/new") == 0
+        assert resuming.check_start(0, "/new") == 0
     (told,) = [record.getMessage() for record in caplog.records]
     assert told == (
         "an earlier job of this name committed step 60, but there is no checkpoint in /new: this"
@@ -76,7 +77,7 @@ def test_a_new_life_goes_on_from_its_own_periodic_checkpoint(
     pod: PodGate, caplog: pytest.LogCaptureFixture
 ) -> None:
     show(pod, LAST, of_former_life=True)
-    assert muster.check_start(20, "/new") == 20
+    assert resuming.check_start(20, "/new") == 20
     assert "is of step 20: this job resumes from that one" in caplog.records[0].getMessage()
 
 
@@ -115,7 +116,7 @@ def test_the_same_directory_goes_on(pod: PodGate, caplog: pytest.LogCaptureFixtu
         show(pod, LAST, of_former_life=former)
         assert muster.last_commit() == 60
         for step in (60, 61):
-            assert muster.check_start(step, "/same") == step
+            assert resuming.check_start(step, "/same") == step
     assert caplog.records == []
 
 
@@ -128,7 +129,7 @@ def test_within_a_life_a_missing_checkpoint_is_named_with_both_causes_and_remedi
 ) -> None:
     show(pod, LAST)
     with pytest.raises(muster.CheckpointMissing) as caught:
-        muster.check_start(step, Path("/ck"))
+        resuming.check_start(step, Path("/ck"))
     assert str(caught.value) == (
         f"all ranks of this job have saved step 60, and {found}: either it is not the directory"
         " that all pods share, or it was emptied to train from scratch; share it, or run `muster"
@@ -138,7 +139,7 @@ def test_within_a_life_a_missing_checkpoint_is_named_with_both_causes_and_remedi
 
 def test_where_nothing_was_saved_or_it_is_forgotten_any_start_will_do(pod: PodGate) -> None:
     show(pod, None)
-    assert muster.check_start(0, "/ck") == 0
+    assert resuming.check_start(0, "/ck") == 0
 
 
 @pytest.mark.parametrize("step", [1, 59])
@@ -148,7 +149,7 @@ def test_a_loop_that_begins_before_the_last_commit_is_refused(pod: PodGate, step
         drain.commit_due(step)
     assert str(caught.value) == (
         f"all ranks of this job have saved step 60, and training begins at step {step}: load its"
-        " checkpoint before the loop, and muster.check_start(); to train from scratch, run `muster"
+        " checkpoint, and give its step to muster.drain(start=); to train from scratch, run `muster"
         " forget` for this job and start it again"
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster.shards()`` as a script meets it: without a sidecar, and beside one that is made up."""
+"""``muster.data.shards()`` as a script meets it: without a sidecar, and beside a made-up one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import muster
+import muster.data
 from muster import resuming, sharding, step_listeners
 from muster.shard_log import Save
 from muster.shard_order import ShardOrder
@@ -53,20 +54,20 @@ def test_without_a_sidecar_each_rank_has_its_part_of_every_epoch(ranks: int) -> 
 
 def test_without_a_sidecar_a_script_needs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    shards = muster.shards(10, shard_size=4)
+    shards = muster.data.shards(10, shard_size=4)
     batches = []
     while not shards.done:
         batches.append(shards.take(3))
     assert batches == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
-    assert [list(shard) for shard in muster.shards(10, shard_size=4, epoch=1)] == [
+    assert [list(shard) for shard in muster.data.shards(10, shard_size=4, epoch=1)] == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],
         [8, 9],
     ]
     with pytest.raises(ValueError, match="give another data set another name"):
-        muster.shards(11, shard_size=4)
+        muster.data.shards(11, shard_size=4)
     with pytest.raises(ValueError, match="sizes are from 1 on"):
-        muster.shards(10, shard_size=0)
+        muster.data.shards(10, shard_size=0)
 
 
 def test_a_loop_waits_for_what_others_hold_and_a_step_does_not() -> None:
@@ -124,7 +125,7 @@ def test_beside_a_sidecar_ranks_without_torchrun_name_their_world(
 ) -> None:
     monkeypatch.setenv("MUSTER_RUN_DIR", "/nowhere")
     with pytest.raises(ValueError, match="needs world= and ranks="):
-        muster.shards(10, shard_size=4)
+        muster.data.shards(10, shard_size=4)
 
 
 def test_shards_go_on_after_the_step_that_the_script_says_it_starts_from(
@@ -139,7 +140,7 @@ def test_shards_go_on_after_the_step_that_the_script_says_it_starts_from(
 
     def first(step: int, **given: int) -> int:
         monkeypatch.setattr(sharding, "_desks", {})
-        muster.shards(10, shard_size=4, **given)  # type: ignore[arg-type]
+        muster.data.shards(10, shard_size=4, **given)  # type: ignore[arg-type]
         step_listeners.arrive(step)
         began = told.asked[-1]["start"]
         assert isinstance(began, int)
@@ -158,7 +159,7 @@ def test_shards_go_on_after_the_step_that_the_script_says_it_starts_from(
     step_listeners.arrive(641)
     monkeypatch.setattr(step_listeners, "listeners", [])
     assert first(601, start=600) == 600
-    assert muster.check_start(700, "/checkpoints") == 700
+    assert resuming.check_start(700, "/checkpoints") == 700
     assert first(701) == 700
 
 

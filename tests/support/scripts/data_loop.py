@@ -26,7 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import muster
-from muster.data import ElasticSampler, MicroBatch
+from muster.data import ElasticSampler, MicroBatch, shards
+from muster.resuming import check_start
 from tests.support.training.sample_log import SampleLog
 
 HOW, SAMPLES, STEPS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -68,7 +69,7 @@ def load(parts: dict[str, Any]) -> tuple[int, Any]:
     for name, part in parts.items():
         if name in saved:
             part.load_state_dict(saved[name])
-    return muster.check_start(saved["step"], CHECKPOINT.parent), saved["cursor"]
+    return check_start(saved["step"], CHECKPOINT.parent), saved["cursor"]
 
 
 def save(step: int, cursor: Any, parts: dict[str, Any]) -> None:
@@ -96,7 +97,7 @@ class Records:
     """Some records a step, from whoever hands them out; ``shard_history`` reads what it logs."""
 
     def __init__(self, start: int) -> None:
-        self.shards = muster.shards(RECORDS, shard_size=SHARD_SIZE, seed=SEED, start=start)
+        self.shards = shards(RECORDS, shard_size=SHARD_SIZE, seed=SEED, start=start)
         member = os.environ["MUSTER_MEMBER"]
         path = Path(os.environ["DATA_LOGS"]) / f"{member}.{os.getpid()}.shards"
         self.log = path.open("a", buffering=1)

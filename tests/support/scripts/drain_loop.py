@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 import muster
+from muster.resuming import check_start
 
 STEPS = int(os.environ.get("DRAIN_LOOP_STEPS", "0"))
 STEP_S = float(os.environ.get("DRAIN_LOOP_STEP_S", "0.05"))
@@ -87,7 +88,7 @@ class Checkpoints:
             found = (committed, committed)
         if (self._directory / "periodic.json").exists():
             found = max(found, self._load("periodic.json", whole=True))
-        muster.check_start(found[0], self._directory)
+        check_start(found[0], self._directory)
         return found
 
     def _load(self, name: str, *, whole: bool = False) -> tuple[int, int]:

@@ -15,6 +15,7 @@ import horovod.torch as hvd
 import torch
 
 import muster
+import muster.data
 
 RECORDS = int(os.environ["SHARDS_RECORDS"])
 RECORD_S = float(os.environ.get("SHARDS_RECORD_S", "0.005"))
@@ -30,7 +31,7 @@ def train(state: hvd.elastic.TorchState) -> None:
     member = os.environ["HOROVOD_HOSTNAME"]
     with open(DIRECTORY / f"{member}.{os.getpid()}.{world}.shards", "a", buffering=1) as log:
         log.write(f"begin {state.step} {time.time()} {world}\n")
-        shards = muster.shards(
+        shards = muster.data.shards(
             RECORDS, shard_size=20, seed=7, start=state.step, world=world, ranks=hvd.size()
         )
         ended = False

@@ -17,7 +17,7 @@ from pathlib import Path
 import horovod.torch as hvd
 import torch
 
-import muster
+import muster.horovod
 
 STEP_S = 0.05
 
@@ -40,12 +40,11 @@ def train(state: hvd.elastic.TorchState) -> None:
             state.step += 1
             weight = state.model.weight.item()
             steps.write(f"{time.monotonic()} {hvd.rank()} {hvd.size()} {state.step} {weight:g}\n")
-            muster.report_step(state.step, rank=hvd.rank(), world_size=hvd.size())
             time.sleep(STEP_S)
-            if hvd.rank() == 0 and muster.save_asked():
+            if muster.horovod.commit_due(state.step):
                 SAVED.with_suffix(".part").write_text(str(state.step))
                 SAVED.with_suffix(".part").replace(SAVED)
-                muster.report_save(state.step)
+                muster.horovod.committed(state.step)
             state.commit()
 
 

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 
 import muster
+import muster.data
+from muster.resuming import check_start
 
 RECORDS = int(os.environ["SHARDS_RECORDS"])
 EPOCHS = int(os.environ.get("SHARDS_EPOCHS", "1"))
@@ -35,12 +37,12 @@ class Training:
         member = os.environ.get("MUSTER_MEMBER", "alone")
         self.record_s = RECORD_S * (5 if member == SLOW else 1)
         self.step = muster.last_commit() or 0
-        muster.check_start(self.step, DIRECTORY)
+        check_start(self.step, DIRECTORY)
         name = f"{member}.{os.getpid()}.shards"
         self.log = open(DIRECTORY / name, "a", buffering=1)  # noqa: SIM115
         self.log.write(f"begin {self.step} {time.time()} {os.environ['MASTER_PORT']}\n")
 
-    def slice(self, shards: muster.Shards) -> list[int]:
+    def slice(self, shards: muster.data.Shards) -> list[int]:
         """Train for as long as a step lasts, or until there is nothing to train."""
         trained: list[int] = []
         done_s = time.monotonic()
@@ -56,7 +58,7 @@ class Training:
 
     def epoch(self, epoch: int, drain: muster.Drain) -> None:
         self.log.write(f"epoch {time.time():.3f}\n")
-        shards = muster.shards(RECORDS, shard_size=SHARD, epoch=epoch, seed=7, start=self.step)
+        shards = muster.data.shards(RECORDS, shard_size=SHARD, epoch=epoch, seed=7, start=self.step)
         while True:
             trained = self.slice(shards)
             told = torch.tensor([len(trained), shards.done])

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 import muster
+from muster.resuming import check_start
 
 STEP_S = 0.05
 STEPS = int(os.environ.get("DRAIN_LOOP_STEPS", "0"))
@@ -75,7 +76,7 @@ def by_hand(
     if found is not None and (DIRECTORY / f"{found.tag}-{found}").exists():
         load(f"{found.tag}-{found}")
         step = int(found)
-    muster.check_start(step, DIRECTORY)
+    check_start(step, DIRECTORY)
     steps, last = Steps(), False
     with muster.drain() as drain:
         while not last:

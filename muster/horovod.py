@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Optional
 
 from muster.gate import POLL_S, own_gate
-from muster.progress import own_file
+from muster.own_world import own_world
+from muster.progress import own_file, report_step
 
 log = logging.getLogger(__name__)
 
@@ -21,22 +23,22 @@ meanwhile would be lost. With a longer wait, the other ranks' collectives time o
 stays."""
 
 
-def save_asked() -> bool:
-    """Return whether to save now, because the job's launcher has to go; call it before each commit.
+def commit_due(step: int, *, rank: Optional[int] = None, world_size: Optional[int] = None) -> bool:
+    """Report that this rank is at ``step``; True: save now, as the job's launcher has to go.
 
-    Only the rank that saves calls it. It must report its steps by ``muster.report_step``: they tell
-    the launcher that it is worth waiting. False without a sidecar.
+    Call it on every rank before each ``state.commit()``. It is True at rank 0 alone, which saves
+    what is kept on disk, and calls ``committed(step)`` after each save. ``rank`` and ``world_size``
+    are Horovod's unless given. False without a sidecar.
     """
-    file, gate = own_file(), own_gate()
-    if file is None or gate is None:
-        return False
-    file.saver = True
-    reading = gate.read()
-    ask = reading.ask if reading is not None else 0
-    return ask != 0 and (file.answered is None or file.answered[0] != ask)
+    if rank is None or world_size is None:
+        own, size = own_world("muster.horovod.commit_due")
+        rank = own if rank is None else rank
+        world_size = size if world_size is None else world_size
+    report_step(step, rank, world_size)
+    return rank == 0 and save_asked()
 
 
-def report_save(step: int) -> None:
+def committed(step: int) -> None:
     """Report that ``step`` is saved where another pod can read it; call it after each save.
 
     If the save was asked for, this returns only if the launcher is not to go any more, or has not
@@ -59,3 +61,18 @@ def report_save(step: int) -> None:
         if reading is None or reading.ask != ask:
             return
         time.sleep(POLL_S)
+
+
+def save_asked() -> bool:
+    """Return whether to save now, because the job's launcher has to go; call it before each commit.
+
+    Only the rank that saves calls it, and reports its steps by ``muster.report_step``. This is what
+    ``commit_due`` has of 0.1.0.
+    """
+    file, gate = own_file(), own_gate()
+    if file is None or gate is None:
+        return False
+    file.saver = True
+    reading = gate.read()
+    ask = reading.ask if reading is not None else 0
+    return ask != 0 and (file.answered is None or file.answered[0] != ask)
