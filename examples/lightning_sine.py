@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning's Trainer on several nodes: MusterCallback loses no step when one of them has to go.
+"""Lightning on several nodes: one call in place of Trainer and fit, and no step is lost.
 
     muster local --nodes 2 --event drain:rank0@world2+5s -- torchrun examples/lightning_sine.py
 
-Lightning is told how many nodes there are, and its loader has a sampler that goes on where the data
+The call gives Lightning the number of nodes, and the loader a sampler that goes on where the data
 were, so that no row is read twice or left out in a world of another size.
 """
 
@@ -13,13 +13,11 @@ import os
 import time
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import LightningModule
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
-from muster.data import ElasticSampler
-from muster.lightning import MusterCallback, last_checkpoint
+import muster.lightning
 
 STEPS = int(os.environ.get("STEPS", "400"))
 STEP_S = 0.1  # there is time to watch; 0: full speed
@@ -53,26 +51,18 @@ class Sine(LightningModule):
 
 
 def main() -> None:
-    ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     inputs = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(0))
-    sampler = ElasticSampler(ROWS, seed=7, global_batch=BATCH)
-    loader = DataLoader(TensorDataset(inputs, inputs.sin()), batch_sampler=sampler)
-    trainer = Trainer(
+    trainer = muster.lightning.fit(
+        Sine(),
+        TensorDataset(inputs, inputs.sin()),
+        directory=CHECKPOINTS,
+        global_batch=BATCH,
+        save_every=100,
         accelerator="cpu",  # leave it out where there are GPUs
-        devices=ranks_per_node,
-        # Lightning does not ask torchrun how many nodes there are, and after a drain there are
-        # fewer: it has to be told, each time that torchrun starts the script.
-        num_nodes=int(os.environ.get("WORLD_SIZE", "1")) // ranks_per_node,
-        use_distributed_sampler=False,  # the sampler divides the batches
         max_steps=STEPS,
-        callbacks=[
-            MusterCallback(CHECKPOINTS, sampler),
-            ModelCheckpoint(CHECKPOINTS, every_n_train_steps=100),
-        ],
         logger=False,
         enable_progress_bar=False,
     )
-    trainer.fit(Sine(), loader, ckpt_path=last_checkpoint(CHECKPOINTS))
     if trainer.is_global_zero:
         loss = trainer.callback_metrics["loss"]
         print(f"loss {loss:.5f} after {trainer.global_step} steps", flush=True)

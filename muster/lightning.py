@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draining for Lightning's ``Trainer``::
 
-    from muster.lightning import MusterCallback, last_checkpoint
+    import muster.lightning
+
+    muster.lightning.fit(model, rows, directory="/shared", global_batch=64, max_epochs=3)
+
+Each sample is trained once an epoch, in worlds of whatever sizes. A script that has a ``Trainer``
+of its own gives it the nodes of this world, the callback and the sampler::
 
     devices = int(os.environ["LOCAL_WORLD_SIZE"])
     num_nodes = int(os.environ["WORLD_SIZE"]) // devices
@@ -12,13 +17,10 @@
     loader = DataLoader(rows, batch_sampler=sampler)
     trainer.fit(model, loader, ckpt_path=last_checkpoint("/shared/checkpoints"))
 
-Each sample is trained once an epoch, in worlds of whatever sizes. ``MusterCallback(directory,
-steps_only=True)`` keeps the steps alone.
-
-Lightning does not ask torchrun how many nodes there are, and each world may have another number.
-The directory has to be one that every pod of the job reads and writes; let a ``ModelCheckpoint``
-for periodic checkpoints use the same. The boundaries are the optimizer steps, however many batches
-each of them accumulates.
+``MusterCallback(directory, steps_only=True)`` keeps the steps alone. Lightning does not ask
+torchrun how many nodes there are, and each world may have another number. The directory has to be
+one that every pod of the job reads and writes; let a ``ModelCheckpoint`` for periodic checkpoints
+use the same. The boundaries are the optimizer steps, however many batches each accumulates.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ from __future__ import annotations
 import glob
 import logging
 import os
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from torch.utils.data import DataLoader
 
 from muster.checks import refuse
 from muster.choice import of_rank_0
@@ -62,6 +66,9 @@ OWN_LAUNCHER = (
     "Lightning has started the %d ranks of this world itself, so no pod can leave or join it: start"
     " the script with torchrun --nproc-per-node=%d SCRIPT"
 )
+
+OF_WORLD = {"accumulate_grad_batches", "devices", "num_nodes", "use_distributed_sampler"}
+"""Options of Lightning's ``Trainer`` that ``fit()`` gives."""
 
 ASIDE = ".part"
 """Suffix of a checkpoint that is being written."""
@@ -271,6 +278,59 @@ class MusterCallback(Callback):
             trainer.strategy.remove_checkpoint(older)
         for unfinished in _not_later(glob.glob(os.path.join(directory, "muster-*" + ASIDE)), tag):
             trainer.strategy.remove_checkpoint(unfinished)
+
+
+def fit(
+    model: LightningModule,
+    data: Any,
+    *,
+    directory: str,
+    global_batch: int,
+    micro_batch: Optional[int] = None,
+    seed: int = 0,
+    last: str = "short",
+    shuffle: bool = True,
+    save_every: int = 500,
+    validation: Any = None,
+    loader: Optional[Mapping[str, Any]] = None,
+    **trainer: Any,
+) -> Trainer:
+    """Fit ``model`` from the checkpoint of the last commit, or a later whole one.
+
+    It makes the loader, the callback and the ``Trainer``, which it returns. ``data`` has a length,
+    and rows by number. ``save_every``: optimizer steps between two periodic checkpoints, unless a
+    ``ModelCheckpoint`` is among the ``callbacks``. ``validation``: Lightning's ``val_dataloaders``.
+    ``loader``: options of torch's ``DataLoader``; ``trainer``: those of Lightning's
+    ``Trainer``. The others are ``ElasticSampler``'s. Raises ``ValueError`` for an option that
+    follows from the world, and as ``MusterCallback`` does.
+    """
+    taken = sorted(trainer.keys() & OF_WORLD)
+    if taken:
+        raise ValueError(
+            "muster.lightning.fit: leave out %s, which follow from the world" % ", ".join(taken)
+        )
+    sampler = ElasticSampler(
+        len(data),
+        seed,
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+        last=last,
+        shuffle=shuffle,
+    )
+    devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    callbacks = [*trainer.pop("callbacks", ()), MusterCallback(directory, sampler)]
+    if not any(isinstance(one, ModelCheckpoint) for one in callbacks):
+        callbacks.append(ModelCheckpoint(directory, every_n_train_steps=save_every))
+    made = Trainer(
+        devices=devices,
+        num_nodes=int(os.environ.get("WORLD_SIZE", "1")) // devices,
+        use_distributed_sampler=False,
+        callbacks=callbacks,
+        **trainer,
+    )
+    batches: DataLoader[Any] = DataLoader(data, batch_sampler=sampler, **(loader or {}))
+    made.fit(model, batches, validation, ckpt_path=last_checkpoint(directory))
+    return made
 
 
 def last_checkpoint(directory: str) -> Optional[str]:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draining for Hugging Face's ``Trainer``::
 
-    from muster.transformers import MusterCallback, last_checkpoint
+    import muster.transformers
 
     trainer = Trainer(...)
-    with MusterCallback(trainer, global_batch=64):
-        trainer.train(resume_from_checkpoint=last_checkpoint(training_args.output_dir))
+    muster.transformers.train(trainer, global_batch=64)
 
 Each sample is trained once an epoch, in worlds of whatever sizes, and the batch of all ranks
-together stays the same. ``MusterCallback(steps_only=True)``, one of the trainer's ``callbacks``,
-keeps the steps alone.
+together stays the same. A script that calls ``trainer.train()`` itself does so within
+``with MusterCallback(trainer, global_batch=64)``, from ``last_checkpoint()``;
+``MusterCallback(steps_only=True)``, one of the trainer's ``callbacks``, keeps the steps alone.
 
 ``output_dir`` has to be a directory that every pod of the job reads and writes. The boundaries are
 the optimizer steps, however many gradients each of them accumulates.
@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any, Optional, Set, Type
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import TrainOutput
 
 from muster.checks import refuse
 from muster.choice import of_rank_0
@@ -211,6 +212,18 @@ class MusterCallback(TrainerCallback):
 
 _taking_part: Optional[MusterCallback] = None
 """The callback whose drain is entered, of any trainer: a process has one at a time."""
+
+
+def train(
+    trainer: Trainer, *, global_batch: int, last: Optional[str] = None, replace: bool = False
+) -> TrainOutput:
+    """Train from the checkpoint of the last commit, or a later whole one; return what it returns.
+
+    Every rank calls it in place of ``trainer.train()``. The options are ``MusterCallback``'s, which
+    says what raises ``ValueError``.
+    """
+    with MusterCallback(trainer, global_batch=global_batch, last=last, replace=replace):
+        return trainer.train(resume_from_checkpoint=last_checkpoint(str(trainer.args.output_dir)))
 
 
 def last_checkpoint(output_dir: str) -> Optional[str]:
