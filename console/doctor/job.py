@@ -56,7 +56,7 @@ def _members(view: JobView) -> Iterator[Finding]:
 
 def _launchers(view: JobView) -> Iterator[Finding]:
     for name, fault in sorted(view.bypasses.items()):
-        remedy = launcher_cure(name, fault)
+        remedy = launcher_cure(view, name, fault)
         level: Level = "warning" if remedy else "note"
         yield Finding("launchers", level, f"{name}: {fault.sentence}", remedy)
     if not view.bypasses and view.newest_run is not None:

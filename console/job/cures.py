@@ -16,8 +16,7 @@ _CURES = (
     (
         r"uncorrectable ECC|\bXid\b|fallen off the bus|no CUDA-capable device|NVML"
         r"|devices? (is |are )?(busy or )?unavailable|hardware error",
-        "replace the GPU of {place}: kubectl cordon its node, then muster drain {member} --job"
-        " {job}, and delete the pod {member}",
+        "replace the GPU of {place}:{cordon} muster drain {member} --job {job}{delete}",
     ),
     (
         r"OutOfMemoryError|out of memory",
@@ -26,8 +25,8 @@ _CURES = (
     (
         r"ModuleNotFoundError|ImportError|undefined symbol|shared object file|no kernel image"
         r"|driver version is insufficient|has no attribute '__version__'",
-        "{whose} image lacks it, or has another version: name the right image in the pod template"
-        " (kubectl describe pod {member} shows the one that runs)",
+        "{whose} image or environment lacks it, or has another version: use the right"
+        " one{describe}",
     ),
     (
         r"SOCKET_IFNAME|[Ii]nterface|find address for|connectFullMesh|No route to host"
@@ -44,8 +43,8 @@ _CURES = (
     (
         r"FileNotFoundError|NotADirectoryError|No such file|Stale file handle|Input/output error"
         r"|Transport endpoint|PermissionError|Permission denied|Read-only file system",
-        "see that {whose} volumes are mounted at the paths that the script opens, and may be read:"
-        " kubectl describe pod {member}",
+        "see that {whose} volumes are mounted at the paths that the script opens, and may be"
+        " read{describe}",
     ),
     (
         r"Address already in use",
@@ -54,8 +53,7 @@ _CURES = (
     ),
     (
         r"reported no Python error",
-        "see whether memory ran out (OOMKilled, exit code 137): kubectl describe pod {member}; then"
-        f" {LOG}",
+        f"see whether memory ran out (OOMKilled, exit code 137){{describe}}; then {LOG}",
     ),
 )
 """Signs in an error, with what to do; the first match counts."""
@@ -75,6 +73,7 @@ def cure(view: JobView, failure: Failure) -> str:
         "job": view.name,
         "place": f"{name} on {node}" if node not in ("", name) else name,
         "whose": "the pods'" if common else f"{name}'s",
+        **_by_kubectl(view, name),
     }
     for sign, sentence in _CURES:
         if re.search(sign, failure.error):
@@ -85,9 +84,19 @@ def cure(view: JobView, failure: Failure) -> str:
     return f"{log}; if its machine is at fault: muster drain {name} --job {view.name}"
 
 
+def _by_kubectl(view: JobView, name: str) -> dict[str, str]:
+    """Return the parts of sentences that only a cluster has; empty texts without one."""
+    parts = {
+        "cordon": " kubectl cordon its node, then",
+        "delete": f", and delete the pod {name}",
+        "describe": f": kubectl describe pod {name}",
+    }
+    return parts if view.in_cluster else dict.fromkeys(parts, "")
+
+
 _LAUNCHERS: Mapping[Kind, str] = {
-    "unseen": "see whether its training container runs, and if not why (image, volumes):"
-    " kubectl describe pod {member}; its command has to begin with muster-run",
+    "unseen": "see whether its training container runs, and if not why (image,"
+    " volumes){describe}; its command has to begin with muster-run",
     "absent": f"{LOG}; its command has to start torchrun",
     "elsewhere": "remove that option from its command, and MUSTER_KEEP_FLAGS from its variables",
     "run_id": "remove --rdzv-id from its command",
@@ -95,6 +104,6 @@ _LAUNCHERS: Mapping[Kind, str] = {
 }
 
 
-def launcher_cure(member: str, fault: Bypass) -> str:
+def launcher_cure(view: JobView, member: str, fault: Bypass) -> str:
     """Return what to do about the launcher of a member; empty if nothing has to be done."""
-    return _LAUNCHERS.get(fault.kind, "").format(member=member)
+    return _LAUNCHERS.get(fault.kind, "").format(member=member, **_by_kubectl(view, member))

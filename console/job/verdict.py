@@ -143,17 +143,17 @@ def _without_run(view: JobView, least: int) -> JobVerdict:
     why, do = "no torchrun has asked for a world yet", ""
     if faults := sorted(view.bypasses.items()):
         name, fault = faults[0]
-        why, do = f"{name}: {fault.sentence}", launcher_cure(name, fault)
+        why, do = f"{name}: {fault.sentence}", launcher_cure(view, name, fault)
     return JobVerdict("starting", why, do, _last(view, "join"))
 
 
 def _too_few(view: JobView, here: int, least: int) -> JobVerdict:
     out = [f"{m.name} ({state})" for m, state, _ in view.members() if state != "listed"]
     others = f"; not counted: {', '.join(out[:3])}" if out else ""
-    do = (
-        "see why pods are missing: kubectl get pods, kubectl describe pod; to train with fewer:"
-        f" muster set {view.name} --min {max(1, here)}"
+    missing = (
+        "see why pods are missing: kubectl get pods" if view.in_cluster else "start more nodes"
     )
+    do = f"{missing}; to train with fewer: muster set {view.name} --min {max(1, here)}"
     return JobVerdict("below min", f"{here} of at least {least} pods can train{others}", do)
 
 
@@ -166,7 +166,9 @@ def _forming(view: JobView, run: RunView, least: int, now_unix_s: float) -> JobV
     if not faults:
         return JobVerdict("gathering", why)
     name, fault = faults[0]
-    return JobVerdict("gathering", f"{why}; {name}: {fault.sentence}", launcher_cure(name, fault))
+    return JobVerdict(
+        "gathering", f"{why}; {name}: {fault.sentence}", launcher_cure(view, name, fault)
+    )
 
 
 def _training(view: JobView, run: RunView, now_unix_s: float) -> JobVerdict:

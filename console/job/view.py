@@ -107,6 +107,11 @@ class JobView:
         """The machine of each member, empty if unknown."""
         return {member.name: member.node for member in self.snapshot.members.values()}
 
+    @property
+    def in_cluster(self) -> bool:
+        """Whether its members are pods, on machines with other names: kubectl may help."""
+        return any(node not in ("", name) for name, node in self.nodes.items())
+
     def clocks(self, now_unix_s: float) -> str:
         """Say which clocks make times and ages wrong; empty if none does."""
         found = skews(self.history, now_unix_s)

@@ -48,7 +48,7 @@ def doctor(job: Job, *arguments: str) -> str:
     [
         ("gpu", "node-1", "uncorrectable ECC", "replace the GPU of node-1"),
         ("data", "", "FileNotFoundError", "volumes are mounted at the paths that the script opens"),
-        ("image", "", "ModuleNotFoundError", "image lacks it, or has another version"),
+        ("image", "", "ModuleNotFoundError", "environment lacks it, or has another version"),
         ("interface", "", "Unable to find address for: eth9", "set GLOO_SOCKET_IFNAME and NCCL"),
     ],
 )

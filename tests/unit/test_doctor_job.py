@@ -85,8 +85,14 @@ def failing(kind: str, text: str, *names: str) -> JobView:
             "replace the GPU of b on gpu-17: kubectl cordon its node, then muster drain b --job",
         ),
         (failing("OutOfMemoryError", "CUDA out of memory"), "use a smaller batch"),
-        (failing("ModuleNotFoundError", "No module named 'apex'"), "b's image lacks it"),
-        (failing("ModuleNotFoundError", "No module named 'x'", "a", "b"), "the pods' image lacks"),
+        (
+            failing("ModuleNotFoundError", "No module named 'apex'"),
+            "b's image or environment lacks it",
+        ),
+        (
+            failing("ModuleNotFoundError", "No module named 'x'", "a", "b"),
+            "the pods' image or environment lacks",
+        ),
         (failing("FileNotFoundError", "No such file or directory: '/data'"), "see that b's volum"),
         (failing("OSError", "[Errno 28] No space left on device"), "make room on the volume"),
         (
@@ -113,6 +119,30 @@ def test_the_one_thing_to_do_is_the_cure(seen: JobView, do: str) -> None:
     first = the_one_thing(explain(seen, NOW_S))
     assert first is not None
     assert first[: len(do)] == do
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        failing("RuntimeError", "uncorrectable ECC"),
+        failing("ImportError", "x"),
+        failing("FileNotFoundError", "x"),
+        failing("", "a worker ended and reported no Python error"),
+        view(least=3),
+        view(bypasses={"a": Bypass("unseen", "no torchrun was seen")}),
+    ],
+)
+def test_kubectl_is_named_in_a_cluster_alone(seen: JobView) -> None:
+    first = the_one_thing(explain(seen, NOW_S))
+    assert first is not None
+    assert "kubectl" in first
+    assert "{" not in first
+    members = {name: replace(one, node=name) for name, one in seen.snapshot.members.items()}
+    here = replace(seen, snapshot=replace(seen.snapshot, members=members))
+    first = the_one_thing(explain(here, NOW_S))
+    assert first is not None
+    assert "kubectl" not in first
+    assert "{" not in first
 
 
 def test_a_failure_that_all_share_is_no_machines() -> None:
