@@ -54,7 +54,7 @@ LIGHTNING = [
     ("manual", "32 never, 32 twice", "with manual optimization"),
     ("bare", "never 24, once 48, more 24", "MusterCallback(directory, steps_only=True)"),
     ("bare_by_name", "12 steps", "12 steps"),
-    ("adopted", "of the first three steps 48 twice", "of step 3 was saved without the sampler"),
+    ("adopted", "never 25, once 46, more 25", "of step 3 was saved without the sampler"),
     ("adopted_at_an_epochs_end", "the same here", f"{ONCE}; {ONCE}; 12 steps"),
     ("both_of_two", "accepted", "with steps_only=True it keeps no sampler"),
     ("own_accumulation", "not said", f"{ONCE}; 6 steps; said"),
