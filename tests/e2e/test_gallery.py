@@ -34,18 +34,25 @@ def starts(job: LocalJob) -> list[str]:
 @pytest.mark.parametrize(
     ("example", "ends"),
     [
-        # The callbacks are in tests/contract/test_trainer_callbacks.py every day.
-        ("lightning_sine.py", f"after {STEPS} steps"),
-        ("transformers_gpt2.py", f"after {STEPS} steps"),
-        ("torch_dcp.py", "rank 0 of 1 done at step 1000"),
-        ("torch_shards.py", "records since step"),
+        ("torch_train.py", "after 640 steps"),
+        *(
+            pytest.param(example, ends, marks=pytest.mark.long)
+            for example, ends in (
+                ("accelerate_train.py", "after 640 steps"),
+                # The callbacks are in tests/contract/test_trainer_callbacks.py every day.
+                ("lightning_sine.py", f"after {STEPS} steps"),
+                ("transformers_gpt2.py", f"after {STEPS} steps"),
+                ("torch_dcp.py", "rank 0 of 1 done at step 1000"),
+                ("torch_shards.py", "records since step"),
+            )
+        ),
     ],
 )
-@pytest.mark.long
 def test_two_nodes_save_the_same_step_and_the_next_world_starts_from_it(
     start: Start, monkeypatch: pytest.MonkeyPatch, example: str, ends: str
 ) -> None:
     monkeypatch.setenv("STEPS", str(STEPS))
+    monkeypatch.setenv("EPOCHS", "10")  # of 64 steps
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     job = start(
         *("--nodes", "2", "--strict", "--event", "drain:rank0@world2+1s"),
