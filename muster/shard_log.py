@@ -115,7 +115,7 @@ class ShardLog:
     def used(self) -> List[Piece]:
         """Pieces given to the loop since the last save."""
         self._count()
-        return _joined([piece for save in self._steps for piece in save.pieces] + self._since)
+        return joined([piece for save in self._steps for piece in save.pieces] + self._since)
 
     def arrive(self, step: int) -> None:
         """Come to the boundary after ``step``.
@@ -135,11 +135,11 @@ class ShardLog:
                 " step 0 is that of weights without a checkpoint" % step
             )
         if self._since:
-            self._steps.append(Save(step, _joined(self._since)))
+            self._steps.append(Save(step, joined(self._since)))
             self._since = []
         if len(self._steps) > 2 * STEPS_APART:
             oldest = [self._steps.popleft() for _ in range(STEPS_APART)]
-            pieces = _joined([piece for one in oldest for piece in one.pieces])
+            pieces = joined([piece for one in oldest for piece in one.pieces])
             self._together_to = oldest[-1].step
             self._steps.appendleft(Save(self._together_to, pieces))
 
@@ -156,7 +156,7 @@ class ShardLog:
         pieces: List[Piece] = []
         while self._steps and self._steps[0].step <= step:
             pieces += self._steps.popleft().pieces
-        self.saves.append(Save(step, _joined(pieces)))
+        self.saves.append(Save(step, joined(pieces)))
         return ""
 
     def told(self, saves: List[Save]) -> None:
@@ -175,12 +175,12 @@ class ShardLog:
         self._current = in_hand
 
 
-def _joined(pieces: List[Piece]) -> List[Piece]:
+def joined(pieces: List[Piece]) -> List[Piece]:
     """Return the same places in fewer pieces."""
-    joined: List[Piece] = []
+    fewer: List[Piece] = []
     for low, high in sorted(pieces):
-        if joined and joined[-1][1] == low:
-            joined[-1] = (joined[-1][0], high)
+        if fewer and fewer[-1][1] == low:
+            fewer[-1] = (fewer[-1][0], high)
         else:
-            joined.append((low, high))
-    return joined
+            fewer.append((low, high))
+    return fewer

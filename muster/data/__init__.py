@@ -8,17 +8,20 @@ from muster.batches import BatchPlan, MicroBatch, batch_plan
 from muster.data.sampler import ElasticSampler
 from muster.data.seeds import sample_seed, seed_step
 from muster.data.stream import ShardStream, shard_stream
+from muster.data.unsized_stream import ElasticStream, elastic_stream
 from muster.learning_rate import scale_lr
 from muster.sharding import Shards, ShardsLost, shards
 
 __all__ = [
     "BatchPlan",
     "ElasticSampler",
+    "ElasticStream",
     "MicroBatch",
     "ShardStream",
     "Shards",
     "ShardsLost",
     "batch_plan",
+    "elastic_stream",
     "sample_seed",
     "scale_lr",
     "seed_step",

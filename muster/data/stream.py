@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from bisect import bisect_right
 from itertools import accumulate
 from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
 
 from muster.batches import MicroBatch
 from muster.bijection import Bijection
+from muster.data.loader_worker import iterable_kind, worker
 from muster.data.sampler import Batch, ElasticSampler
 
 Record = Tuple[int, int]
@@ -100,7 +100,7 @@ class ShardStream:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[List[Any]]:
-        number, many = _worker()
+        number, many = worker()
         for at, batch in enumerate(self.sampler):
             if at % many == number:  # the loader takes from its workers in turn
                 yield self._fetch(batch)
@@ -159,24 +159,5 @@ def shard_stream(
 
 
 def _stream(read: Read, sampler: ElasticSampler) -> ShardStream:
-    stream: ShardStream = _kind()(read, sampler)
+    stream: ShardStream = iterable_kind(ShardStream)(read, sampler)
     return stream
-
-
-def _kind() -> Any:
-    """Return ``ShardStream``, or a subclass that torch knows, if the script uses torch."""
-    if "torch" not in sys.modules:
-        return ShardStream
-    from torch.utils.data import IterableDataset
-
-    return type("ShardStream", (ShardStream, IterableDataset), {})
-
-
-def _worker() -> Tuple[int, int]:
-    """Return the number of this process among the loader's workers, and how many there are."""
-    if "torch" not in sys.modules:
-        return 0, 1
-    from torch.utils.data import get_worker_info
-
-    info = get_worker_info()
-    return (0, 1) if info is None else (info.id, info.num_workers)

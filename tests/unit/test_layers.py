@@ -58,7 +58,7 @@ NEEDS = {
 }
 """What is only imported by a callback, and needs what that one needs."""
 
-USES = {"muster/bijection.py": {"numpy"}, "muster/data/stream.py": {"torch"}}
+USES = {"muster/bijection.py": {"numpy"}, "muster/data/loader_worker.py": {"torch"}}
 """What is faster with it, or fits into it, and does without it as well."""
 
 

@@ -56,6 +56,9 @@ rate: float = muster.data.scale_lr(0.1, base_world_size=2)
 stream: muster.data.ShardStream = muster.data.shard_stream(
     [8], lambda shard, begin, end: range(begin, end), 0, global_batch=4
 )
+unsized: muster.data.ElasticStream = muster.data.elastic_stream(data, batch_size=4, lanes=2)
+unsized.load(None)
+place: dict[str, object] = unsized.save("out", 1)
 handed: muster.data.Shards = muster.data.shards(8, name="rows", shard_size=2)
 due: bool = muster.horovod.commit_due(1)
 muster.horovod.committed(1)
@@ -83,7 +86,7 @@ def test_a_script_of_all_calls_is_typed(tmp_path: Path) -> None:
 def test_what_is_exported_can_be_had() -> None:
     for module in (muster, muster.data):
         assert all(hasattr(module, name) for name in module.__all__)
-        assert len(module.__all__) <= 13
+        assert len(module.__all__) <= 14
 
 
 @pytest.mark.parametrize("name", FORMER)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stream of shards below torch's loaders, whose workers read ahead of training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from muster.data import ElasticStream, elastic_stream
+from tests.support.training.streamed import Streamed
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # of torchdata
+]
+
+LENGTHS = [30, 0, 55, 7, 61, 1, 40, 12]
+EVERYTHING = Counter((at, one) for at, many in enumerate(LENGTHS) for one in range(many))
+Make = Callable[[ElasticStream, int], Any]
+
+
+def plain(stream: ElasticStream, workers: int) -> Any:
+    return DataLoader(stream, batch_size=None, num_workers=workers)
+
+
+def spawned(stream: ElasticStream, workers: int) -> Any:
+    context = "spawn" if workers else None
+    return DataLoader(
+        stream,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context=context,
+    )
+
+
+def stateful(stream: ElasticStream, workers: int) -> Any:
+    module = pytest.importorskip("torchdata.stateful_dataloader")
+    return module.StatefulDataLoader(stream, batch_size=None, num_workers=workers)
+
+
+def trained(batches: Any) -> Counter[Any]:
+    return Counter(tuple(record) for batch in batches for record in batch)
+
+
+def world(ranks: int, folder: Path | None) -> list[ElasticStream]:
+    streams = []
+    for rank in range(ranks):
+        dataset = Streamed(LENGTHS)
+        stream = elastic_stream(dataset, batch_size=4, seed=3, lanes=2, rank=rank, world_size=ranks)
+        stream.load(folder)
+        streams.append(stream)
+    return streams
+
+
+@pytest.mark.parametrize(
+    ("make", "workers"),
+    [(plain, 0), (plain, 2), (plain, 1), (spawned, 2), (stateful, 0), (stateful, 2)],
+)
+def test_i12_what_workers_have_read_ahead_of_a_stream_is_not_trained(
+    make: Make, workers: int, tmp_path: Path
+) -> None:
+    """Worlds of two, one and three ranks; the second is rolled back once."""
+    seen: Counter[Any] = Counter()
+    folder: Path | None = None
+    states: list[Any] = []
+    for step, ranks in enumerate((2, 1), 1):
+        streams = world(ranks, folder)
+        followed: list[Any] = [stream.follow(make(stream, workers)) for stream in streams]
+        for batches in followed:
+            seen += trained(islice(batches, 5))
+        folder = tmp_path / str(step)
+        for stream in streams:
+            stream.save(folder, step)
+        for batches in followed:
+            trained(islice(batches, 3))  # and the world is killed
+            batches.close()
+    for stream in world(3, folder):
+        loader = make(stream, workers)
+        if states:
+            loader.load_state_dict(states[0])
+        batches = stream.follow(loader)
+        for batch in batches:
+            seen += trained([batch])
+            if stream.done:
+                break
+            if make is stateful and not states:
+                states.append(loader.state_dict())
+    assert seen == EVERYTHING
+
+
+def test_a_loaders_state_alone_says_no_place_in_a_stream() -> None:
+    (stream,) = world(1, None)
+    loader = stateful(stream, 0)
+    next(stream.follow(loader))
+    state = loader.state_dict()
+    stream = elastic_stream(Streamed(LENGTHS), batch_size=4, rank=0, world_size=1)
+    loader = stateful(stream, 0)
+    loader.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"call stream\.load\(folder\) before the loop"):
+        next(stream.follow(loader))
+
+
+def test_a_loader_of_something_else_is_refused() -> None:
+    (stream,) = world(1, None)
+    many: Any = stream
+    for loader, said in [
+        (DataLoader([1, 2]), "DataLoader does not read this stream"),
+        ([[1, 2]], "list does not read this stream"),
+        (DataLoader(many, batch_size=4), "the stream makes the batches"),
+        (
+            DataLoader(many, batch_size=None, num_workers=1, persistent_workers=True),
+            "workers that persist do not see",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            stream.follow(loader)
