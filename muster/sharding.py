@@ -13,6 +13,7 @@ import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from muster import step_listeners
+from muster.checks import refuse
 from muster.progress import RankIdentity
 from muster.resuming import last_commit, started_from
 from muster.shard_line import ShardLine
@@ -302,7 +303,8 @@ def shards(
     the number of these ranks.
 
     Waits until the sidecar knows of this rank's world. Raises ``ValueError`` if ranks give
-    different arguments, or if it is not known what the weights of ``start`` contain.
+    different arguments, or if it is not known what the weights of ``start`` contain, as it never is
+    without a sidecar.
     """
     order = ShardOrder(int(dataset_size), int(shard_size), seed)
     if order.size < 1 or order.shard_size < 1 or epoch < 0:
@@ -335,6 +337,14 @@ def _begin(
     if run_dir and not rank.of_torchrun and not world:
         raise ValueError("without torchrun, muster.shards() needs world= and ranks=")
     begins, assumed = (start, False) if start is not None else _start(world)
+    if begins and not run_dir:
+        refuse(
+            ValueError(
+                "no sidecar runs here, so it is not known which records the weights of step %d"
+                " contain: shards would begin the epoch again; train beside one, as muster local"
+                " does, or begin at step 0" % begins
+            )
+        )
     identity = {
         "name": name,
         "master": "" if world else rank.master,

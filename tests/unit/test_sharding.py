@@ -70,6 +70,23 @@ def test_without_a_sidecar_a_script_needs_nothing_else(monkeypatch: pytest.Monke
         muster.data.shards(10, shard_size=0)
 
 
+def test_without_a_sidecar_nothing_is_known_of_a_later_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The epoch began again, without a word."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(ValueError, match="which records the weights of step 4 contain"):
+        muster.data.shards(10, shard_size=4, start=4)
+    monkeypatch.setattr(resuming, "_started_from", 5)
+    with pytest.raises(ValueError, match="weights of step 5 contain"):
+        muster.data.shards(10, shard_size=4)
+    assert muster.data.shards(10, shard_size=4, start=0).take(1) == [0]
+    monkeypatch.setenv("MUSTER_CHECKS", "warn")
+    monkeypatch.setattr(sharding, "_desks", {})
+    assert muster.data.shards(10, shard_size=4, start=4).take(1) == [0]
+    assert "shards would begin the epoch again" in caplog.text
+
+
 def test_a_loop_waits_for_what_others_hold_and_a_step_does_not() -> None:
     told = Told({"given": [[0, 4]]}, {}, {"wait": "the store is away"}, {"given": [[8, 12]]})
     shards = beside(told)
