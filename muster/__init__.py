@@ -2,8 +2,8 @@
 """The library that a training script imports; ``docs/training.md`` shows how to use it.
 
 Standard library only; no cost and no effect if no sidecar runs beside the script. ``train`` is the
-one name that needs torch. What concerns samples is in ``muster.data``, one call for transformers or
-Lightning in ``muster.trainers``, and what elastic Horovod needs in ``muster.horovod``.
+one name that needs torch. What concerns samples is in ``muster.data``, one call for each trainer in
+``muster.transformers`` and ``muster.lightning``, what elastic Horovod needs in ``muster.horovod``.
 """
 
 from typing import TYPE_CHECKING

@@ -23,7 +23,7 @@ class Positions(NamedTuple):
     begun: Mapping[int, Any]
 
 
-class Save(NamedTuple):
+class StreamSave(NamedTuple):
     """What all files of one save have in common."""
 
     epoch: int
@@ -56,7 +56,7 @@ def path_of(folder: str, name: str, rank: int) -> str:
     return os.path.join(folder, "%s-%05d.json" % (name, rank))
 
 
-def write(path: str, save: Save, rank: int, positions: Positions) -> None:
+def write(path: str, save: StreamSave, rank: int, positions: Positions) -> None:
     """Write one rank's file aside and rename it; raises ``OSError``."""
     pieces = joined([(place, place + 1) for place in positions.ended])
     fields = {
@@ -77,7 +77,7 @@ def write(path: str, save: Save, rank: int, positions: Positions) -> None:
             os.unlink(aside)
 
 
-def read(folder: str, name: str) -> Tuple[Save, Positions]:
+def read(folder: str, name: str) -> Tuple[StreamSave, Positions]:
     """Read the files of all ranks of one save.
 
     Raises ``ValueError`` if one is missing, or they do not belong together.
@@ -101,12 +101,12 @@ def read(folder: str, name: str) -> Tuple[Save, Positions]:
     return first, _merged(found, folder)
 
 
-def _read_one(folder: str, name: str, rank: int) -> Tuple[Save, Positions]:
+def _read_one(folder: str, name: str, rank: int) -> Tuple[StreamSave, Positions]:
     path = path_of(folder, name, rank)
     try:
         with open(path, encoding="ascii") as file:
             fields = json.load(file)
-        save = Save(*(fields[field] for field in Save._fields))
+        save = StreamSave(*(fields[field] for field in StreamSave._fields))
         ended = frozenset(place for low, high in fields["ended"] for place in range(low, high))
         begun = {int(place): state for place, state in fields["begun"].items()}
         of, positions = fields["rank"], Positions(save.epoch, ended, begun)

@@ -35,7 +35,7 @@ from typing import (
 
 from muster.checks import refuse
 from muster.data.loader_worker import hidden, iterable_kind, worker
-from muster.data.positions import Positions, Save, path_of, read, share, write
+from muster.data.positions import Positions, StreamSave, path_of, read, share, write
 from muster.own_world import own_world
 from muster.shard_order import ShardOrder
 from muster.tag import save_tag
@@ -110,7 +110,7 @@ class ElasticStream:
     def __iter__(self) -> Iterator[Any]:
         number, many = worker()
         left = [place for place in self._mine if place not in self._ended][number::many]
-        return Reading(self._read(left, dict(self._begun)), self._placed)
+        return StreamReading(self._read(left, dict(self._begun)), self._placed)
 
     def follow(self, loader: Any) -> Iterator[Any]:
         """Yield each batch to the end of the epoch, then empty ones until ``end_epoch``.
@@ -204,9 +204,9 @@ class ElasticStream:
         self._placed = True
         self._go_on(positions)
 
-    def _save(self, step: int) -> Save:
+    def _save(self, step: int) -> StreamSave:
         order = self._order
-        return Save(self.epoch, step, self.world_size, order.size, order.seed, save_tag())
+        return StreamSave(self.epoch, step, self.world_size, order.size, order.seed, save_tag())
 
     def _fault(self, loader: Any) -> str:
         if loader is self:
@@ -265,7 +265,7 @@ class ElasticStream:
         return Lane(place, part, iter(part))
 
 
-class Reading:
+class StreamReading:
     """One pass over a rank's batches, in this process or a worker of its loader.
 
     A loader that keeps a state, as torchdata's, finds here that there is nothing to skip: the place
@@ -276,7 +276,7 @@ class Reading:
         self._batches = batches
         self._placed = placed
 
-    def __iter__(self) -> Reading:
+    def __iter__(self) -> StreamReading:
         return self
 
     def __next__(self) -> Any:
