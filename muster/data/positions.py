@@ -16,7 +16,7 @@ from muster.shard_log import joined
 
 
 class Positions(NamedTuple):
-    """What the weights contain of an epoch: shards read to their end, and states of those begun."""
+    """The part of an epoch in the weights: shards read to their end, and states of those begun."""
 
     epoch: int
     ended: FrozenSet[int]
@@ -24,7 +24,7 @@ class Positions(NamedTuple):
 
 
 class StreamSave(NamedTuple):
-    """What all files of one save have in common."""
+    """The fields that all files of one save share."""
 
     epoch: int
     step: int

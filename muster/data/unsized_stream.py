@@ -50,7 +50,7 @@ Collate = Callable[[List[Any]], Any]
 
 
 class After:
-    """What a batch leaves behind: ``states`` of the shards that it read, None for those at their
+    """The traces of a batch: ``states`` of the shards that it read, None for those at their
     end. No loader converts it, as it would a dict.
     """
 
@@ -67,7 +67,7 @@ class Lane(NamedTuple):
 
 
 class ElasticStream:
-    """What ``elastic_stream`` makes; if the script uses torch, it is an ``IterableDataset``.
+    """The result of ``elastic_stream``; if the script uses torch, it is an ``IterableDataset``.
 
     ``epoch`` is the present one, from 0; ``done`` whether this rank has no more of it.
     """
