@@ -237,6 +237,25 @@ def _alone_is_right() -> Iterator[None]:
         yield
 
 
+def check_given(
+    model: nn.Module, optimizers: Sequence[Optimizer], also: Mapping[str, Stateful]
+) -> None:
+    """Raise ``ValueError`` if something else is given than these."""
+    fault = ""
+    if not isinstance(model, nn.Module):
+        fault = "the model is %s, and no torch.nn.Module" % type(model).__name__
+    elif not optimizers or not all(isinstance(one, Optimizer) for one in optimizers):
+        fault = "give it an optimizer of torch.optim, or a list of some, after the model"
+    elif not isinstance(also, Mapping):
+        fault = "also=%s: give names, too: also={'scheduler': scheduler}" % type(also).__name__
+    else:
+        for name, one in also.items():
+            if not all(hasattr(one, verb) for verb in ("state_dict", "load_state_dict")):
+                fault = "also: %r has no state_dict() and load_state_dict()" % name
+    if fault:
+        raise ValueError("muster.train: " + fault)
+
+
 def loader_of(data: Rows, sampler: Any, options: Mapping[str, Any]) -> "DataLoader[Any]":
     """Return the loader of the sampler's batches."""
     rows: Any = data
@@ -244,10 +263,15 @@ def loader_of(data: Rows, sampler: Any, options: Mapping[str, Any]) -> "DataLoad
 
 
 def size_of(data: Rows) -> int:
-    """Return the number of rows; raises ``ValueError`` if it is a stream."""
+    """Return the number of rows; raises ``ValueError`` for a stream or a loader."""
+    if isinstance(data, DataLoader):
+        raise ValueError(
+            "muster.train: the data are a DataLoader, and it makes its own: give it that one's"
+            " dataset, and options such as num_workers="
+        )
     if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
         raise ValueError(
             "muster.train: the data are a stream, whose rows have no numbers: write a loop of your"
-            " own with muster.data.shard_stream, or muster.data.shards"
+            " own, as docs/data.md has for streams"
         )
     return len(data)

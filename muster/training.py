@@ -11,6 +11,7 @@ as a learning rate schedule, is in the checkpoint of that step.
 
 from __future__ import annotations
 
+import logging
 import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Optional, Sequence, Type, Union
@@ -23,8 +24,10 @@ from muster.data.seeds import seed_step
 from muster.draining import Drain, drain
 from muster.resuming import last_commit
 from muster.tag import save_tag
-from muster.torch_parts import Rows, Stateful, TorchParts, loader_of, size_of
+from muster.torch_parts import Rows, Stateful, TorchParts, check_given, loader_of, size_of
 from muster.world_mark import WorldMark
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -212,23 +215,38 @@ def train(
     """Return the ``Training`` of a model, for ``with muster.train(...) as training``.
 
     ``model`` is as it trains: within ``DistributedDataParallel``, or after ``fully_shard``, in a
-    world of more than one rank. ``data`` has a length, and rows by number. ``directory`` is one
-    that every pod of the job reads and writes; the newest ``keep`` checkpoints stay there.
-    ``epochs`` and ``max_steps``: training ends with the one that comes first. ``save_every``: the
-    steps between two periodic saves, which are what a killed node costs at most. ``also``: what
-    else is in a checkpoint, such as ``{"scheduler": scheduler}``. ``accelerator``: that of
+    world of more than one rank. ``data`` has a length, and rows by number: a list, or a
+    ``Dataset``, no ``DataLoader``. ``directory`` is one that every pod of the job reads and writes;
+    the newest ``keep`` checkpoints stay there. ``epochs`` and ``max_steps``: training ends with the
+    one that comes first. ``save_every``: the steps between two periodic saves, which are what a
+    killed node costs at most. ``also``: what else is in a checkpoint, such as ``{"scheduler":
+    scheduler}``: objects with ``state_dict()`` and ``load_state_dict()``. ``accelerator``: that of
     accelerate which has prepared ``model`` and ``optimizer``. ``loader``: options of torch's
-    ``DataLoader``, such as ``num_workers``. The others are those of
-    ``muster.data.ElasticSampler``.
+    ``DataLoader``, such as ``num_workers``. The others are those of ``muster.data.ElasticSampler``.
 
     Raises ``ValueError`` if the training would lose or repeat samples, or would not average
     gradients over all ranks.
     """
     optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    if save_every < 1 or keep < 1 or epochs < 1:
-        raise ValueError("muster.train: save_every, keep and epochs are at least 1")
+    given = {"global_batch": global_batch, "epochs": epochs, "save_every": save_every, "keep": keep}
+    optional = {"micro_batch": micro_batch, "max_steps": max_steps}
+    given.update((name, value) for name, value in optional.items() if value is not None)
+    for name, value in given.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError("muster.train: %s=%r: give a whole number from 1" % (name, value))
+    if not os.fspath(directory):
+        raise ValueError("muster.train: directory is empty: name one that every pod reads")
+    check_given(model, optimizers, also or {})
+    size = size_of(data)
+    if global_batch > size:
+        log.warning(
+            "muster.train: global_batch=%d is more than the %d rows: each epoch is one step of them"
+            " all",
+            global_batch,
+            size,
+        )
     sampler = ElasticSampler(
-        size_of(data),
+        size,
         seed,
         global_batch=global_batch,
         micro_batch=micro_batch,

@@ -200,6 +200,30 @@ def test_a_stream_is_refused(tmp_path: Path) -> None:
         muster.train(model, SGD(model.parameters(), 1), rows, directory=tmp_path, global_batch=4)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"global_batch": 0}, "global_batch=0: give a whole number from 1"),
+        ({"epochs": "3"}, "epochs='3': give a whole number from 1"),
+        ({"max_steps": 0}, "max_steps=0: give a whole number from 1"),
+        ({"directory": ""}, "directory is empty"),
+        ({"model": SGD([torch.zeros(1)], 1)}, "the model is SGD, and no torch.nn.Module"),
+        ({"optimizer": None}, "give it an optimizer of torch.optim"),
+        ({"optimizer": []}, "give it an optimizer of torch.optim"),
+        ({"also": [1]}, "also=list: give names, too"),
+        ({"also": {"at": 3}}, r"also: 'at' has no state_dict\(\)"),
+        ({"data": torch.utils.data.DataLoader([1])}, "the data are a DataLoader"),
+    ],
+)
+def test_what_is_not_meant_is_refused_at_the_call(
+    tmp_path: Path, given: dict[str, Any], said: str
+) -> None:
+    model = nn.Linear(1, 1)
+    call = {"model": model, "optimizer": SGD(model.parameters(), 1), "data": [1, 2], **given}
+    with pytest.raises(ValueError, match=f"muster.train: {said}"):
+        muster.train(**{"directory": tmp_path, "global_batch": 2, **call})
+
+
 def other_optimizer(model: nn.Module) -> SGD:
     return SGD(nn.Linear(1, 1).parameters(), 0.1)
 
