@@ -16,6 +16,9 @@ from typing import Any, Mapping, Optional
 CURSOR_MAX_BYTES = 1024
 """Maximum length of a cursor as JSON: it is part of records that every sidecar keeps."""
 
+UNKEPT = "unkept"
+"""The name under which a sampler's cursor says why it is not the place of what was trained."""
+
 ENDING = ".cursors"
 """Suffix of the file's name, after the local rank."""
 

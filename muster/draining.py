@@ -48,7 +48,7 @@ class Drain:
     def __init__(self, file: Optional[ProgressFile], gate: Optional[GateFile]) -> None:
         self._file = file
         self._gate = gate
-        self._rank = boundary.Rank(file.rank.master if file else "")
+        self._rank = boundary.Rank(file.rank.master if file else "", ENTERED_STEP)
         self._entered = False
         self._boundary = ENTERED_STEP
         self._committed: Optional[CommittedStep] = None
@@ -76,8 +76,6 @@ class Drain:
         if self._file is not None and self._gate is not None:
             if self._file.left is not None:
                 self._rank = boundary.enter_again(self._file.left())
-            else:
-                self._rank = self._rank._replace(step=ENTERED_STEP)
             if not self._rank.matched:
                 matched = self._gate.wait_for_own(self._file.rank)
                 self._rank = self._rank._replace(matched=matched)
@@ -94,6 +92,7 @@ class Drain:
             if reading is not None and self._rank.step == ENTERED_STEP:  # the process's first loop
                 self._committed = reading.last_commit
                 self._boundary = ENTERED_STEP if self._committed is None else int(self._committed)
+                self._file.saved.go_on_from(self._committed)
         return self
 
     def __exit__(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import re
 import time
 import zlib
 from contextlib import suppress
@@ -22,7 +21,7 @@ from typing import Callable, Mapping, Optional, Tuple
 from muster.boundary import Rank
 from muster.cursor import CursorFile
 from muster.file_owner import FileOwner, began, living_owner
-from muster.saved_steps import SavedSteps
+from muster.saved_steps import NOT_PLAIN, SavedSteps, plain
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +33,8 @@ IMPORTED_NAME = "imported"
 BLOCK_BYTES = 512
 """The length of the line is a multiple of this: mostly twice, more with a very long host name."""
 
-VARYING_BYTES = 560
+VARYING_BYTES = 660
 """Maximum length of the fields after ``master``."""
-
-REASON_CHARACTERS = 80
-"""Maximum length of the reported reason why a save failed."""
-
-_NOT_PLAIN = re.compile(r'[^ -~]|["\\]')
 
 
 class RankIdentity:
@@ -91,7 +85,7 @@ class ProgressFile:
         self._foreign = False
         self._lines = 0
         self._cursors = CursorFile(directory, rank.local_rank, self._pid, started)
-        self._master = _NOT_PLAIN.sub("?", rank.master)
+        self._master = NOT_PLAIN.sub("?", rank.master)
         self._identity = (
             ',"schema":%d,"pid":%d,"started":%d,"restart":%d,"rank":%d,"local_rank":%d,'
             '"world_size":%d,"local_world_size":%d,"master":"%s",'
@@ -149,7 +143,7 @@ class ProgressFile:
             self._first = step
         record = (
             '%s"first":%d,"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d'
-            ',"acked":%s,"failed":%s%s%s%s%s%s%s}'
+            ',"acked":%s,"failed":%s%s%s%s%s%s}'
             % (
                 self._tagged,
                 self._first,
@@ -161,8 +155,7 @@ class ProgressFile:
                 "null" if acked is None else "[%d,%d]" % acked,
                 "null" if failed is None else '[%d,"%s"]' % (failed[0], plain(failed[1])),
                 ',"away":true' if away else "",
-                _saved(self.saved.named),
-                ',"cursors":true' if self.saved.with_cursors else "",
+                self.saved.told,
                 ',"saver":true' if self.saver else "",
                 ',"answered":[%d,%d]' % self.answered if self.answered else "",
                 ',"page":true' if self.page else "",
@@ -316,22 +309,13 @@ def announce() -> None:
             descriptor = os.open(path, flags, 0o644)
             with os.fdopen(descriptor, "w") as file:
                 os.fchmod(descriptor, 0o644)  # the sidecar is another user, whatever the umask is
-                file.write(_NOT_PLAIN.sub("?", master))
+                file.write(NOT_PLAIN.sub("?", master))
 
 
 def _master(environ: Mapping[str, str]) -> str:
     if "TORCHELASTIC_RUN_ID" not in environ:
         return ""
     return "%s:%s" % (environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", ""))
-
-
-def plain(reason: str) -> str:
-    """Return ``reason`` as it fits into the line: short, printable ASCII, nothing to be escaped."""
-    return _NOT_PLAIN.sub("?", reason.replace("\n", " ").replace('"', "'"))[:REASON_CHARACTERS]
-
-
-def _saved(steps: Tuple[int, ...]) -> str:
-    return ',"saved":[%s]' % ",".join(["%d" % step for step in steps]) if steps else ""
 
 
 _file: Optional[ProgressFile] = None

@@ -24,6 +24,7 @@ from rdzv.drain.phases import phase_of
 from rdzv.drain.transactions import transaction
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
+from rdzv.records.commit import LastCommit
 from rdzv.records.drain import Drain
 from rdzv.snapshot import Snapshot
 from rdzv.store import Operation
@@ -173,7 +174,7 @@ class Coordinator:
         ended = replace(decision, last_commit=last, drains=drains)
         compares, operations = transaction(keys, snapshot, ended)
         for at, drain in enumerate(drains.values()):
-            entry, *surplus = self._entry(now, drain)
+            entry, *surplus = self._entry(now, drain, snapshot.membership.last_commit)
             operations += [entry] if at else [entry, *surplus]
         commit = ended.commit
         if commit is not None and commit.refused and commit.mute:
@@ -185,7 +186,8 @@ class Coordinator:
                 # Every pod logs a commit when it shows the gate.
                 self._diary.say(decision.reason)
 
-    def _entry(self, now: float, drain: Drain) -> tuple[Operation, ...]:
+    def _entry(self, now: float, drain: Drain, last: LastCommit | None) -> tuple[Operation, ...]:
+        committed = drain.outcome == "committed" and last is not None and last.step == drain.step
         details: dict[str, object] = {
             "outcome": drain.outcome,
             "step": drain.step,
@@ -194,6 +196,7 @@ class Coordinator:
             "pod_uid": drain.pod_uid,
             **({"cause": drain.cause} if drain.cause else {}),
             **self._chronicle.phases_s(now, drain.pod_uid),
+            "samples": last.samples if committed and last is not None else "",
         }
         return self._writing.history("drain", drain.member, drain.reason, details)
 

@@ -23,6 +23,7 @@ from rdzv.drain.gate import ON_CUT_S
 from rdzv.drain.inputs import DrainPolicy
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
+from rdzv.records.codec import KEPT
 from rdzv.records.commit import Commit
 from rdzv.shards.ledger import ShardLedger
 
@@ -93,6 +94,12 @@ class Drains:
         """The newest step that all ranks saved; -1 for none."""
         last = self._client.membership.snapshot().commit_to_start_from
         return -1 if last is None else last.step
+
+    @property
+    def last_commit_keeps_samples(self) -> int:
+        """1 if the last commit keeps the samples, 0 if it does not; -1 for none."""
+        last = self._client.membership.snapshot().commit_to_start_from
+        return -1 if last is None else int(last.samples == KEPT)
 
     @property
     def last_saved_step(self) -> int:

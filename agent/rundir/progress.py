@@ -18,7 +18,7 @@ from launcher_shim.rundir.progress_line import read_whole
 from launcher_shim.rundir.safe_open import read_untrusted
 from rdzv.drain.gate import RankProgress
 from rdzv.errors import RecordError
-from rdzv.records.codec import CURSOR_MAX_BYTES, take_seconds, take_tag
+from rdzv.records.codec import CURSOR_MAX_BYTES, take_samples, take_seconds, take_tag
 
 CURSORS_MAX_BYTES = 16 * 1024
 """Bound on a file of cursors: far more than those of the steps that a rank names."""
@@ -38,7 +38,8 @@ class ProgressLine:
     for it; ``answered`` are the ask and the step of its newest save of that kind. ``page``: it
     reads the gate's page, where an older one has ``gate.json`` alone. ``tag``: the save tag that
     its script has asked for, empty for none. ``save_s``: seconds that its newest periodic save has
-    taken since the boundary, 0.0 if it is unknown or short.
+    taken since the boundary, 0.0 if it is unknown or short. ``samples``: whether
+    its saves keep the samples, or why not; empty if it does not say.
     """
 
     pid: int
@@ -64,6 +65,7 @@ class ProgressLine:
     page: bool = False
     tag: str = ""
     save_s: float = 0.0
+    samples: str = ""
 
 
 def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
@@ -111,6 +113,7 @@ def _rank(directory: Path, line: ProgressLine) -> RankProgress:
         page=line.page,
         tag=line.tag,
         save_s=line.save_s,
+        samples=line.samples,
     )
 
 
@@ -158,6 +161,7 @@ def _parse(content: bytes) -> ProgressLine | None:
             page=fields.get("page") is True,
             tag=take_tag("progress", fields),
             save_s=take_seconds("progress", fields, "save_s") if "save_s" in fields else 0.0,
+            samples=take_samples("progress", fields),
         )
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError, RecordError):
         return None

@@ -144,6 +144,11 @@ def add_drain_gauges(metrics: Metrics, drains: Drains, boot_clock: Callable[[], 
         lambda: float(drains.last_commit_step),
     )
     metrics.gauge(
+        "muster_last_commit_samples_kept",
+        "1 if the last commit keeps the samples, 0 if not: muster status says why; -1 before it.",
+        lambda: float(drains.last_commit_keeps_samples),
+    )
+    metrics.gauge(
         "muster_last_saved_step",
         "The newest step that a rank of this pod saved in its round; -1 before the first.",
         lambda: float(drains.last_saved_step),

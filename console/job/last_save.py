@@ -21,6 +21,7 @@ class LastSave:
 
     ``step``: the newest that all ranks have saved, or None; ``periodic``: no commit asked for it.
     ``tag``: the save tag in the path of its checkpoint, empty if the script has a name of its own.
+    ``samples``: whether it keeps the samples, and why not; empty without a step.
     ``newest``: a later step that some members have saved, or None, at ``newest_at_unix_s`` or
     before; ``awaited``: the others of their world. ``overtaken``: those of them that have not
     reported the save before it either. ``seen_step``: the furthest step that the world has
@@ -39,6 +40,7 @@ class LastSave:
     seen_at_unix_s: float = 0.0
     finishing: bool = False
     tag: str = ""
+    samples: str = ""
 
     @property
     def steps_at_risk(self) -> int | None:
@@ -65,6 +67,8 @@ class LastSave:
         elif at_risk is not None:
             seen = _ago(self.seen_at_unix_s, now_unix_s)
             parts.append(f"{at_risk:,} steps at risk (at step {self.seen_step:,}{seen})")
+        if self.samples:
+            parts.append(f"samples: {self.samples}")
         return "; ".join(parts)
 
     def late(self, now_unix_s: float) -> str:
@@ -90,6 +94,7 @@ class LastSave:
             "waits_for": list(self.awaited),
             "periodic": self.periodic,
             "tag": self.tag or None,
+            "samples": self.samples or None,
             "seen_step": self.seen_step,
             "seen_at_unix_s": self.seen_at_unix_s or None,
             "steps_at_risk": self.steps_at_risk,

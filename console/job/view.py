@@ -17,6 +17,7 @@ from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.run_membership import run_membership
 from launcher_shim.horovod.hosts import Host, host_of
 from rdzv import listing
+from rdzv.drain.cursors import verdict
 from rdzv.drain.inputs import DrainPolicy
 from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError
@@ -218,6 +219,7 @@ class JobView:
             seen_step=None if furthest is None or furthest.step < 0 else furthest.step,
             seen_at_unix_s=0.0 if furthest is None else furthest.at_unix_s,
             tag="" if last is None else last.tag,
+            samples="" if last is None else verdict(last.samples, last.cursor),
         )
 
     @property

@@ -20,6 +20,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Seque
 from muster.batches import MicroBatch, batch_plan
 from muster.bijection import places
 from muster.checks import refuse
+from muster.cursor import UNKEPT
 from muster.data.order import RowOrder, difference
 from muster.data.wiring import fault
 from muster.own_world import own_world
@@ -94,7 +95,8 @@ class ElasticSampler:
         """Whether the place was set or has moved: a loader's state then does not change it."""
         self.counted = False
         """Whether steps are counted here, by ``follow`` or ``advance``."""
-        self._issued = False
+        self._issued = self._warned = False
+        self._unkept = ""
         self._last = last
         self.order: Any = RowOrder(dataset_size, seed, shuffle)
         """The order of the samples of each epoch; ``shard_stream`` sets another."""
@@ -116,14 +118,17 @@ class ElasticSampler:
 
         Logs a warning if batches were taken and no step was counted.
         """
-        if self._issued and not self.counted:
-            self.counted = True  # said once
+        place = self.place_of(self.epoch, self.samples)
+        if not self._issued or self.counted:
+            return place
+        if not self._warned:
+            self._warned = True
             log.warning(
                 "batches were taken from this ElasticSampler, and no step was counted, so its"
                 " cursor stands still: iterate by `for batch, part in sampler.follow(loader)`, or"
                 " call sampler.advance() after each optimizer step"
             )
-        return self.place_of(self.epoch, self.samples)
+        return {**place, UNKEPT: "batches were taken without sampler.follow(loader)"}
 
     def place_of(self, epoch: int, samples: int) -> Dict[str, Any]:
         """Return the cursor of a place in this data: the place, and what its order follows from."""
@@ -133,6 +138,7 @@ class ElasticSampler:
             "of": self.size,
             "seed": self.seed,
             **self.order.facts,
+            **({UNKEPT: self._unkept} if self._unkept else {}),
         }
 
     def go_to(self, cursor: Optional[Mapping[str, Any]]) -> None:
@@ -161,11 +167,15 @@ class ElasticSampler:
         if differs:
             raise ValueError(differs + ": give what the epoch has begun with")
         self.epoch, self.samples, self.placed = epoch, samples, True
-        if not self._steps_from(samples):
-            self.epoch, self.samples = epoch + 1, 0
+        self._unkept = str(cursor.get(UNKEPT) or "")
+        self._pass_end()
 
     def go_to_step(self, step: int) -> None:
-        """Go to the place in the data after ``step`` optimizer steps, each of this global batch."""
+        """Go to the place in the data after ``step`` optimizer steps, each of this global batch.
+
+        Nothing shows that they were: to the end of that epoch, no save counts as keeping samples.
+        """
+        self._unkept = "the place follows from the number of steps" if step else ""
         self.epoch, done = divmod(step, self.steps_per_epoch)
         self.samples, self.placed = done * self.global_batch, True
 
@@ -173,8 +183,12 @@ class ElasticSampler:
         """Count the next global batch as trained; ``follow`` calls this itself."""
         self.samples += self.global_batch
         self.placed = self.counted = True
+        self._pass_end()
+
+    def _pass_end(self) -> None:
+        """Begin the next epoch at the end of one: what was wrong with that one is over."""
         if not self._steps_from(self.samples):
-            self.epoch, self.samples = self.epoch + 1, 0
+            self.epoch, self.samples, self._unkept = self.epoch + 1, 0, ""
 
     def follow(self, loader: Iterable[Batch]) -> Iterator[Tuple[Batch, MicroBatch]]:
         """Yield each batch of ``loader`` to the end of the epoch, with its micro batch.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agreement of all ranks that have saved a step on what they say of it: pure.
 
-They say where in the data it is (the cursor), and which world's path they saved to (the tag).
+They say where in the data it is (the cursor), which world's path they saved to (the tag), and
+whether it keeps the samples: a world that goes on from it then trains each once an epoch.
 
 A step whose ranks are at different places in the data is no place to resume from: in the next world
 some samples would be trained twice, and others never. A rank that gives no cursor leaves it to the
@@ -12,10 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rdzv.records.codec import KEPT
+
 CURSORS = "the data cursors of step "
 TAGS = "the save tags of step "
 DIFFER = (CURSORS, TAGS)
 """The starts of the sentences about a difference."""
+
+NO_CURSOR = "not kept: the script gives no data cursor (it may keep its own place)"
+NO_VERDICT = "not kept: an older version saved it, which does not say"
 
 SHOWN_GROUPS = 3
 SHOWN_CHARACTERS = 80
@@ -78,3 +84,17 @@ def spell(ranks: Sequence[int]) -> str:
 def agreed(given: Iterable[tuple[Sequence[int], str, str]]) -> str:
     """Return the cursor that all gave, provided that there is no ``difference``; empty for none."""
     return next((cursor for _, _, cursor in given if cursor), "")
+
+
+def samples_of(said: Iterable[str]) -> str:
+    """Return what ranks or pods say of the samples together; empty if they say nothing.
+
+    One that does not keep them counts for all. One that says nothing leaves it to the others.
+    """
+    verdicts = sorted(filter(None, said))
+    return next((one for one in verdicts if one != KEPT), verdicts[0] if verdicts else "")
+
+
+def verdict(samples: str, cursor: str) -> str:
+    """Return whether a commit keeps the samples, and why not: it has a verdict in any case."""
+    return samples or (NO_VERDICT if cursor else NO_CURSOR)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rdzv.drain.cursors import DIFFER, TAGS, agreed, difference, left_to_others
+from rdzv.drain.cursors import DIFFER, TAGS, agreed, difference, left_to_others, samples_of, verdict
 from rdzv.drain.inputs import (
     DrainingSnapshot,
     DrainObservations,
@@ -493,6 +493,8 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
             # tell them to end, and newcomers come in then.
             why = f"the store has lost which records the weights of step {step} contain"
             return _useless(scene, why, for_good=True)
+        cursor = agreed(given)
+        samples = verdict(samples_of(vote.samples for vote in votes.values()), cursor)
         decision = scene.becomes(
             f"all have saved step {step}{left_to_others(given)}",
             phase="done",
@@ -503,7 +505,7 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
             took_s=scene.now - scene.observations.epoch_since_s,
         )
         last = LastCommit(step, round.number, commit.epoch, run=round.run)
-        last = replace(last, cursor=agreed(given), tag=agreed(tags))
+        last = replace(last, cursor=cursor, tag=agreed(tags), samples=samples)
         return replace(decision, last_commit=last)
     if not _anybody(scene):
         return _void(scene, _NONE_PENDING)

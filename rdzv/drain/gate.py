@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self, TypeGuard, get_args
 
-from rdzv.drain.cursors import TAGS, agreed, difference, left_to_others
+from rdzv.drain.cursors import TAGS, agreed, difference, left_to_others, samples_of
 from rdzv.drain.decision import granted
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import RecordError
@@ -153,6 +153,8 @@ class RankProgress:
     """The save tag that its script has asked for; empty for none."""
     save_s: float = 0.0
     """Seconds that its newest periodic save has taken; 0.0 if that is unknown, or short."""
+    samples: str = ""
+    """Whether its saves keep the samples, or why not; empty if it does not say."""
 
     def cursor_of(self, step: int) -> str:
         """Return the data cursor that the rank gave with the save of ``step``; empty for none."""
@@ -363,7 +365,14 @@ def _acknowledge(here: Here, commit: Commit, round: LiveRound, vote: Vote) -> Mo
     if differ:
         return Move(vote=replace(vote, failed=differ), reason=differ)
     numbers = tuple(sorted(r.rank for r in ranks))
-    acknowledged = replace(vote, acked=step, cursor=agreed(said), ranks=numbers, tag=agreed(tags))
+    acknowledged = replace(
+        vote,
+        acked=step,
+        cursor=agreed(said),
+        ranks=numbers,
+        tag=agreed(tags),
+        samples=samples_of(r.samples for r in ranks),
+    )
     return Move(vote=acknowledged, reason=f"all ranks saved step {step}{left_to_others(said)}")
 
 

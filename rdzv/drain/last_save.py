@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rdzv.drain.cursors import TAGS, agreed, difference, left_to_others
+from rdzv.drain.cursors import TAGS, agreed, difference, left_to_others, samples_of, verdict
 from rdzv.drain.gate import RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
 from rdzv.keys import JobKeys
@@ -55,6 +55,7 @@ def saves_of(
         ranks=tuple(sorted(rank.rank for rank in own)),
         tag=agreed(tags) if common else "",
         save_s=max(rank.save_s for rank in own),
+        samples=samples_of(rank.samples for rank in own) if steps else "",
     )
 
 
@@ -127,15 +128,18 @@ def decide(
         lost = "the store has lost which records their weights contain"
         return None, (differ[newer[0]] or lost) if newer else "no newer step is saved by all ranks"
     epoch = last.epoch if last is not None else 0
+    cursor = agreed(said[step])
+    samples = verdict(samples_of(one.samples for one in told), cursor)
     saved = LastCommit(
         step,
         round.number,
         epoch,
         membership.job.uid,
         periodic=True,
-        cursor=agreed(said[step]),
+        cursor=cursor,
         run=round.run,
         tag=agreed(tags),
+        samples=samples,
     )
     return saved, f"all ranks have saved step {step}{left_to_others(said[step])}"
 

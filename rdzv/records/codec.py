@@ -32,6 +32,10 @@ CURSOR_MAX_BYTES = 1024
 TAG = re.compile(r"[a-z0-9-]{0,40}")
 """The form of a save tag; empty for none."""
 
+KEPT = "kept"
+SAMPLES = re.compile(rf"|{KEPT}|not kept: [ -~]{{1,80}}")
+"""The form of what a save says of the samples; empty for nothing."""
+
 T = TypeVar("T")
 
 
@@ -110,6 +114,14 @@ def take_tag(key: str, fields: Mapping[str, Any]) -> str:
     text = take(key, fields, "tag", str, "")
     if TAG.fullmatch(text) is None:
         raise RecordError(f"{key}: 'tag' is {text[:80]!r}, which is no save tag")
+    return text
+
+
+def take_samples(key: str, fields: Mapping[str, Any]) -> str:
+    """Take what a save says of the samples, empty if it is missing; raise ``RecordError``."""
+    text = take(key, fields, "samples", str, "")
+    if SAMPLES.fullmatch(text) is None:
+        raise RecordError(f"{key}: 'samples' is {text[:100]!r}, which is no verdict on samples")
     return text
 
 

@@ -18,6 +18,7 @@ from rdzv.records.codec import (
     load_record,
     take,
     take_cursor,
+    take_samples,
     take_seconds,
     take_tag,
     take_unix_s,
@@ -127,8 +128,8 @@ class Vote:
     ``vote`` is the first step that none of its ranks can have passed; None is a *no*: a rank takes
     no part. ``acked`` is the step that all its ranks saved, ``failed`` why they did not. ``away``:
     a rank was between two blocks that take part, so that its next boundary may be far off. With
-    ``acked`` come the numbers of its ``ranks``, the data ``cursor`` that each of them gave, and the
-    save ``tag``; both empty for none.
+    ``acked`` come the numbers of its ``ranks``, the data ``cursor`` that each of them gave, the
+    save ``tag``, and what they say of the ``samples``; each empty for none.
     """
 
     epoch: int
@@ -141,6 +142,7 @@ class Vote:
     cursor: str = ""
     ranks: tuple[int, ...] = ()
     tag: str = ""
+    samples: str = ""
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
@@ -157,6 +159,7 @@ class Vote:
                 "cursor": self.cursor,
                 "ranks": self.ranks,
                 "tag": self.tag,
+                "samples": self.samples,
             }
         )
 
@@ -176,6 +179,7 @@ class Vote:
             cursor=take_cursor(kv.key, fields),
             ranks=_ranks(kv.key, fields),
             tag=take_tag(kv.key, fields),
+            samples=take_samples(kv.key, fields),
             mod_revision=kv.mod_revision,
         )
 
@@ -190,7 +194,9 @@ class LastCommit:
     ``at_unix_s`` is the writer's wall clock, for people; 0.0 if it is unknown. ``cursor``: where in
     the data training goes on from it, JSON that every rank gave; or empty. ``run``: the run that
     the round is of; empty in a record of an older sidecar. ``tag``: the save tag of the world that
-    saved it, empty if its ranks have asked for none.
+    saved it, empty if its ranks have asked for none. ``samples``: whether a world that goes on from
+    it trains each sample once an epoch: ``kept``, or ``not kept:`` and why; empty in a record of an
+    older sidecar.
     """
 
     step: int
@@ -203,6 +209,7 @@ class LastCommit:
     cursor: str = ""
     run: str = ""
     tag: str = ""
+    samples: str = ""
     mod_revision: int = 0
 
     def is_of(self, run: str) -> bool:
@@ -226,6 +233,7 @@ class LastCommit:
                 "cursor": self.cursor,
                 "run": self.run,
                 "tag": self.tag,
+                "samples": self.samples,
             }
         )
 
@@ -244,6 +252,7 @@ class LastCommit:
             cursor=take_cursor(kv.key, fields),
             run=take(kv.key, fields, "run", str, ""),
             tag=take_tag(kv.key, fields),
+            samples=take_samples(kv.key, fields),
             mod_revision=kv.mod_revision,
         )
 

@@ -15,6 +15,7 @@ from rdzv.records.codec import (
     load_record,
     take,
     take_cursor,
+    take_samples,
     take_seconds,
     take_tag,
     take_unix_s,
@@ -40,6 +41,7 @@ class PodSaves:
     tag of the paths that they saved to, empty if they have asked for none. ``save_s``: seconds that
     the slowest of their newest saves has taken, if that is longer than its pod has in a drain:
     ``grace_s`` less ``reserve_s``; all three are 0.0 if it is not.
+    ``samples``: what its ranks say of the samples of ``steps``, empty for nothing.
     """
 
     member: str
@@ -56,6 +58,7 @@ class PodSaves:
     save_s: float = 0.0
     grace_s: float = 0.0
     reserve_s: float = 0.0
+    samples: str = ""
     mod_revision: int = 0
 
     @property
@@ -98,6 +101,7 @@ class PodSaves:
                     if self.save_s
                     else {}
                 ),
+                "samples": self.samples,
             }
         )
 
@@ -128,6 +132,7 @@ class PodSaves:
             save_s=_seconds(kv.key, fields, "save_s"),
             grace_s=_seconds(kv.key, fields, "grace_s"),
             reserve_s=_seconds(kv.key, fields, "reserve_s"),
+            samples=take_samples(kv.key, fields),
             mod_revision=kv.mod_revision,
         )
 

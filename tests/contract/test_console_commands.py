@@ -18,6 +18,7 @@ from dataclasses import replace
 import pytest
 
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from rdzv.drain.cursors import NO_CURSOR
 from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
 from rdzv.records.commit import LastCommit
@@ -145,6 +146,7 @@ async def test_status_as_json(server: EmbeddedServer) -> None:
         "waits_for": ["b"],
         "periodic": True,
         "tag": None,
+        "samples": NO_CURSOR,
         "seen_step": 1234,
         "seen_at_unix_s": None,
         "steps_at_risk": 34,

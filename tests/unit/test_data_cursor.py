@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from muster.gate import parse
 from muster.progress import BLOCK_BYTES, ProgressFile
 from muster.saved_steps import SavedSteps
 from rdzv import listing
-from rdzv.drain.cursors import difference
+from rdzv.drain.cursors import NO_VERDICT, difference
 from rdzv.drain.decision import decide
 from rdzv.drain.gate import Gate, Here, RankProgress, local
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
@@ -35,6 +36,7 @@ MASTER = "10.0.0.1:29500"
 ROUND = LiveRound("run", 3, True, ("a", "b"), master=MASTER, mod_revision=70)
 SAVE = Commit(5, "run", 3, "commit", step=10, leaving=("uid-a",), mod_revision=60)
 DRAIN = Drain("uid-a", "a", "spot", "sigterm", mod_revision=50)
+UNSAID: dict[str, Any] = {"run": "run", "samples": NO_VERDICT}
 HERE, THERE = '{"samples":640}', '{"samples":600}'
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -135,7 +137,7 @@ def test_i12_two_data_cursors_that_differ_void_the_commit_and_name_the_ranks() -
     done, last = becomes(vote("a", HERE, 0, 1), vote("b", HERE, 2, 3))
     assert done is not None
     assert done.phase == "done"
-    assert last == LastCommit(10, 3, 5, cursor=HERE, run="run")
+    assert last == LastCommit(10, 3, 5, cursor=HERE, **UNSAID)
     void, last = becomes(vote("a", HERE, 0, 1), vote("b", THERE, 2, 3))
     assert void is not None
     assert (void.phase, void.failures, last) == ("void", 1, None)
@@ -146,7 +148,7 @@ def test_i12_two_data_cursors_that_differ_void_the_commit_and_name_the_ranks() -
     # A sidecar of before does not tell what its ranks gave: they are not held against the others.
     done, last = becomes(vote("a", ""), vote("b", THERE, 2, 3))
     assert done is not None
-    assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=THERE, run="run"))
+    assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=THERE, **UNSAID))
     # They differ again: who leaves does not wait for its deadline.
     void, _ = becomes(vote("a", HERE, 0, 1), vote("b", THERE, 2, 3), failures=1)
     assert void is not None
@@ -158,7 +160,7 @@ def test_i12_two_data_cursors_that_differ_void_the_commit_and_name_the_ranks() -
 def test_i12_a_rank_that_gives_no_cursor_leaves_it_to_the_others(a: str, b: str) -> None:
     done, last = becomes(vote("a", a, 0, 1), vote("b", b, 2, 3))
     assert done is not None
-    assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=HERE, run="run"))
+    assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=HERE, **UNSAID))
     who = "ranks 2-3 (b)" if a else "ranks 0-1 (a)"
     assert f"{who} gave no data cursor" in done.reason
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv import listing
+from rdzv.drain.cursors import NO_CURSOR
 from rdzv.drain.decision import DrainDecision, decide, ends_round, granted, join_agreed, joins_wait
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound, observe
 from rdzv.drain.phases import phase_of
@@ -284,7 +285,7 @@ def test_i7_done_is_all_acknowledgements_and_comes_with_the_last_commit() -> Non
     decision = decided(scene(SAVE, A, votes=SAVED), seen(NOW - 4))
     assert decision.commit is not None
     assert (decision.commit.phase, decision.commit.took_s) == ("done", 4.0)
-    assert decision.last_commit == LastCommit(10, 3, 5, run="run")
+    assert decision.last_commit == LastCommit(10, 3, 5, run="run", samples=NO_CURSOR)
 
 
 def test_a_save_of_shards_that_a_restored_store_has_lost_is_void_and_lets_the_drain_go() -> None:
@@ -382,7 +383,7 @@ def test_what_the_others_finish_after_the_deadline_is_committed(live: LiveRound)
         assert not saving.drains
         assert saving.commit is None
         done = decided(scene(SAVE, A, votes=SAVED, live=live, me=me), OUT_OF_TIME)
-        assert done.last_commit == LastCommit(10, 3, 5, run="run")
+        assert done.last_commit == LastCommit(10, 3, 5, run="run", samples=NO_CURSOR)
         over = decided(scene(DONE, A, votes=SAVED, live=live, me=me), OUT_OF_TIME)
         assert over.drains["uid-a"] == replace(A, outcome="committed", step=10)
 

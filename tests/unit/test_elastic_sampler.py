@@ -149,7 +149,8 @@ def test_the_cursor_moves_with_the_steps_and_past_the_end_of_an_epoch() -> None:
     data = {"of": 10, "seed": 7, "shuffle": True}
     assert sampler.cursor == {"epoch": 1, "samples": 0, **data}
     sampler.go_to_step(4)
-    assert sampler.cursor == {"epoch": 1, "samples": 4, **data}
+    unkept = {"unkept": "the place follows from the number of steps"}
+    assert sampler.cursor == {"epoch": 1, "samples": 4, **data, **unkept}
     sampler.go_to({"epoch": 1, "samples": 10, "of": 10, "seed": 7})
     assert (sampler.epoch, sampler.samples) == (2, 0)
     sampler.go_to({**sampler.cursor, "epoch": 5})

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from muster.saved_steps import SPREAD, SavedSteps
 from rdzv import listing
+from rdzv.drain.cursors import NO_CURSOR
 from rdzv.drain.gate import RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
 from rdzv.drain.last_save import decide, saves_of, timed, transaction
@@ -87,7 +88,7 @@ TAG, UNCONFIRMED = "life00001-round000003-0a1b2c3d4e", "life00000-round000000-0a
 
 def test_the_newest_common_step_becomes_the_last_commit_and_keeps_the_epoch() -> None:
     saved, _ = decide(scene(LAST), {one.member: one for one in BOTH})
-    assert saved == LastCommit(20, 3, 4, "uid-now", periodic=True, run="run")
+    assert saved == LastCommit(20, 3, 4, "uid-now", periodic=True, run="run", samples=NO_CURSOR)
     compares, operations = transaction(KEYS, scene(LAST), saved)
     assert set(compares) == {
         Compare(KEYS.job, "mod", "=", 7),

@@ -19,6 +19,7 @@ import muster.progress
 from console.job.forget import forgetting
 from muster import resuming
 from muster.tag import world_tag
+from rdzv.drain.cursors import NO_CURSOR
 from rdzv.drain.decision import decide
 from rdzv.drain.gate import Gate
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
@@ -219,7 +220,9 @@ def test_a_last_commit_names_the_job_that_made_it() -> None:
         1000.0, snapshot, DrainObservations(5, "commit", 990.0, 990.0, {}), DrainPolicy()
     )
     _, operations = transaction(KEYS, snapshot, decision)
-    expected = LastCommit(10, 3, 5, job_uid="uid-of-the-job", run="run", mod_revision=1)
+    expected = LastCommit(
+        10, 3, 5, job_uid="uid-of-the-job", run="run", samples=NO_CURSOR, mod_revision=1
+    )
     assert written(operations) == expected
 
 

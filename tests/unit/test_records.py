@@ -140,6 +140,8 @@ def test_i8_a_deeply_nested_record_is_refused() -> None:
         (LastCommit, "at_unix_s", -1.0),
         (LastCommit, "at_unix_s", float("nan")),
         (LastCommit, "cursor", "x" * 1025),
+        (LastCommit, "samples", "perhaps"),
+        (Vote, "samples", "not kept: " + "x" * 81),
         (Vote, "ranks", ["0"]),
         (PodSaves, "cursors", ["{}"]),
         (PodSaves, "steps", ["40"]),

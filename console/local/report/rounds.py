@@ -9,6 +9,7 @@ from console.counting import counted
 from console.local.report.outcome import Closing
 from console.local.report.timeline import Timeline
 from launcher_shim.c10d.rounds.records import Round
+from rdzv.drain.cursors import NO_CURSOR
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry
@@ -119,4 +120,7 @@ def _moment_of(entry: HistoryEntry) -> tuple[str, str, str]:
     at_step = "" if step is None else f" at step {step}"
     if (sentence := _WITHOUT_SAVE.get(str(outcome))) is not None:
         return "released", entry.member, f"{outcome}: {sentence} ({entry.why})"
-    return "released", entry.member, f"{outcome}{at_step}: {entry.why}"
+    samples = entry.details.get("samples")
+    # The place of a script without a cursor is its own affair.
+    kept = f"; samples: {samples}" if samples not in (None, "", NO_CURSOR) else ""
+    return "released", entry.member, f"{outcome}{at_step}: {entry.why}{kept}"
