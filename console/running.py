@@ -7,13 +7,14 @@ stale: its run was killed.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
@@ -24,6 +25,9 @@ from rdzv.flags import named, variable_of
 ATTEMPTS = 10
 PAUSE_S = 0.05
 """A command that looks for jobs holds each lock for a moment: a run tries again."""
+
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+"""Answers of a file system without locks, such as Lustre, or NFS without its lock daemon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +63,34 @@ def published(job: RunningJob) -> Iterator[bool]:
     Raises ``ConfigError`` if another run has the same job in the same store.
     """
     in_use = f"job {job.job} in namespace {job.namespace} at {job.endpoints}"
-    try:
-        job.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError:
-        yield False  # a home that takes no writes: the endpoint has to be given
-        return
-    with locked(job.file, json.dumps(asdict(job)), in_use, "choose another --job"):
-        yield True
+    with ExitStack() as stack:
+        try:
+            job.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = locked(job.file, json.dumps(asdict(job)), in_use, "choose another --job")
+            known = stack.enter_context(lock)
+        except OSError:
+            known = False  # a home that takes no writes: the endpoint has to be given
+        yield known
 
 
 @contextmanager
-def locked(path: Path, content: str, what: str, otherwise: str) -> Iterator[None]:
+def locked(path: Path, content: str, what: str, otherwise: str) -> Iterator[bool]:
     """Hold a lock on a file with ``content``, which has its holder's ``pid``; remove it after use.
 
-    Raises ``ConfigError``, which says that ``what`` is in use and what to do ``otherwise``.
+    Yields whether the file system has locks: if not, nothing is held. Raises ``ConfigError``, which
+    says that ``what`` is in use and what to do ``otherwise``.
     """
-    file = _lock(path)
+    held = True
+    try:
+        file = _lock(path)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        file, held = None, False
+    if not held:
+        path.unlink(missing_ok=True)
+        yield False
+        return
     if file is None:
         holder = _read(path).get("pid", "")
         raise ConfigError(f"{what} is in use by muster local, pid {holder}: {otherwise}")
@@ -83,7 +99,7 @@ def locked(path: Path, content: str, what: str, otherwise: str) -> Iterator[None
         file.write(content)
         file.flush()
         try:
-            yield
+            yield True
         finally:
             path.unlink(missing_ok=True)
 
@@ -133,6 +149,9 @@ def _lock(path: Path) -> TextIO | None:
                 return file
         except (BlockingIOError, FileNotFoundError):
             pass
+        except OSError:
+            file.close()
+            raise
         file.close()
         time.sleep(PAUSE_S)
     return None

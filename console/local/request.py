@@ -218,6 +218,8 @@ def _make_directory(place: tuple[str, Path]) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{flag} {path}: cannot be made ({error.strerror})") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"{flag} {path}: this user cannot write there; choose another directory")
 
 
 def _read_as_sidecar(given: tuple[str, str, str]) -> Any:

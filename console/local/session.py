@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import click
 from rich.console import Console
 from rich.live import Live
 
@@ -87,7 +88,9 @@ async def run_session(
     pid, what = json.dumps({"pid": os.getpid()}), f"--log-dir {places.logs}"
     await asyncio.to_thread(places.logs.mkdir, parents=True, exist_ok=True)
     lock = locked(places.logs / LOCK, pid, what, "choose another directory")
-    async with _in_thread(lock):
+    async with _in_thread(lock) as held:
+        if not held:
+            click.echo(f"muster: {what}: no locks here; start no other run with it", err=True)
         return await _run_locked(
             settings, events, places, screen, as_json=as_json, compares=compares
         )

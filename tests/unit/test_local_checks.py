@@ -205,3 +205,13 @@ def test_a_job_that_has_members_in_a_shared_store_is_in_use(
     assert refused.exit_code == 2
     assert "job local in namespace local is in use: node-0, node-1 are registered" in said(refused)
     assert not (tmp_path / "logs").exists()
+
+
+def test_a_directory_that_takes_no_files_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/none/{name}")
+    monkeypatch.setattr("os.access", lambda *_: False)  # a superuser may always write
+    refused = local(tmp_path, "--", "torchrun", __file__)
+    assert refused.exit_code == 2
+    assert f"--log-dir {tmp_path}/logs: this user cannot write there" in said(refused)

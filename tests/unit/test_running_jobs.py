@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -164,3 +166,32 @@ def test_a_home_that_takes_no_writes_is_no_fault(
     with published(job()) as known:
         assert not known
     assert running() == []
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_no_fault(
+    code: int, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with published(job()) as known:
+        assert not known
+    with locked(state / "logs", "{}", "--log-dir logs", "choose another directory") as held:
+        assert not held
+    assert running() == []
+    assert list(state.iterdir()) == []
+
+
+def test_a_state_directory_of_another_user_is_no_fault(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.mkdir(parents=True)
+
+    def refused(path: Path, *_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "open", refused)
+    with published(job()) as known:
+        assert not known
