@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -244,3 +245,25 @@ def test_only_new_output_is_read(tmp_path: Path) -> None:
     assert texts() == ["step 6\n"]
     assert texts() == [""]
     assert re.match("step", log.read_text())
+
+
+def test_output_that_grows_while_it_is_read_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "torchrun.log"
+    progress, written = PrintedProgress(PrintedSteps()), [b"step 120\nstep ", b"12", b"1\n"]
+    progress.begin(log)
+    node = cast(LocalNode, SimpleNamespace(name="node-0", launcher=None, launcher_log=log))
+
+    class Growing(io.FileIO):
+        def seek(self, offset: int, whence: int = 0) -> int:
+            place = super().seek(offset, whence)
+            if whence == os.SEEK_END and written:
+                with io.FileIO(log, "ab") as writer:
+                    writer.write(written.pop(0))
+            return place
+
+    log.touch()
+    monkeypatch.setattr(Path, "open", lambda path, _: Growing(path))
+    texts = [look.text for _ in range(5) for _, look in progress.look([node])]
+    assert "".join(texts) == "step 120\nstep 121\n"

@@ -60,9 +60,9 @@ class PrintedProgress:
                 size = file.seek(0, 2)
                 file.seek(max(read.offset, size - PIECE_LENGTH))
                 piece = file.read(PIECE_LENGTH)
+                read.offset = file.tell()  # the output may have grown meanwhile
         except FileNotFoundError:
             return Look(node.name, workers, "")
-        read.offset = size
         return Look(node.name, workers, piece.decode(errors="replace"))
 
     def take_in(self, looks: Iterable[tuple[Path, Look]]) -> Mapping[str, tuple[Progress, ...]]:
