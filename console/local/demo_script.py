@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import muster
+import muster  # Muster, 1 of 4
 
 STEPS = int(os.environ.get("STEPS", "900"))
 STEP_S = 0.05
@@ -41,7 +41,7 @@ def load(net: nn.Module) -> int:
     dist.broadcast_object_list(found, 0)
     if found[0] is not None:
         net.load_state_dict(found[0]["net"])
-    return muster.check_start(found[0]["step"] if found[0] else 0, SAVED.parent)  # Muster, 1 of 4
+    return int(found[0]["step"]) if found[0] else 0
 
 
 def save(net: nn.Module, step: int) -> None:
@@ -60,7 +60,7 @@ def main() -> None:
     start = load(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     loss = torch.zeros(())
-    with muster.drain() as drain:  # Muster, 2 of 4
+    with muster.drain(start=start, where=SAVED.parent) as drain:  # Muster, 2 of 4
         for step in range(start + 1, STEPS + 1):
             began_s = time.monotonic()
             inputs = batch_of(step, rank, world_size)
@@ -75,6 +75,7 @@ def main() -> None:
                     save(net, step)
                 drain.committed(step)  # Muster, 4 of 4
             time.sleep(max(0.0, began_s + STEP_S - time.monotonic()))
+    loss = loss.detach()
     dist.all_reduce(loss)
     if rank == 0:
         print(f"trained {STEPS} steps; loss {float(loss):.4f}", flush=True)

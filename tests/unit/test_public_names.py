@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import muster
 import muster.data
+from console.local.demo import SCRIPT as SCRIPT_OF_DEMO
 from muster.later_names import FORMER
 from tests.support.sources import ROOT
 
@@ -81,6 +83,12 @@ def test_a_script_of_all_calls_is_typed(tmp_path: Path) -> None:
     )
     wrong = [line for line in checked.stdout.splitlines() if ": error: " in line]
     assert [line.partition(": error: ")[0] for line in wrong] == [LAST], checked.stdout
+
+
+def test_no_script_of_ours_uses_a_name_of_0_1_0() -> None:
+    scripts = [*(ROOT / "examples").glob("*.py"), SCRIPT_OF_DEMO]
+    former = re.compile(rf"\bmuster\.({'|'.join(FORMER)})\b")
+    assert [one.name for one in scripts if former.search(one.read_text(encoding="utf-8"))] == []
 
 
 def test_what_is_exported_can_be_had() -> None:
