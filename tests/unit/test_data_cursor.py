@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +16,26 @@ from muster.cursor import CURSOR_MAX_BYTES, CommittedStep, decode, encode
 from muster.gate import parse
 from muster.progress import BLOCK_BYTES, ProgressFile
 from muster.saved_steps import SavedSteps
-from rdzv import listing
 from rdzv.drain.cursors import NO_VERDICT, difference
-from rdzv.drain.decision import decide
 from rdzv.drain.gate import Gate, Here, RankProgress, local
-from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
 from rdzv.drain.last_save import decide as decide_last
 from rdzv.drain.last_save import differing, saves_of
 from rdzv.records import codec
-from rdzv.records.commit import Commit, LastCommit, Vote
-from rdzv.records.drain import Drain
-from rdzv.records.job import Job
+from rdzv.records.commit import LastCommit, Vote
 from rdzv.records.saves import PodSaves
-from rdzv.snapshot import Snapshot
-from tests.support.records import member
+from tests.support.commits import (
+    HERE,
+    MASTER,
+    ROUND,
+    SAVE,
+    THERE,
+    becomes,
+    rank,
+    scene,
+    vote,
+)
 
-MASTER = "10.0.0.1:29500"
-ROUND = LiveRound("run", 3, True, ("a", "b"), master=MASTER, mod_revision=70)
-SAVE = Commit(5, "run", 3, "commit", step=10, leaving=("uid-a",), mod_revision=60)
-DRAIN = Drain("uid-a", "a", "spot", "sigterm", mod_revision=50)
 UNSAID: dict[str, Any] = {"run": "run", "samples": NO_VERDICT}
-HERE, THERE = '{"samples":640}', '{"samples":600}'
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=5),
@@ -45,16 +43,6 @@ JSON = st.recursive(
     | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
 )  # fmt: skip
-
-
-def scene(votes: dict[str, Vote] | None = None) -> DrainingSnapshot:
-    members = {name: member(name, at) for at, name in enumerate("abc", 1)}
-    commit = SAVE if votes else replace(SAVE, phase="idle")
-    membership = Snapshot(90, Job(1, 4, mod_revision=7), members, commit=commit)
-    if votes:
-        membership = replace(membership, drains={"uid-a": DRAIN})
-    seen = listing.decide(membership)
-    return DrainingSnapshot(membership, seen, ROUND, votes or {}, "uid-b", revision=90)
 
 
 @given(JSON)
@@ -119,20 +107,6 @@ def test_a_cursor_that_is_given_later_is_that_of_the_step() -> None:
     assert saved.cursors == {3: HERE}
 
 
-def vote(name: str, cursor: str, *ranks: int) -> Vote:
-    return Vote(5, 3, f"uid-{name}", 10, acked=10, cursor=cursor, ranks=ranks)
-
-
-def becomes(*votes: Vote, failures: int = 0) -> tuple[Commit | None, LastCommit | None]:
-    times = DrainObservations(5, "commit", 1000.0, 1000.0, {})
-    found = {one.pod_uid[-1]: one for one in votes}
-    seen = scene(found)
-    commit = replace(SAVE, failures=failures)
-    seen = replace(seen, membership=replace(seen.membership, commit=commit))
-    decision = decide(1000.0, seen, times, DrainPolicy())
-    return decision.commit, decision.last_commit
-
-
 def test_i12_two_data_cursors_that_differ_void_the_commit_and_name_the_ranks() -> None:
     done, last = becomes(vote("a", HERE, 0, 1), vote("b", HERE, 2, 3))
     assert done is not None
@@ -163,12 +137,6 @@ def test_i12_a_rank_that_gives_no_cursor_leaves_it_to_the_others(a: str, b: str)
     assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=HERE, **UNSAID))
     who = "ranks 2-3 (b)" if a else "ranks 0-1 (a)"
     assert f"{who} gave no data cursor" in done.reason
-
-
-def rank(number: int, cursor: str) -> RankProgress:
-    return RankProgress(
-        number, 2, MASTER, 10, True, False, (5, 10), saved=(10,), rank=number, cursors=(cursor,)
-    )
 
 
 def test_i12_ranks_of_one_pod_that_differ_fail_its_save() -> None:

@@ -25,7 +25,7 @@ from rdzv.drain.last_save import decide as decide_last
 from rdzv.drain.last_save import saves_of
 from rdzv.records.commit import LastCommit
 from rdzv.records.saves import PodSaves
-from tests.unit.test_data_cursor import HERE, MASTER, ROUND, SAVE, becomes, rank, scene, vote
+from tests.support.commits import HERE, MASTER, ROUND, SAVE, becomes, rank, scene, vote
 
 WITHOUT_FOLLOW = "not kept: batches were taken without sampler.follow(loader)"
 BY_STEPS = "not kept: the place follows from the number of steps"
