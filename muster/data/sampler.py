@@ -190,6 +190,21 @@ class ElasticSampler:
         if not self._steps_from(self.samples):
             self.epoch, self.samples, self._unkept = self.epoch + 1, 0, ""
 
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield each of ``count`` epochs that is not trained yet; the first may be half done.
+
+        An epoch whose loop is left early comes again, and goes on where it was left. Raises
+        ``RuntimeError`` if the body has counted no step: the epoch would never end.
+        """
+        while self.epoch < count:
+            at = self.epoch, self.samples
+            yield self.epoch
+            if (self.epoch, self.samples) == at:
+                raise RuntimeError(
+                    "no step was counted in epoch %d: iterate over sampler.follow(loader) in it"
+                    % self.epoch
+                )
+
     def follow(self, loader: Iterable[Batch]) -> Iterator[Tuple[Batch, MicroBatch]]:
         """Yield each batch of ``loader`` to the end of the epoch, with its micro batch.
 

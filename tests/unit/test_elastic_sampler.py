@@ -124,6 +124,53 @@ def test_i12_each_record_of_a_stream_once_an_epoch_in_any_history_of_worlds(
     assert Counter(one for step in steps[epoch:] for one in step) == whole
 
 
+@given(st.integers(1, 60), st.integers(1, 20), st.lists(st.tuples(st.integers(1, 3),
+       st.integers(1, 9)), max_size=6), st.integers(0, 3))  # fmt: skip
+def test_i12_epochs_go_on_in_the_middle_of_one_in_any_history_of_worlds(
+    size: int, batch: int, worlds: list[tuple[int, int]], count: int
+) -> None:
+    """``for epoch in range(count)`` trained whole epochs again after each change of the world."""
+    cursor, seen, begun = None, Counter[int](), []
+    for world, steps in [*worlds, (1, 10**9)]:
+        ranks = [ElasticSampler(size, 3, global_batch=batch, rank=rank, world_size=world)
+                 for rank in range(world)]  # fmt: skip
+        for rank in ranks:
+            rank.go_to(cursor)
+        made = 0
+        for epoch in ranks[0].epochs(count):
+            begun.append(epoch)
+            loaders = [rank.follow(rank) for rank in ranks]
+            while made < steps and ranks[0].epoch == epoch:
+                seen.update(step_of(ranks[0], loaders))
+                made += 1
+            if made == steps:
+                break
+        cursor = ranks[0].cursor
+    assert seen == Counter(dict.fromkeys(range(size), count) if count else {})
+    assert begun == sorted(begun)
+    assert set(begun) == set(range(count))
+
+
+def test_an_epoch_in_which_no_step_is_counted_is_refused() -> None:
+    sampler = ElasticSampler(10, global_batch=4, rank=0, world_size=1)
+    epochs = sampler.epochs(2)
+    assert next(epochs) == 0
+    list(sampler)  # as a loop without follow does
+    with pytest.raises(RuntimeError, match=r"no step was counted in epoch 0: iterate over sampler"):
+        next(epochs)
+
+
+def test_an_epoch_that_is_left_early_goes_on() -> None:
+    sampler = ElasticSampler(10, global_batch=4, rank=0, world_size=1)
+    seen, begun = [], []
+    for epoch in sampler.epochs(2):
+        begun.append(epoch)
+        for batch, _ in islice(sampler.follow(sampler), 2):
+            seen += batch
+    assert begun == [0, 0, 1, 1]
+    assert Counter(seen) == Counter(dict.fromkeys(range(10), 2))
+
+
 @given(st.integers(1, 300), st.integers(1, 50), st.lists(st.integers(1, 50)), st.data())
 def test_a_cursor_counts_samples_so_that_the_batch_may_change(
     size: int, batch: int, others: list[int], data: st.DataObject
