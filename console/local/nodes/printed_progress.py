@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The progress of a script that reports no steps, by those that it prints."""
+"""The progress of a script: the steps that it reports or, without any, those that it prints."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,8 +12,10 @@ from pathlib import Path
 
 from console.local.nodes.node import LocalNode
 from console.local.report.printed_steps import PIECE_LENGTH, PrintedSteps
-from console.local.report.progress import Progress
+from console.local.report.progress import Progress, read_progress
+from console.local.report.timeline import Timeline
 from console.local.report.worker_processes import WorkerProcess, find_workers
+from launcher_shim.rundir import layout
 
 
 @dataclass(slots=True)
@@ -122,3 +125,35 @@ def _after_fall(steps: list[int], highest: int) -> list[int]:
             return steps[index:]
         highest = step
     return []
+
+
+class StepReader:
+    """A reader of all nodes' steps. ``printed``: None where printed steps are of no use."""
+
+    def __init__(self, printed: PrintedProgress | None, timeline: Timeline) -> None:
+        self._printed = printed
+        self._timeline = timeline
+
+    def begin(self, log: Path) -> None:
+        """Skip what a log contains from an earlier run; blocks on the disk."""
+        if self._printed is not None:
+            self._printed.begin(log)
+
+    async def read(self, nodes: Mapping[str, LocalNode]) -> Mapping[str, tuple[Progress, ...]]:
+        """Return the steps that scripts report or, until one does, those that they print."""
+        present = dict(nodes)
+        reported = await asyncio.to_thread(_reported, present)
+        if any(reported.values()):
+            self._printed = None
+        if self._printed is None:
+            return reported
+        looks = await asyncio.to_thread(self._printed.look, tuple(present.values()))
+        progress, steps = self._printed.take_in(looks), self._printed.steps
+        if steps.fault:
+            self._timeline.worlds.fault, self._printed = steps.fault, None
+            self._timeline.record("training", "steps", "", f"unknown: {steps.fault}")
+        return progress
+
+
+def _reported(nodes: Mapping[str, LocalNode]) -> dict[str, tuple[Progress, ...]]:
+    return {name: read_progress(node.run_dir / layout.PROGRESS) for name, node in nodes.items()}

@@ -17,7 +17,7 @@ from console.local.launch.settings import LAUNCHER, LocalSettings, Pod
 from console.local.nodes.events import Event, by_world
 from console.local.nodes.node import LocalNode
 from console.local.nodes.payload import ExecHost, Horovodrun, Payload, Torchrun
-from console.local.nodes.printed_progress import PrintedProgress
+from console.local.nodes.printed_progress import PrintedProgress, StepReader
 from console.local.nodes.standing import awaited
 from console.local.nodes.start_barrier import StartGate, Ticket
 from console.local.nodes.worker_watch import WorkerWatch
@@ -25,12 +25,11 @@ from console.local.processes.ports import free_ports
 from console.local.report.outages import Outages
 from console.local.report.outcome import Ending, horovod_status, job_status
 from console.local.report.printed_steps import PrintedSteps
-from console.local.report.progress import Progress, newest_rank_0, read_progress
+from console.local.report.progress import Progress, newest_rank_0
 from console.local.report.rounds import RoundFollower
 from console.local.report.timeline import Timeline
 from console.local.report.worker_errors import WorkerFailure
 from launcher_shim.exit_status import EXIT_FAULT
-from launcher_shim.rundir import layout
 
 SAMPLE_INTERVAL_S = 0.2
 CLOSE_TIMEOUT_S = 20.0
@@ -86,9 +85,10 @@ class LocalRun:
         line = settings.line
         restarts = line.max_restarts if isinstance(line, LaunchLine) else None
         self._worker_watch = WorkerWatch(timeline, rounds, restarts)
-        self._printed: PrintedProgress | None = None
-        if isinstance(line, LaunchLine):  # a worker of horovodrun goes on from world to world
-            self._printed = PrintedProgress(PrintedSteps(settings.step_pattern))
+        # A worker of horovodrun goes on from world to world.
+        prints = isinstance(line, LaunchLine)
+        printed = PrintedProgress(PrintedSteps(settings.step_pattern)) if prints else None
+        self._steps = StepReader(printed, timeline)
 
     @property
     def now_s(self) -> float:
@@ -209,8 +209,7 @@ class LocalRun:
             closing=lambda: self.rounds.closing,
         )
         await asyncio.to_thread(self._worker_watch.begin, node.launcher_log)
-        if self._printed is not None:
-            await asyncio.to_thread(self._printed.begin, node.launcher_log)
+        await asyncio.to_thread(self._steps.begin, node.launcher_log)
         self.nodes[name] = node
         self._timeline.record("node", "start", name, "a new pod")
         self._lives[name] = tasks.create_task(self._live(node, endpoints, ticket), name=name)
@@ -348,7 +347,7 @@ class LocalRun:
     async def _sample(self) -> None:
         """Read the progress files and the launchers' logs repeatedly, until cancelled."""
         while True:
-            self.progress = await self._see_progress()
+            self.progress = await self._steps.read(self.nodes)
             self.leader = newest_rank_0(
                 progress for ranks in self.progress.values() for progress in ranks
             )
@@ -395,23 +394,3 @@ class LocalRun:
         if began is not None:
             self._timeline.record("training", "training", host, began)
             self._world_began.set()
-
-    async def _see_progress(self) -> Mapping[str, tuple[Progress, ...]]:
-        """Return the steps that scripts report or, until one does, those that they print."""
-        reported = await asyncio.to_thread(self._read_progress)
-        if any(reported.values()):
-            self._printed = None
-        if self._printed is None:
-            return reported
-        looks = await asyncio.to_thread(self._printed.look, tuple(self.nodes.values()))
-        progress, steps = self._printed.take_in(looks), self._printed.steps
-        if steps.fault:
-            self._timeline.worlds.fault, self._printed = steps.fault, None
-            self._timeline.record("training", "steps", "", f"unknown: {steps.fault}")
-        return progress
-
-    def _read_progress(self) -> Mapping[str, tuple[Progress, ...]]:
-        return {
-            name: read_progress(node.run_dir / layout.PROGRESS)
-            for name, node in tuple(self.nodes.items())
-        }
