@@ -16,7 +16,7 @@ from rich.text import Text
 
 from console.local.launch.settings import LAUNCHER, LocalSettings
 from console.local.nodes.run import LocalRun
-from console.local.report.costs import Cost, costs
+from console.local.report.costs import BEFORE, Cost, costs
 from console.local.report.final_report import read_last_words
 from console.local.report.picture import draw_picture
 from console.local.report.summary import closing_lines, facts
@@ -127,7 +127,7 @@ def _beside(one: Cost, others: Sequence[Cost], native: Native) -> str:
         return "-"
     for other in others:
         if asked & {cause.asked for cause in other.causes}:
-            if other.pause_s is None and native.status:
+            if other.pause_s is None and other.steps != BEFORE and native.status:
                 return "the job is dead"
             pause = other.pause.removesuffix(" pause") if other.pause_s else ""
             return ", ".join(filter(None, (pause, other.steps)))

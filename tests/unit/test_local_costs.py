@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from console.local.ending import Native, result_rows, show_result
-from console.local.report.costs import steps_again
 from console.local.report.picture import draw_picture
 from console.local.report.progress import Progress
 from console.local.report.timeline import Kind, Timeline
@@ -48,7 +47,7 @@ def test_a_kill_and_a_drain_have_a_pause_and_steps() -> None:
         ("kill node-0", "14.0 s pause", "31 steps again"),
         ("drain node-1", "2.0 s pause", "no step lost"),
     ]
-    assert steps_again(told.timeline) == 31
+    assert told.timeline.worlds.steps_trained_again == 31
 
 
 def test_an_event_that_stops_no_world_costs_nothing() -> None:
@@ -67,6 +66,19 @@ def test_an_added_node_counts_with_the_world_that_it_enlarges() -> None:
     at_once = Told().world(1, 3, (1, 1), (10, 90)).at(10, "kill", "node-0").at(11, "add", "node-3")
     at_once.world(2, 3, (24, 60), (30, 120))
     assert [row[0] for row in at_once.rows] == ["kill node-0, add node-3"]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_an_event_before_the_first_step_has_not_left_a_world_that_trained_on(later: bool) -> None:
+    told = Told().at(5, "kill", "node-1").at(6, "add", "node-1").world(1, 2, (20, 1), (30, 90))
+    early = [
+        ("kill node-1", "", "before the first step"),
+        ("add node-1", "", "before the first step"),
+    ]
+    if later:
+        told.at(30, "kill", "node-0").world(2, 1, (40, 91), (50, 200))
+    drill = [("kill node-0", "10.0 s pause", "no step lost")]
+    assert told.rows == early + (drill if later else [])
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,9 @@ from console.local.report.worlds import World, again
 GOES_ON_S = 1.0
 """A world that makes steps for longer than this after an event was not stopped by it."""
 
+BEFORE = "before the first step"
+"""The cost of an event that came while no world had trained."""
+
 _BY_HAND = ("pause", "resume", "set", "admit", "outage")
 """Moments of a membership by which people or the store change a job."""
 
@@ -75,7 +78,10 @@ def costs(timeline: Timeline) -> list[Cost]:
     done = interventions(timeline)
     if timeline.worlds.fault or not timeline.worlds.all:
         return [Cost((one,), None, "cost unknown: no steps") for one in done]
-    found: list[Cost] = []
+    began_s = timeline.worlds.all[0].began_s
+    early = [one for one in done if one.at_s < began_s]
+    found = [Cost((one,), None, BEFORE) for one in early]
+    done = done[len(early) :]
     for before, after in pairwise(timeline.worlds.all):
         seen = [one for one in done if one.at_s <= after.began_s]
         causes = _causes(seen, before, after)
@@ -87,11 +93,6 @@ def costs(timeline: Timeline) -> list[Cost]:
         found.append(Cost(tuple(causes), pause_s, _steps(before, after)))
     last = timeline.worlds.all[-1]
     return found + [_without_world(one, last) for one in done]
-
-
-def steps_again(timeline: Timeline) -> int:
-    """Return the steps that all changes have cost."""
-    return sum(max(0, again(before, after)) for before, after in pairwise(timeline.worlds.all))
 
 
 def _causes(seen: Sequence[Moment], before: World, after: World) -> list[Moment]:
