@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rank of this process and the size of its world, of those who know them."""
+"""The rank of this process and the size of its world, of those who know them; and how it leaves."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from typing import Tuple
@@ -38,3 +39,20 @@ def own_world(call: str) -> Tuple[int, int]:
             " hvd.init() before, or give it rank=hvd.rank() and world_size=hvd.size()" % call
         )
     return said
+
+
+def leave_at_exit() -> None:
+    """Let this process leave torch's process group before Python ends, if no error ends it.
+
+    A thread of Gloo's needs Python to free a tensor. If Python has ended, the thread aborts the
+    process, and torchrun restarts the whole world for a rank that has trained to its end.
+    """
+    atexit.register(_leave, os.getpid())
+
+
+def _leave(process: int) -> None:
+    dist = sys.modules.get("torch.distributed")
+    if os.getpid() != process or getattr(sys, "last_value", None) is not None:
+        return
+    if dist is not None and getattr(dist, "is_initialized", lambda: False)():
+        dist.destroy_process_group()

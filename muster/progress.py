@@ -21,6 +21,7 @@ from typing import Callable, Mapping, Optional, Tuple
 from muster.boundary import Rank
 from muster.cursor import CursorFile
 from muster.file_owner import FileOwner, began, living_owner
+from muster.own_world import leave_at_exit
 from muster.saved_steps import NOT_PLAIN, SavedSteps, plain
 
 log = logging.getLogger(__name__)
@@ -299,9 +300,11 @@ def announce() -> None:
     """Report that this rank of torchrun uses Muster: newcomers then wait for its first step.
 
     Without it, a sidecar could not tell a rank that still loads from one that never reports a step.
+    The rank leaves its process group as it ends.
     """
     run_dir, master = os.environ.get("MUSTER_RUN_DIR"), _master(os.environ)
     if run_dir and master:
+        leave_at_exit()
         path = os.path.join(run_dir, DIRECTORY_NAME, IMPORTED_NAME)
         # Without the file, newcomers wait for as long as the last start took.
         with suppress(OSError):
