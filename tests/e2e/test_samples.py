@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def disturbed(
 ) -> tuple[LocalJob, Account]:  # fmt: skip
     """Train while nodes come and go, from two nodes on; ``pace``: seconds a step, until then."""
     monkeypatch.setenv("DATA_LOGS", str(directory / "sample-logs"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     # Long enough for the last of many nodes to come: a world trains on while one starts.
     monkeypatch.setenv("STEP_S", pace or (PACE if len(events) < 10 else "1"))
     if events == FEW and not pace:
@@ -150,6 +151,25 @@ def test_i12_each_sample_is_in_the_final_weights_once_an_epoch(
     assert_same_losses(trained, calm)
     if script == "data_loop.py" and events == FEW:
         assert repeated_and_lost(tmp_path / "sample-logs", RECORDS, 1) == ([], [])
+
+
+@pytest.mark.long
+def test_i12_a_loader_with_a_state_of_its_own_is_exact(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two workers read ahead; rank 0's state is loaded on all ranks, as by habit."""
+    if find_spec("torchdata") is None:
+        pytest.skip("torchdata is not installed")
+    monkeypatch.setenv("STATEFUL", "1")
+    monkeypatch.setenv("WORKERS", "2")
+    steps = -(-1_000 // BATCH) * 3 // 2
+    script = SCRIPTS / "data_loop.py"
+    job, trained = disturbed(
+        start, monkeypatch, tmp_path, FEW, script, "muster", "1000", str(steps)
+    )
+    assert len(trained.worlds) >= len(FEW), job.said
+    assert trained.again > 0, "nothing was rolled back"
+    assert_each_once(trained, 1_000, steps)
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def test_i12_each_record_of_a_stream_is_in_the_final_weights_once_an_epoch(
     """A drain of rank 0, a newcomer, and a kill that rolls back."""
     if kind == "datasets" and find_spec("datasets") is None:
         pytest.skip("datasets is not installed")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     monkeypatch.setenv("STEP_S", "1")
     directory = tmp_path / "checkpoints"
     directory.mkdir()

@@ -6,6 +6,7 @@
 ``HOW``: ``muster`` (``ElasticSampler``), or ``plain``: an epoch of ``DistributedSampler``, of whose
 present world a new one skips as many batches as steps were made. Each process logs into a file of
 its own below ``DATA_LOGS``. ``STOP_AFTER``: end at this step, as if the world had ended there.
+``STATEFUL``: the loader is torchdata's, and rank 0's state of it is saved and loaded as well.
 ``SHARDS_RECORDS``: so many records are handed out in shards beside the samples, and logged there.
 """
 
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ GLOBAL_BATCH, MICRO_BATCH, SEED = 24, 6, 11
 SAVE_EVERY = int(os.environ.get("SAVE_EVERY", "10"))
 STEP_S = float(os.environ.get("STEP_S", "0.05"))
 STOP_AFTER = int(os.environ.get("STOP_AFTER", "0"))
+STATEFUL = "STATEFUL" in os.environ
 RECORDS = int(os.environ.get("SHARDS_RECORDS", "0"))
 SHARD_SIZE, TAKEN = 3, 2
 CHECKPOINT = Path(os.environ["CHECKPOINT_DIR"]) / f"data_{HOW}.pt"
@@ -109,19 +112,27 @@ class Records:
             self.log.write(f"{step} {time.time():.3f} 0 {' '.join(map(str, taken))}\n")
 
 
+def kind() -> Any:
+    if STATEFUL:
+        return import_module("torchdata.stateful_dataloader").StatefulDataLoader
+    return DataLoader
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    parts = {"net": net, "optimizer": optimizer}
-    start, cursor = load(parts)
+    parts: dict[str, Any] = {"net": net, "optimizer": optimizer}
     rows = Rows()
     sampler = ElasticSampler(SAMPLES, SEED, global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH)
-    sampler.go_to(cursor)
     workers = int(os.environ.get("WORKERS", "0"))
-    loader: DataLoader[Any] = DataLoader(rows, batch_sampler=sampler, num_workers=workers)
+    loader: DataLoader[Any] = kind()(rows, batch_sampler=sampler, num_workers=workers)
+    if STATEFUL:
+        parts["loader"] = loader
+    start, cursor = load(parts)
+    sampler.go_to(cursor)
     batches = of_torch(rows, start) if HOW == "plain" else of_muster(sampler, loader)
     log = SampleLog(start)
     model = DistributedDataParallel(net)
