@@ -42,7 +42,7 @@ def own_world(call: str) -> Tuple[int, int]:
 
 
 def leave_at_exit() -> None:
-    """Let this process leave torch's process group before Python ends, if no error ends it.
+    """Let this process leave a process group of Gloo's before Python ends, if no error ends it.
 
     A thread of Gloo's needs Python to free a tensor. If Python has ended, the thread aborts the
     process, and torchrun restarts the whole world for a rank that has trained to its end.
@@ -54,5 +54,7 @@ def _leave(process: int) -> None:
     dist = sys.modules.get("torch.distributed")
     if os.getpid() != process or getattr(sys, "last_value", None) is not None:
         return
-    if dist is not None and getattr(dist, "is_initialized", lambda: False)():
+    if dist is None or not getattr(dist, "is_initialized", lambda: False)():
+        return
+    if dist.get_backend() == "gloo":  # to leave one of NCCL may wait for ranks that are gone
         dist.destroy_process_group()

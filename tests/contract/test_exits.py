@@ -58,21 +58,23 @@ def test_a_rank_that_ends_well_does_not_abort(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "status", "left"),
+    ("backend", "end", "status", "left"),
     [
-        ("", 0, True),
-        ("raise ValueError('no')", 1, False),
-        ("os.fork() or sys.exit()\nos.wait()", 0, True),
+        ("gloo", "", 0, True),
+        ("gloo", "raise ValueError('no')", 1, False),
+        ("gloo", "os.fork() or sys.exit()\nos.wait()", 0, True),
+        ("nccl", "", 0, False),
     ],
 )
 def test_the_group_is_left_once_by_the_rank_itself(
-    tmp_path: Path, end: str, status: int, left: bool
+    tmp_path: Path, backend: str, end: str, status: int, left: bool
 ) -> None:
     script = f"""
 import os, sys
 import muster
 class Group:
     is_initialized = staticmethod(lambda: True)
+    get_backend = staticmethod(lambda: {backend!r})
     destroy_process_group = staticmethod(lambda: print("left", flush=True))
 sys.modules["torch.distributed"] = Group
 {end}
