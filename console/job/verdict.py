@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from console.counting import counted, duration
+from console.job.clocks import skews
 from console.job.cures import cure, launcher_cure
 from console.job.view import JobView, RunView
 from console.style import Level
@@ -186,11 +187,16 @@ def _training(view: JobView, run: RunView, now_unix_s: float) -> JobVerdict:
             return JobVerdict("saving", f"{world}; {commit.reason}")
     if step is not None and last_save is not None and last_save.seen_at_unix_s:
         silent_s = now_unix_s - last_save.seen_at_unix_s
-        if silent_s >= STUCK_S:
+        if silent_s >= STUCK_S and silent_s - _wrong_s(view, now_unix_s) >= STUCK_S:
             why = f"{world}, and no rank has reported a step for {duration(silent_s)}"
             do = "see where each rank hangs: py-spy dump --pid PID, in its container"
             return JobVerdict("stuck", why, do, last_save.seen_at_unix_s)
     return JobVerdict("training", world, "", since_s)
+
+
+def _wrong_s(view: JobView, now_unix_s: float) -> float:
+    """Return how far a clock is known to be wrong, in seconds: a silence may be as much shorter."""
+    return max((abs(one.least_s) for one in skews(view.history, now_unix_s)), default=0.0)
 
 
 def _last(view: JobView, what: str) -> float:

@@ -12,6 +12,7 @@ from console.job.verdict import STATES, STUCK_S, JobVerdict, verdict
 from console.job.view import FAILING_S, JobView
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.records.bypass import Bypass
+from rdzv.records.history import HistoryEntry
 from tests.support.views import ASKS, FAILED, NOW_S, TRAINS, committing, reported, run, view
 
 ERROR = "b failed 8 s ago: rank 1: ValueError: bad shape (t.py:3)"
@@ -111,3 +112,15 @@ def test_a_job_that_waits_after_failed_starts_says_so_and_what_ends_it() -> None
 )
 def test_durations_have_two_units(seconds: float, spelt: str) -> None:
     assert duration(seconds) == spelt
+
+
+def test_a_clock_that_is_known_to_be_behind_makes_no_job_stuck() -> None:
+    seen = replace(
+        view(run(), saves=reported(10, 601)),
+        history=(
+            HistoryEntry("join", "b", "", NOW_S - 700, revision=5),
+            HistoryEntry("join", "a", "", NOW_S - 1300, revision=6),
+        ),
+    )
+    assert verdict(seen, NOW_S).state == "training"
+    assert verdict(replace(seen, saves=reported(10, 901)), NOW_S).state == "stuck"
