@@ -13,7 +13,7 @@ import click
 from agent.config.sidecar import AccessConfig
 from console.counting import duration
 from console.help import Command
-from console.job.known import jobs_in
+from console.job.known import JOBS_MAX, jobs_in
 from console.job.output import Grid, Toned, print_grids
 from console.job.reading import REACH_TIMEOUT_S, unreachable
 from console.job.verdict import STATES, JobVerdict, verdict
@@ -64,9 +64,11 @@ def show_jobs(config: AccessConfig, namespace: str | None, *, as_json: bool) -> 
 async def _read(config: AccessConfig, namespace: str | None) -> list[JobView]:
     store, turns = open_store(config.access), asyncio.Semaphore(AT_ONCE)
     try:
-        known = await jobs_in(store, timeout_s=REACH_TIMEOUT_S)
-        here = [keys for keys in known if namespace in (None, keys.namespace)]
-        return list(await asyncio.gather(*(_view(store, keys, turns) for keys in here)))
+        known = await jobs_in(store, namespace=namespace, timeout_s=REACH_TIMEOUT_S)
+        if len(known) == JOBS_MAX:
+            more = f"only the first {JOBS_MAX} jobs are shown: name a namespace by -n"
+            click.echo(f"muster: {more}", err=True)
+        return list(await asyncio.gather(*(_view(store, keys, turns) for keys in known)))
     except StoreUnavailable as error:
         raise unreachable(config.etcd_endpoints, str(error)) from error
     except StoreRefused as error:

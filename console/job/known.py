@@ -12,7 +12,7 @@ from rdzv.keys import ROOT, JobKeys, job_of
 from rdzv.store import Store
 
 JOBS_MAX = 1000
-"""The most jobs to look for: each costs one read."""
+"""The most reads that look for jobs: each finds one at most."""
 
 HINT_TIMEOUT_S = 1.0
 """Time for a hint at another name: the error is right without it."""
@@ -21,12 +21,16 @@ NAMED_MAX = 5
 """The most jobs to name in an error."""
 
 
-async def jobs_in(store: Store, *, timeout_s: float) -> list[JobKeys]:
-    """Return the jobs of the store by namespace and name; raises ``StoreError``."""
+async def jobs_in(store: Store, *, namespace: str | None = None, timeout_s: float) -> list[JobKeys]:
+    """Return the jobs of the store, or of a namespace, by namespace and name.
+
+    Returns the first ones if there are more than ``JOBS_MAX``. Raises ``StoreError``.
+    """
     found: list[JobKeys] = []
+    prefix = JobKeys(namespace, "_").prefix.removesuffix("_/") if namespace else ROOT
     after = ""
-    while len(found) < JOBS_MAX:
-        page = await store.page(ROOT, limit=1, after=after, timeout_s=timeout_s)
+    for _ in range(JOBS_MAX):
+        page = await store.page(prefix, limit=1, after=after, timeout_s=timeout_s)
         if not page.kvs:
             break
         key = page.kvs[0].key
