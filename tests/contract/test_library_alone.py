@@ -41,7 +41,7 @@ class AnyLibrary(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     '''Stands for the libraries that callbacks are for: each name of them is an empty class.'''
 
     def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in ("lightning", "torch", "transformers"):
+        if name.partition(".")[0] in ("accelerate", "lightning", "torch", "transformers"):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def exec_module(self, module):
