@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster.shards()``: shards for the ranks that are there, each once in the final weights.
+"""``muster.data.shards()``: shards for the ranks that are there, each once in the final weights.
 
 The sidecars hand shards out from the store. A shard is done only with a save that contains it: a
 world that begins from an older step gets again all that came after that step.
@@ -266,15 +266,15 @@ def _check_first(step: int, start: int) -> None:
     """
     if step <= start:
         raise ValueError(
-            "the first step after muster.shards() is %d, and its shards go on after step %d, the"
-            " last commit: records would be lost; load the checkpoint of that step, or give"
-            " muster.shards(start=) the step of the one that was loaded" % (step, start)
+            "the first step after muster.data.shards() is %d, and its shards go on after step %d,"
+            " the last commit: records would be lost; load the checkpoint of that step, or give"
+            " muster.data.shards(start=) the step of the one that was loaded" % (step, start)
         )
     if step > start + 1:
         log.warning(
-            "the first step after muster.shards() is %d, and its shards go on after step %d, the"
-            " last commit: if a later checkpoint was loaded, records are trained twice; tell its"
-            " step by muster.check_start(), or give muster.shards(start=)",
+            "the first step after muster.data.shards() is %d, and its shards go on after step %d,"
+            " the last commit: if a later checkpoint was loaded, records are trained twice; tell"
+            " its step by muster.drain(start), or give muster.data.shards(start=)",
             step,
             start,
         )
@@ -291,13 +291,13 @@ def shards(
     world: Optional[str] = None,
     ranks: Optional[int] = None,
 ) -> Shards:
-    """Return an iterator over this rank's shards of an epoch: ``for shard in muster.shards(...)``.
+    """Return an iterator over this rank's shards of an epoch: ``for shard in shards(...)``.
 
     Every rank must give the same arguments. ``shard_size``: the least number of records that is
     handed out; a smaller one spreads the end of an epoch more evenly, and a larger one reads more
     in a row. ``seed``: that of the order of the shards, another order in each epoch; None: in their
     own order. ``start``: the step of this rank's weights when it began, 0 without a checkpoint; by
-    default the one that ``muster.check_start`` was given, else that of the last commit. It counts
+    default the one that ``muster.drain(start)`` was given, else that of the last commit. It counts
     at the first call in a world. ``name`` tells data sets of one job apart. ``world`` and
     ``ranks``, without torchrun: any name that all ranks of a world have and no other world has, and
     the number of these ranks.
@@ -309,16 +309,16 @@ def shards(
     order = ShardOrder(int(dataset_size), int(shard_size), seed)
     if order.size < 1 or order.shard_size < 1 or epoch < 0:
         raise ValueError(
-            "muster.shards(%d, shard_size=%d, epoch=%d): the sizes are from 1 on, the epoch from 0"
-            % (order.size, order.shard_size, epoch)
+            "muster.data.shards(%d, shard_size=%d, epoch=%d): the sizes are from 1 on, the epoch"
+            " from 0" % (order.size, order.shard_size, epoch)
         )
     desk = _desks.get(name)
     if desk is None or desk.world != world:
         desk = _begin(order, epoch, start, name, world, ranks)
     elif desk.order != order:
         raise ValueError(
-            "muster.shards() was called with %s for %r before: give another data set another name"
-            % (desk.order, name)
+            "muster.data.shards() was called with %s for %r before: give another data set another"
+            " name" % (desk.order, name)
         )
     return Shards(desk, epoch)
 
@@ -335,7 +335,7 @@ def _begin(
     count = rank.world_size if ranks is None else ranks
     run_dir = os.environ.get("MUSTER_RUN_DIR")
     if run_dir and not rank.of_torchrun and not world:
-        raise ValueError("without torchrun, muster.shards() needs world= and ranks=")
+        raise ValueError("without torchrun, muster.data.shards() needs world= and ranks=")
     begins, assumed = (start, False) if start is not None else _start(world)
     if begins and not run_dir:
         refuse(

@@ -144,7 +144,7 @@ def _begin(ledger: ShardLedger, ask: Ask) -> ShardLedger | str:
             return (
                 f"the weights of step {ask.start} contain records of a data set of"
                 f" {before.plan.size} in shards of {before.plan.shard_size} with seed"
-                f" {before.plan.seed}: give muster.shards() the same, or another name"
+                f" {before.plan.seed}: give muster.data.shards() the same, or another name"
             )
     fresh = opened(trained, ask.plan.shard_size)
     return ShardLedger(world, replace(fresh, mod_revision=ledger.open.mod_revision), trained)
@@ -166,7 +166,7 @@ def _differs(world: ShardWorld | None, ask: Ask) -> str:
     if world.plan != ask.plan:
         return (
             f"this rank asks for shards of {ask.plan}, another one of its world for those of"
-            f" {world.plan}: all ranks have to give muster.shards() the same"
+            f" {world.plan}: all ranks have to give muster.data.shards() the same"
         )
     return ""
 

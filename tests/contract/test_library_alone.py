@@ -70,9 +70,9 @@ with muster.drain() as drain:
                     drain.committed(step, cursor=sampler.cursor)
 assert sorted(trained) == list(range(10)), trained
 assert drain.seconds_left is None and not drain.leaving
-shards = muster.shards(7, shard_size=2)
+shards = muster.data.shards(7, shard_size=2)
 assert [record for shard in shards for record in shard] == list(range(7))
-print(step, muster.save_tag(), muster.scale_lr(1.0, base_world_size=1))
+print(step, muster.save_tag(), muster.data.scale_lr(1.0, base_world_size=1))
 """
 
 

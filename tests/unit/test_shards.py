@@ -363,7 +363,7 @@ ASK = Ask("b", "uid-b", "run 4", 2, 0, Plan(100, 10, 1), 5, run="run", round=4)
         (replace(ASK, start=7), "this rank starts from step 7 and another one of its world from"),
         (
             replace(ASK, plan=Plan(100, 20, 1)),
-            "all ranks have to give muster.shards\\(\\) the same",
+            "all ranks have to give muster.data.shards\\(\\) the same",
         ),
         (replace(ASK, ranks=3), "give each world another name"),
         (replace(ASK, world="run 3", round=3), "the world run 3 of this rank is over"),
