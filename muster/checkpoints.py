@@ -82,7 +82,7 @@ class Checkpoints:
         seal = os.path.join(path, SEAL)
         if state.is_rank_0:
             if os.path.exists(path):  # of an attempt at this very step that came to nothing
-                shutil.rmtree(path)
+                _remove(path)
             os.makedirs(path)
         state.barrier()
         state.save(path)
@@ -107,7 +107,7 @@ class Checkpoints:
         for name in names:
             if name not in kept:
                 try:
-                    shutil.rmtree(os.path.join(self.directory, name))
+                    _remove(os.path.join(self.directory, name))
                 except OSError as error:
                     log.warning("cannot remove the old checkpoint %s: %s", name, error)
 
@@ -118,6 +118,14 @@ class Checkpoints:
         if not os.path.isdir(self.directory):
             return []
         return sorted(name for name in os.listdir(self.directory) if _NAME.fullmatch(name))
+
+
+def _remove(path: str) -> None:
+    """Remove a checkpoint, its seal first: one that a kill leaves half removed is not whole."""
+    seal = os.path.join(path, SEAL)
+    if os.path.exists(seal):
+        os.unlink(seal)
+    shutil.rmtree(path)
 
 
 def _name(step: int, tag: str) -> str:

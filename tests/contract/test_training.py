@@ -271,6 +271,19 @@ def test_the_newest_checkpoints_stay_and_the_last_commit(
     assert steps == [1, 4, 5]
 
 
+def test_a_checkpoint_that_a_kill_leaves_half_removed_is_not_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted(path: str) -> None:
+        raise OSError(5, "Input/output error", path)
+
+    monkeypatch.setattr("muster.checkpoints.shutil.rmtree", interrupted)
+    Life(tmp_path, save_every=1, keep=2).train()
+    steps = sorted(int(path.parent.name[-8:]) for path in tmp_path.glob("*/muster.json"))
+    assert steps == [4, 5]
+    assert "cannot remove the old checkpoint" in caplog.text
+
+
 def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path: Path) -> None:
     Life(tmp_path, save_every=1, keep=9).train()
     (newest,) = tmp_path.glob("*-00000005/muster.json")

@@ -108,6 +108,19 @@ def test_a_name_of_0_1_0_works_and_says_what_to_write(name: str) -> None:
     assert warning.filename == __file__
 
 
+def test_to_import_muster_imports_what_a_drain_needs() -> None:
+    script = "import sys, muster; print(*sorted(sys.modules))"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True
+    )
+    loaded = {name for name in ended.stdout.split() if name.startswith("muster.")}
+    costly = {"batches", "data", "horovod", "learning_rate", "sharding", "torch_parts", "training"}
+    assert "muster.draining" in loaded
+    assert loaded.isdisjoint(f"muster.{name}" for name in costly)
+    assert {"numpy", "torch"}.isdisjoint(ended.stdout.split())
+
+
 def test_another_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'muster' has no attribute 'trian'"):
         getattr(muster, "tri" + "an")
