@@ -261,6 +261,11 @@ class ElasticStream:
         number, _, _ = self._order.records(self.epoch * self._order.size + place, 1 << 62)
         part = self._dataset.shard(self._order.size, number)
         if state is not None:
+            if not _alike(part.state_dict(), state):
+                raise ValueError(
+                    "the position in shard %d is not one of this data set, but of one with other"
+                    " stages (map, filter, ...): %r" % (number, state)
+                )
             part.load_state_dict(state)
         return Lane(place, part, iter(part))
 
@@ -399,3 +404,10 @@ def _inexact(dataset: Any) -> str:
             stages.append(getattr(stage, "ex_iterable", None))
             stages.extend(getattr(stage, "ex_iterables", ()))
     return ""
+
+
+def _alike(fresh: Any, state: Any) -> bool:
+    """Return whether two states have the same fields; one that may be None is not looked into."""
+    if not isinstance(fresh, dict) or not isinstance(state, dict):
+        return True
+    return fresh.keys() == state.keys() and all(_alike(fresh[key], state[key]) for key in fresh)

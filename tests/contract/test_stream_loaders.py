@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
 
 from muster.data import ElasticStream, elastic_stream
+from tests.support.training.pods import ROOT
 from tests.support.training.streamed import Streamed
 
 pytestmark = [
@@ -121,3 +127,51 @@ def test_a_loader_of_something_else_is_refused() -> None:
     ]:
         with pytest.raises(ValueError, match=said):
             stream.follow(loader)
+
+
+PRELUDE = """
+import json
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+import muster
+from tests.support.training.pods import ROOT
+from tests.support.training.streamed import Streamed
+
+def load_dataset(kind, **given):
+    assert given.pop("streaming")
+    return Streamed([7, 0, 21, 12])
+
+def tensors(records):
+    return torch.tensor(records).reshape(-1, 2)
+
+def train(batch, total):
+    assert len(batch) == total
+    trained.extend(batch.tolist())
+
+def save(folder):
+    with open(f"{folder}/trained.json", "w") as file:
+        json.dump(trained, file)
+
+EPOCHS, step, trained = 2, 0, []
+dist.init_process_group("gloo", init_method="file://MEETING", rank=0, world_size=1)
+"""
+
+
+def test_the_script_of_the_documentation_trains_each_record_once_an_epoch(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "data.md").read_text()
+    begins = page.index("    from muster.data import elastic_stream")
+    shown = dedent(page[begins : page.index("\n\nEvery rank", begins)])
+    assert len(shown.splitlines()) <= 30
+    script = PRELUDE.replace("MEETING", str(tmp_path / "meeting")) + shown
+    script = script.replace("/checkpoints", str(tmp_path)).replace("step % 500", "step % 1")
+    (tmp_path / "script.py").write_text(script)
+    environ = {name: value for name, value in os.environ.items() if name != "MUSTER_RUN_DIR"}
+    environ |= {"PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "1"}
+    subprocess.run([sys.executable, str(tmp_path / "script.py")], env=environ, check=True)
+    kept = [path.parent for path in tmp_path.glob("*/train-00000.json")]
+    newest = max(kept, key=lambda folder: int(folder.name.rpartition("-")[2]))
+    trained = Counter(map(tuple, json.loads((newest / "trained.json").read_text())))
+    lengths = [7, 0, 21, 12]
+    everything = [(at, one) for at, many in enumerate(lengths) for one in range(many)]
+    assert trained == Counter(dict.fromkeys(everything, 2))

@@ -168,6 +168,16 @@ def test_positions_that_do_not_belong_together_are_refused(tmp_path: Path) -> No
     stream.load(None)
 
 
+def test_a_position_in_another_data_set_is_refused(tmp_path: Path) -> None:
+    saved_by(1, tmp_path)
+    path = tmp_path / "train-00000.json"
+    path.write_text(path.read_text().replace('"records"', '"lines"'))
+    stream = stream_of()
+    stream.load(tmp_path)
+    with pytest.raises(ValueError, match="not one of this data set, but of one with other stages"):
+        next(stream.follow(stream))
+
+
 def test_a_smaller_world_saves_over_a_larger_one(tmp_path: Path) -> None:
     saved_by(3, tmp_path, 4)
     saved_by(2, tmp_path, 5)

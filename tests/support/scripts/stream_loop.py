@@ -28,7 +28,7 @@ from tests.support.training.streamed import Streamed
 KIND, WORKERS, EPOCHS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 LENGTHS = [17, 40, 3, 29, 0, 55, 21, 34, 8, 46]
 SIZE = sum(LENGTHS)
-BATCH, EVERY = 3, 5
+BATCH, EVERY = 2, 5
 STEP_S = float(os.environ.get("STEP_S", "0.3"))
 DIRECTORY = Path(os.environ["CHECKPOINT_DIR"])
 
