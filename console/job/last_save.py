@@ -56,8 +56,9 @@ class LastSave:
         saved = "NOT SAVED YET"
         if self.step is not None:
             cause = "periodic save" if self.periodic else "commit"
+            tag = f", {self.tag}" if self.tag else ""
             ago = _ago(self.at_unix_s, now_unix_s)
-            saved = f"step {self.step:,} by all ranks ({cause}, {self.tag or 'untagged'}{ago})"
+            saved = f"step {self.step:,} by all ranks ({cause}{tag}{ago})"
         parts = [f"last save: {saved}"]
         if late := self.late(now_unix_s):
             parts.append(late)

@@ -114,8 +114,7 @@ async def test_status_shows_members_and_rounds(server: EmbeddedServer) -> None:
     wide = await muster("status", "-o", "wide", **of(server))
     assert "digits  7      training  a b            c" in wide.out
     assert (
-        "last save: step 1,200 by all ranks (periodic save, untagged);"
-        " 34 steps at risk (at step 1,234)"
+        "last save: step 1,200 by all ranks (periodic save); 34 steps at risk (at step 1,234)"
     ) in ended.out
     assert "cannot be read" in ended.out
     assert "\x1b" not in ended.out

@@ -67,7 +67,7 @@ def test_a_rate_needs_a_save_on_record() -> None:
     ("saves", "saved", "line", "level"),
     [
         (reported(38, 2), None, "last save: NOT SAVED YET; 38 steps at risk", "fault"),
-        (reported(1010, 2), SAVED, "last save: step 1,000 by all ranks (commit, untagged", None),
+        (reported(1010, 2), SAVED, "last save: step 1,000 by all ranks (commit, ", None),
         (
             {"a": PodSaves("a", "uid-a", "digits", 3, (1010,), 1010, 1010, NOW_S - 31)},
             SAVED,
@@ -82,6 +82,7 @@ def test_what_is_not_saved_stands_in_red(
     seen = view(run(), saves=saves, last_commit=saved)
     (grid,) = (one for one in _grids(seen, wide=False) if one.title.startswith("last save"))
     assert grid.title.startswith(line)
+    assert "untagged" not in grid.title
     assert grid.level == level
 
 
