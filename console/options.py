@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
@@ -45,6 +46,8 @@ def configured_by(kind: type[C]) -> Callable[[Command], Command]:
 
         for name, setting in reversed(settings.items()):
             section = STORE_SECTION if name in STORE_SETTINGS else "Options"
+            if kind is JobConfig and name == "job":
+                setting = replace(setting, otherwise="JOB, or the one of muster local here")
             short = [_SHORT[setting.flag]] if setting.flag in _SHORT else []
             option = click.option(
                 *(*short, setting.flag, name),

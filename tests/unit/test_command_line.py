@@ -52,6 +52,13 @@ def test_help_fits_a_narrow_terminal_and_names_variables_in_one_way(name: str) -
     assert ("--job NAME" in words) <= ("env var: MUSTER_JOB" in words or name == "store-role")
 
 
+def test_help_says_that_the_job_may_be_named_in_other_ways() -> None:
+    for name in ("status", "doctor", "drain"):
+        text = " ".join(helped(name).split())
+        assert "env var: MUSTER_JOB" in text
+        assert "required" not in text
+
+
 def test_options_of_the_store_are_shown_once() -> None:
     topic = CliRunner().invoke(program, ["help", "store-options"]).output
     for flag in ("--etcd-endpoints", "--etcd-cacert", "--etcd-user", "--store-driver"):
