@@ -15,7 +15,7 @@ from agent.config.parsers import duration_s
 from agent.config.sidecar import STORE_SETTINGS, AccessConfig, JobConfig
 from agent.config.table import Configuration, load, settings_of
 from console.help import STORE_SECTION, SectionedOption
-from console.running import found
+from console.running import found, running
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 
@@ -42,7 +42,12 @@ def configured_by(kind: type[C]) -> Callable[[Command], Command]:
                     f"no job is named: give its name, or set {named('--job')}; muster list shows"
                     " the jobs of the store"
                 )
-            return command(config=load(kind, flags, os.environ), **arguments)
+            config = load(kind, flags, os.environ)
+            if kind is JobConfig and isinstance(config, JobConfig):
+                store = flags["etcd_endpoints"] or os.environ.get("MUSTER_ETCD_ENDPOINTS")
+                if not store:
+                    _say_what_runs_instead(config)
+            return command(config=config, **arguments)
 
         for name, setting in reversed(settings.items()):
             section = STORE_SECTION if name in STORE_SETTINGS else "Options"
@@ -75,6 +80,16 @@ def _with_running_job(
     click.echo(f"muster: {job}", err=True)
     known = {"etcd_endpoints": job.endpoints, "namespace": job.namespace, "job": job.job}
     return {name: known.get(name, value) for name, value in flags.items()}
+
+
+def _say_what_runs_instead(config: JobConfig) -> None:
+    """Name the jobs of ``muster local`` here if ``config``, in the default store, is of another."""
+    if jobs := ", ".join(one.job for one in running()):
+        click.echo(
+            f"muster: muster local runs job {jobs} here; {config.job} is looked for at"
+            f" {','.join(config.etcd_endpoints)}, as no --etcd-endpoints is given",
+            err=True,
+        )
 
 
 def job_named(command: Command) -> Command:

@@ -81,7 +81,10 @@ def test_a_command_finds_the_job_that_runs() -> None:
         assert ran.stdout == "local in local at 127.0.0.1:1234\n"
         assert ran.stderr.startswith("muster: job local of muster local, pid ")
         assert CliRunner().invoke(show, ["local"]).stdout == ran.stdout
-        assert CliRunner().invoke(show, ["x"]).stdout == "x in default at 127.0.0.1:2379\n"
+        another = CliRunner().invoke(show, ["x"])
+        assert another.stdout == "x in default at 127.0.0.1:2379\n"
+        assert "muster local runs job local here" in another.stderr
+        assert "x is looked for at 127.0.0.1:2379" in another.stderr
         assert CliRunner().invoke(other, []).stdout == "127.0.0.1:2379\n"
     assert running() == []
     assert isinstance(CliRunner().invoke(show, []).exception, ConfigError)
