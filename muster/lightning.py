@@ -309,6 +309,11 @@ def fit(
         raise ValueError(
             "muster.lightning.fit: leave out %s, which follow from the world" % ", ".join(taken)
         )
+    if isinstance(data, DataLoader):
+        raise ValueError(
+            "muster.lightning.fit: the data are a DataLoader, and it makes its own: give it that"
+            " one's dataset, and loader={...} for its options"
+        )
     sampler = ElasticSampler(
         len(data),
         seed,

@@ -32,6 +32,10 @@ ALSO = "also"
 """Key of what a checkpoint has besides the model and the optimizers, as bytes."""
 
 
+IDLE_MAX = 20
+"""Steps without one of an optimizer: a scaler begins with fewer."""
+
+
 class Rows(Protocol):
     """A data set whose rows have numbers, such as a list, or a ``Dataset`` with a length."""
 
@@ -70,6 +74,10 @@ class TorchParts:
         self._model = model
         self._optimizers = list(optimizers)
         self._also = also
+        self._idle = 0
+        for one in self._optimizers:
+            inner: Any = getattr(one, "optimizer", one)  # of accelerate's
+            inner.register_step_post_hook(self._made)
 
     def fault(self, model: nn.Module, optimizers: Sequence[Optimizer], world_size: int) -> str:
         """Return why this training would not be that of one batch of all ranks; or ""."""
@@ -96,6 +104,32 @@ class TorchParts:
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of a loss that is weighed already."""
         loss.backward()
+
+    def _made(self, *_: Any) -> None:
+        self._idle = -1
+
+    def stepped(self) -> None:
+        """Count an optimizer step; raise ``RuntimeError`` if no optimizer makes any.
+
+        A scaler that looks for its scale leaves out some.
+        """
+        self._idle += 1
+        if self._idle >= IDLE_MAX:
+            raise RuntimeError(
+                "%d steps, and no optimizer has made one: training.backward(loss) only computes"
+                " gradients; where it returns True, call optimizer.step() and zero_grad()"
+                % self._idle
+            )
+
+    def loss_fault(self, loss: torch.Tensor) -> str:
+        """Return why a loss cannot be trained, and what to write; or ""."""
+        if not isinstance(loss, torch.Tensor):
+            return "the loss is %s, and no tensor" % type(loss).__name__
+        if loss.numel() != 1:
+            return "the loss has the shape %s: give its mean" % (tuple(loss.shape),)
+        return (
+            "" if loss.requires_grad else "the loss has no gradient: leave out detach() and item()"
+        )
 
     def step(self) -> None:
         """Make the step of each optimizer, and drop the gradients."""

@@ -152,6 +152,9 @@ class Training:
         it returns True, step the optimizers, and set the gradients to zero. Raises
         ``RuntimeError`` if the batch was trained before.
         """
+        fault = self._state.loss_fault(loss)
+        if fault:
+            raise ValueError("training.step(loss): " + fault)
         part = self._part
         if part is None:
             raise RuntimeError(
@@ -183,6 +186,7 @@ class Training:
         due = False
         if self._made:
             self._made = False
+            self._state.stepped()
             self._place = self.sampler.cursor
             due = entered.commit_due(self.steps) or self.steps % self._save_every == 0
         if due or (last and self.steps > self._saved):

@@ -103,6 +103,10 @@ def doctor(config: JobConfig, as_json: bool, every: bool) -> int:
     if as_json:
         click.echo(json.dumps(_json(report, findings, status)))
     else:
+        if report.job is not None:
+            found = verdict(report.job, report.now_unix_s)
+            if STATES[found.state].level == "ok":  # else it is among the findings
+                click.echo(found.lines(report.job.name, report.now_unix_s)[0])
         _tell(findings, every=every)
     return status
 

@@ -113,6 +113,9 @@ def verdict(view: JobView, now_unix_s: float) -> JobVerdict:
         return JobVerdict("paused", why, f"muster resume --job {view.name}")
     if run is None:
         return _without_run(view, rules.sizes.smallest)
+    if run.state == "forming" and len(view.listing.listed) < rules.sizes.smallest:
+        # Survivors have failed, too, as their world ended: that is no cause.
+        return _too_few(view, len(view.listing.listed), rules.sizes.smallest)
     wait, at_once = view.back_off(run), f"to try at once: muster resume {view.name}"
     if wait.alike and (failed := view.failures.get(wait.member)) is not None:
         return JobVerdict("failing", wait.reason, f"{cure(view, failed)}; {at_once}")
@@ -122,7 +125,7 @@ def verdict(view: JobView, now_unix_s: float) -> JobVerdict:
             return JobVerdict("failing", wait.reason, f"{do}; {at_once}")
         return JobVerdict("failing", view.failed(failing, now_unix_s), do)
     if run.state == "forming":
-        return _forming(view, run, rules.sizes.smallest, now_unix_s)
+        return _forming(view, run, now_unix_s)
     if run.round.finishing:
         return JobVerdict("finishing", "first ranks have ended well, and nothing is left to save")
     return _training(view, run, now_unix_s)
@@ -158,10 +161,7 @@ def _too_few(view: JobView, here: int, least: int) -> JobVerdict:
     return JobVerdict("below min", f"{here} of at least {least} pods can train{others}", do)
 
 
-def _forming(view: JobView, run: RunView, least: int, now_unix_s: float) -> JobVerdict:
-    here = len(view.listing.listed)
-    if here < least:
-        return _too_few(view, here, least)
+def _forming(view: JobView, run: RunView, now_unix_s: float) -> JobVerdict:
     why, asking = view.awaited(run, now_unix_s), run.places.asking
     faults = [(name, one) for name, one in sorted(view.bypasses.items()) if name not in asking]
     if not faults:
@@ -191,6 +191,10 @@ def _training(view: JobView, run: RunView, now_unix_s: float) -> JobVerdict:
             why = f"{world}, and no rank has reported a step for {duration(silent_s)}"
             do = "see where each rank hangs: py-spy dump --pid PID, in its container"
             return JobVerdict("stuck", why, do, last_save.seen_at_unix_s)
+    late = [one for one in view.failures.values() if now_unix_s - one.at_unix_s < STUCK_S]
+    if step is None and late:
+        newest = max(late, key=lambda one: one.at_unix_s)
+        world += f", no step is reported yet; {view.failed(newest, now_unix_s)}"
     return JobVerdict("training", world, "", since_s)
 
 

@@ -146,6 +146,36 @@ def test_a_script_makes_the_optimizer_step_itself(tmp_path: Path) -> None:
     assert made == training.steps == ROWS // BATCH
 
 
+def test_steps_that_no_optimizer_makes_are_refused(tmp_path: Path) -> None:
+    life = Life(tmp_path, epochs=9)
+    with pytest.raises(RuntimeError, match="20 steps, and no optimizer has made one"):
+        only_gradients(life)
+    assert life.training.steps == 20
+
+
+def only_gradients(life: Life) -> None:
+    with life.training as training:
+        for batch in training:
+            training.backward(life.loss_of(batch))
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (None, "the loss is NoneType"),
+        (0.5, "the loss is float"),
+        (torch.zeros(3, requires_grad=True), r"the shape \(3,\): give its mean"),
+        (torch.zeros(()), "the loss has no gradient"),
+    ],
+)
+def test_what_is_no_loss_is_refused(tmp_path: Path, loss: Any, said: str) -> None:
+    with Life(tmp_path).training as training:
+        for _ in training:
+            with pytest.raises(ValueError, match=said):
+                training.step(loss)
+            training.step(sum(one.sum() for one in training._state._model.parameters()))
+
+
 def not_trained(life: Life) -> None:
     with life.training as training:
         for _ in training:

@@ -48,7 +48,21 @@ ERROR = "b failed 8 s ago: rank 1: ValueError: bad shape (t.py:3)"
         (view(run(), commit=committing("void")), "training", "a world of 2 nodes"),
         (view(run(replace(TRAINS, finishing=True))), "finishing", "first ranks have ended well"),
         (view(run(Round(3), ASKS), failures={"b": FAILED}), "failing", ERROR),
-        (view(run(), failures={"b": FAILED}), "training", "a world of 2 nodes"),
+        (
+            view(run(Round(3), ASKS), least=3, failures={"b": FAILED}),
+            "below min",
+            "2 of at least 3",
+        ),
+        (
+            view(run(), failures={"b": FAILED}),
+            "training",
+            f"a world of 2 nodes, no step is reported yet; {ERROR}",
+        ),
+        (
+            view(run(), failures={"b": FAILED}, saves=reported(1204, 9)),
+            "training",
+            "a world of 2 nodes at step 1,204",
+        ),
         (
             view(run(), failures={"b": replace(FAILED, count=7)}),
             "failing",
