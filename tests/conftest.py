@@ -30,6 +30,8 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 from xdist.scheduler import LoadScopeScheduling
 
+from muster import checks
+
 settings.register_profile(
     "suite",
     deadline=None,
@@ -175,6 +177,12 @@ def _no_blocking_call() -> Iterator[None]:
             # A test that hangs in its event loop is ended there, after the stacks were written.
             function.can_block_in("pytest_timeout.py", "timeout_sigalrm")
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_check_was_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin each test as a process does in which no check was passed over."""
+    monkeypatch.setattr(checks, "passed_over", [])
 
 
 @pytest.fixture(autouse=True)

@@ -67,7 +67,15 @@ def world(ranks: int, folder: Path | None) -> list[ElasticStream]:
 
 @pytest.mark.parametrize(
     ("make", "workers"),
-    [(plain, 0), (plain, 2), (plain, 1), (spawned, 2), (stateful, 0), (stateful, 2)],
+    [
+        (plain, 0),
+        (plain, 2),
+        (plain, 1),
+        (spawned, 2),
+        # It needs torchdata, which the daily run does not install.
+        pytest.param(stateful, 0, marks=pytest.mark.long),
+        pytest.param(stateful, 2, marks=pytest.mark.long),
+    ],
 )
 def test_i12_what_workers_have_read_ahead_of_a_stream_is_not_trained(
     make: Make, workers: int, tmp_path: Path
@@ -101,6 +109,7 @@ def test_i12_what_workers_have_read_ahead_of_a_stream_is_not_trained(
     assert seen == EVERYTHING
 
 
+@pytest.mark.long
 def test_a_loaders_state_alone_says_no_place_in_a_stream() -> None:
     (stream,) = world(1, None)
     loader = stateful(stream, 0)

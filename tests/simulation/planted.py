@@ -770,7 +770,7 @@ PLANTS |= {
         "shards-restored",
         25,
         {"rdzv.drain.inputs.DrainingSnapshot.is_known": lambda *_: True},
-        first=9,
+        first=144,
     ),
     # Ranks wait for a store that takes no writes, for as long as it takes none.
     "gate-never-cut": _as("refused-saves", 2, {"agent.drain.gate_writer.CUT_S": math.inf}, first=3),

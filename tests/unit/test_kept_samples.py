@@ -33,8 +33,7 @@ STOOD = "not kept: the data cursor is the one of step 2"
 
 
 @pytest.fixture(autouse=True)
-def nothing_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "passed_over", [])
+def no_listeners(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_listeners, "listeners", [])
 
 

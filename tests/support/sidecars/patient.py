@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 
-from console.main import ALIASES
 from console.main import main as command_line
 
 NEVER_S = 3600.0
@@ -21,6 +20,9 @@ CALL_S = 80.0
 
 _READING = {"console.job.reading.REACH_TIMEOUT_S": CALL_S}
 _WRITING = {**_READING, "console.job.drain.WRITE_TIMEOUT_S": CALL_S}
+
+_SAME = {"why": "doctor"}
+"""Two names of one command. Older versions, which this runs as well, have no table of them."""
 
 LIMITS: Mapping[str, dict[str, float]] = {
     "agent": {
@@ -50,7 +52,7 @@ LIMITS: Mapping[str, dict[str, float]] = {
 def main() -> None:
     """Run the command line."""
     command = sys.argv[1] if sys.argv[1:] else ""
-    command = ALIASES.get(command, command)
+    command = _SAME.get(command, command)
     for path, limit in LIMITS.get(command, {}).items():
         _put(path, limit)
     if command == "doctor":
