@@ -103,16 +103,20 @@ def doctor(config: JobConfig, as_json: bool, every: bool) -> int:
     if as_json:
         click.echo(json.dumps(_json(report, findings, status)))
     else:
+        doing = ""
         if report.job is not None:
             found = verdict(report.job, report.now_unix_s)
             if STATES[found.state].level == "ok":  # else it is among the findings
-                click.echo(found.lines(report.job.name, report.now_unix_s)[0])
-        _tell(findings, every=every)
+                doing, *_ = found.lines(report.job.name, report.now_unix_s)
+        _tell(findings, every=every, doing=doing)
     return status
 
 
-def _tell(findings: Sequence[Finding], *, every: bool) -> None:
-    """Print the findings, faults first; what is in order in one line, unless ``every`` is set."""
+def _tell(findings: Sequence[Finding], *, every: bool, doing: str = "") -> None:
+    """Print the findings, faults first; what is in order in one line, unless ``every`` is set.
+
+    ``doing``: what a job does that is getting on.
+    """
     for finding in worst_first(findings):
         if finding.level == "ok" and not every:
             continue
@@ -120,7 +124,7 @@ def _tell(findings: Sequence[Finding], *, every: bool) -> None:
     well = {finding.check: None for finding in findings if finding.level == "ok"}
     if well and not every:
         _say("ok", "in order", ", ".join(well))
-    click.echo(_sum(findings))
+    click.echo(": ".join(filter(None, (_sum(findings), printable(doing)))))
     if (first := the_one_thing(findings)) is not None:
         line = f"do first: {printable(first)}"
         click.echo(coloured(wrapped(line, sys.stdout, len("do first: ")), "note", sys.stdout))
