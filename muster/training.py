@@ -232,14 +232,11 @@ def train(
     gradients over all ranks.
     """
     optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    given = {"global_batch": global_batch, "epochs": epochs, "save_every": save_every, "keep": keep}
-    optional = {"micro_batch": micro_batch, "max_steps": max_steps}
-    given.update((name, value) for name, value in optional.items() if value is not None)
-    for name, value in given.items():
-        if not isinstance(value, int) or value < 1:
-            raise ValueError("muster.train: %s=%r: give a whole number from 1" % (name, value))
-    if not os.fspath(directory):
-        raise ValueError("muster.train: directory is empty: name one that every pod reads")
+    _check_options(
+        directory,
+        {"global_batch": global_batch, "epochs": epochs, "save_every": save_every, "keep": keep},
+        {"micro_batch": micro_batch, "max_steps": max_steps},
+    )
     check_given(model, optimizers, also or {})
     size = size_of(data)
     if global_batch > size:
@@ -258,14 +255,7 @@ def train(
         shuffle=shuffle,
         weights=weights,
     )
-    state: TorchParts
-    if accelerator is None:
-        state = TorchParts(model, optimizers, also or {}, sampler.plan.world_size)
-    else:
-        from muster.accelerate_parts import AccelerateParts
-
-        world_size = sampler.plan.world_size
-        state = AccelerateParts(model, optimizers, also or {}, world_size, accelerator)
+    state = _parts_of(model, optimizers, also or {}, sampler.plan.world_size, accelerator)
     return Training(
         state,
         sampler,
@@ -275,3 +265,31 @@ def train(
         max_steps=max_steps,
         save_every=save_every,
     )
+
+
+def _parts_of(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    also: Mapping[str, Stateful],
+    world_size: int,
+    accelerator: Optional[Accelerator],
+) -> TorchParts:
+    if accelerator is None:
+        return TorchParts(model, optimizers, also, world_size)
+    from muster.accelerate_parts import AccelerateParts
+
+    return AccelerateParts(model, optimizers, also, world_size, accelerator)
+
+
+def _check_options(
+    directory: Union[str, "os.PathLike[str]"],
+    numbers: Mapping[str, int],
+    optional: Mapping[str, Optional[int]],
+) -> None:
+    """Raise ``ValueError`` for an empty directory, and for a number that is none from 1 on."""
+    if not os.fspath(directory):
+        raise ValueError("muster.train: directory is empty: name one that every pod reads")
+    given = {name: value for name, value in optional.items() if value is not None}
+    for name, value in {**numbers, **given}.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError("muster.train: %s=%r: give a whole number from 1" % (name, value))

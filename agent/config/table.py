@@ -106,8 +106,8 @@ def load(kind: type[C], flags: Mapping[str, str | None], environ: Mapping[str, s
         except ValueError as error:
             shown = setting.quote(text)
             wrong = f"{shown} from {source} is wrong" if given is None else f"{shown} is wrong"
-            told = str(error) if str(error).startswith(shown) else f"{wrong}: {error}"
-            faults.append(f"{named(setting.flag)}: {told}")
+            sentence = str(error) if str(error).startswith(shown) else f"{wrong}: {error}"
+            faults.append(f"{named(setting.flag)}: {sentence}")
     faults += kind.faults(values)
     if faults:
         raise ConfigError("\n".join(faults))

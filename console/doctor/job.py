@@ -39,8 +39,8 @@ def explain(view: JobView, now_unix_s: float, others: Collection[JobKeys] = ()) 
         *_clocks(view, now_unix_s),
     ]
     # The verdict has the first fault of its check already.
-    told = [one for one in findings if one.check != meaning.check or one.sentence not in found.why]
-    return [state, *told]
+    rest = [one for one in findings if one.check != meaning.check or one.sentence not in found.why]
+    return [state, *rest]
 
 
 def _members(view: JobView) -> Iterator[Finding]:
@@ -63,8 +63,8 @@ def _launchers(view: JobView) -> Iterator[Finding]:
         yield Finding("launchers", "ok", "every torchrun that was seen takes part")
 
 
-def _failures(view: JobView, told: str) -> Iterator[Finding]:
-    others = {name: one for name, one in view.failures.items() if one.sentence not in told}
+def _failures(view: JobView, verdict_why: str) -> Iterator[Finding]:
+    others = {name: one for name, one in view.failures.items() if one.sentence not in verdict_why}
     for name, failure in sorted(others.items()):
         yield Finding(
             "rounds", "note", f"{name} failed in round {failure.round}: {failure.sentence}"
