@@ -12,14 +12,15 @@ from typing import Any, Literal
 
 import click
 
-from console.counting import counted
+from agent.verdict.states import Level
 from console.help import Command
-from console.style import Level, coloured
+from console.style import coloured
 from console.wrapping import wrapped
 from injection import injection
 from injection.injection import Request
 from injection.remarks import Remark
 from injection.settings import TABLE
+from rdzv.counting import counted
 from rdzv.errors import ConfigError
 
 _BOM = "\ufeff"

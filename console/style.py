@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Literal, TextIO
+from typing import TextIO
 
 import click
 
-Level = Literal["ok", "note", "warning", "fault"]
+from agent.verdict.states import Level
 
 COLOURS: Mapping[Level, str] = {
     "fault": "red",

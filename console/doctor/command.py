@@ -18,17 +18,18 @@ import click
 
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
-from console.counting import counted
+from agent.verdict.decision import verdict
+from agent.verdict.states import STATES, Level
 from console.doctor.diagnosis import diagnose, percentile
 from console.doctor.examine import examine
 from console.doctor.finding import Finding, worst_first
 from console.doctor.report import Report
 from console.help import Command
-from console.job.verdict import STATES, verdict
 from console.options import configured_by, job_named, printed
-from console.style import Level, coloured, symbol
+from console.style import coloured, symbol
 from console.wrapping import wrapped
 from launcher_shim.exit_status import EXIT_DONE, EXIT_FAULT, EXIT_UNAVAILABLE
+from rdzv.counting import counted
 from rdzv.errors import ConfigError
 
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from agent.verdict.states import Level
 from console.doctor.finding import Finding
 from console.doctor.job import explain
 from console.doctor.report import EndpointReport, EtcdMember, Report, RightsReport
 from console.job.outage import cause
-from console.style import Level
 from rdzv.flags import named
 from rdzv.store import StoreStatus
 from rdzv.store.etcd.errors import NO_SPACE_CURE

@@ -12,10 +12,10 @@ from time import monotonic, time
 from typing import TypeVar
 
 from agent.config.sidecar import JobConfig
+from agent.verdict.view import JobView, view_of
 from console.doctor.diagnosis import READ_FAULT_S
 from console.doctor.report import EndpointReport, EtcdMember, Report, RightsReport
 from console.job.known import jobs_in
-from console.job.view import JobView, view_of
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of

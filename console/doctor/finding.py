@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from console.style import Level
+from agent.verdict.states import Level
 
 WORST_FIRST: Sequence[Level] = ("fault", "warning", "note", "ok")
 

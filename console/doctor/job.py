@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from console.counting import counted
+from agent.verdict.clocks import sentence, skews
+from agent.verdict.cures import launcher_cure
+from agent.verdict.decision import verdict
+from agent.verdict.states import STATES, Level
+from agent.verdict.view import JobView
 from console.doctor.finding import Finding
-from console.job.clocks import sentence, skews
-from console.job.cures import launcher_cure
 from console.job.known import meant, missing
-from console.job.verdict import STATES, verdict
-from console.job.view import JobView
-from console.style import Level
+from rdzv.counting import counted
 from rdzv.drain.phases import phase_of
 from rdzv.keys import JobKeys
 

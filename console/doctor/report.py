@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from console.job.view import JobView
+from agent.verdict.view import JobView
 from rdzv.keys import JobKeys
 from rdzv.store import StoreStatus
 

@@ -13,11 +13,12 @@ import click
 
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
+from agent.verdict.states import Level
+from agent.verdict.view import moment
 from console.help import Command
 from console.job.reading import following, look
-from console.job.view import moment
 from console.options import configured_by, job_named, shown_with
-from console.style import Level, coloured
+from console.style import coloured
 from console.wrapping import wrapped
 from rdzv.records.history import HistoryEntry
 

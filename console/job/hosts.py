@@ -6,9 +6,9 @@ from __future__ import annotations
 import click
 
 from agent.config.sidecar import JobConfig
+from agent.verdict.view import JobView
 from console.help import Command
 from console.job.output import Face, Grid, show
-from console.job.view import JobView
 from console.options import configured_by, job_named, shown_with
 
 

@@ -11,14 +11,15 @@ from time import time
 import click
 
 from agent.config.sidecar import AccessConfig
-from console.counting import duration
+from agent.verdict.decision import JobVerdict, verdict
+from agent.verdict.states import STATES
+from agent.verdict.view import JobView, view_of
 from console.help import Command
 from console.job.known import JOBS_MAX, jobs_in
 from console.job.output import Grid, Toned, print_grids
 from console.job.reading import REACH_TIMEOUT_S, unreachable
-from console.job.verdict import STATES, JobVerdict, verdict
-from console.job.view import JobView, view_of
 from console.options import configured_by, printed
+from rdzv.counting import duration
 from rdzv.errors import ConfigError, StoreRefused, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of

@@ -17,9 +17,10 @@ import click
 
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
+from agent.verdict.states import Level
+from agent.verdict.view import JobView
 from console.job.reading import connected, following, look, present_view
-from console.job.view import JobView
-from console.style import COLOURS, Level, is_styled
+from console.style import COLOURS, is_styled
 from console.wrapping import broken, columns_of
 
 CLOCK_INTERVAL_S = 1.0

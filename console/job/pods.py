@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from console.counting import duration
-from console.job.view import JobView
-from console.style import Level
+from agent.verdict.states import Level
+from agent.verdict.view import JobView
+from rdzv.counting import duration
 
 SHORTEST_S = 1.0
 """Time between two reports that gives a rate, in seconds: a shorter one gives noise."""

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from time import monotonic
 
 from agent.config.sidecar import JobConfig
+from agent.verdict.view import JobView, view_of
 from console.job.known import not_found
 from console.job.outage import cause, endpoint_is_local
-from console.job.view import JobView, view_of
 from rdzv.errors import StoreUnavailable
 from rdzv.flags import named
 from rdzv.job import JobClient

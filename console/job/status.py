@@ -15,15 +15,15 @@ import click
 
 from agent.config.sidecar import AccessConfig, JobConfig
 from agent.config.table import load, settings_of
+from agent.verdict.decision import verdict
+from agent.verdict.states import STATES, Level
+from agent.verdict.view import JobView
 from console.help import Command
 from console.job.jobs import show_jobs
 from console.job.output import Face, Grid, Toned, show
 from console.job.pods import pods_of
-from console.job.verdict import STATES, verdict
-from console.job.view import JobView
 from console.options import configured_by, job_named, shown_with
 from console.running import found as running_job
-from console.style import Level
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.records.failure import Failure
 from rdzv.records.job import Member

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from agent.config.sidecar import Config, JobConfig
 from agent.config.size_faults import size_faults
 from agent.config.table import load, settings_of
-from console.counting import counted
 from console.job.reading import look
 from console.local.launch.horovod_line import HorovodLine
 from console.local.launch.launch_line import LaunchLine, read_launch_line
@@ -27,6 +26,7 @@ from console.local.launch.settings import MAX_NODES, LocalSettings
 from console.local.nodes.events import Event, Reach, read_event
 from console.local.report.printed_steps import read_pattern
 from console.local.session import Directories
+from rdzv.counting import counted
 from rdzv.errors import ConfigError, JobNotFound
 from rdzv.records.sizes import Sizes
 

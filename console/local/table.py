@@ -10,9 +10,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from console.counting import counted
 from console.local.nodes.run import LocalRun
 from console.local.nodes.standing import job_standing, node_standing, styles
+from rdzv.counting import counted
 
 STEPS_UNKNOWN_AFTER_S = 10.0
 """Time after the start of a round when a script without a reported step probably reports none."""

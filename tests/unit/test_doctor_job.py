@@ -9,11 +9,11 @@ from typing import get_args
 
 import pytest
 
+from agent.verdict.states import STATES, Check, State
+from agent.verdict.view import JobView
 from console.doctor.command import the_one_thing
 from console.doctor.finding import Finding
 from console.doctor.job import explain
-from console.job.verdict import STATES, Check, State
-from console.job.view import JobView
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.keys import JobKeys
 from rdzv.records.bypass import Bypass

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent.rundir.progress import read_ranks
-from console.job.last_save import LastSave
+from agent.verdict.last_save import LastSave
 from muster import checks, step_listeners
 from muster.cursor import CommittedStep, encode
 from muster.data import ElasticSampler

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agent.config.sidecar import JobConfig
-from console.job.view import JobView
+from agent.verdict.view import JobView
 from console.local import command, request
 from console.local.launch.launch_line import read_launch_line
 from console.local.launch.script_check import interpreter_of, script_fault

@@ -11,7 +11,7 @@ from typing import cast
 
 from rich.console import Console
 
-from console.job.view import JobView
+from agent.verdict.view import JobView
 from console.local.nodes.run import LocalRun
 from console.local.nodes.standing import awaited, node_standing
 from console.local.report.progress import Progress

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from console.job.view import JobView, RunView
+from agent.verdict.view import JobView, RunView
 from launcher_shim.c10d.rounds.records import Round
 from rdzv import listing
 from rdzv.drain.decision import DrainDecision, decide

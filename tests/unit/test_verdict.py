@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from console.counting import duration
-from console.job.verdict import STATES, STUCK_S, JobVerdict, verdict
-from console.job.view import FAILING_S, JobView
+from agent.verdict.decision import STUCK_S, JobVerdict, verdict
+from agent.verdict.states import STATES
+from agent.verdict.view import FAILING_S, JobView
 from launcher_shim.c10d.rounds.records import Round
+from rdzv.counting import duration
 from rdzv.records.bypass import Bypass
 from rdzv.records.history import HistoryEntry
 from tests.support.views import ASKS, FAILED, NOW_S, TRAINS, committing, reported, run, view

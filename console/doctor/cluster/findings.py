@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
-from console.counting import counted
 from console.doctor.cluster.seen import AskingPod, ChartPart, Cluster
 from console.doctor.finding import Finding
+from rdzv.counting import counted
 
 OLDEST = (1, 29)
 """The first version of Kubernetes with native sidecars."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from console.counting import counted
+from rdzv.counting import counted
 from rdzv.errors import ConfigError
 from rdzv.records.sizes import Sizes
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from console.job.view import JobView
+from agent.verdict.view import JobView
 from console.local.followed_job import FollowedJob
 from console.local.launch.horovod_line import HorovodLine
 from console.local.launch.launch_line import LaunchLine

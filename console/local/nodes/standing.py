@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from console.counting import counted
-from console.job.verdict import STATES, verdict
-from console.job.view import JobView
+from agent.verdict.decision import verdict
+from agent.verdict.states import STATES
+from agent.verdict.view import JobView
 from console.local.nodes.node import State
+from rdzv.counting import counted
 from rdzv.drain.phases import phase_of
 
 WAITING_STATES = frozenset(state for state, row in STATES.items() if row.level != "ok")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from console.counting import counted
 from console.local.report.timeline import Moment, Timeline
 from console.local.report.worlds import World, again
+from rdzv.counting import counted
 
 GOES_ON_S = 1.0
 """A world that makes steps for longer than this after an event was not stopped by it."""

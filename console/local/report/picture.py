@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import zip_longest
 
-from console.counting import counted
 from console.local.report.costs import interventions
 from console.local.report.timeline import Moment, Timeline
 from console.local.report.worlds import World, again
+from rdzv.counting import counted
 
 WIDTH = 900
 _LEFT, _RIGHT = 64, 876

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from console.counting import counted
 from console.local.report.outcome import Closing
 from console.local.report.timeline import Timeline
 from launcher_shim.c10d.rounds.records import Round
+from rdzv.counting import counted
 from rdzv.drain.cursors import NO_CURSOR
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys

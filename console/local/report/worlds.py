@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from console.counting import counted
 from console.local.report.progress import Progress
+from rdzv.counting import counted
 
 MAX_POINTS = 600
 """Points kept per world for the picture; beyond it every second one is dropped."""

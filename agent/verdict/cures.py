@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from console.job.view import JobView
+from agent.verdict.view import JobView
 from rdzv.records.bypass import Bypass, Kind
 from rdzv.records.failure import Failure
 

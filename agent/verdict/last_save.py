@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from console.counting import duration
+from rdzv.counting import duration
 
 LATE_S = 30.0
 """Time from the first members' save of a step until the others are late, in seconds: reports come

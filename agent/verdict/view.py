@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from console.counting import duration
-from console.job.clocks import sentence, skews
-from console.job.last_save import LastSave
+from agent.verdict.clocks import sentence, skews
+from agent.verdict.last_save import LastSave
 from launcher_shim.c10d.rounds.back_off import NO_WAIT, BackOff, back_off
 from launcher_shim.c10d.rounds.decision import would_form
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
@@ -17,6 +16,7 @@ from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.run_membership import run_membership
 from launcher_shim.horovod.hosts import Host, host_of
 from rdzv import listing
+from rdzv.counting import duration
 from rdzv.drain.cursors import verdict
 from rdzv.drain.inputs import DrainPolicy
 from rdzv.drain.phases import phase_of

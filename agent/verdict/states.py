@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one table of a job's states: what each means, and how bad it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["ok", "note", "warning", "fault"]
+"""The levels of what is found, the best first."""
+
+State = Literal[
+    "starting",
+    "below min",
+    "gathering",
+    "training",
+    "saving",
+    "draining",
+    "finishing",
+    "paused",
+    "failing",
+    "stuck",
+    "done",
+]
+"""The states of a job; ``STATES`` explains them."""
+
+Check = Literal[
+    "store",
+    "members",
+    "launchers",
+    "rounds",
+    "steps",
+    "saves",
+    "pause",
+    "quarantine",
+    "drains",
+    "clocks",
+]
+"""The questions of ``muster doctor`` and of ``docs/stuck.md``, in the order in which to ask them:
+an answer is worth little before those above it are in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateMeaning:
+    """One row of the table of states: its level, the question that it belongs to, its meaning."""
+
+    level: Level
+    check: Check
+    meaning: str
+
+
+STATES: Mapping[State, StateMeaning] = {
+    "starting": StateMeaning("note", "launchers", "no torchrun has asked for a world yet"),
+    "below min": StateMeaning("warning", "members", "fewer than min pods can train"),
+    "gathering": StateMeaning("note", "launchers", "a world is about to form"),
+    "training": StateMeaning("ok", "steps", "a world trains"),
+    "saving": StateMeaning("ok", "saves", "all ranks save, for a world of another size"),
+    "draining": StateMeaning("ok", "drains", "all ranks save, for a pod that leaves"),
+    "finishing": StateMeaning("ok", "rounds", "the first ranks have ended well"),
+    "paused": StateMeaning("note", "pause", "no world forms until muster resume"),
+    "failing": StateMeaning("fault", "rounds", "a worker ends world after world by a failure"),
+    "stuck": StateMeaning("fault", "steps", "ranks have reported steps, and none for 5 minutes"),
+    "done": StateMeaning("ok", "rounds", "training has ended well"),
+}
+"""The one table of a job's states. The words are the same wherever a state is shown."""
