@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import aiohttp
 
-from controller.cluster.in_cluster import ClusterAccess
-from controller.cluster.kubeconfig import KubeconfigAccess
+from controller.cluster import paths
+from controller.cluster.access import Access
+from controller.cluster.executed import PROTOCOLS, Execution, Ran, Wrote
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, ConfigError
 
 Object = dict[str, Any]
@@ -34,10 +38,14 @@ LINE_MAX = 4 * 2**20
 
 
 class ClusterApi:
-    """Calls to one API server. Use it within a running event loop, as a context manager."""
+    """Calls to one API server. Use it within a running event loop, as a context manager.
 
-    def __init__(self, access: ClusterAccess | KubeconfigAccess) -> None:
+    ``namespace``: where its user's objects are, if not in the one that ``access`` names.
+    """
+
+    def __init__(self, access: Access, namespace: str | None = None) -> None:
         self._access = access
+        self._namespace = namespace
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> ClusterApi:
@@ -60,6 +68,11 @@ class ClusterApi:
     ) -> None:
         assert self._session is not None
         await self._session.close()
+
+    @property
+    def namespace(self) -> str:
+        """The namespace as given, else of the kubeconfig's context, else of this pod."""
+        return self._namespace or self._access.namespace
 
     async def get(
         self, path: str, timeout_s: float = CALL_TIMEOUT_S, *, accept: str = JSON
@@ -123,6 +136,118 @@ class ClusterApi:
             raise ClusterUnavailable(
                 f"the watch of {path} broke off: {str(error) or type(error).__name__}"
             ) from error
+
+    async def run_in(
+        self,
+        namespace: str,
+        pod: str,
+        container: str,
+        argv: Sequence[str],
+        *,
+        timeout_s: float | None,
+        wrote: Wrote | None = None,
+    ) -> Ran:
+        """Run a command in a container, without stdin; return its exit status and its output.
+
+        ``wrote`` gets each piece of output as it comes; then none is returned. ``timeout_s``:
+        None waits for as long as the connection is alive. The command is not ended at a timeout,
+        but can write no more.
+        Raises ``ClusterRefused`` if it may not run, as for rights, or if there is no such pod, and
+        ``ClusterUnavailable`` if it cannot run there, or what became of it is unknown.
+        """
+        asked = [("container", container), ("stdout", "true"), ("stderr", "true")]
+        query = urlencode([*asked, *(("command", word) for word in argv)])
+        path = f"{paths.core(namespace, 'pods', pod)}/exec?{query}"
+        what = f"a command in container {container} of pod {pod}"
+        execution = Execution(wrote)
+        try:
+            async with asyncio.timeout(timeout_s):
+                async with self._socket(path) as socket:
+                    async for message in socket:
+                        if message.type is aiohttp.WSMsgType.BINARY:
+                            execution.take(message.data)
+        except aiohttp.WSServerHandshakeError as error:
+            raise await self._why_not(path, error) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = str(error) or f"it took longer than {timeout_s or CALL_TIMEOUT_S:g} s"
+            raise ClusterUnavailable(f"{what} gave no answer: {why}") from error
+        ran = execution.ended()
+        if isinstance(ran, str):
+            raise ClusterUnavailable(f"{what} gave no answer: {ran}")
+        return ran
+
+    async def log_lines(
+        self,
+        namespace: str,
+        pod: str,
+        container: str,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        previous: bool = False,
+        since_s: float | None = None,
+        timestamps: bool = False,
+    ) -> AsyncIterator[str]:
+        """Yield the lines of a container's log, without their ends; ``follow``: until it exits.
+
+        ``previous``: of the container before its last restart. Raises as ``get`` does, with 400 if
+        the container has not started.
+        """
+        asked = {
+            "container": container,
+            "follow": "true" if follow else None,
+            "tailLines": tail,
+            "previous": "true" if previous else None,
+            "sinceSeconds": None if since_s is None else max(1, math.ceil(since_s)),
+            "timestamps": "true" if timestamps else None,
+        }
+        query = urlencode({name: value for name, value in asked.items() if value is not None})
+        path = f"{paths.core(namespace, 'pods', pod)}/log?{query}"
+        # A container may write nothing for hours.
+        quiet_s = None if follow else QUIET_S
+        limits = aiohttp.ClientTimeout(sock_connect=CALL_TIMEOUT_S, sock_read=quiet_s)
+        try:
+            async with await self._request("GET", path, limits, accept="*/*") as answer:
+                if answer.status >= 400:
+                    raise _refusal("GET", path, answer.status, await answer.read())
+                rest = b""
+                async for piece in answer.content.iter_any():
+                    *lines, rest = (rest + piece).split(b"\n")
+                    for line in lines:
+                        yield line.decode("utf-8", "replace")
+                if rest:
+                    yield rest.decode("utf-8", "replace")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = str(error) or type(error).__name__
+            raise ClusterUnavailable(f"the log of pod {pod} broke off: {why}") from error
+
+    @asynccontextmanager
+    async def _socket(self, path: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        assert self._session is not None
+        token = await asyncio.to_thread(self._access.token)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        async with self._session.ws_connect(
+            self._access.url + path,
+            protocols=PROTOCOLS,
+            headers=headers,
+            heartbeat=QUIET_S,
+            max_msg_size=0,
+        ) as socket:
+            yield socket
+
+    async def _why_not(self, path: str, error: aiohttp.WSServerHandshakeError) -> ClusterError:
+        """Return why the API server opened no websocket: the reason is in an answer without one.
+
+        That request runs nothing: a command needs the websocket.
+        """
+        try:
+            await self.get(path)
+        except ClusterRefused as refused:
+            if refused.status == error.status:
+                return refused
+        except ClusterUnavailable as away:
+            return away
+        return _refusal("GET", path, error.status, str(error.message).encode())
 
     async def _call(
         self,
@@ -197,6 +322,7 @@ def _refusal(method: str, path: str, status: int, content: bytes) -> ClusterErro
         told = json.loads(content)["message"]
     except (ValueError, KeyError, TypeError):
         told = content[:200].decode("utf-8", "replace")
+    path = path.partition("?")[0]
     if status >= 500 or status == BUSY:
         return ClusterUnavailable(f"the API server cannot do {method} {path} ({status}): {told}")
     return ClusterRefused(f"the API server refused {method} {path} with {status}: {told}", status)

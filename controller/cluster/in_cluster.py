@@ -40,6 +40,11 @@ class ClusterAccess:
         shown = f"[{host}]" if ":" in host else host
         return cls(f"https://{shown}:{port}", folder)
 
+    @property
+    def namespace(self) -> str:
+        """The pod's namespace."""
+        return (self.folder / "namespace").read_text(encoding="utf-8").strip()
+
     def token(self) -> str:
         """Read the current token."""
         return (self.folder / "token").read_text(encoding="utf-8").strip()

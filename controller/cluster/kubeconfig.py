@@ -32,9 +32,12 @@ class KubeconfigAccess:
     cluster: Mapping[str, Any]
     user: Mapping[str, Any]
     folder: Path
+    namespace: str = "default"
 
     @classmethod
-    def of(cls, environ: Mapping[str, str], named: str | None = None) -> KubeconfigAccess:
+    def of(
+        cls, environ: Mapping[str, str], named: str | None = None, context_name: str | None = None
+    ) -> KubeconfigAccess:
         """Read the ``named`` kubeconfig, else that of ``KUBECONFIG``, else ``~/.kube/config``.
 
         Raises ``ConfigError`` if ``KUBECONFIG`` names several, or if the file is unreadable or
@@ -54,7 +57,8 @@ class KubeconfigAccess:
             why = getattr(error, "strerror", None) or "it is no YAML"
             raise ConfigError(f"--kubeconfig: {path} cannot be read: {why}") from error
         try:
-            context = _entry(read, "contexts", "context", read["current-context"])
+            chosen = context_name or read["current-context"]
+            context = _entry(read, "contexts", "context", chosen)
             cluster = _entry(read, "clusters", "cluster", context["cluster"])
             user = _entry(read, "users", "user", context["user"])
             url = str(cluster["server"]).rstrip("/")
@@ -63,7 +67,7 @@ class KubeconfigAccess:
                 f"--kubeconfig: {path} has no current context that is whole: see kubectl config"
                 " view --minify"
             ) from error
-        return cls(url, cluster, user, path.parent)
+        return cls(url, cluster, user, path.parent, str(context.get("namespace") or "default"))
 
     def token(self) -> str:
         """Return the current token; empty without one, as with a client certificate."""

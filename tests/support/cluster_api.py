@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An API server of Kubernetes in this process: objects with versions, lists and watches."""
+"""An API server of Kubernetes in this process: objects with versions, lists and watches.
+
+Its pods' containers, with commands and logs, are ``FakeApi.containers``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +19,7 @@ from aiohttp import web
 
 from controller.cluster.api import ClusterApi
 from controller.cluster.in_cluster import ClusterAccess
+from tests.support.containers import Containers
 from tests.support.store.certificates import Authority
 
 CLOSED_S = 150.0
@@ -41,6 +46,7 @@ class FakeApi:
         self.refused: set[str] = set()
         self.busy: set[str] = set()
         self.busy_once: set[str] = set()
+        self.containers = Containers()
         self._folder = folder
         self._version = 1
         self._removed: list[tuple[str, dict[str, Any]]] = []
@@ -135,6 +141,10 @@ class FakeApi:
             return _status(503, "busy")
         if path in self.refused:
             return _status(403, "no rights")
+        if self.containers.answers(request):
+            if path.rpartition("/")[0] not in self.objects:
+                return _status(404, f"there is no {path}")
+            return await self.containers.answer(request)
         if "watch" in request.query:
             async with self._changed:
                 self.watches.append(dict(request.query))
@@ -147,7 +157,12 @@ class FakeApi:
                 version = {"resourceVersion": str(self._version)}
                 return web.json_response({"metadata": version, "items": [named] if named else []})
             case "GET" if "limit" in request.query:
-                items = [held for held in self.objects.values() if _listed(path, held, self)]
+                selector = request.query.get("labelSelector", "")
+                items = [
+                    held
+                    for held in self.objects.values()
+                    if _listed(path, held, self) and _selected(selector, held)
+                ]
                 version = {"resourceVersion": str(self._version)}
                 return web.json_response({"metadata": version, "items": items})
             case "GET" if path in self.objects:
@@ -236,10 +251,21 @@ def make_patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _listed(collection: str, held: dict[str, Any], api: FakeApi) -> bool:
     """Whether an object is of a collection: by the path that it was put at."""
-    plural = collection.rpartition("/")[2]
+    above, _, plural = collection.rpartition("/")
     paths = [path for path, one in api.objects.items() if one is held]
     paths += [path for path, one in api._removed if one is held]
-    return any(path.split("/")[-2] == plural for path in paths)
+    return any(path.split("/")[-2] == plural and path.startswith(above) for path in paths)
+
+
+def _selected(selector: str, held: dict[str, Any]) -> bool:
+    """Whether an object has each label, as KEY or KEY=VALUE; all objects have others."""
+    labels = held["metadata"].get("labels") or {}
+    for term in filter(None, selector.split(",")):
+        if re.fullmatch(r"[a-zA-Z0-9./-]+(=[^,]*)?", term):
+            key, is_equal, value = term.partition("=")
+            if key not in labels or (is_equal and labels[key] != value):
+                return False
+    return True
 
 
 def _merged(held: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:

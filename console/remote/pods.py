@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pods of a job, as the API server shows them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from urllib.parse import quote
+
+from controller.admission.owner import Owner
+from controller.cluster import paths
+from controller.cluster.api import ClusterApi, Object
+from controller.owners.pods import pod_seen
+from injection import sidecar
+from injection.job_label import job_label
+from injection.settings import LABEL
+from rdzv.errors import ClusterRefused
+
+PAGE = 500
+NAMES = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+"""Objects without their spec and status."""
+
+SPOT = (
+    "karpenter.sh/capacity-type=spot",
+    "eks.amazonaws.com/capacityType=SPOT",
+    "cloud.google.com/gke-spot=true",
+    "cloud.google.com/gke-preemptible=true",
+    "kubernetes.azure.com/scalesetpriority=spot",
+)
+"""Labels of nodes that their cloud may take back at any time."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPod:
+    """One pod of a job.
+
+    ``job``: its job's name, as a label has it. ``phase``: Kubernetes' own. ``ready``: its
+    condition. ``deleting``: its termination has begun. ``why_pending``: why it does not run; empty
+    if it does. ``owner``: the object that lives as long as the job. ``maker``: kind and name of the
+    object that made the pod. ``spot``: whether its node is of that kind; None if nodes may not be
+    read. ``sidecar``: the name of that container, empty without one; ``sidecar_runs``: it can be
+    asked. ``containers``: the user's own.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    job: str = ""
+    node: str = ""
+    phase: str = ""
+    ready: bool = False
+    deleting: bool = False
+    why_pending: str = ""
+    owner: Owner | None = None
+    maker: tuple[str, str] | None = None
+    spot: bool | None = None
+    created_unix_s: float = 0.0
+    sidecar: str = ""
+    sidecar_runs: bool = False
+    containers: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def job_pod(pod: Object, spot_nodes: frozenset[str] | None = None) -> JobPod:
+    """Reduce a pod; ``spot_nodes`` as of ``nodes_that_are_spot``."""
+    seen, spec, status = pod_seen(pod), pod.get("spec") or {}, pod.get("status") or {}
+    metadata = pod["metadata"]
+    maker = seen.maker
+    first = status.get("initContainerStatuses") or []
+    has_sidecar = any(one["name"] == sidecar.NAME for one in spec.get("initContainers") or [])
+    return JobPod(
+        namespace=seen.namespace,
+        name=seen.name,
+        uid=seen.uid,
+        job=seen.job,
+        node=seen.node,
+        phase=status.get("phase", ""),
+        ready=any(
+            (one.get("type"), one.get("status")) == ("Ready", "True")
+            for one in status.get("conditions") or []
+        ),
+        deleting=seen.deleted,
+        why_pending=_why_pending(status) if status.get("phase") == "Pending" else "",
+        owner=seen.owner,
+        maker=(maker["kind"], maker["name"]) if maker else None,
+        spot=None if spot_nodes is None or not seen.node else seen.node in spot_nodes,
+        created_unix_s=_unix_s(metadata.get("creationTimestamp")),
+        sidecar=sidecar.NAME if has_sidecar else "",
+        sidecar_runs=any(
+            one["name"] == sidecar.NAME and "running" in (one.get("state") or {}) for one in first
+        ),
+        containers=tuple(
+            one["name"] for one in spec.get("containers") or [] if one["name"] != sidecar.NAME
+        ),
+        labels=metadata.get("labels") or {},
+    )
+
+
+async def pods_of(api: ClusterApi, namespace: str, job: str) -> list[JobPod]:
+    """Return the pods of a job, the oldest first; empty if there are none."""
+    return await _pods(api, namespace, f"{LABEL}={job_label(job)}")
+
+
+async def jobs_in(api: ClusterApi, namespace: str | None) -> dict[tuple[str, str], list[JobPod]]:
+    """Return the pods of every job by namespace and job; ``namespace`` None: of all namespaces."""
+    found: dict[tuple[str, str], list[JobPod]] = {}
+    for pod in await _pods(api, namespace, LABEL):
+        found.setdefault((pod.namespace, pod.job), []).append(pod)
+    return found
+
+
+async def nodes_that_are_spot(api: ClusterApi) -> frozenset[str] | None:
+    """Return the names of the nodes with a label of ``SPOT``; None if the user may not list any."""
+    try:
+        lists = await asyncio.gather(*(_names(api, label) for label in SPOT))
+    except ClusterRefused:
+        return None
+    return frozenset(name for names in lists for name in names)
+
+
+async def _names(api: ClusterApi, label: str) -> list[str]:
+    path = f"{paths.NODES}?labelSelector={quote(label)}"
+    return [one["metadata"]["name"] async for one in _listed(api, path, accept=NAMES)]
+
+
+async def _pods(api: ClusterApi, namespace: str | None, selector: str) -> list[JobPod]:
+    of = paths.core(namespace, "pods") if namespace is not None else "/api/v1/pods"
+    spot = await nodes_that_are_spot(api)
+    listed = _listed(api, f"{of}?labelSelector={quote(selector)}")
+    return sorted(
+        [job_pod(one, spot) async for one in listed], key=lambda pod: (pod.created_unix_s, pod.name)
+    )
+
+
+async def _listed(
+    api: ClusterApi, path: str, *, accept: str = "application/json"
+) -> AsyncIterator[Object]:
+    more = ""
+    while True:
+        page = await api.get(f"{path}&limit={PAGE}{more}", accept=accept)
+        for one in page.get("items") or []:
+            yield one
+        if not (following := (page.get("metadata") or {}).get("continue")):
+            return
+        more = f"&continue={quote(following)}"
+
+
+def _why_pending(status: Object) -> str:
+    """Return why a pod waits: for a node, or for a container of it."""
+    for one in status.get("conditions") or []:
+        if one.get("type") == "PodScheduled" and one.get("status") == "False":
+            return str(one.get("message") or one.get("reason") or "no node yet")
+    waiting = (
+        (one.get("state") or {}).get("waiting") or {}
+        for kind in ("initContainerStatuses", "containerStatuses")
+        for one in status.get(kind) or []
+    )
+    for one in waiting:
+        if one.get("reason") not in (None, "PodInitializing"):
+            return ": ".join(filter(None, (one["reason"], one.get("message"))))
+    return "its containers start"
+
+
+def _unix_s(timestamp: str | None) -> float:
+    return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
