@@ -211,6 +211,13 @@ def one_alone_left_out() -> list[Patch]:
     return [patch("launcher_shim.c10d.quarantining.after_death", alone)]
 
 
+@plant("failing-pods", 8)
+def sound_pods_wait() -> list[Patch]:
+    """A job whose worlds fail before a step waits, though pods that have not failed can train."""
+    name = "launcher_shim.c10d.rounds.back_off._can_do_without"
+    return [patch(name, lambda snapshot, *_: False)]
+
+
 @plant("drains", 60)
 def drained_member_listed() -> list[Patch]:
     """Whoever drains stays listed."""

@@ -12,7 +12,7 @@ from launcher_shim.c10d.rounds.back_off import FREE_STARTS, LONGEST_S, back_off,
 from launcher_shim.c10d.rounds.decision import decide, would_form
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import RoundObservations
-from launcher_shim.c10d.rounds.records import Round
+from launcher_shim.c10d.rounds.records import LeftReason, Round
 from launcher_shim.c10d.rounds.run_membership import run_membership
 from rdzv import listing
 from rdzv.records.failure import Failure
@@ -106,6 +106,17 @@ def test_i11_there_is_no_wait_for(one: RunSnapshot, least: int) -> None:
 def test_a_member_that_was_in_the_last_world_counts_though_it_is_not_back_yet() -> None:
     assert wait_s(waiting("a", fails("a")), least=1) == 0
     assert wait_s(waiting("a", fails("ab")), least=1) == 40
+
+
+@pytest.mark.parametrize(("left_reason", "waits_s"), [("exit", 0), ("closed", 40), ("hung", 40)])
+def test_i11_a_member_that_left_the_world_before_the_last_to_ask_again_counts(
+    left_reason: LeftReason, waits_s: float
+) -> None:
+    # Its watch may stand still: it asks once it sees the round that is open.
+    current = replace(OPEN, former=("a",))
+    late = node("b", "left", left=left_reason)
+    membership = RoundMembers(frozenset("ab"), failed=fails("a"), job_revision=3)
+    assert wait_s(run([node("a", ask=5), late], current, membership=membership), 1) == waits_s
 
 
 def test_a_spare_without_a_place_does_not_end_the_wait() -> None:

@@ -101,6 +101,7 @@ def _can_do_without(snapshot: RunSnapshot, chosen: Sequence[Node], sizes: Sizes)
     members, former = snapshot.membership, frozenset(snapshot.round.former)
     if members.quarantined & former.difference(node.member for node in chosen):
         return True
-    there = former.union(node.member for node in snapshot.asking()) - members.quarantined
+    coming = [one.member for one in snapshot.nodes.values() if one.left_reason == "exit"]
+    there = former.union(coming, (one.member for one in snapshot.asking())) - members.quarantined
     sound = [one for one in there if members.may_join(one) and one not in members.failed]
     return sizes.largest(len(sound)) > 0
