@@ -34,6 +34,9 @@ class DrainInvariants:
         self._ended_at: dict[RoundId, int] = {}
         self._ends_shown: set[RoundId] = set()
         self._due_s: dict[str, float] = {}
+        self._lifted: dict[tuple[str, str], int] = {}
+        """By pod and outcome of each drain that was taken back after its grant: at which
+        revision."""
         rounds.begins_again = self._forget
 
     def _forget(self, round: RoundId) -> None:
@@ -50,6 +53,7 @@ class DrainInvariants:
     def restored(self) -> None:
         """The store has gone back: a grant that it has lost before anybody saw it was never one."""
         self._ended_at = {k: step for k, step in self._ended_at.items() if k in self._ends_shown}
+        self._lifted.clear()
 
     def committed(self, before: Snapshot, after: Snapshot) -> None:
         """Look at one revision."""
@@ -63,6 +67,8 @@ class DrainInvariants:
             former = before.drains.get(uid)
             if drain.outcome and (former is None or not former.outcome):
                 self._check_outcome(before, drain)
+        for uid in before.drains.keys() - after.drains.keys():
+            self._lifted[uid, before.drains[uid].outcome] = after.revision
         commit = after.commit
         if commit is None:
             return
@@ -211,7 +217,10 @@ class DrainInvariants:
         """SIGTERM passes to the pod's torchrun; its own time is over at ``due_s``."""
         drain = snapshot.drains.get(pod.pod_uid)
         late = self._job.loop.time() >= due_s - CLOCK_SLACK_S or self._is_due(pod.pod_uid)
-        if not late and (drain is None or drain.outcome != outcome):
+        lifted, sidecar = self._lifted.get((pod.pod_uid, outcome)), pod.sidecar
+        # A cancel may cross the grant that the pod goes by: nothing is lost, as that stood.
+        crossed = lifted is not None and (sidecar is None or sidecar.mirror.revision < lifted)
+        if not late and not crossed and (drain is None or drain.outcome != outcome):
             # What is on record was due when it was written, by an earlier notice perhaps.
             number = "I10" if outcome == "expired" else "I7"
             self._break(f"{number}: {pod.name} is let go ({outcome}) too early: {drain}")

@@ -501,6 +501,19 @@ def saved_by_some() -> list[Patch]:
     return [patch("rdzv.drain.last_save.of_round", of_round)]
 
 
+@plant("drains", 20)
+def cancelled_pods_let_go() -> list[Patch]:
+    """A pod goes once its drain is cancelled, as if it had been let go."""
+    original = OwnDrain._phase_now
+
+    def now(self: OwnDrain, *seen: Any) -> Phase | None:
+        phase = original(self, *seen)
+        cancelled = phase is not None and phase.name == "cancelled"
+        return Phase("released", "", "uncommitted") if cancelled else phase
+
+    return [patch.object(OwnDrain, "_phase_now", now)]
+
+
 # --- shards ---
 
 

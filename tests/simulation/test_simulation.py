@@ -137,6 +137,11 @@ def test_i11_a_sidecar_that_comes_back_late_finds_its_ranks_in_a_world_that_fini
     _run("ends", 6131, 1)
 
 
+@pytest.mark.parametrize(("plot", "seed"), [("spare-drains", 19206), ("long", 19343)])
+def test_i7_a_cancel_may_cross_the_grant_by_which_a_pod_goes(plot: str, seed: int) -> None:
+    _run(plot, seed, 1)
+
+
 def test_i11_a_world_waits_not_while_one_that_has_not_failed_is_on_its_way_to_ask() -> None:
     # Its watch stands still, so it sees late that there is a round to ask in.
     _run("failing-pods", 17023, 1)
