@@ -138,14 +138,15 @@ class DrainingSnapshot:
 
         A rank reports a save once the store has which shards its weights contain. A store that was
         restored to before that does not know them, and may not know that the world trains a data
-        set: the next world would be refused shards from such a step again and again.
+        set, or have no record of it at all: the next world would be refused shards from such a step
+        again and again, or be handed again what is in the weights.
         """
         here = (round.run, round.number)
         return all(
-            as_of(ledger, step) is not None
+            ledger.world is not None and as_of(ledger, step) is not None
             for ledger in self.ledgers
-            if (world := ledger.world) is not None
-            and (round.restored or (world.run, world.round) == here)
+            if round.restored
+            or (ledger.world is not None and (ledger.world.run, ledger.world.round) == here)
         )
 
     def member_of(self, drain: Drain) -> str | None:

@@ -12,6 +12,7 @@ from rdzv.listing import decide
 from rdzv.records.commit import Commit, LastCommit
 from rdzv.records.drain import Drain
 from rdzv.snapshot import Snapshot
+from tests.simulation.nodes import Sidecar
 from tests.simulation.pods import Pod, SimulatedJob
 from tests.simulation.ranks import Rank, RoundId
 from tests.simulation.round_invariants import RoundInvariants
@@ -32,7 +33,10 @@ class DrainInvariants:
         self._done: set[int] = set()
         self._recorded: set[tuple[str, int, int, int]] = set()
         self._ended_at: dict[RoundId, int] = {}
-        self._ends_shown: set[RoundId] = set()
+        self._ends_shown: dict[RoundId, list[Sidecar | None]] = {}
+        """Which sidecars were shown that the round ends."""
+        self._ends_lost: set[RoundId] = set()
+        """The ends that a restored store has lost."""
         self._due_s: dict[str, float] = {}
         self._lifted: dict[tuple[str, str], int] = {}
         """By pod and outcome of each drain that was taken back after its grant: at which
@@ -41,18 +45,20 @@ class DrainInvariants:
 
     def _forget(self, round: RoundId) -> None:
         self._ended_at.pop(round, None)
-        self._ends_shown.discard(round)
+        self._ends_shown.pop(round, None)
+        self._ends_lost.discard(round)
         self._job.invariants.splits.forget(round)
         self._job.worlds = {k: world for k, world in self._job.worlds.items() if k[0] != round}
 
-    def shown(self, commit: Commit) -> None:
-        """A sidecar is shown this commit, and acts by it."""
+    def shown(self, pod: Pod, commit: Commit) -> None:
+        """The sidecar of a pod is shown this commit, and acts by it."""
         if commit.granted or commit.admitted:
-            self._ends_shown.add((commit.run, commit.round))
+            self._ends_shown.setdefault((commit.run, commit.round), []).append(pod.sidecar)
 
     def restored(self) -> None:
         """The store has gone back: a grant that it has lost before anybody saw it was never one."""
         self._ended_at = {k: step for k, step in self._ended_at.items() if k in self._ends_shown}
+        self._ends_lost = set(self._ended_at)
         self._lifted.clear()
 
     def committed(self, before: Snapshot, after: Snapshot) -> None:
@@ -77,6 +83,7 @@ class DrainInvariants:
             self._check_may_grant(before, uid)
         if (commit.granted or commit.admitted) and commit.step is not None:
             self._ended_at.setdefault((commit.run, commit.round), commit.step)
+            self._ends_lost.discard((commit.run, commit.round))
 
     def _check_done(self, before: Snapshot, after: Snapshot) -> None:
         last, commit = after.last_commit, before.commit
@@ -249,9 +256,17 @@ class DrainInvariants:
                 f"I2: {rank.pod.name} trains step {step} of round {rank.round[1]},"
                 f" which ends without a save: {commit.reason}"
             )
+        self._forget_end(rank.round)
         ended_at = self._ended_at.get(rank.round)
         if ended_at is not None and step > ended_at:
             self._break(
                 f"I3: {rank.pod.name} trains step {step} of round {rank.round[1]},"
                 f" from which somebody was let go after {ended_at}"
             )
+
+    def _forget_end(self, round: RoundId) -> None:
+        """Forget the end of a round that neither the store nor any sidecar knows of any more."""
+        alive = [pod.sidecar for pod in self._job.pods.values() if pod.sidecar is not None]
+        if round in self._ends_lost and not any(one in alive for one in self._ends_shown[round]):
+            del self._ended_at[round]
+            self._ends_lost.discard(round)

@@ -256,10 +256,10 @@ class Invariants:
         for uid in [uid for uid in seen if uid not in drains]:
             del seen[uid]
 
-    def saw_commit(self, commit: Commit | None) -> None:
+    def saw_commit(self, pod: Pod, commit: Commit | None) -> None:
         """The mirror of a sidecar shows this commit."""
         if commit is not None:
-            self.drains.shown(commit)
+            self.drains.shown(pod, commit)
 
     def _filled_in(
         self, host: str, former: set[str], kept: set[str], since_s: Mapping[str, float]

@@ -783,14 +783,13 @@ PLANTS |= {
     ),
     # What a restored store has lost of a rank's saves is handed to it again.
     "lost-saves-of-shards-unseen": _as(
-        "shards-restored", 60, {"rdzv.shards.decision._forgotten": lambda *_: False}, first=51
+        "shards-restored", 20, {"rdzv.shards.decision._forgotten": lambda *_: False}
     ),
     # What all ranks have saved counts, though a restored store has lost what is in it.
     "lost-saves-of-shards-on-record": _as(
         "shards-restored",
         25,
         {"rdzv.drain.inputs.DrainingSnapshot.is_known": lambda *_: True},
-        first=144,
     ),
     # Ranks wait for a store that takes no writes, for as long as it takes none.
     "gate-never-cut": _as("refused-saves", 2, {"agent.drain.gate_writer.CUT_S": math.inf}, first=3),

@@ -78,7 +78,12 @@ from tests.simulation.refusals import (
     refuse_writes_and_cut,
     refuse_writes_in_peace,
 )
-from tests.simulation.restores import backup_of_former_lives, restore, restore_and_start_again
+from tests.simulation.restores import (
+    backup_of_former_lives,
+    restore,
+    restore_amid_save,
+    restore_and_start_again,
+)
 from tests.simulation.returns import drain_behind_a_cut, lose_first_rank
 from tests.simulation.roll_outs import roll_out, set_bounds, straggler
 from tests.simulation.stages import start_container_again
@@ -415,7 +420,7 @@ PLOTS = (
     Plot("refusals-in-peace", {refuse_writes_in_peace: 4, tear: 1, stall: 1}, TRIOS, healthy=True),
     Plot("refusals-and-cuts", {refuse_writes_and_cut: 4, tear: 1, stall: 1}, TRIOS),
     Plot("shards", SHARDS, (2, 3, 4), one_is_enough, (4, 8), shards=True),
-    Plot("shards-restored", {**RESTORES, notice: 2}, (2, 3), shards=True),
+    Plot("shards-restored", {**RESTORES, restore_amid_save: 10, notice: 2}, (2, 3), shards=True),
     Plot("long", ANYTHING, MANY, any_shape, (12, 25), blocks=2),
 )
 BY_NAME = {plot.name: plot for plot in PLOTS}

@@ -163,7 +163,7 @@ class Pod:
         if any("/drains/" in key for key in keys):
             self._job.invariants.saw(self, self.sidecar.membership.snapshot().drains)
         if any(key.endswith("/commit") for key in keys):
-            self._job.invariants.saw_commit(self.sidecar.membership.snapshot().commit)
+            self._job.invariants.saw_commit(self, self.sidecar.membership.snapshot().commit)
 
     def crash(self) -> None:
         """End the sidecar at once; requests that it has sent may still land."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tests.simulation.departures import drain_patiently
 from tests.simulation.network import Backup
 from tests.simulation.outages import start_again
 from tests.simulation.strays import former_lives
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
 SEEN_S = (0.0, 5.0)
 """Until a sidecar that has seen the restore is started anew."""
+
+SAVED_WITHIN_S = 30.0
+"""For so long a save is waited for."""
+
+LOOK_S = 0.05
+"""How often it is looked for."""
 
 FORMED_S = 2.0
 """What ranks told each other through the store as they met, they have read after so long. Lost
@@ -37,6 +44,33 @@ def restore(story: Story) -> None:
 def restore_and_start_again(story: Story) -> None:
     """Likewise, and start all sidecars anew once they have seen it."""
     _restore(story, lambda: _start_again(story))
+
+
+def restore_amid_save(story: Story) -> None:
+    """Drain a pod with minutes to spare; lose the store, with all that is in it of that save."""
+    if story.job.whole:
+        backup, life = story.job.engine.backup(), story.job.engine.life
+        drain_patiently(story)
+        _lose_amid_save(story, backup, life, story.job.loop.time() + SAVED_WITHIN_S)
+
+
+def _lose_amid_save(story: Story, backup: Backup, life: int, until_s: float) -> None:
+    if _saves(story):
+        story.say(None, f"a backup is at revision {backup.revision}, from before this save")
+        _lose(story, backup, life, lambda: None)
+    elif story.job.loop.time() < until_s:
+        story.later(LOOK_S, lambda: _lose_amid_save(story, backup, life, until_s))
+
+
+def _saves(story: Story) -> bool:
+    """Whether a rank has saved for the present commit."""
+    commit = story.invariants.snapshot.commit
+    return commit is not None and any(
+        commit.step in steps
+        for (round, _), world in story.job.worlds.items()
+        for steps in world.saved.values()
+        if commit.phase in ("commit", "done") and commit.is_of(*round)
+    )
 
 
 def _restore(story: Story, then: Callable[[], None]) -> None:

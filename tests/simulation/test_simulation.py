@@ -164,9 +164,9 @@ def test_i11_nobody_waits_for_an_address_that_a_restored_store_has_lost() -> Non
     _run("earlier-lives-restored", 375, 1)
 
 
-@pytest.mark.parametrize("seed", [15, 144])
+@pytest.mark.parametrize("seed", [8, 377])
 def test_i11_no_save_counts_that_a_restored_store_knows_no_shards_of(seed: int) -> None:
-    # The same world tells of it anew: by a periodic save, and for a newcomer.
+    # The same world tells of it anew; the store has lost what is in it, or the whole data set.
     _run("shards-restored", seed, 1)
 
 

@@ -307,6 +307,15 @@ def test_a_save_of_shards_that_a_restored_store_has_lost_is_void_and_lets_the_dr
     assert (commit.phase, commit.refused, commit.failures) == ("void", False, 1)
 
 
+@pytest.mark.parametrize("restored", [True, False])
+def test_no_save_counts_of_a_data_set_that_a_restored_store_has_lost_as_a_whole(
+    *, restored: bool
+) -> None:
+    live = replace(ROUND, restored=restored)
+    saved = replace(scene(SAVE, A, votes=SAVED, live=live), ledgers=(ShardLedger(),))
+    assert becomes(saved).phase == ("void" if restored else "done")
+
+
 @pytest.mark.parametrize("other", [vote("b", acked=11), vote("b", failed="disk full")])
 def test_a_save_that_failed_or_differs_voids(other: Vote) -> None:
     decision = decided(scene(SAVE, A, votes={**SAVED, "b": other}))
