@@ -138,6 +138,7 @@ class Drain:
                 )
             begins_late(step, self._committed)
         self._boundary = step
+        step_listeners.boundaries += 1
         if file is None:
             return False
         if self._rank.saving:

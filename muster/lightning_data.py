@@ -40,6 +40,11 @@ def take_over(trainer: Any, sampler: ElasticSampler) -> None:
     What the trainer's arguments count in batches is global batches: so it is the same in every
     world. Raises ``ValueError`` if Lightning would replace the sampler by one of its own.
     """
+    if sampler.grows:
+        raise ValueError(
+            "MusterCallback(directory, sampler): Lightning counts the batches of data of one size:"
+            " leave out grows=True"
+        )
     if trainer._accelerator_connector.use_distributed_sampler:
         raise ValueError(
             "Lightning would divide the batches once more: give its Trainer"

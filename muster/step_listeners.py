@@ -25,6 +25,10 @@ listeners: List[Listener] = []
 """The listeners of this process, in the order in which they were added."""
 
 
+boundaries = 0
+"""The boundaries that this process has come to."""
+
+
 def arrive(step: int) -> None:
     """Call every listener for a boundary."""
     for listener in listeners:

@@ -213,6 +213,7 @@ def train(
     last: str = "short",
     shuffle: bool = True,
     weights: Optional[Sequence[int]] = None,
+    grows: bool = False,
     accelerator: Optional[Accelerator] = None,
     **loader: Any,
 ) -> Training:
@@ -254,6 +255,7 @@ def train(
         last=last,
         shuffle=shuffle,
         weights=weights,
+        grows=grows,
     )
     state = _parts_of(model, optimizers, also or {}, sampler.plan.world_size, accelerator)
     return Training(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from muster.bijection import Bijection
 
@@ -14,19 +14,45 @@ KINDS = {"shuffle": "rows (ElasticSampler)", "stream": "a stream of shards (shar
 class RowOrder:
     """The rows of a data set, shuffled by seed and epoch, or as they lie.
 
-    ``facts``: what the order follows from, besides the number of samples and the seed; part of each
-    cursor.
+    ``sizes``: the number of rows with which the epoch has begun, and those that it has grown to
+    since. ``facts``: what the order follows from, besides these and the seed; part of each cursor.
     """
 
-    def __init__(self, size: int, seed: int, shuffle: bool) -> None:
+    def __init__(self, sizes: Sequence[int], seed: int, shuffle: bool) -> None:
         self.facts: Dict[str, Any] = {"shuffle": shuffle}
-        self._size, self._seed = size, seed
+        self.sizes, self._seed = tuple(sizes), seed
+
+    def of_sizes(self, sizes: Sequence[int]) -> RowOrder:
+        """Return the order of other sizes."""
+        return RowOrder(sizes, self._seed, self.facts["shuffle"])
 
     def of_epoch(self, epoch: int) -> Any:
-        """Return the order of the samples of an epoch."""
+        """Return the order of the samples of an epoch: those it has grown by come last."""
         if not self.facts["shuffle"]:
             return PlainOrder()
-        return Bijection(self._size, "%d:%d" % (self._seed, epoch))
+        key = "%d:%d" % (self._seed, epoch)
+        first, low = Bijection(self.sizes[0], key), self.sizes[0]
+        pieces = [(0, low, first)]
+        for high in self.sizes[1:]:
+            pieces.append((low, high, Bijection(high - low, "%s:%d" % (key, low))))
+            low = high
+        return first if len(pieces) == 1 else GrownOrder(pieces)
+
+
+class GrownOrder:
+    """Several orders one behind the other, each of the samples from ``low`` to ``high``."""
+
+    def __init__(self, pieces: Sequence[Tuple[int, int, Bijection]]) -> None:
+        self._pieces = pieces
+
+    def at(self, places: Sequence[int]) -> List[int]:
+        """Return the samples at these places."""
+        wanted, found = [int(place) for place in places], [0] * len(places)
+        for low, high, order in self._pieces:
+            inside = [at for at, place in enumerate(wanted) if low <= place < high]
+            for number, sample in enumerate(order.at([wanted[at] - low for at in inside])):
+                found[inside[number]] = low + sample
+        return found
 
 
 class PlainOrder:
@@ -56,3 +82,24 @@ def difference(cursor: Mapping[str, Any], own: Mapping[str, Any]) -> str:
         return "the cursor is of shards with other numbers of records"
     listed = [", ".join("%s=%s" % (name, one.get(name)) for name in named) for one in pairs]
     return "the cursor is of an order with %s, and this one has %s" % (listed[0], listed[1])
+
+
+def other_data(then: Sequence[int], seed: int, size: int, own_seed: int, grows: bool) -> str:
+    """Return why a cursor is not of these ``size`` rows, and what to write; or "".
+
+    ``then``: the sizes that the cursor names. ``grows``: the rows may have become more since.
+    """
+    if sorted(set(then)) != list(then):
+        return "the cursor is of data that has become smaller: %s" % (list(then),)
+    if seed == own_seed and (then[-1] == size or (then[-1] < size and grows)):
+        return ""
+    said = (
+        "the cursor is of %d samples in the order of seed %d, and these are %d of seed %d: give the"
+        " data and the seed that training has begun with" % (then[-1], seed, size, own_seed)
+    )
+    if seed != own_seed or size < then[-1]:
+        return said
+    return said + (
+        "; in a loop of your own and muster.train, grows=True goes on if samples were added behind"
+        " the %d that are unchanged" % then[-1]
+    )

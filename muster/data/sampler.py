@@ -21,7 +21,8 @@ from muster.batches import MicroBatch, batch_plan
 from muster.bijection import places
 from muster.checks import refuse
 from muster.cursor import UNKEPT
-from muster.data.order import RowOrder, difference
+from muster.data.counted import CountedSteps
+from muster.data.order import KINDS, RowOrder, difference, other_data
 from muster.data.wiring import fault
 from muster.own_world import own_world
 
@@ -56,6 +57,7 @@ class ElasticSampler:
         rank: Optional[int] = None,
         world_size: Optional[int] = None,
         weights: Optional[Sequence[int]] = None,
+        grows: bool = False,
     ) -> None:
         """Begin with the first sample of epoch 0.
 
@@ -64,7 +66,8 @@ class ElasticSampler:
         those of torch's process group, Horovod or torchrun unless given. ``last``: the treatment of
         an epoch's last samples if they are fewer than a batch: ``"short"``, they are a smaller
         batch; ``"drop"``, they are left out, other ones in each shuffled epoch; ``"pad"``, they are
-        filled up with the first samples of the epoch, which are then trained twice.
+        filled up with the first samples of the epoch, which are then trained twice. ``grows``: a
+        cursor of fewer samples is one of the same data before it grew, as in ``extend``.
 
         Raises ``ValueError`` if ``last`` is anything else, an epoch has no batch, ``rank`` is not
         in the world, or the environment says another world than torch or Horovod does.
@@ -87,6 +90,7 @@ class ElasticSampler:
                 % (self.rank, self.plan.world_size)
             )
         self.size = dataset_size
+        """The number of samples."""
         self.seed = seed
         self.epoch = 0
         self.samples = 0
@@ -95,10 +99,14 @@ class ElasticSampler:
         """Whether the place was set or has moved: a loader's state then does not change it."""
         self.counted = False
         """Whether steps are counted here, by ``follow`` or ``advance``."""
-        self._issued = self._warned = False
+        self.grows = grows
+        self._warned = ""
         self._unkept = ""
         self._last = last
-        self.order: Any = RowOrder(dataset_size, seed, shuffle)
+        self._moves = 0
+        """The number of times that the place was set by anything but ``follow``."""
+        self._steps = CountedSteps()
+        self.order: Any = RowOrder((dataset_size,), seed, shuffle)
         """The order of the samples of each epoch; ``shard_stream`` sets another."""
         self._parts = {global_batch: self.plan.parts(self.rank)}
 
@@ -116,30 +124,43 @@ class ElasticSampler:
     def cursor(self) -> Dict[str, Any]:
         """The place where training goes on, for ``drain.committed`` and the checkpoint.
 
-        Logs a warning if batches were taken and no step was counted.
+        Logs a warning if steps were not counted though batches were taken.
         """
         place = self.place_of(self.epoch, self.samples)
-        if not self._issued or self.counted:
+        why = self._steps.fault(followed=self.counted)
+        if not why:
             return place
-        if not self._warned:
-            self._warned = True
+        if why != self._warned:
+            self._warned = why
             log.warning(
-                "batches were taken from this ElasticSampler, and no step was counted, so its"
-                " cursor stands still: iterate by `for batch, part in sampler.follow(loader)`, or"
-                " call sampler.advance() after each optimizer step"
+                "%s, so the cursor of this ElasticSampler is behind: iterate by `for batch, part in"
+                " sampler.follow(loader)`, or call sampler.advance() after each optimizer step,"
+                " before drain.commit_due",
+                why,
             )
-        return {**place, UNKEPT: "batches were taken without sampler.follow(loader)"}
+        return {**place, UNKEPT: why}
 
     def place_of(self, epoch: int, samples: int) -> Dict[str, Any]:
         """Return the cursor of a place in this data: the place, and what its order follows from."""
+        grown = self._sizes[1:] if samples and epoch == self.epoch else ()
         return {
             "epoch": epoch,
             "samples": samples,
-            "of": self.size,
+            "of": self._sizes[0] if grown else self.size,
+            **({"grown": list(grown)} if grown else {}),
             "seed": self.seed,
             **self.order.facts,
             **({UNKEPT: self._unkept} if self._unkept else {}),
         }
+
+    @property
+    def _sizes(self) -> Tuple[int, ...]:
+        """The size with which the epoch has begun, and those that it has grown to since."""
+        return self.order.sizes if isinstance(self.order, RowOrder) else (self.size,)
+
+    def _resize(self, sizes: Sequence[int]) -> None:
+        if tuple(sizes) != self._sizes:
+            self.order, self.size = self.order.of_sizes(sizes), sizes[-1]
 
     def go_to(self, cursor: Optional[Mapping[str, Any]]) -> None:
         """Go on from a cursor; do nothing if it is None.
@@ -152,23 +173,52 @@ class ElasticSampler:
             return
         try:
             epoch, samples = int(cursor["epoch"]), int(cursor["samples"])
-            of, seed = int(cursor["of"]), int(cursor["seed"])
+            sizes = [int(cursor["of"]), *map(int, cursor.get("grown", ()))]
+            seed = int(cursor["seed"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError("%r is no cursor of an ElasticSampler" % (cursor,)) from error
-        if (of, seed) != (self.size, self.seed):
-            raise ValueError(
-                "the cursor is of %d samples in the order of seed %d, and these are %d of seed %d:"
-                " give the data and the seed that training has begun with"
-                % (of, seed, self.size, self.seed)
-            )
-        if epoch < 0 or not 0 <= samples <= self.size:
+        wrong = other_data(sizes, seed, self.size, self.seed, self.grows)
+        if wrong:
+            raise ValueError(wrong)
+        rows = isinstance(self.order, RowOrder)
+        if epoch < 0 or not 0 <= samples <= sizes[-1] or (len(sizes) > 1 and not rows):
             raise ValueError("%r is no place in the data" % (cursor,))
         differs = difference(cursor, self.order.facts) if samples else ""
         if differs:
             raise ValueError(differs + ": give what the epoch has begun with")
-        self.epoch, self.samples, self.placed = epoch, samples, True
-        self._unkept = str(cursor.get(UNKEPT) or "")
+        ended = samples == sizes[-1]
+        if ended or not samples:
+            sizes = [self.size]
+        elif sizes[-1] < self.size:
+            sizes.append(self.size)
+        self.epoch, self.samples = (epoch + 1, 0) if ended else (epoch, samples)
+        self._unkept = "" if ended else str(cursor.get(UNKEPT) or "")
+        self._resize(sizes)
         self._pass_end()
+        self._move()
+
+    def extend(self, size: int) -> None:
+        """Go on with data that has grown to ``size`` samples: the new ones stand behind the others.
+
+        An epoch that has begun is trained to its end in its order, and then has the new samples in
+        an order of their own; the next epoch is one order of all. Every rank calls it after the
+        same step, outside of ``follow``, and makes its loader of the new data. That the samples so
+        far are the ones of before cannot be seen here. Raises ``ValueError`` if ``size`` is
+        smaller, or the order is one of shards.
+        """
+        if size < self.size or not isinstance(self.order, RowOrder):
+            raise ValueError(
+                "sampler.extend(%d): these are %d samples of %s: rows may be added, behind those"
+                " there are" % (size, self.size, next(map(KINDS.get, self.order.facts)))
+            )
+        sizes = self._sizes if size == self.size else (*self._sizes, size)
+        self._resize(sizes if self.samples else (size,))
+        self._move()
+
+    def _move(self) -> None:
+        self.placed = True
+        self._moves += 1
+        self._steps = CountedSteps()
 
     def go_to_step(self, step: int) -> None:
         """Go to the place in the data after ``step`` optimizer steps, each of this global batch.
@@ -176,11 +226,30 @@ class ElasticSampler:
         Nothing shows that they were: to the end of that epoch, no save counts as keeping samples.
         """
         self._unkept = "the place follows from the number of steps" if step else ""
+        self.samples = 0
+        self._resize((self.size,))
         self.epoch, done = divmod(step, self.steps_per_epoch)
-        self.samples, self.placed = done * self.global_batch, True
+        self.samples = done * self.global_batch
+        self._move()
 
     def advance(self) -> None:
-        """Count the next global batch as trained; ``follow`` calls this itself."""
+        """Count the next global batch as trained; ``follow`` calls this itself.
+
+        It comes once after each optimizer step, not after each batch: raises ``RuntimeError`` if no
+        batch of the next one was taken.
+        """
+        if not self._steps.count((self.epoch, self.samples)):
+            refuse(
+                RuntimeError(
+                    "sampler.advance() was called for a step that no batch was taken of: call it"
+                    " once after each optimizer step, here of %d batches of the loader"
+                    % self.plan.accumulation
+                )
+            )
+        self._moves += 1
+        self._count()
+
+    def _count(self) -> None:
         self.samples += self.global_batch
         self.placed = self.counted = True
         self._pass_end()
@@ -189,6 +258,7 @@ class ElasticSampler:
         """Begin the next epoch at the end of one: what was wrong with that one is over."""
         if not self._steps_from(self.samples):
             self.epoch, self.samples, self._unkept = self.epoch + 1, 0, ""
+            self._resize((self.size,))
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield each of ``count`` epochs that is not trained yet; the first may be half done.
@@ -216,9 +286,14 @@ class ElasticSampler:
         if wrong:
             refuse(ValueError("sampler.follow(loader): " + wrong))
         self.counted = True
-        batches = iter(loader)
+        batches, moves = iter(loader), self._moves
         for parts in self._plans():
             for part in parts:
+                if moves != self._moves:
+                    raise RuntimeError(
+                        "sampler.follow(loader): the sampler was moved, by advance, go_to or"
+                        " extend, while a loop followed it, which counts the steps itself"
+                    )
                 try:
                     batch = next(batches)
                 except StopIteration:
@@ -227,7 +302,7 @@ class ElasticSampler:
                         " DataLoader(data, batch_sampler=sampler), of the sampler that follows it"
                     ) from None
                 if part.ends_step:
-                    self.advance()
+                    self._count()
                 yield batch, part
 
     def __len__(self) -> int:
@@ -253,17 +328,20 @@ class ElasticSampler:
 
     def batches(self) -> Iterator[List[Any]]:
         """Generate this rank's micro batches from the cursor to the end of the epoch."""
-        self._issued = True
+        epoch, samples, steps = self.epoch, self.samples, self._steps
         for numbers, parts, first in self._shares():
             begin = parts[0].start
             width = parts[-1].stop - begin
             for at in range(0, max(len(numbers), 1), max(width, 1)):
+                samples += self.global_batch
+                steps.take((epoch, samples))
                 for part in parts:
                     one = numbers[at + part.start - begin : at + part.stop - begin]
                     yield one or first
 
     def ids(self) -> Iterator[Any]:
         """Iterate over this rank's samples, one by one, from the cursor to the end of the epoch."""
+        self._steps.take((self.epoch, self.size))
         return chain.from_iterable(numbers for numbers, _, _ in self._shares())
 
     def _plans(self) -> Iterator[Tuple[MicroBatch, ...]]:

@@ -148,6 +148,8 @@ def shard_stream(
 
     Raises ``ValueError`` if there are no records, or ``lanes`` does not divide ``global_batch``.
     """
+    if options.get("grows"):
+        raise ValueError("shard_stream: grows=True is for rows; shards may change between epochs")
     if lanes < 1 or global_batch % lanes or min(records, default=0) < 0 or not sum(records):
         raise ValueError(
             "shard_stream: give the number of records of each shard, and lanes=%s that divide"

@@ -31,7 +31,7 @@ ROWS, BATCH = 60, 12
 class Life:
     """A process that trains: a model from the same seed, and what it has trained."""
 
-    def __init__(self, directory: Path, **given: Any) -> None:
+    def __init__(self, directory: Path, rows: int = ROWS, **given: Any) -> None:
         torch.manual_seed(1)
         self.model = nn.Linear(1, 1)
         self.optimizer = SGD(self.model.parameters(), lr=0.01, momentum=0.9)
@@ -40,7 +40,7 @@ class Life:
         self.training = muster.train(
             self.model,
             self.optimizer,
-            [(row, torch.tensor([row / ROWS])) for row in range(ROWS)],
+            [(row, torch.tensor([row / ROWS])) for row in range(rows)],
             **{
                 "also": {"scheduler": self.scheduler},
                 "global_batch": BATCH,
@@ -85,6 +85,16 @@ def test_i12_lives_train_each_sample_once_an_epoch(tmp_path: Path, stops: list[i
     calm = Life(tmp_path / "calm", epochs=2).train()
     assert weights(lives[-1]) == pytest.approx(weights(calm), rel=1e-5)
     assert lives[-1].scheduler.get_last_lr() == calm.scheduler.get_last_lr()
+
+
+def test_i12_rows_that_are_added_are_trained_in_the_epoch_that_has_begun(tmp_path: Path) -> None:
+    lives = [Life(tmp_path, ROWS, epochs=2).train(3)]
+    with pytest.raises(ValueError, match="grows=True goes on if samples were added"):
+        Life(tmp_path, ROWS + 15, epochs=2).train()
+    lives += [Life(tmp_path, ROWS + 15, epochs=2, grows=True).train(stop) for stop in (4, 1000)]
+    assert Counter(row for life in lives for row in life.seen) == Counter(
+        dict.fromkeys(range(ROWS + 15), 2)
+    )
 
 
 def test_a_run_that_has_ended_trains_nothing_more(tmp_path: Path) -> None:

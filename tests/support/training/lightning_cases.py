@@ -204,6 +204,12 @@ def both_of_two(directory: Path) -> str:
     return "accepted"
 
 
+def rows_that_grow(directory: Path) -> str:
+    muster = MusterCallback(str(directory), ElasticSampler(ROWS, global_batch=BATCH, grows=True))
+    Trainer(accelerator="cpu", logger=False, callbacks=[muster]).fit(Net(), other(muster.sampler))
+    return "accepted"
+
+
 def own_accumulation(directory: Path) -> str:
     net, trainer = life(directory, accumulate_grad_batches=4)
     return f"{tally(net.seen)}; {trainer.global_step} steps"

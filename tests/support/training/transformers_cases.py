@@ -104,6 +104,12 @@ def group_by_length(directory: Path) -> str:
     return f"{tally(seen)}; batches {'kept' if same else 'lost'}; less padding: {less}"
 
 
+def rows_that_grow(directory: Path) -> str:
+    first, _ = train(directory, 3, data=DATA[:80])
+    second, _ = train(directory)
+    return tally([*first.seen, *second.seen])
+
+
 class OwnSampler(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return WeightedRandomSampler([1.0] * ROWS, ROWS)
