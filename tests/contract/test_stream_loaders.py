@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -36,8 +37,10 @@ def plain(stream: ElasticStream, workers: int) -> Any:
     return DataLoader(stream, batch_size=None, num_workers=workers)
 
 
-def spawned(stream: ElasticStream, workers: int) -> Any:
-    context = "spawn" if workers else None
+def pickled(stream: ElasticStream, workers: int) -> Any:
+    """Its workers are given the stream as spawned ones are, by a server that has torch already."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["torch", "muster.data", "tests.support.training.streamed"])
     return DataLoader(
         stream,
         batch_size=None,
@@ -47,8 +50,9 @@ def spawned(stream: ElasticStream, workers: int) -> Any:
 
 
 def stateful(stream: ElasticStream, workers: int) -> Any:
-    module = pytest.importorskip("torchdata.stateful_dataloader")
-    return module.StatefulDataLoader(stream, batch_size=None, num_workers=workers)
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(stream, batch_size=None, num_workers=workers)
 
 
 def trained(batches: Any) -> Counter[Any]:
@@ -71,10 +75,9 @@ def world(ranks: int, folder: Path | None) -> list[ElasticStream]:
         (plain, 0),
         (plain, 2),
         (plain, 1),
-        (spawned, 2),
-        # It needs torchdata, which the daily run does not install.
-        pytest.param(stateful, 0, marks=pytest.mark.long),
-        pytest.param(stateful, 2, marks=pytest.mark.long),
+        (pickled, 2),
+        (stateful, 0),
+        (stateful, 2),
     ],
 )
 def test_i12_what_workers_have_read_ahead_of_a_stream_is_not_trained(
@@ -109,7 +112,6 @@ def test_i12_what_workers_have_read_ahead_of_a_stream_is_not_trained(
     assert seen == EVERYTHING
 
 
-@pytest.mark.long
 def test_a_loaders_state_alone_says_no_place_in_a_stream() -> None:
     (stream,) = world(1, None)
     loader = stateful(stream, 0)

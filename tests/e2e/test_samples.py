@@ -12,7 +12,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -122,6 +121,15 @@ def assert_same_losses(trained: Account, undisturbed: Account) -> None:
         pytest.param("data_loop.py", MANY, 12_000, id="30 changes", marks=pytest.mark.long),
         pytest.param("data_transformers.py", FEW, 1_000, id="transformers", marks=pytest.mark.long),
         pytest.param("data_lightning.py", FEW, 1_000, id="Lightning", marks=pytest.mark.long),
+        *(
+            pytest.param(f"data_train.py {kind}", FEW, 1_000, id=f"{said}", marks=pytest.mark.long)
+            for kind, said in (
+                ("ddp", "muster.train"),
+                ("fsdp", "muster.train, FSDP2"),
+                ("own", "FSDP2 and DCP in an own loop"),
+                ("accelerate", "muster.train, accelerate"),
+            )
+        ),
     ],
 )
 def test_i12_each_sample_is_in_the_final_weights_once_an_epoch(
@@ -129,7 +137,8 @@ def test_i12_each_sample_is_in_the_final_weights_once_an_epoch(
     script: str, events: tuple[str, ...], samples: int,
 ) -> None:  # fmt: skip
     steps = -(-samples // BATCH) * 3 // 2
-    arguments = ("muster", str(samples), str(steps))
+    script, _, kind = script.partition(" ")
+    arguments = (kind or "muster", str(samples), str(steps))
     path = SCRIPTS / script
     with undisturbed(tmp_path, path, *arguments) as ended:
         if script == "data_loop.py" and events == FEW:
@@ -158,8 +167,6 @@ def test_i12_a_loader_with_a_state_of_its_own_is_exact(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Two workers read ahead; rank 0's state is loaded on all ranks, as by habit."""
-    if find_spec("torchdata") is None:
-        pytest.skip("torchdata is not installed")
     monkeypatch.setenv("STATEFUL", "1")
     monkeypatch.setenv("WORKERS", "2")
     steps = -(-1_000 // BATCH) * 3 // 2
