@@ -31,7 +31,7 @@ from muster.data import ElasticSampler
 from tests.support.training.sample_log import SampleLog
 
 KIND, SAMPLES, STEPS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-BATCHES = {"global_batch": 24, "micro_batch": 6}
+BATCHES: dict[str, Any] = {"global_batch": 24, "micro_batch": 6}
 SEED = 11
 SAVE_EVERY = int(os.environ.get("SAVE_EVERY", "10"))
 STEP_S = float(os.environ.get("STEP_S", "0.05"))

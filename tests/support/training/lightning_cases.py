@@ -205,8 +205,9 @@ def both_of_two(directory: Path) -> str:
 
 
 def rows_that_grow(directory: Path) -> str:
-    muster = MusterCallback(str(directory), ElasticSampler(ROWS, global_batch=BATCH, grows=True))
-    Trainer(accelerator="cpu", logger=False, callbacks=[muster]).fit(Net(), other(muster.sampler))
+    sampler = ElasticSampler(ROWS, global_batch=BATCH, grows=True)
+    muster = MusterCallback(str(directory), sampler)
+    Trainer(accelerator="cpu", logger=False, callbacks=[muster]).fit(Net(), own(sampler))
     return "accepted"
 
 
