@@ -51,14 +51,21 @@ class Shards:
         """Yield shard after shard until the epoch is trained.
 
         If no shard is left to take, it waits, as those that others hold may come back. So it is for
-        ranks that do not wait for each other at each step. Raises ``RuntimeError`` after
-        ``TROUBLE_S`` without an answer.
+        ranks that do not wait for each other at each step. Raises ``RuntimeError`` if the body took
+        no record of a shard, which would come again for ever, and after ``TROUBLE_S`` without an
+        answer.
         """
         silent_s = time.monotonic()
         while not self.done:
             shard = self._desk.log.next_shard()
             if shard is not None:
+                held = len(shard)
                 yield shard
+                if len(shard) == held:
+                    raise RuntimeError(
+                        "no record was taken of the shard of %d from %d on: iterate over it, as in"
+                        " `for number in shard`, or call shard.take(count)" % (held, shard.start)
+                    )
                 silent_s = time.monotonic()
                 continue
             trouble = self._ask()

@@ -109,6 +109,15 @@ def test_what_a_loop_breaks_off_comes_again() -> None:
     assert list(loop) == []
 
 
+def test_a_loop_that_takes_no_record_of_a_shard_is_ended() -> None:
+    """It was given the same shards again and again, and never said a word."""
+    loop = iter(beside(Told({"given": [[0, 8]]})))
+    read_by_its_bounds = next(loop)
+    assert range(read_by_its_bounds.start, read_by_its_bounds.stop) == range(4)
+    with pytest.raises(RuntimeError, match=r"no record was taken of the shard of 4 from 0 on"):
+        next(loop)
+
+
 def test_a_save_is_told_until_it_is_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharding, "SAVE_S", 0.0)
     told = Told({"given": [[0, 4]]}, {"wait": "the store is away"}, {}, {})
