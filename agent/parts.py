@@ -26,6 +26,7 @@ from agent.sweeper import Sweeper
 from agent.tunnel.launcher_end import LauncherEnd
 from agent.tunnel.tunnel import Tunnel
 from agent.tunnel.worker_end import WorkerEnd
+from agent.verdict.telling import StateTeller
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.kept_stages import Kept
 from launcher_shim.horovod.hosts import token_of
@@ -49,6 +50,7 @@ class MemberParts:
     roll_back: RollBack
     sweeper: Sweeper
     store_version: StoreVersion
+    states: StateTeller
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ def member_parts(
         roll_back=RollBack(client, registrar, patience_s=EMPTY_LEASE_TIMES * settings.lease_ttl_s),
         sweeper=Sweeper(client, identity.member, identity.pod_uid, pause_s=settings.sweep_pause_s),
         store_version=StoreVersion(client),
+        states=StateTeller(client, registrar, clock=around.clock),
     )
 
 

@@ -113,6 +113,7 @@ class RunningParts:
             "failures": self.launcher.failures.run(),
             "sweeper": self.member.sweeper.run(),
             "store-version": self.member.store_version.run(),
+            "states": self.member.states.run(),
             "tunnel": self.launcher.tunnel.run(),
         }
         return {name: start_vital(group, name, one) for name, one in work.items()}

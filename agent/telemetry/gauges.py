@@ -38,6 +38,12 @@ def add_gauges(
 
     metrics.gauge("muster_members", "Members of the job, by state.", members, "state")
     metrics.gauge(
+        "muster_job_state",
+        "1 for the state of the job, 0 for the others; 0 for all while the store is away.",
+        member.states.by_state,
+        "state",
+    )
+    metrics.gauge(
         "muster_registered",
         "1 while this member is registered under a lease that has not expired.",
         lambda: float(registrar.registered.is_set() and registrar.lease_valid_until_s > clock()),

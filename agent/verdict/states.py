@@ -41,26 +41,41 @@ Check = Literal[
 an answer is worth little before those above it are in order."""
 
 
+StateEvent = Literal[
+    "Starting", "BelowMin", "Gathering", "Training", "Paused", "Failing", "Stuck", "Done"
+]
+"""The Kubernetes Events about a job's state. They are an interface."""
+
+
 @dataclass(frozen=True, slots=True)
 class StateMeaning:
-    """One row of the table of states: its level, the question that it belongs to, its meaning."""
+    """One row of the table: level, question that it belongs to, Event, and meaning."""
 
     level: Level
     check: Check
+    event: StateEvent
     meaning: str
 
 
 STATES: Mapping[State, StateMeaning] = {
-    "starting": StateMeaning("note", "launchers", "no torchrun has asked for a world yet"),
-    "below min": StateMeaning("warning", "members", "fewer than min pods can train"),
-    "gathering": StateMeaning("note", "launchers", "a world is about to form"),
-    "training": StateMeaning("ok", "steps", "a world trains"),
-    "saving": StateMeaning("ok", "saves", "all ranks save, for a world of another size"),
-    "draining": StateMeaning("ok", "drains", "all ranks save, for a pod that leaves"),
-    "finishing": StateMeaning("ok", "rounds", "the first ranks have ended well"),
-    "paused": StateMeaning("note", "pause", "no world forms until muster resume"),
-    "failing": StateMeaning("fault", "rounds", "a worker ends world after world by a failure"),
-    "stuck": StateMeaning("fault", "steps", "ranks have reported steps, and none for 5 minutes"),
-    "done": StateMeaning("ok", "rounds", "training has ended well"),
+    "starting": StateMeaning(
+        "note", "launchers", "Starting", "no torchrun has asked for a world yet"
+    ),
+    "below min": StateMeaning("warning", "members", "BelowMin", "fewer than min pods can train"),
+    "gathering": StateMeaning("note", "launchers", "Gathering", "a world is about to form"),
+    "training": StateMeaning("ok", "steps", "Training", "a world trains"),
+    "saving": StateMeaning(
+        "ok", "saves", "Training", "all ranks save, for a world of another size"
+    ),
+    "draining": StateMeaning("ok", "drains", "Training", "all ranks save, for a pod that leaves"),
+    "finishing": StateMeaning("ok", "rounds", "Training", "the first ranks have ended well"),
+    "paused": StateMeaning("note", "pause", "Paused", "no world forms until muster resume"),
+    "failing": StateMeaning(
+        "fault", "rounds", "Failing", "a worker ends world after world by a failure"
+    ),
+    "stuck": StateMeaning(
+        "fault", "steps", "Stuck", "ranks have reported steps, and none for 5 minutes"
+    ),
+    "done": StateMeaning("ok", "rounds", "Done", "training has ended well"),
 }
 """The one table of a job's states. The words are the same wherever a state is shown."""

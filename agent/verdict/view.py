@@ -21,6 +21,7 @@ from rdzv.drain.cursors import verdict
 from rdzv.drain.inputs import DrainPolicy
 from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError
+from rdzv.job import JobClient
 from rdzv.keys import GenerationKeys, JobKeys, spelled
 from rdzv.listing import NO_ROUND, Listing, Places, first_to_go
 from rdzv.records.bypass import Bypass
@@ -361,6 +362,11 @@ def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobVi
         by_last_name(kvs, generation.failures, Failure.from_kv),
     )
     return replace(view, listing=listing.decide(snapshot, view.places))
+
+
+def present_view(client: JobClient) -> JobView:
+    """Return the job as the mirror has it now."""
+    return view_of(client.keys, client.membership.snapshot(), client.mirror.kvs.values())
 
 
 def moment(unix_s: float) -> str:

@@ -16,11 +16,11 @@ import click
 
 from agent.config.parsers import count, duration_s, sizes
 from agent.config.sidecar import JobConfig
-from agent.verdict.view import JobView
+from agent.verdict.view import JobView, present_view
 from console.help import Command
 from console.job.changing import check_versions, present_job
 from console.job.drain import requester, write
-from console.job.reading import connected, present_view
+from console.job.reading import connected
 from console.options import configured_by, job_named, printed
 from rdzv import listing
 from rdzv.errors import ConfigError

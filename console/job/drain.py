@@ -20,9 +20,10 @@ import click
 from agent.config.parsers import duration_s, free_text
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
+from agent.verdict.view import present_view
 from console.help import Command
 from console.job.changing import no_member
-from console.job.reading import connected, news, present_view
+from console.job.reading import connected, news
 from console.options import configured_by, printed
 from launcher_shim.pod.grace import reserve_s
 from rdzv.drain.decision import is_enough

@@ -29,10 +29,11 @@ _LEVELS: Mapping[str, Level] = {
     "pause": "note",
     "drain": "note",
     "round": "ok",
+    "state": "note",
 }
 """The colours of entries; any other is shown in the terminal's own."""
 
-OMITTED = frozenset({"pod_uid"})
+OMITTED = frozenset({"pod_uid", "state"})
 """Details for programs: shown in JSON only."""
 
 INDENT = len("2026-01-02T03:04:05Z  quarantine ")

@@ -18,8 +18,8 @@ import click
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
 from agent.verdict.states import Level
-from agent.verdict.view import JobView
-from console.job.reading import connected, following, look, present_view
+from agent.verdict.view import JobView, present_view
+from console.job.reading import connected, following, look
 from console.style import COLOURS, is_styled
 from console.wrapping import broken, columns_of
 

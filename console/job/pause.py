@@ -15,11 +15,11 @@ import click
 from agent.config.parsers import free_text
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
-from agent.verdict.view import JobView
+from agent.verdict.view import JobView, present_view
 from console.help import Command
 from console.job.changing import check_versions, present_job
 from console.job.drain import requester, write
-from console.job.reading import connected, news, present_view
+from console.job.reading import connected, news
 from console.options import configured_by, job_named, printed
 from rdzv.errors import ConfigError, MembershipError
 from rdzv.job import JobClient

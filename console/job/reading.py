@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from time import monotonic
 
 from agent.config.sidecar import JobConfig
-from agent.verdict.view import JobView, view_of
+from agent.verdict.view import JobView, present_view, view_of
 from console.job.known import not_found
 from console.job.outage import cause, endpoint_is_local
 from rdzv.errors import StoreUnavailable
@@ -83,11 +83,6 @@ async def following(config: JobConfig) -> AsyncIterator[AsyncIterator[JobView]]:
     """
     async with connected(config, known=False) as client:
         yield _views(client)
-
-
-def present_view(client: JobClient) -> JobView:
-    """Return the job as the mirror has it now."""
-    return view_of(client.keys, client.membership.snapshot(), client.mirror.kvs.values())
 
 
 async def news(

@@ -8,9 +8,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from agent.verdict.view import JobView
+from agent.verdict.view import JobView, present_view
 from console.job.outage import cause
-from console.job.reading import present_view
 from console.local.launch.settings import LocalSettings
 from console.local.report.rounds import RoundFollower
 from rdzv.job import JobClient

@@ -6,29 +6,43 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from agent.verdict.states import STATES, StateEvent
 from controller.jobs.state import JobState
 from rdzv.records.drain import Drain
 from rdzv.records.failure import ordinal
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Member
 
-Reason = Literal[
-    "Joined",
-    "Standby",
-    "Draining",
-    "Committed",
-    "SlowSave",
-    "Expired",
-    "Lost",
-    "Failed",
-    "Waiting",
-    "Quarantined",
-    "Reformed",
-]
+Reason = (
+    Literal[
+        "Joined",
+        "Standby",
+        "Draining",
+        "Committed",
+        "SlowSave",
+        "Expired",
+        "Lost",
+        "Failed",
+        "Waiting",
+        "Quarantined",
+        "Reformed",
+    ]
+    | StateEvent
+)
 """Names of Events. They are an interface, like the names of log events."""
 
 WARNINGS: frozenset[Reason] = frozenset(
-    {"SlowSave", "Expired", "Lost", "Failed", "Waiting", "Quarantined"}
+    {
+        "SlowSave",
+        "Expired",
+        "Lost",
+        "Failed",
+        "Waiting",
+        "Quarantined",
+        "BelowMin",
+        "Failing",
+        "Stuck",
+    }
 )
 
 
@@ -169,7 +183,20 @@ def _written(now: JobState, since: int) -> list[JobEvent]:
                 uid = str(entry.details.get("pod_uid") or "")
                 why = f"{entry.member}: {entry.why}"
                 found.append(JobEvent("Quarantined", why, entry.revision, uid, entry.member))
+            case "state":
+                found += _state(now.keys.job_name, entry)
     return found
+
+
+def _state(job: str, entry: HistoryEntry) -> list[JobEvent]:
+    state = entry.details.get("state")
+    meaning = next((one for name, one in STATES.items() if name == state), None)
+    if meaning is None:
+        return []
+    message = f"{state}: {meaning.meaning}"
+    if meaning.level != "ok":
+        message += f"; muster why {job} says why, and what to do"
+    return [JobEvent(meaning.event, message, entry.revision)]
 
 
 def _failed(entry: HistoryEntry) -> str:

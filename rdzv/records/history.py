@@ -35,6 +35,7 @@ Happening = Literal[
     "set",
     "pause",
     "resume",
+    "state",
 ]
 
 

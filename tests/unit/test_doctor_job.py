@@ -26,6 +26,7 @@ from tests.support.records import member
 from tests.support.sources import ROOT
 from tests.support.views import ASKS, FAILED, NOW_S, reported, run, view
 
+OF_A_JOB = "The states of a job"
 PAGE = (ROOT / "docs" / "stuck.md").read_text(encoding="utf-8")
 ASKING = run(Round(3), ASKS)
 
@@ -218,8 +219,8 @@ def table(heading: str) -> list[list[str]]:
 
 
 def test_the_page_has_the_states_and_the_questions_of_the_code() -> None:
-    states = [(row[0].strip("`"), row[1], row[2]) for row in table("The states of a job")]
-    assert states == [(name, one.meaning, one.level) for name, one in STATES.items()]
+    states = [(row[0].strip("`"), *row[1:3], row[3].strip("`")) for row in table(OF_A_JOB)]
+    assert states == [(name, one.meaning, one.level, one.event) for name, one in STATES.items()]
     assert set(STATES) == set(get_args(State))
     assert [row[0].strip("`") for row in table("Ten questions")] == list(get_args(Check))
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.verdict.states import STATES
 from controller.cluster.series import REPEAT_S, SILENCE_S, Series, after_write, said, told_up_to
-from controller.events.job_events import JobEvent, job_events
+from controller.events.job_events import WARNINGS, JobEvent, job_events
 from controller.jobs.state import JobState
 from controller.leader.decision import LEASE_S, Sighting, after, decide
 from rdzv.keys import JobKeys
@@ -216,6 +217,37 @@ def test_i9_a_wait_after_failed_starts_is_an_event_without_their_text() -> None:
     (event,) = job_events(FORMER, view(14, {"a": 2, "b": 3}, entry_), 0)
     said = "waits 40 s before round 9: 4 worlds in a row failed before a step was reported"
     assert (event.reason, event.message, event.pod_uid) == ("Waiting", said, "")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        (
+            "below min",
+            "BelowMin",
+            "below min: fewer than min pods can train; muster why digits says why, and what to do",
+        ),
+        ("training", "Training", "training: a world trains"),
+    ],
+)
+def test_a_state_is_told_by_the_table_without_what_users_wrote(
+    state: str, reason: str, said: str
+) -> None:
+    entry_ = entry("state", "a", 14, why="failing: KeyError: 'secret'", state=state)
+    (event,) = job_events(FORMER, view(14, {"a": 2, "b": 3}, entry_), 0)
+    assert (event.reason, event.message, event.of_job) == (reason, said, True)
+
+
+def test_a_state_that_no_table_has_is_left_out() -> None:
+    entry_ = entry("state", "a", 14, state="on fire")
+    assert job_events(FORMER, view(14, {"a": 2, "b": 3}, entry_), 0) == ()
+
+
+def test_the_events_of_bad_states_are_warnings() -> None:
+    bad = {one.event for one in STATES.values() if one.level in ("warning", "fault")}
+    good = {one.event for one in STATES.values()} - bad
+    assert bad <= WARNINGS
+    assert not good & WARNINGS
 
 
 @pytest.mark.parametrize(

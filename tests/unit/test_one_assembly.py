@@ -45,6 +45,7 @@ MADE_IN = {
     ("rdzv.members.losses", "Losses"): {ASSEMBLY},
     ("agent.sweeper", "Sweeper"): {ASSEMBLY, "tests/contract/test_sweeper.py"},
     ("agent.store_version", "StoreVersion"): {ASSEMBLY, "tests/contract/test_store_version.py"},
+    ("agent.verdict.telling", "StateTeller"): {ASSEMBLY, "tests/contract/test_told_states.py"},
     ("agent.hosts", "HostDelivery"): {ASSEMBLY, "tests/contract/test_host_delivery.py"},
     ("agent.launcher.watcher", "LauncherWatcher"): {ASSEMBLY, "tests/contract/test_lookout.py"},
     ("launcher_shim.c10d.endpoint", "Endpoint"): {ASSEMBLY},

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells that a job is not getting on: a metric of every sidecar, and an entry in the history.
+
+The eldest member writes the entry, once for each change of the state; the controller makes an Event
+of it. The entry is the memory of what was told: the next writer goes on from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from time import time
+from typing import cast
+
+from agent.verdict.decision import JobVerdict, verdict
+from agent.verdict.states import STATES, Level, State
+from agent.verdict.view import present_view
+from rdzv.errors import StoreError
+from rdzv.job import JobClient
+from rdzv.members.registrar import Registrar
+from rdzv.records.history import HistoryEntry
+from rdzv.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
+
+HELD_S: Mapping[Level, float] = {"fault": 30.0, "warning": 30.0, "note": 120.0, "ok": 30.0}
+"""Time that a state has to last before it is told, in seconds, by its level. Shorter: a world that
+forms again after a failure is told as one that fails. Worlds may take minutes to gather."""
+
+SETTLED_S = 30.0
+"""Time for which the watch has to have worked, in seconds: what is read right after an outage is as
+old as the outage, and looks stuck."""
+
+LOOK_S = 5.0
+LOOK_PER_MEMBER_S = 0.02
+"""Interval of looks, in seconds, and its least for each member: a look costs O(members)."""
+
+TRAINS: State = "training"
+"""State of a job without an entry: it has to be told of no job that gets on."""
+
+
+def due(told: State, now: State, held_s: float) -> bool:
+    """Return whether a state that has lasted for ``held_s`` is to be told after ``told``."""
+    level = STATES[now].level
+    news = STATES[told].level != "ok" if level == "ok" else now != told
+    return news and held_s >= HELD_S[level]
+
+
+def told_last(history: Sequence[HistoryEntry]) -> State:
+    """Return the state that the newest entry on states tells."""
+    for entry in reversed(history):
+        if entry.what == "state" and (state := entry.details.get("state")) in STATES:
+            return cast(State, state)
+    return TRAINS
+
+
+class StateTeller:
+    """One sidecar's view of the job's state. ``clock`` is monotonic, in seconds."""
+
+    def __init__(
+        self, client: JobClient, registrar: Registrar, *, clock: Callable[[], float]
+    ) -> None:
+        self._client = client
+        self._registrar = registrar
+        self._clock = clock
+        self._seen: State | None = None
+        self._since_s = 0.0
+        self._defect = ""
+
+    async def run(self) -> None:
+        """Tell each change of the state until cancelled."""
+        while True:
+            snapshot = self._client.membership.snapshot()
+            if self._is_eldest(snapshot):
+                await self._look()
+            await asyncio.sleep(max(LOOK_S, LOOK_PER_MEMBER_S * len(snapshot.members)))
+
+    def by_state(self) -> dict[str, float]:
+        """Return 1 for the present state and 0 for the others; 0 for all if it is unknown."""
+        found = self._judged()
+        now = found[0].state if found is not None else None
+        return {state: float(state == now) for state in STATES}
+
+    def _is_eldest(self, snapshot: Snapshot) -> bool:
+        """Return whether this pod is the eldest of those whose sidecars do the same."""
+        me, members = self._registrar.identity.member, snapshot.members
+        if me not in members:
+            return False
+        alike = [one for one in members.values() if one.version == members[me].version]
+        return min(alike, key=lambda one: one.age_order).name == me
+
+    def _judged(self) -> tuple[JobVerdict, Sequence[HistoryEntry]] | None:
+        """Return the verdict and the history; None if the mirror may be old."""
+        if self._client.mirror.healthy_for_s(self._clock()) < SETTLED_S:
+            return None
+        try:
+            view = present_view(self._client)
+            return verdict(view, time()), view.history
+        except Exception as error:  # what is for people alone must not end the sidecar
+            if repr(error) != self._defect:
+                sentence = "a defect of muster: cannot tell the state of the job: %s"
+                log.critical(sentence, error, exc_info=error, extra={"event": "defect"})
+            self._defect = repr(error)
+            return None
+
+    async def _look(self) -> None:
+        found = self._judged()
+        if found is None:
+            self._seen = None
+            return
+        now, history = found
+        if now.state != self._seen:
+            self._seen, self._since_s = now.state, self._clock()
+        if due(told_last(history), now.state, self._clock() - self._since_s):
+            await self._tell(now)
+
+    async def _tell(self, now: JobVerdict) -> None:
+        generation = self._registrar.generation
+        if generation is None:
+            return
+        level = STATES[now.state].level
+        sentence = ": ".join(filter(None, (now.state, now.why or STATES[now.state].meaning)))
+        severity = logging.INFO if level in ("ok", "note") else logging.WARNING
+        me, details = self._registrar.identity.member, {"state": now.state}
+        entry = HistoryEntry("state", me, sentence, time(), dict(details))
+        try:
+            guard = self._registrar.guard(generation).holds()
+            result = await self._client.store.txn([guard], list(self._client.history(entry)))
+        except StoreError as error:
+            log.debug("retrying to tell the state of the job: %s", error)
+            return
+        if result.succeeded:
+            log.log(severity, "the job is %s", sentence, extra={"event": "state", **details})
+            await self._client.mirror.shown(result.revision)
