@@ -36,6 +36,9 @@ LOOK_S = 5.0
 LOOK_PER_MEMBER_S = 0.02
 """Interval of looks, in seconds, and its least for each member: a look costs O(members)."""
 
+UNCHANGED_S = 60.0
+"""Interval of looks at a job that has not changed, in seconds: only times can make it stuck."""
+
 TRAINS: State = "training"
 """State of a job without an entry: it has to be told of no job that gets on."""
 
@@ -64,8 +67,11 @@ class StateTeller:
         self._client = client
         self._registrar = registrar
         self._clock = clock
-        self._seen: State | None = None
+        self._seen: JobVerdict | None = None
+        self._told: State = TRAINS
         self._since_s = 0.0
+        self._looked = (-1, 0.0)
+        """The mirror's sequence at the last look, and the time of that look."""
         self._defect = ""
 
     async def run(self) -> None:
@@ -105,15 +111,19 @@ class StateTeller:
             return None
 
     async def _look(self) -> None:
-        found = self._judged()
-        if found is None:
-            self._seen = None
-            return
-        now, history = found
-        if now.state != self._seen:
-            self._seen, self._since_s = now.state, self._clock()
-        if due(told_last(history), now.state, self._clock() - self._since_s):
-            await self._tell(now)
+        now_s, (sequence, looked_s) = self._clock(), self._looked
+        changed = self._client.mirror.sequence != sequence
+        if self._seen is None or changed or now_s - looked_s >= UNCHANGED_S:
+            self._looked = (self._client.mirror.sequence, now_s)
+            if (found := self._judged()) is None:
+                self._seen = None
+                return
+            before, (self._seen, history) = self._seen, found
+            self._told = told_last(history)
+            if before is None or before.state != self._seen.state:
+                self._since_s = now_s
+        if due(self._told, self._seen.state, now_s - self._since_s):
+            await self._tell(self._seen)
 
     async def _tell(self, now: JobVerdict) -> None:
         generation = self._registrar.generation
@@ -131,5 +141,6 @@ class StateTeller:
             log.debug("retrying to tell the state of the job: %s", error)
             return
         if result.succeeded:
+            self._told = now.state
             log.log(severity, "the job is %s", sentence, extra={"event": "state", **details})
             await self._client.mirror.shown(result.revision)
