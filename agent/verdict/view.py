@@ -29,6 +29,7 @@ from rdzv.records.codec import by_last_name
 from rdzv.records.failure import Failure
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job, Member
+from rdzv.records.round_number import shown_round
 from rdzv.records.saves import PodSaves
 from rdzv.shards.ledger import ShardLedger
 from rdzv.shards.view import ShardView
@@ -281,7 +282,9 @@ class JobView:
 
     def _with_faults(self, member: Member, why: str) -> str:
         bypass, failure = self.bypasses.get(member.name), self.failures.get(member.name)
-        failed = f"failed in round {failure.round}: {failure.sentence}" if failure else ""
+        failed = (
+            f"failed in round {shown_round(failure.round)}: {failure.sentence}" if failure else ""
+        )
         return "; ".join(filter(None, (why, bypass.sentence if bypass else "", failed)))
 
     def failing(self, now_unix_s: float) -> Failure | None:

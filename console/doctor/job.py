@@ -15,6 +15,7 @@ from console.job.known import meant, missing
 from rdzv.counting import counted
 from rdzv.drain.phases import phase_of
 from rdzv.keys import JobKeys
+from rdzv.records.round_number import shown_round
 
 
 def explain(view: JobView, now_unix_s: float, others: Collection[JobKeys] = ()) -> list[Finding]:
@@ -67,7 +68,9 @@ def _failures(view: JobView, verdict_why: str) -> Iterator[Finding]:
     others = {name: one for name, one in view.failures.items() if one.sentence not in verdict_why}
     for name, failure in sorted(others.items()):
         yield Finding(
-            "rounds", "note", f"{name} failed in round {failure.round}: {failure.sentence}"
+            "rounds",
+            "note",
+            f"{name} failed in round {shown_round(failure.round)}: {failure.sentence}",
         )
 
 

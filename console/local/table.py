@@ -56,11 +56,11 @@ def _state(run: LocalRun) -> str:
         return standing
     if leader is not None:
         world = f"world of {leader.world_size} at step {leader.step}"
-        return f"{world}, round {rounds.round.number}" if rounds.nodes else world
+        return f"{world}, round {rounds.round.shown}" if rounds.nodes else world
     if not rounds.nodes:
         return "no world yet"
     ranks = sum(len(rounds.ranks_of(name)) for name in rounds.nodes)
-    world = f"round {rounds.round.number}: {counted(ranks, 'rank')}"
+    world = f"round {rounds.round.shown}: {counted(ranks, 'rank')}"
     if rounds.began_s is None:
         return world
     age_s = run.now_s - max(rounds.began_s, run.last_step_s)

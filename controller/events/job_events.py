@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,7 @@ from rdzv.records.drain import Drain
 from rdzv.records.failure import ordinal
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Member
+from rdzv.records.round_number import shown_round
 
 Reason = (
     Literal[
@@ -205,7 +207,7 @@ def _failed(entry: HistoryEntry) -> str:
     who = f"rank {rank}" if isinstance(rank, int) and rank >= 0 else "a worker"
     what = f"with {details['error']}" if details.get("error") else "without a Python error"
     row = f", {ordinal(often)} in a row" if isinstance(often, int) and often > 1 else ""
-    return f"{entry.member}: {who} ended round {details.get('round')} {what}{row}"
+    return f"{entry.member}: {who} ended round {_round(details)} {what}{row}"
 
 
 def _wait(entry: HistoryEntry) -> str:
@@ -213,12 +215,17 @@ def _wait(entry: HistoryEntry) -> str:
     took_s = details.get("wait_s")
     wait_s = f"{took_s:g}" if isinstance(took_s, int | float) else "some"
     row = f"{details.get('failed_starts')} worlds in a row failed before a step was reported"
-    return f"waits {wait_s} s before round {details.get('round')}: {row}"
+    return f"waits {wait_s} s before round {_round(details)}: {row}"
 
 
 def _world(entry: HistoryEntry) -> str:
-    nodes, number = entry.details.get("nodes"), entry.details.get("round")
-    return f"a world of {nodes} nodes trains (round {number})"
+    nodes = entry.details.get("nodes")
+    return f"a world of {nodes} nodes trains (round {_round(entry.details)})"
+
+
+def _round(details: Mapping[str, object]) -> object:
+    number = details.get("round")
+    return shown_round(number) if isinstance(number, int) else number
 
 
 def _of(member: Member, reason: Reason, message: str, revision: int) -> JobEvent:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from launcher_shim.c10d.rounds.records import ROUNDS_PER_LIFE, Round
+from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.stages import SHARED_RUN
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys
 from rdzv.records.history import HistoryEntry
+from rdzv.records.round_number import ROUNDS_PER_LIFE
 from rdzv.store import KeyValue
 
 WORKERS = (b"/worker/attempt_", b"init/")

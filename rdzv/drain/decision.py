@@ -29,6 +29,7 @@ from rdzv.drain.launcher_save import asked, is_of_launcher, released
 from rdzv.listing import Listing
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain, Outcome
+from rdzv.records.round_number import shown_round
 from rdzv.snapshot import Snapshot
 
 SAVES_LOOK_S = 5.0
@@ -334,7 +335,7 @@ def _commit(scene: _Scene) -> DrainDecision:
         fresh = Commit(commit.epoch, round.run, round.number, mod_revision=commit.mod_revision)
         fresh = replace(fresh, took_s=commit.took_s)
         if commit.mod_revision:
-            reason = f"round {round.number} has begun"
+            reason = f"round {shown_round(round.number)} has begun"
             return DrainDecision(replace(fresh, reason=reason), reason=reason)
         scene.commit = fresh
     if commit.phase == "hold":
@@ -350,9 +351,9 @@ def _idle(scene: _Scene, round: LiveRound) -> DrainDecision:
     """Decide in phase ``idle`` or ``void`` whether to hold, for whom, and when."""
     commit = scene.commit
     if round.finishing:
-        return DrainDecision(reason=f"round {round.number} is finishing")
+        return DrainDecision(reason=f"round {shown_round(round.number)} is finishing")
     if _ends(scene, round):
-        return DrainDecision(reason=f"round {round.number} is about to end")
+        return DrainDecision(reason=f"round {shown_round(round.number)} is about to end")
     if commit.refused:
         asked = commit.joins and bool(scene.reforms)
         asked = asked or any(uid in commit.leaving for uid in scene.leavers)
@@ -408,7 +409,7 @@ def _hold(scene: _Scene, round: LiveRound) -> DrainDecision:
             return _void(scene, why, failures=scene.commit.failures + 1)
         return _refused(scene, why)
     if round.finishing:
-        return _void(scene, f"round {round.number} is finishing")
+        return _void(scene, f"round {shown_round(round.number)} is finishing")
     if any(scene.is_due(uid) for uid in scene.leavers):
         return _void(scene, "a deadline came before the vote was complete")
     if not _anybody(scene):
@@ -510,7 +511,7 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
     if not _anybody(scene):
         return _void(scene, _NONE_PENDING)
     if round.finishing:
-        return _void(scene, f"round {round.number} is finishing")
+        return _void(scene, f"round {shown_round(round.number)} is finishing")
     since_s = scene.unhurried_since_s
     until_s = math.inf if since_s is None else since_s + scene.policy.save_s
     if scene.now >= until_s:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from launcher_shim.c10d.rounds.records import ROUNDS_PER_LIFE
 from rdzv.drain.decision import is_enough
 from rdzv.listing import decide
 from rdzv.records.commit import Commit, LastCommit
 from rdzv.records.drain import Drain
+from rdzv.records.round_number import ROUNDS_PER_LIFE
 from rdzv.snapshot import Snapshot
 from tests.simulation.nodes import Sidecar
 from tests.simulation.pods import Pod, SimulatedJob

@@ -20,13 +20,14 @@ from launcher_shim.c10d.rounds.drain_view import (
 )
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations, stand
-from launcher_shim.c10d.rounds.records import ROUNDS_PER_LIFE, Node, Round
+from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.reform import reform
 from launcher_shim.rundir import layout
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.commit import Commit, Phase
 from rdzv.records.drain import Outcome
 from rdzv.records.job import Incarnation
+from rdzv.records.round_number import ROUNDS_PER_LIFE
 from rdzv.snapshot import Snapshot
 from tests.support.records import drain, member, node, run, world
 

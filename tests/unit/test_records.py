@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
-from launcher_shim.c10d.rounds.records import INT64_MAX, ROUNDS_PER_LIFE, Node, Round, Seat
+from launcher_shim.c10d.rounds.records import INT64_MAX, Node, Round, Seat
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.records.commit import Commit, LastCommit, Vote, vote_transaction
 from rdzv.records.drain import Drain
 from rdzv.records.job import Incarnation, Job, Member
 from rdzv.records.quarantine import Quarantine
+from rdzv.records.round_number import ROUNDS_PER_LIFE
 from rdzv.records.saves import PodSaves
 from rdzv.store import Compare, WatchEvent
 from tests.support.records import kv, node, world
@@ -280,3 +281,10 @@ def test_a_vote_is_created_once_and_only_in_its_hold() -> None:
             Compare(key, "mod", "=", 80),
             Compare(HERE.drain("uid-a"), "mod", "=", revision),
         ]
+
+
+def test_people_read_a_rounds_number_from_0_in_each_life() -> None:
+    assert [Round(n).shown for n in (0, 7, ROUNDS_PER_LIFE, 3 * ROUNDS_PER_LIFE + 12)] == [
+        *(0, 7),
+        *(0, 12),
+    ]

@@ -14,6 +14,7 @@ from console.local.report.same_failure import TIMES, SameFailure
 from console.local.report.timeline import Timeline
 from console.local.report.worker_errors import WorkerErrors, WorkerFailure
 from launcher_shim.rundir import layout
+from rdzv.records.round_number import shown_round
 
 MAX_PIECE = 1 << 20
 """The most bytes of a log to read at once; the rest waits for the next look."""
@@ -79,7 +80,7 @@ class WorkerWatch:
         rank = f"local rank {failure.local_rank}"
         if failure.local_rank < len(ranks):  # a torchrun that the script starts may have more
             rank = f"rank {ranks[failure.local_rank]}"
-        where = [f"round {number}"] if has_place else []
+        where = [f"round {shown_round(number)}"] if has_place else []
         if log.failures <= allowed:
             where.append(f"restart {log.failures} of {allowed}")
         elif allowed:

@@ -104,7 +104,7 @@ class RoundFollower:
             self._timeline.record(
                 "round",
                 "round",
-                f"{self.round.number}",
+                f"{self.round.shown}",
                 f"{counted(count, 'node')}, {counted(count * self._slots, 'rank')}:"
                 f" {', '.join(self.nodes)}",
             )

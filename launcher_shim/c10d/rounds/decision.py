@@ -125,21 +125,21 @@ def _over(
         # record may be of a torchrun that is gone: it expires with its lease, long before this.
         due_s = observations.round_since_s + policy.orphan_hold_s
         if not snapshot.left_out_ask() or now < due_s:
-            reason = f"round {current.number} is closed by failure, and no node asks"
+            reason = f"round {current.shown} is closed by failure, and no node asks"
             wake_at_s = due_s if snapshot.left_out_ask() else math.inf
             return RoundDecision(None, reason, wake_at_s)
     if not staying:
         row = failed_starts(now, current, observations)
         return RoundDecision(
             replace(next_round(current), failed_starts=row, waits=current.waits if row else 0),
-            f"round {current.number} is over: all {len(current.frozen)} nodes have left it",
+            f"round {current.shown} is over: all {len(current.frozen)} nodes have left it",
         )
     if why := why_it_ends(snapshot, standings, reforms):
         ended = replace(current, ends=why)
-        return RoundDecision(ended, f"round {current.number} must form again: {why}")
+        return RoundDecision(ended, f"round {current.shown} must form again: {why}")
     return RoundDecision(
         None,
-        f"round {current.number} goes on with {len(staying)} of {len(current.frozen)} nodes",
+        f"round {current.shown} goes on with {len(staying)} of {len(current.frozen)} nodes",
         standings.wake_at_s,
     )
 
@@ -151,7 +151,7 @@ def _complete(
     sizes = policy.sizes
     asking, chosen = snapshot.candidates(sizes.smallest), would_form(snapshot, sizes)
     ask = "node asks" if len(asking) == 1 else "nodes ask"
-    here = f"round {current.number}: {len(asking)} {ask}"
+    here = f"round {current.shown}: {len(asking)} {ask}"
     if policy.paused:
         return RoundDecision(None, f"{here}, and the job is paused")
     if not chosen:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
 from rdzv.records.codec import dump_record, load_record, take, take_seconds
+from rdzv.records.round_number import ROUNDS_PER_LIFE, shown_round
 from rdzv.store import KeyValue
 
 NodeState = Literal["asking", "in", "left"]
@@ -25,9 +26,6 @@ INT64_MAX = 2**63 - 1
 
 LOST = "it has lost "
 """The begin of the sentence why a world ends that has lost nodes; their names follow."""
-
-ROUNDS_PER_LIFE = 1_000_000
-"""Distance between the first round numbers of two generations: more rounds than one ever has."""
 
 _STATES = get_args(NodeState)
 _LEFT_REASONS = get_args(LeftReason)
@@ -207,9 +205,14 @@ class Round:
         return self.complete and self.closed != "success" and bool(self.ends or self.closed)
 
     @property
+    def shown(self) -> int:
+        """Its number for people: the first round of each life of the job has 0."""
+        return shown_round(self.number)
+
+    @property
     def is_first(self) -> bool:
         """Whether it is the first round of a run."""
-        return self.number % ROUNDS_PER_LIFE == 0
+        return self.shown == 0
 
     @property
     def age(self) -> tuple[int, bool, bool, bool, bool]:
