@@ -40,6 +40,10 @@ STORE_SECTION = "Store"
 """The heading of the settings that name the store and give access to it."""
 
 
+CLUSTER_SECTION = "Cluster"
+"""The heading of the settings by which a cluster is reached."""
+
+
 STORE_TOPIC = "store-options"
 """The name of the help on them: ``muster help store-options``."""
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import click
 
 from console import grpc_log
 from console.help import CommandsByTask, Entry
-from console.style import coloured
+from console.style import TERMINAL, coloured
 from console.wrapping import wrapped
 from launcher_shim.exit_status import (
     EXIT_BROKEN_PIPE,
@@ -49,7 +50,8 @@ TASKS = {
         ),
     },
     "Look at a job": {
-        "list": Entry("console.job.jobs:list_jobs", "List the jobs of a store with their states."),
+        "list": Entry("console.job.jobs:list_jobs", "List the jobs of a namespace, or of a store."),
+        "get": Entry("console.job.jobs:get", "Show a job and its pods, one a row."),
         "status": Entry("console.job.status:status", "Show a job's state, its pods and rounds."),
         "hosts": Entry("console.job.hosts:hosts", "List hosts available to launchers."),
         "history": Entry(
@@ -134,7 +136,11 @@ def main() -> None:
     """Run the command line and exit with the command's return value, or its error's status."""
     grpc_log.switch_off()
     try:
-        status = muster.main(prog_name="muster", standalone_mode=False)
+        # click strips colours where it sees no terminal, as if one of another machine shows them.
+        color = True if os.environ.get(TERMINAL) else None
+        status = muster.main(
+            prog_name=program_name(sys.argv[0]), standalone_mode=False, color=color
+        )
         sys.stdout.flush()
         sys.exit(status)
     except (click.Abort, KeyboardInterrupt):
@@ -157,6 +163,11 @@ def main() -> None:
             "muster: this is a bug in Muster: please report it, with the lines above", err=True
         )
         sys.exit(EXIT_DEFECT)
+
+
+def program_name(started_as: str) -> str:
+    """Return the name in usage lines: ``kubectl muster`` if kubectl has started the program."""
+    return "kubectl muster" if Path(started_as).name == "kubectl-muster" else "muster"
 
 
 def _complain(text: str) -> None:

@@ -7,36 +7,60 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from importlib import import_module
+from typing import Any, TypeVar, cast
 
 import click
 
 from agent.config.parsers import duration_s
 from agent.config.sidecar import STORE_SETTINGS, AccessConfig, JobConfig
 from agent.config.table import Configuration, load, settings_of
-from console.help import STORE_SECTION, SectionedOption
+from console.context_file import defaults
+from console.help import CLUSTER_SECTION, STORE_SECTION, SectionedOption
 from console.running import found, running
+from console.whereabouts import ClusterOptions, is_cluster_known
 from rdzv.errors import ConfigError
-from rdzv.flags import named
+from rdzv.flags import named, variable_of
 
 _SHORT = {"--namespace": "-n"}
 """Short forms of settings."""
+
+IN_A_SIDECAR = "console.remote.passing:in_a_sidecar"
+"""The function that runs a command about one job in a cluster."""
+
+CLUSTER_PACKAGES = ("aiohttp", "kubernetes")
+"""The optional dependencies of commands that ask a cluster."""
+
+CLUSTER_OPTIONS = ("kubeconfig", "context")
 
 C = TypeVar("C", bound=Configuration)
 Command = Callable[..., Any]
 
 
-def configured_by(kind: type[C]) -> Callable[[Command], Command]:
-    """Decorate a command with one option per setting, loaded into its argument ``config``."""
+def configured_by(kind: type[C], *, elsewhere: str = "") -> Callable[[Command], Command]:
+    """Decorate a command with one option per setting, loaded into its argument ``config``.
+
+    ``elsewhere``: the function, as ``module:name``, that runs the command about jobs in a cluster;
+    of a command about one job it is ``IN_A_SIDECAR``.
+    """
+    elsewhere = elsewhere or (IN_A_SIDECAR if kind is JobConfig else "")
 
     def decorate(command: Command) -> Command:
         settings = settings_of(kind)
 
-        @functools.wraps(command)
-        def read(**arguments: Any) -> Any:
+        def read_settings(**arguments: Any) -> Any:
             flags = {name: arguments.pop(name) for name in settings}
+            namespace = flags.get("namespace") or arguments.get("namespace")
+            options = ClusterOptions(namespace=namespace)
+            if elsewhere:
+                options = ClusterOptions(
+                    arguments.pop("kubeconfig"), arguments.pop("context"), namespace
+                )
             if kind in (JobConfig, AccessConfig):
-                flags = _with_running_job(flags, arguments.get("namespace"))
+                named_job = arguments.get("named") or flags.get("job")
+                flags, in_cluster = _located(flags, options, elsewhere, named_job)
+                if in_cluster is not None:
+                    return in_cluster(flags.get("job"))
             if kind is JobConfig and not (flags["job"] or os.environ.get("MUSTER_JOB")):
                 raise ConfigError(
                     f"no job is named: give its name, or set {named('--job')}; muster list shows"
@@ -49,6 +73,9 @@ def configured_by(kind: type[C]) -> Callable[[Command], Command]:
                     _say_what_runs_instead(config)
             return command(config=config, **arguments)
 
+        read: Command = functools.wraps(command)(read_settings)
+        if elsewhere:
+            read = with_cluster_options(read)
         for name, setting in reversed(settings.items()):
             section = STORE_SECTION if name in STORE_SETTINGS else "Options"
             if kind is JobConfig and name == "job":
@@ -67,18 +94,89 @@ def configured_by(kind: type[C]) -> Callable[[Command], Command]:
     return decorate
 
 
+def with_cluster_options(command: Command) -> Command:
+    """Decorate a command with ``--kubeconfig`` and ``--context``."""
+    for flag, metavar, says in (
+        ("--context", "NAME", "Context of the kubeconfig.  [default: (the current one)]"),
+        (
+            "--kubeconfig",
+            "FILE",
+            "How to reach the cluster.  [env var: KUBECONFIG; default: (~/.kube/config)]",
+        ),
+    ):
+        option = click.option(
+            flag, cls=SectionedOption, section=CLUSTER_SECTION, metavar=metavar, help=says
+        )
+        command = option(command)
+    return command
+
+
+def _located(
+    flags: Mapping[str, str | None], options: ClusterOptions, elsewhere: str, job: str | None
+) -> tuple[dict[str, str | None], Callable[[str | None], Any] | None]:
+    """Return ``flags`` completed with the store to use, or what runs the command in a cluster."""
+    asks_cluster = options.kubeconfig is not None or options.context is not None
+    if asks_cluster and flags["etcd_endpoints"]:
+        raise ConfigError(
+            "--etcd-endpoints is for a store, --kubeconfig and --context are for a cluster: give"
+            " one"
+        )
+    if not asks_cluster:
+        if flags["etcd_endpoints"] or os.environ.get("MUSTER_ETCD_ENDPOINTS"):
+            return dict(flags), None
+        with_local = _with_running_job(flags, options.namespace, job)
+        if with_local != flags:
+            return with_local, None
+    chosen = defaults(os.environ)
+    if not asks_cluster and "etcd_endpoints" in chosen:
+        chosen = {name: text for name, text in chosen.items() if not _is_set(name)}
+        return {name: value or chosen.get(name) for name, value in flags.items()}, None
+    there = options.completed(chosen, os.environ)
+    if elsewhere and (asks_cluster or there.kubeconfig or is_cluster_known(os.environ)):
+        run = _in_cluster(elsewhere, required=asks_cluster)
+        if run is not None:
+            return dict(flags), functools.partial(run, there)
+    return dict(flags), None
+
+
+def _is_set(name: str) -> bool:
+    return bool(os.environ.get(variable_of(f"--{name.replace('_', '-')}")))
+
+
+def _in_cluster(elsewhere: str, *, required: bool) -> Callable[..., Any] | None:
+    """Import what runs a command in a cluster; None, with a word on it, if a package is missing.
+
+    Raises ``ConfigError`` if that is not installed and is ``required``.
+    """
+    module, _, name = elsewhere.partition(":")
+    try:
+        return cast(Callable[..., Any], getattr(import_module(module), name))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in CLUSTER_PACKAGES:
+            raise
+        missing = (
+            f"the cluster cannot be asked without the package {package}: pip install"
+            " 'muster-elastic[controller]'"
+        )
+        if required:
+            raise ConfigError(missing) from error
+        click.echo(f"muster: {missing}", err=True)
+        return None
+
+
 def _with_running_job(
-    flags: Mapping[str, str | None], namespace: str | None
+    flags: Mapping[str, str | None], namespace: str | None, job: str | None
 ) -> dict[str, str | None]:
     """Return ``flags`` about a running ``muster local`` if they name no store and it fits; say so.
 
-    Only names in ``flags`` are filled in. ``namespace``: of a command whose settings have none.
+    Only names in ``flags`` are filled in. ``namespace`` and ``job``: as the user names them.
     """
-    job = found({"namespace": namespace, **flags}, os.environ)
-    if job is None:
+    local = found({**flags, "namespace": namespace, "job": job}, os.environ)
+    if local is None:
         return dict(flags)
-    click.echo(f"muster: {job}", err=True)
-    known = {"etcd_endpoints": job.endpoints, "namespace": job.namespace, "job": job.job}
+    click.echo(f"muster: {local}", err=True)
+    known = {"etcd_endpoints": local.endpoints, "namespace": local.namespace, "job": local.job}
     return {name: known.get(name, value) for name, value in flags.items()}
 
 
@@ -136,19 +234,23 @@ def printed(
 ) -> Command:
     """Decorate a command with ``--json``, and ``-o`` for each of ``forms``, as of kubectl.
 
-    The command gets ``as_json`` and, if that is one of the forms, ``wide``.
+    The command gets ``as_json`` and, if these are among the forms, ``wide`` and ``as_yaml``.
     """
 
     @functools.wraps(command)
     def read(form: str | None, **arguments: Any) -> Any:
-        named_forms = {"json": "as_json", "wide": "wide"}
+        named_forms = {"json": "as_json", "wide": "wide", "yaml": "as_yaml"}
+        if "yaml" in forms:
+            arguments["as_yaml"] = False
         if form is not None:
             arguments[named_forms[form]] = True
         return command(**arguments)
 
     choice = click.Choice(list(forms))
-    shown = " or ".join(f"--{form}" for form in forms)
-    read = click.option("-o", "form", type=choice, help=f"The same as {shown}.")(read)
+    says_form = f"The same as {' or '.join(f'--{form}' for form in forms)}."
+    if "yaml" in forms:
+        says_form = "A form for programs, or more columns."
+    read = click.option("-o", "form", type=choice, help=says_form)(read)
     return click.option("--json", "as_json", is_flag=True, help=says)(read)
 
 

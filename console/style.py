@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
-from typing import TextIO
+from typing import IO, TextIO
 
 import click
 
@@ -21,11 +22,25 @@ COLOURS: Mapping[Level, str] = {
 _SYMBOLS: Mapping[Level, str] = {"fault": "✗", "warning": "!", "note": "·", "ok": "✓"}
 
 
-def is_styled(stream: TextIO) -> bool:
+TERMINAL = "MUSTER_TERMINAL"
+"""The variable of a command whose output the terminal of another machine shows: which of ``stdout``
+and ``stderr`` go there. ``COLUMNS`` is the width."""
+
+
+def on_terminal(stream: IO[str]) -> bool:
+    """Return whether people read ``stream`` on a terminal, of this machine or of another."""
+    far = os.environ.get(TERMINAL, "").split(",")
+    is_far = (stream is sys.stdout and "stdout" in far) or (
+        stream is sys.stderr and "stderr" in far
+    )
+    return is_far or stream.isatty()
+
+
+def is_styled(stream: IO[str]) -> bool:
     """Return whether colours and symbols may be written to ``stream``."""
-    if not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    if not on_terminal(stream) or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
-    return (stream.encoding or "").lower().replace("-", "") == "utf8"
+    return (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
 
 
 def symbol(level: Level, stream: TextIO) -> str:

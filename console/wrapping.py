@@ -11,6 +11,8 @@ import re
 import textwrap
 from typing import IO
 
+from console.style import on_terminal
+
 NARROW = 60
 """A terminal with fewer columns has no room for the full indent."""
 
@@ -24,7 +26,7 @@ _QUANTITY = re.compile(r"(\d) (s|ms|MB)\b")
 
 def wrapped(text: str, stream: IO[str], indent: int) -> str:
     """Wrap one line of ``text`` if ``stream`` is a terminal; ``indent`` is for the later lines."""
-    return broken(text, columns_of(stream), indent) if stream.isatty() else text
+    return broken(text, columns_of(stream), indent) if on_terminal(stream) else text
 
 
 def broken(text: str, columns: int, indent: int) -> str:

@@ -52,9 +52,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [_startup, *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-# No test sees a muster local that runs outside of it.
+# No test sees a muster local that runs outside of it, the caller's cluster, or the caller's file.
 _state = tempfile.TemporaryDirectory(prefix="muster-state-")
-os.environ["XDG_STATE_HOME"] = _state.name
+os.environ["XDG_STATE_HOME"] = os.environ["XDG_CONFIG_HOME"] = _state.name
+os.environ["KUBECONFIG"] = str(Path(_state.name) / "no-kubeconfig")
 
 # Under nohup, or in the background of a shell, some are ignored, which every program that a test
 # starts would inherit.

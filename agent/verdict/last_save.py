@@ -92,6 +92,7 @@ class LastSave:
             "by_all_ranks": not newer,
             "at_unix_s": None if newer else self.at_unix_s or None,
             "step_of_all_ranks": self.step,
+            "step_of_all_ranks_at_unix_s": self.at_unix_s or None,
             "waits_for": list(self.awaited),
             "periodic": self.periodic,
             "tag": self.tag or None,

@@ -7,6 +7,7 @@ import asyncio
 import functools
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -20,6 +21,7 @@ from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
 from agent.verdict.decision import verdict
 from agent.verdict.states import STATES, Level
+from console.context_file import defaults
 from console.doctor.diagnosis import diagnose, percentile
 from console.doctor.examine import examine
 from console.doctor.finding import Finding, worst_first
@@ -27,6 +29,7 @@ from console.doctor.report import Report
 from console.help import Command
 from console.options import configured_by, job_named, printed
 from console.style import coloured, symbol
+from console.whereabouts import ClusterOptions
 from console.wrapping import wrapped
 from launcher_shim.exit_status import EXIT_DONE, EXIT_FAULT, EXIT_UNAVAILABLE
 from rdzv.counting import counted
@@ -37,12 +40,12 @@ def of_a_cluster(command: Callable[..., int]) -> Callable[..., int]:
     """Decorate the command with ``--cluster``, which needs the name of no job and no store."""
 
     @functools.wraps(command)
-    def read(cluster: bool, kubeconfig: str | None, **arguments: Any) -> int:
+    def read(cluster: bool, **arguments: Any) -> int:
         if not cluster:
-            if kubeconfig is not None:
-                raise ConfigError("--kubeconfig is for --cluster: give both, or neither")
             return command(**arguments)
-        findings = _cluster().cluster_findings(kubeconfig)
+        options = ClusterOptions(arguments["kubeconfig"], arguments["context"])
+        options = options.completed(defaults(os.environ), os.environ)
+        findings = _cluster().cluster_findings(options.kubeconfig, options.context)
         status = _found(findings)
         if arguments["as_json"] or arguments["form"] == "json":
             click.echo(json.dumps({"status": status, "findings": _shown(findings)}))
@@ -50,11 +53,6 @@ def of_a_cluster(command: Callable[..., int]) -> Callable[..., int]:
             _tell(findings, every=arguments["every"])
         return status
 
-    read = click.option(
-        "--kubeconfig",
-        metavar="FILE",
-        help="With --cluster: how to reach it.  [KUBECONFIG, or ~/.kube/config; in a pod its own]",
-    )(read)
     return click.option(
         "--cluster", is_flag=True, help="Examine the chart, the webhook and labelled pods instead."
     )(read)

@@ -61,6 +61,9 @@ AGAIN_S = 10.0
 STATUS = {"committed": 0, "expired": 3, "cancelled": 4, "lost": 5, "uncommitted": 6}
 """Exit status by the outcome of the drain."""
 
+ASKED_BY = "MUSTER_ASKED_BY"
+"""The variable with the author of a request that a sidecar carries out."""
+
 T = TypeVar("T")
 Report = Callable[[str, str, str, str], None]
 
@@ -295,6 +298,8 @@ async def _change_from(membership: Membership, snapshot: Snapshot, timeout_s: fl
 
 def requester(host: str) -> str:
     """Return the author of a request, ``user@host``; the user's number if it has no name."""
+    if asked_by := os.environ.get(ASKED_BY):
+        return asked_by
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

@@ -18,9 +18,10 @@ from agent.verdict.view import moment
 from console.help import Command
 from console.job.reading import following, look
 from console.options import configured_by, job_named, shown_with
-from console.style import coloured
+from console.style import coloured, on_terminal
 from console.wrapping import wrapped
 from rdzv.records.history import HistoryEntry
+from rdzv.records.round_number import shown_round
 
 _LEVELS: Mapping[str, Level] = {
     "failed": "fault",
@@ -49,7 +50,7 @@ INDENT = len("2026-01-02T03:04:05Z  quarantine ")
 @shown_with
 def history(config: JobConfig, as_json: bool, watch: bool, interval_s: float) -> None:
     """Show what happened to a job, oldest first; the store keeps the last 200 entries."""
-    text = _json if as_json else _wrapped if sys.stdout.isatty() else _line
+    text = _json if as_json else _wrapped if on_terminal(sys.stdout) else _line
     if watch:
         asyncio.run(_follow(config, text, interval_s))
         return
@@ -100,6 +101,8 @@ def _details(entry: HistoryEntry, *, spelt: bool = False) -> list[str]:
         for key, value in entry.details.items()
         if key not in OMITTED and value not in ("", None)
     }
+    if isinstance(number := shown.get("round"), int):
+        shown["round"] = shown_round(number)
     if not spelt:
         return [f"{key}={value}" for key, value in shown.items()]
     return [

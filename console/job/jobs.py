@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster list``: the jobs of a store, each with its state."""
+"""``muster list`` and ``muster get``: jobs, each in a row, and the pods of one."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from time import time
 
 import click
 
-from agent.config.sidecar import AccessConfig
-from agent.verdict.decision import JobVerdict, verdict
-from agent.verdict.states import STATES
+from agent.config.sidecar import AccessConfig, JobConfig
+from agent.config.table import settings_of
 from agent.verdict.view import JobView, view_of
 from console.help import Command
+from console.job.job_table import JobTable, form_of
 from console.job.known import JOBS_MAX, jobs_in
-from console.job.output import Grid, Toned, print_grids
-from console.job.reading import REACH_TIMEOUT_S, unreachable
-from console.options import configured_by, printed
-from rdzv.counting import duration
+from console.job.reading import REACH_TIMEOUT_S, following, look, unreachable
+from console.job.rows import JobLine, job_line
+from console.job.status_json import status_json
+from console.options import configured_by, shown_with
+from console.running import found
 from rdzv.errors import ConfigError, StoreRefused, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
@@ -30,36 +32,124 @@ from rdzv.store.open import open_store
 AT_ONCE = 8
 """Jobs that are read at the same time."""
 
+ANEW_S = 2.0
+"""Interval at which all jobs of a store are read again: a single one is followed instead."""
+
+IN_THE_CLUSTER = "console.remote.get:in_the_cluster"
+"""The function that runs both commands in a cluster."""
+
+NAMESPACE = click.option("-n", "--namespace", metavar="NAME", help="Show those of one namespace.")
+EVERYWHERE = click.option(
+    "-A", "--all-namespaces", "everywhere", is_flag=True, help="Show those of all namespaces."
+)
+WIDE = click.option("--wide", is_flag=True, help="Show more columns.")
+
 
 @click.command(
     "list",
     cls=Command,
-    epilog="\b\nExamples:\n  muster list\n  muster list -n team-a -o json",
+    epilog="\b\nExamples:\n  muster list\n  muster list -n team-a -o json\n  muster list -A -w",
 )
-@configured_by(AccessConfig)
-@click.option("-n", "--namespace", metavar="NAME", help="Show those of one namespace alone.")
-@printed
-def list_jobs(config: AccessConfig, namespace: str | None, as_json: bool) -> None:
-    """List the jobs of the store: state, nodes, step, and the age of the last save."""
-    show_jobs(config, namespace, as_json=as_json)
+@configured_by(AccessConfig, elsewhere=IN_THE_CLUSTER)
+@NAMESPACE
+@EVERYWHERE
+@WIDE
+@partial(shown_with, forms=("json", "wide", "yaml"))
+def list_jobs(
+    config: AccessConfig,
+    namespace: str | None,
+    everywhere: bool,
+    as_json: bool,
+    as_yaml: bool,
+    wide: bool,
+    watch: bool,
+    interval_s: float,
+) -> None:
+    """List jobs: phase, nodes, step, steps a second, and the age of the last save.
+
+    Those of a namespace of the cluster; if a store is named, those of the store.
+    """
+    form = form_of(as_json=as_json, as_yaml=as_yaml, wide=wide)
+    _show_all(config, None if everywhere else namespace, JobTable(form), watch, interval_s)
 
 
-def show_jobs(config: AccessConfig, namespace: str | None, *, as_json: bool) -> None:
-    """Print the jobs of a store, of one namespace or all."""
-    views, now_unix_s = asyncio.run(_read(config, namespace)), time()
-    rows = [(view, verdict(view, now_unix_s)) for view in views]
-    if as_json:
-        for view, found in rows:
-            click.echo(json.dumps(_json(view, found)))
-    elif not rows:
-        where = f" in namespace {namespace}" if namespace else ""
-        click.echo(
-            f"the store has no job{where}; muster local -- torchrun train.py starts one here"
-        )
+@click.command(
+    cls=Command,
+    epilog="\b\nExamples:\n  muster get\n  muster get digits\n  muster get digits -w\n"
+    "  muster get digits -o yaml",
+)
+@configured_by(AccessConfig, elsewhere=IN_THE_CLUSTER)
+@click.argument("named", metavar="[JOB]", required=False)
+@NAMESPACE
+@EVERYWHERE
+@WIDE
+@partial(shown_with, forms=("json", "wide", "yaml"))
+def get(
+    config: AccessConfig,
+    named: str | None,
+    namespace: str | None,
+    everywhere: bool,
+    as_json: bool,
+    as_yaml: bool,
+    wide: bool,
+    watch: bool,
+    interval_s: float,
+) -> None:
+    """Show a job and its pods, one a row: rank, node, spot or not, step, and why it waits.
+
+    Without a JOB it shows all, as muster list does.
+    """
+    form = form_of(as_json=as_json, as_yaml=as_yaml, wide=wide)
+    if named is None:
+        where = None if everywhere else namespace
+        return _show_all(config, where, JobTable(form), watch, interval_s)
+    access = {name: getattr(config, name) for name in settings_of(AccessConfig)}
+    local = found({"job": named, "namespace": namespace}, os.environ)
+    if namespace is None and local is not None and (local.endpoints,) == config.etcd_endpoints:
+        namespace = local.namespace
+    job = JobConfig(**access, namespace=namespace or "default", job=named)
+    table = JobTable(form, one=True)
+    if watch:
+        asyncio.run(table.follow(_one_followed(job, interval_s)))
     else:
-        headings = ("NAMESPACE", "JOB", "STATE", "NODES", "STEP", "SAVED", "WHY")
-        cells = tuple(_row(view, found, now_unix_s) for view, found in rows)
-        print_grids([Grid("", headings, cells, key=1)], sys.stdout)
+        table.show([_line(asyncio.run(look(job)))])
+
+
+def _show_all(
+    config: AccessConfig, namespace: str | None, table: JobTable, watch: bool, interval_s: float
+) -> None:
+    where = f" in namespace {namespace}" if namespace else ""
+    none = f"the store has no job{where}; muster local -- torchrun train.py starts one here"
+    table = JobTable(table.form, everywhere=True, none=none)
+    if watch:
+        asyncio.run(table.follow(_all_followed(config, namespace, max(interval_s, ANEW_S))))
+    else:
+        table.show(asyncio.run(_all(config, namespace)))
+
+
+async def _one_followed(job: JobConfig, interval_s: float) -> AsyncIterator[Sequence[JobLine]]:
+    async with following(job) as views:
+        async for view in views:
+            yield [_line(view)]
+            await asyncio.sleep(interval_s)
+
+
+async def _all_followed(
+    config: AccessConfig, namespace: str | None, interval_s: float
+) -> AsyncIterator[Sequence[JobLine]]:
+    while True:
+        yield await _all(config, namespace)
+        await asyncio.sleep(interval_s)
+
+
+async def _all(config: AccessConfig, namespace: str | None) -> list[JobLine]:
+    return [_line(view) for view in await _read(config, namespace)]
+
+
+def _line(view: JobView) -> JobLine:
+    now_unix_s = time()
+    told: Mapping[str, object] = status_json(view, now_unix_s)
+    return job_line(view.namespace, view.name, told, (), now_unix_s)
 
 
 async def _read(config: AccessConfig, namespace: str | None) -> list[JobView]:
@@ -85,32 +175,3 @@ async def _view(store: Store, keys: JobKeys, turns: asyncio.Semaphore) -> JobVie
     async with turns:
         read = await read_all(store, keys.prefix, timeout_s=REACH_TIMEOUT_S)
     return view_of(keys, snapshot_of(keys, read), read.kvs)
-
-
-def _row(view: JobView, found: JobVerdict, now_unix_s: float) -> tuple[str, ...]:
-    last, job = view.last_save, view.job
-    bounds = "" if job is None else f" ({job.min_workers}-{job.max_workers})"
-    step = "-" if last is None or last.seen_step is None else f"{last.seen_step:,}"
-    saved = "-"
-    if last is not None and last.step is None and last.seen_step is not None:
-        saved = "not yet"
-    elif last is not None and last.at_unix_s:
-        saved = f"{duration(max(0.0, now_unix_s - last.at_unix_s))} ago"
-    meaning = STATES[found.state]
-    why = "" if meaning.level == "ok" else found.why
-    nodes = f"{len(view.listing.listed)}{bounds}"
-    state = Toned(found.state, meaning.level)
-    return (view.namespace, view.name, state, nodes, step, saved, why)
-
-
-def _json(view: JobView, found: JobVerdict) -> dict[str, object]:
-    last, job = view.last_save, view.job
-    return {
-        "namespace": view.namespace,
-        "job": view.name,
-        **found.as_json(),
-        "nodes": len(view.listing.listed),
-        "min": job.min_workers if job else None,
-        "max": job.max_workers if job else None,
-        "last_save": None if last is None else last.as_json(),
-    }

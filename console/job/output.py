@@ -20,7 +20,7 @@ from agent.telemetry.logs import printable
 from agent.verdict.states import Level
 from agent.verdict.view import JobView, present_view
 from console.job.reading import connected, following, look
-from console.style import COLOURS, is_styled
+from console.style import COLOURS, is_styled, on_terminal
 from console.wrapping import broken, columns_of
 
 CLOCK_INTERVAL_S = 1.0
@@ -100,7 +100,7 @@ def show(
         return
     if aside is not None:
         asyncio.run(aside())
-    if not as_json and sys.stdout.isatty():
+    if not as_json and on_terminal(sys.stdout):
         asyncio.run(_follow_on_terminal(config, face, interval_s))
     else:
         asyncio.run(_follow_in_lines(config, face, interval_s, as_json=as_json))
@@ -132,11 +132,12 @@ async def _follow_in_lines(
 
 async def _follow_on_terminal(config: JobConfig, face: Face, interval_s: float) -> None:
     """Redraw the view at each change, and the clock above it once a second."""
+    from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
     styled = is_styled(sys.stdout)
-    with Live(auto_refresh=False) as live:
+    with Live(console=Console(force_terminal=True), auto_refresh=False) as live:
         async with connected(config, known=False) as client:
             mirror = client.mirror
             while True:
@@ -160,7 +161,7 @@ def _clock(now: datetime, *, current: bool) -> Grid:
 
 def print_grids(grids: Sequence[Grid], stream: TextIO) -> None:
     """Print tables: for people on a terminal, of its width, or as plain columns elsewhere."""
-    width = columns_of(stream) if stream.isatty() else None
+    width = columns_of(stream) if on_terminal(stream) else None
     click.echo(rendered(grids, width, is_styled(stream)), file=stream, nl=False, color=True)
 
 

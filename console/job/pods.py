@@ -13,7 +13,7 @@ from rdzv.counting import duration
 SHORTEST_S = 1.0
 """Time between two reports that gives a rate, in seconds: a shorter one gives noise."""
 
-_LEVELS: Mapping[str, Level] = {
+LEVELS: Mapping[str, Level] = {
     "training": "ok",
     "finishing": "ok",
     "waiting": "note",
@@ -45,7 +45,7 @@ class PodRow:
     @property
     def level(self) -> Level | None:
         """The colour of its activity."""
-        return _LEVELS.get(self.doing)
+        return LEVELS.get(self.doing)
 
     def cells(self) -> dict[str, str]:
         """Return its figures as columns."""

@@ -6,28 +6,25 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial, wraps
 from time import time
 from typing import Any
 
 import click
 
-from agent.config.sidecar import AccessConfig, JobConfig
-from agent.config.table import load, settings_of
+from agent.config.sidecar import JobConfig
 from agent.verdict.decision import verdict
 from agent.verdict.states import STATES, Level
 from agent.verdict.view import JobView
 from console.help import Command
-from console.job.jobs import show_jobs
+from console.job.jobs import list_jobs
 from console.job.output import Face, Grid, Toned, show
 from console.job.pods import pods_of
+from console.job.status_json import status_json
 from console.options import configured_by, job_named, shown_with
 from console.running import found as running_job
 from rdzv.errors import StoreError, StoreRefused
-from rdzv.records.failure import Failure
 from rdzv.records.job import Member
-from rdzv.shards.ledger import ShardLedger
 from rdzv.shards.progress import progress, warning
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import auth_enabled
@@ -47,15 +44,15 @@ def _or_all_jobs(command: Callable[..., None]) -> Callable[..., None]:
     """
 
     @wraps(command)
-    def read(**arguments: Any) -> None:
+    def read(**arguments: Any) -> Any:
         named = arguments["named"] or arguments["job"] or os.environ.get("MUSTER_JOB")
-        if named or arguments["watch"] or running_job(arguments, os.environ) is not None:
+        in_cluster = arguments["kubeconfig"] or arguments["context"]
+        local = None if in_cluster else running_job(arguments, os.environ)
+        if named or arguments["watch"] or local is not None:
             return command(**arguments)
-        as_json = arguments["as_json"] or arguments["form"] == "json"
-        flags = {name: arguments[name] for name in settings_of(AccessConfig)}
-        return show_jobs(
-            load(AccessConfig, flags, os.environ), arguments["namespace"], as_json=as_json
-        )
+        shared = {one.name for one in list_jobs.params}
+        passed = {name: value for name, value in arguments.items() if name in shared}
+        return click.get_current_context().invoke(list_jobs, **passed)
 
     return read
 
@@ -79,7 +76,7 @@ def status(config: JobConfig, as_json: bool, watch: bool, interval_s: float, wid
     face = Face(
         lambda view: [*_grids(view, wide=wide), *store.warnings()],
         _line,
-        lambda view: {**_json(view), **store.as_json()},
+        lambda view: {**status_json(view, time()), **store.as_json()},
     )
     show(
         config,
@@ -181,7 +178,7 @@ def _grids(view: JobView, *, wide: bool) -> list[Grid]:
     runs = tuple(
         (
             run.run_id,
-            str(run.round.number),
+            str(run.round.shown),
             run.state,
             " ".join(seat.member for seat in run.round.frozen),
             " ".join(node.member for node in run.nodes if node.state == "asking"),
@@ -240,84 +237,9 @@ def _shards(view: JobView) -> list[Grid]:
     return [Grid("", columns, rows)] * bool(rows) + [Grid(why, (), ()) for why in told if why]
 
 
-def _shards_json(name: str, ledger: ShardLedger) -> dict[str, object]:
-    found = progress(ledger)
-    shards = None if found is None else asdict(found)
-    return {"progress": shards, "warning": warning(name, ledger) or ledger.unreadable}
-
-
-def _failure_json(failure: Failure | None) -> dict[str, object] | None:
-    if failure is None:
-        return None
-    return {
-        "round": failure.round,
-        "rank": failure.rank,
-        "error": failure.error,
-        "in_a_row": failure.count,
-        "at_unix_s": failure.at_unix_s,
-    }
-
-
 def _line(view: JobView) -> str:
     runs = "".join(
-        f"; {run.run_id}: round {run.round.number} {run.state}, {len(run.round.frozen)} nodes"
+        f"; {run.run_id}: round {run.round.shown} {run.state}, {len(run.round.frozen)} nodes"
         for run in view.runs
     )
     return _headline(view) + runs
-
-
-def _json(view: JobView) -> dict[str, object]:
-    job, now_unix_s = view.job, time()
-    return {
-        "namespace": view.namespace,
-        "job": view.name,
-        "revision": view.snapshot.revision,
-        "generation": job.generation if job else None,
-        "min": job.min_workers if job else None,
-        "max": job.max_workers if job else None,
-        "desired": job.desired if job else None,
-        "sizes": list(job.allowed_sizes) if job else [],
-        "unit": job.unit if job else None,
-        "gather_s": job.gather_s if job else None,
-        "verdict": verdict(view, now_unix_s).as_json(),
-        "paused": bool(view.pause),
-        "pause": view.pause,
-        "reason": view.listing.reason,
-        "members": [
-            {
-                "name": member.name,
-                "state": state,
-                "doing": pod.doing,
-                "ranks": pod.ranks,
-                "step": pod.step,
-                "why": why,
-                "role": member.role,
-                "slots": member.slots,
-                "address": member.address,
-                "node": member.node,
-                "topology": member.topology,
-                "incarnation": member.incarnation,
-                "version": member.version,
-                "failure": _failure_json(view.failures.get(member.name)),
-                "launcher": view.bypasses[member.name].kind if member.name in view.bypasses else "",
-            }
-            for (member, state, why), pod in zip(
-                view.members(now_unix_s), pods_of(view, now_unix_s), strict=True
-            )
-        ],
-        "runs": [
-            {
-                "run_id": run.run_id,
-                "round": run.round.number,
-                "state": run.state,
-                "nodes": [seat.member for seat in run.round.frozen],
-                "waiting": [node.member for node in run.nodes if node.state == "asking"],
-                "awaited": view.awaited(run, now_unix_s),
-            }
-            for run in view.runs
-        ],
-        "last_save": None if (last_save := view.last_save) is None else last_save.as_json(),
-        "slow_save": view.slow_save,
-        "shards": {name: _shards_json(name, one) for name, one in view.shards.items()},
-        "corrupt": dict(view.snapshot.corrupt),
-    }

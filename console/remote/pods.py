@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from urllib.parse import quote
 
+from console.job.rows import PodFacts
 from controller.admission.owner import Owner
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
@@ -19,6 +21,14 @@ from injection.settings import LABEL
 from rdzv.errors import ClusterRefused
 
 PAGE = 500
+NOT_FOUND = 404
+
+STEPS = re.compile(
+    r"(?<!\S)--?(max|total|num|max[-_]train|num[-_]train|total[-_]train|train)[-_](steps|iters)"
+    r"[=\s](?P<steps>\d[\d_]*)(?!\S)"
+)
+"""Options by which scripts and trainers are given the step that training ends with."""
+
 NAMES = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """Objects without their spec and status."""
 
@@ -41,7 +51,8 @@ class JobPod:
     if it does. ``owner``: the object that lives as long as the job. ``maker``: kind and name of the
     object that made the pod. ``spot``: whether its node is of that kind; None if nodes may not be
     read. ``sidecar``: the name of that container, empty without one; ``sidecar_runs``: it can be
-    asked. ``containers``: the user's own.
+    asked. ``image``: the sidecar's. ``containers``: the user's own. ``steps``: how many their
+    launch line asks for; None if it does not say.
     """
 
     namespace: str
@@ -59,8 +70,34 @@ class JobPod:
     created_unix_s: float = 0.0
     sidecar: str = ""
     sidecar_runs: bool = False
+    image: str = ""
+    steps: int | None = None
     containers: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> PodFacts:
+        """Its part in a row of a table."""
+        why = self.why_pending or ("it is being deleted" if self.deleting else "")
+        return PodFacts(
+            self.name,
+            self.phase,
+            self.node,
+            why,
+            self.spot,
+            self.sidecar_runs,
+            self.created_unix_s,
+            self.steps,
+        )
+
+
+def steps_asked_for(spec: Object) -> int | None:
+    """Return the number of steps that the launch line of a container asks for; None without one."""
+    for one in spec.get("containers") or []:
+        words = " ".join(map(str, [*(one.get("command") or []), *(one.get("args") or [])]))
+        if found := STEPS.search(words):
+            return int(found["steps"].replace("_", ""))
+    return None
 
 
 def job_pod(pod: Object, spot_nodes: frozenset[str] | None = None) -> JobPod:
@@ -91,6 +128,15 @@ def job_pod(pod: Object, spot_nodes: frozenset[str] | None = None) -> JobPod:
         sidecar_runs=any(
             one["name"] == sidecar.NAME and "running" in (one.get("state") or {}) for one in first
         ),
+        image=next(
+            (
+                str(one.get("image") or "")
+                for one in spec.get("initContainers") or []
+                if one["name"] == sidecar.NAME
+            ),
+            "",
+        ),
+        steps=steps_asked_for(spec),
         containers=tuple(
             one["name"] for one in spec.get("containers") or [] if one["name"] != sidecar.NAME
         ),
@@ -101,6 +147,16 @@ def job_pod(pod: Object, spot_nodes: frozenset[str] | None = None) -> JobPod:
 async def pods_of(api: ClusterApi, namespace: str, job: str) -> list[JobPod]:
     """Return the pods of a job, the oldest first; empty if there are none."""
     return await _pods(api, namespace, f"{LABEL}={job_label(job)}")
+
+
+async def pod_named(api: ClusterApi, namespace: str, name: str) -> JobPod | None:
+    """Return one pod; None if there is none of that name."""
+    try:
+        return job_pod(await api.get(paths.core(namespace, "pods", name)))
+    except ClusterRefused as error:
+        if error.status != NOT_FOUND:
+            raise
+        return None
 
 
 async def jobs_in(api: ClusterApi, namespace: str | None) -> dict[tuple[str, str], list[JobPod]]:

@@ -8,26 +8,16 @@ import functools
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from console.help import SectionedOption
+from console.context_file import defaults
+from console.help import CLUSTER_SECTION, SectionedOption
+from console.options import with_cluster_options
+from console.whereabouts import ClusterOptions as ClusterOptions
 from controller.cluster.access import access_of
 from controller.cluster.api import ClusterApi
-
-SECTION = "Cluster"
-"""The heading of the options in the help."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterOptions:
-    """The kubeconfig, its context and the namespace, each as given or None."""
-
-    kubeconfig: str | None = None
-    context: str | None = None
-    namespace: str | None = None
 
 
 @asynccontextmanager
@@ -48,16 +38,16 @@ def through_the_api_server(command: Callable[..., Any]) -> Callable[..., Any]:
     def read(
         kubeconfig: str | None, context: str | None, namespace: str | None, **arguments: Any
     ) -> Any:
-        return command(options=ClusterOptions(kubeconfig, context, namespace), **arguments)
+        options = ClusterOptions(kubeconfig, context, namespace)
+        options = options.completed(defaults(os.environ), os.environ)
+        return command(options=options, **arguments)
 
-    given = (
-        (("--kubeconfig",), "FILE", "Its file.  [KUBECONFIG, or ~/.kube/config; in a pod its own]"),
-        (("--context",), "NAME", "Context of the kubeconfig.  [the current one]"),
-        (("-n", "--namespace"), "NAME", "Namespace of the job.  [that of the context]"),
+    namespace_option = click.option(
+        "-n",
+        "--namespace",
+        cls=SectionedOption,
+        section=CLUSTER_SECTION,
+        metavar="NAME",
+        help="Namespace of the job.  [default: (that of the context)]",
     )
-    for names, metavar, says in reversed(given):
-        option = click.option(
-            *names, cls=SectionedOption, section=SECTION, metavar=metavar, help=says
-        )
-        read = option(read)
-    return read
+    return with_cluster_options(namespace_option(read))

@@ -3,15 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from console.remote.pods import JobPod
 from controller.cluster.api import ClusterApi
 from controller.cluster.executed import Ran, Wrote
-from rdzv.errors import ClusterUnavailable
+from rdzv.errors import ClusterRefused, ClusterUnavailable
 
-_SHELL = '{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec muster "$@"'
-"""If the container runs out of memory, the kernel ends the command, and never the sidecar."""
+NOT_FOUND = 404
+
+SHELL = (
+    'while [ "$1" != -- ]; do export "$1"; shift; done; shift; '
+    "exec 3<&0 </dev/null; { echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; "
+    'muster "$@" 3<&- & p=$!; '
+    "{ read -r _; kill $p; } <&3 >/dev/null 2>&1 & w=$!; "
+    "exec 3<&-; wait $p; s=$?; { kill $w; wait $w; } 2>/dev/null; exit $s"
+)
+"""Variables, ``--``, and the words of the command are its arguments.
+
+If the container runs out of memory, the kernel ends the command, and never the sidecar. Its stdin
+is open for as long as somebody is connected: the command ends with it. A container's runtime does
+not end what nobody listens to any more. Both children are waited for, as nobody else would: the
+first process of the container is the sidecar.
+"""
 
 WITHOUT_ANSWER_MOST = 3
 """The most pods that are tried: more would keep the user waiting for one outage."""
@@ -30,8 +44,8 @@ async def ask(
     ``pods``: the job's. Once a pod's output has gone to ``wrote``, no other pod is tried.
     Raises ``ClusterUnavailable`` if no sidecar can be asked, and ``ClusterRefused`` as ``run_in``.
     """
-    able = sorted((one for one in pods if one.sidecar_runs), key=_last_to_ask)
-    if not able:
+    asked = able(pods)
+    if not asked:
         raise ClusterUnavailable(f"no pod has a running sidecar that could be asked{_why(pods)}")
     began = False
 
@@ -42,15 +56,10 @@ async def ask(
         wrote(is_stderr, text)
 
     failures: list[str] = []
-    for pod in able[:WITHOUT_ANSWER_MOST]:
+    for pod in asked:
         try:
-            return await api.run_in(
-                pod.namespace,
-                pod.name,
-                pod.sidecar,
-                ["sh", "-c", _SHELL, "muster", *argv],
-                timeout_s=timeout_s,
-                wrote=heard if wrote else None,
+            return await ask_one(
+                api, pod, argv, timeout_s=timeout_s, wrote=heard if wrote else None
             )
         except ClusterUnavailable as error:
             if began:
@@ -59,8 +68,40 @@ async def ask(
     raise ClusterUnavailable(f"no sidecar of the job answers: {failures[-1]}")
 
 
-def _last_to_ask(pod: JobPod) -> tuple[bool, bool]:
-    return pod.deleting, not pod.ready
+async def ask_one(
+    api: ClusterApi,
+    pod: JobPod,
+    argv: Sequence[str],
+    *,
+    timeout_s: float | None,
+    wrote: Wrote | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Ran:
+    """Run ``muster ARGV`` in the sidecar of one pod, with more variables.
+
+    It ends there if the caller is cancelled or ends.
+    Raises ``ClusterUnavailable`` if it gives no answer, and ``ClusterRefused`` as ``run_in``.
+    """
+    variables = [f"{name}={value}" for name, value in (environ or {}).items()]
+    words = ["sh", "-c", SHELL, "muster", *variables, "--", *argv]
+    try:
+        return await api.run_in(
+            pod.namespace, pod.name, pod.sidecar, words, timeout_s=timeout_s, wrote=wrote, held=True
+        )
+    except ClusterRefused as error:
+        if error.status != NOT_FOUND:
+            raise
+        raise ClusterUnavailable(f"pod {pod.name} is gone") from error
+
+
+def able(pods: Sequence[JobPod], *, last: str = "") -> list[JobPod]:
+    """Return the pods whose sidecars can be asked, the best first; a few, of many.
+
+    ``last``: the name of a pod that is about to go.
+    """
+    runs = [one for one in pods if one.sidecar_runs]
+    order = sorted(runs, key=lambda pod: (pod.deleting, pod.name == last, not pod.ready))
+    return order[:WITHOUT_ANSWER_MOST]
 
 
 def _why(pods: Sequence[JobPod]) -> str:

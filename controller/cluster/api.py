@@ -146,16 +146,18 @@ class ClusterApi:
         *,
         timeout_s: float | None,
         wrote: Wrote | None = None,
+        held: bool = False,
     ) -> Ran:
-        """Run a command in a container, without stdin; return its exit status and its output.
+        """Run a command in a container; return its exit status and its output.
 
         ``wrote`` gets each piece of output as it comes; then none is returned. ``timeout_s``:
         None waits for as long as the connection is alive. The command is not ended at a timeout,
-        but can write no more.
+        but can write no more. ``held``: its stdin ends when the connection does; else it has none.
         Raises ``ClusterRefused`` if it may not run, as for rights, or if there is no such pod, and
         ``ClusterUnavailable`` if it cannot run there, or what became of it is unknown.
         """
         asked = [("container", container), ("stdout", "true"), ("stderr", "true")]
+        asked += [("stdin", "true")] * held
         query = urlencode([*asked, *(("command", word) for word in argv)])
         path = f"{paths.core(namespace, 'pods', pod)}/exec?{query}"
         what = f"a command in container {container} of pod {pod}"

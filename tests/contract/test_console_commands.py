@@ -142,6 +142,7 @@ async def test_status_as_json(server: EmbeddedServer) -> None:
         "by_all_ranks": False,
         "at_unix_s": None,
         "step_of_all_ranks": 1200,
+        "step_of_all_ranks_at_unix_s": None,
         "waits_for": ["b"],
         "periodic": True,
         "tag": None,
@@ -353,7 +354,7 @@ async def test_the_jobs_of_a_store_are_listed_by_two_commands(server: EmbeddedSe
     store = {"MUSTER_ETCD_ENDPOINTS": server.endpoint}
     shown = await muster("list", **store)
     assert [row.split()[:4] for row in shown.out.splitlines()] == [
-        ["NAMESPACE", "JOB", "STATE", "NODES"],
+        ["NAMESPACE", "NAME", "PHASE", "NODES"],
         ["default", "digits", "training", "2"],
         ["team", "digits0", "below", "min"],
     ]
@@ -364,6 +365,25 @@ async def test_the_jobs_of_a_store_are_listed_by_two_commands(server: EmbeddedSe
         *("team", "digits0", "below min"),
         3,
     )
+
+
+async def test_one_job_is_shown_with_its_pods(server: EmbeddedServer) -> None:
+    store = {"MUSTER_ETCD_ENDPOINTS": server.endpoint}
+    shown = (await muster("get", "digits", "-o", "wide", **store)).out
+    assert shown.startswith("NAME    PHASE     NODES")
+    assert [row.split()[:2] for row in shown.split("POD ")[1].splitlines()[1:5]] == [
+        ["a", "training"],
+        ["b", "training"],
+        ["c", "standby"],
+        ["d", "draining"],
+    ]
+    told = json.loads((await muster("get", "digits", "--json", **store)).out)
+    assert (told["job"], told["step"], told["last_save"]["step_of_all_ranks"]) == (
+        *("digits", 1234),
+        1200,
+    )
+    assert [one["name"] for one in told["pods"]] == ["a", "b", "c", "d"]
+    assert (await muster("get", "x", **store)).status == 66
 
 
 async def test_a_member_that_was_meant_is_named(server: EmbeddedServer) -> None:

@@ -33,7 +33,7 @@ MISTAKES = (
     ),
     ("set a", 2, "nothing to set: give --min, --max"),
     ("set a --max eight", 2, "--max: 'eight' is wrong: expected a whole number"),
-    ("doctor --kubeconfig x a", 2, "--kubeconfig is for --cluster: give both, or neither"),
+    ("status --kubeconfig x a", 2, "--kubeconfig: x cannot be read: No such file"),
     ("inject nosuch.yaml", 2, "nosuch.yaml cannot be read (No such file or directory): check the"),
     (
         "status a --etcd-endpoints nosuchhost.invalid:2379",

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from agent.config.sidecar import AccessConfig, JobConfig, StoreConfig
-from console.job import status
+from console.job import jobs, status
 from console.options import configured_by, job_named
 from console.running import RunningJob, found, locked, published, running
 from rdzv.errors import ConfigError
@@ -65,9 +65,7 @@ def test_a_list_of_jobs_is_of_the_store_of_the_one_that_runs() -> None:
 
 def test_a_status_without_a_job_is_of_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
-    monkeypatch.setattr(
-        status, "show_jobs", lambda config, *_, **__: shown.append(*config.etcd_endpoints)
-    )
+    monkeypatch.setattr(jobs, "_show_all", lambda config, *_: shown.append(*config.etcd_endpoints))
     monkeypatch.setattr(status, "show", lambda config, *_, **__: shown.append(config.job))
     with published(job()):
         CliRunner().invoke(status.status, [], catch_exceptions=False)

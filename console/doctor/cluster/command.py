@@ -15,10 +15,10 @@ from controller.cluster.access import Access, access_of
 from controller.cluster.api import ClusterApi
 
 
-def cluster_findings(kubeconfig: str | None) -> list[Finding]:
+def cluster_findings(kubeconfig: str | None, context: str | None) -> list[Finding]:
     """Examine the cluster and return the findings; raises ``ConfigError`` and ``ClusterError``."""
     logging.getLogger("controller").setLevel(logging.ERROR)  # its warnings are findings
-    return asyncio.run(_findings(access_of(os.environ, kubeconfig)))
+    return asyncio.run(_findings(access_of(os.environ, kubeconfig, context)))
 
 
 async def _findings(access: Access) -> list[Finding]:

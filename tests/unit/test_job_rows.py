@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of ``muster list`` and ``muster get``: of what a sidecar and the API server say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from console.job.rows import PodFacts, job_grid, job_line, pod_grid, pod_lines
+
+NOW = 1_000_000.0
+
+TOLD: dict[str, Any] = {
+    "job": "digits",
+    "at_unix_s": NOW + 3600,
+    "min": 2,
+    "max": 4,
+    "verdict": {"state": "training", "why": "a world of 2 nodes", "do": ""},
+    "steps_per_s": 2.0,
+    "last_save": {
+        "seen_step": 400,
+        "step_of_all_ranks": 300,
+        "step_of_all_ranks_at_unix_s": NOW + 3570,
+    },
+    "members": [
+        {"name": "b", "state": "listed", "doing": "training", "ranks": "8-15", "step": 400},
+        {"name": "c", "state": "standby", "doing": "standby", "why": "max are listed"},
+        {"name": "a", "state": "listed", "doing": "training", "ranks": "0-7", "node": "n1"},
+    ],
+}
+WAITING = PodFacts("d", "Pending", why="0/2 nodes are available", runs=False)
+PODS = [
+    *(PodFacts(name, "Running", f"n{name}", created_unix_s=NOW - 90) for name in "abc"),
+    WAITING,
+]
+
+
+def test_a_job_has_one_row() -> None:
+    line = job_line("team", "digits", TOLD, PODS, NOW)
+    (row,) = job_grid([line], wide=False, everywhere=True).rows
+    assert row[:-1] == (
+        *("team", "digits", "training", "2 (2-4)", "400"),
+        *("2/s", "-", "30 s ago", "1 min 30 s"),
+    )
+    assert row[-1] == "1 of 4 pods is pending: d: 0/2 nodes are available"
+
+
+def test_the_time_left_is_known_with_the_last_step_and_the_rate() -> None:
+    pods = [replace(PODS[0], steps=1000)]
+    assert job_line("team", "digits", TOLD, pods, NOW).eta_s == 300.0
+    assert job_line("team", "digits", {**TOLD, "steps_per_s": None}, pods, NOW).eta_s is None
+    assert job_line("team", "digits", TOLD, PODS, NOW).eta_s is None
+
+
+def test_pods_are_in_the_order_of_ranks_and_pending_ones_come_last() -> None:
+    lines = pod_lines(TOLD, PODS, NOW)
+    assert [line.name for line in lines] == ["a", "b", "c", "d"]
+    assert lines[-1].state == "pending"
+    rows = pod_grid(lines, wide=False).rows
+    assert rows[0] == ("a", "training", "0-7", "n1", "-", "-", "1 min 30 s", "")
+    assert rows[-1][-1] == "0/2 nodes are available"
+
+
+def test_a_pod_says_whether_its_node_is_spot() -> None:
+    pods = [replace(PODS[0], spot=True), replace(PODS[1], spot=False), PODS[2]]
+    spot = [row[4] for row in pod_grid(pod_lines(TOLD, pods, NOW), wide=False).rows]
+    assert spot == ["spot", "no", "-"]
+
+
+@pytest.mark.parametrize(
+    ("phases", "phase", "why"),
+    [
+        (["Pending"], "below min", "no pod runs; 1 of 1 pod is pending: p0: no node"),
+        (["Succeeded", "Succeeded"], "done", ""),
+        (["Failed", "Succeeded"], "failing", "no pod runs, and 1 pod failed: p0"),
+        (["Running", "Pending"], "unknown", "it does not answer"),
+    ],
+)
+def test_without_a_sidecar_the_row_is_what_the_pods_say(
+    phases: list[str], phase: str, why: str
+) -> None:
+    pods = [PodFacts(f"p{n}", one, why="no node") for n, one in enumerate(phases)]
+    line = job_line("team", "digits", None, pods, NOW, trouble="it does not answer")
+    assert (line.phase, line.why) == (phase, why)
+
+
+def test_an_older_sidecar_leaves_columns_empty() -> None:
+    told = {"job": "digits", "members": [{"name": "a", "state": "listed"}], "last_save": None}
+    line = job_line("team", "digits", told, [], NOW)
+    assert (line.phase, line.step, line.rate, line.saved_s) == ("unknown", None, None, None)
+    assert line.pods[0].state == "listed"
