@@ -15,10 +15,11 @@ import click
 from agent.config.parsers import duration_s
 from agent.config.sidecar import STORE_SETTINGS, AccessConfig, JobConfig
 from agent.config.table import Configuration, load, settings_of
+from console.completion import job_names
 from console.context_file import defaults
-from console.help import CLUSTER_SECTION, STORE_SECTION, SectionedOption
+from console.help import STORE_SECTION, SectionedOption
 from console.running import found, running
-from console.whereabouts import ClusterOptions, is_cluster_known
+from console.whereabouts import ClusterOptions, is_cluster_known, with_cluster_options
 from rdzv.errors import ConfigError
 from rdzv.flags import named, variable_of
 
@@ -86,29 +87,13 @@ def configured_by(kind: type[C], *, elsewhere: str = "") -> Callable[[Command], 
                 cls=SectionedOption,
                 section=section,
                 metavar=setting.metavar,
+                shell_complete=job_names if setting.flag == "--job" else None,
                 help=f"{setting.why}  {setting.brackets}",
             )
             read = option(read)
         return read
 
     return decorate
-
-
-def with_cluster_options(command: Command) -> Command:
-    """Decorate a command with ``--kubeconfig`` and ``--context``."""
-    for flag, metavar, says in (
-        ("--context", "NAME", "Context of the kubeconfig.  [default: (the current one)]"),
-        (
-            "--kubeconfig",
-            "FILE",
-            "How to reach the cluster.  [env var: KUBECONFIG; default: (~/.kube/config)]",
-        ),
-    ):
-        option = click.option(
-            flag, cls=SectionedOption, section=CLUSTER_SECTION, metavar=metavar, help=says
-        )
-        command = option(command)
-    return command
 
 
 def _located(
@@ -197,7 +182,7 @@ def job_named(command: Command) -> Command:
     def read(named: str | None, **arguments: Any) -> Any:
         return command(**{**arguments, "job": one_job(named, arguments["job"])})
 
-    return click.argument("named", metavar="[JOB]", required=False)(read)
+    return click.argument("named", metavar="[JOB]", required=False, shell_complete=job_names)(read)
 
 
 def one_job(named: str | None, option: str | None) -> str | None:

@@ -8,9 +8,14 @@ pod; and the default store, if there is none of these.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import click
+
+from console.help import CLUSTER_SECTION, SectionedOption
 
 VARIABLE = "KUBECONFIG"
 
@@ -43,3 +48,20 @@ def is_cluster_known(environ: Mapping[str, str]) -> bool:
     if environ.get("KUBERNETES_SERVICE_HOST") and TOKEN.is_file():
         return True
     return (Path.home() / ".kube" / "config").is_file()
+
+
+def with_cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command with ``--kubeconfig`` and ``--context``."""
+    for flag, metavar, says in (
+        ("--context", "NAME", "Context of the kubeconfig.  [default: (the current one)]"),
+        (
+            "--kubeconfig",
+            "FILE",
+            "How to reach the cluster.  [env var: KUBECONFIG; default: (~/.kube/config)]",
+        ),
+    ):
+        option = click.option(
+            flag, cls=SectionedOption, section=CLUSTER_SECTION, metavar=metavar, help=says
+        )
+        command = option(command)
+    return command

@@ -10,6 +10,7 @@ from time import time
 import click
 
 from agent.config.sidecar import JobConfig
+from console.completion import pod_names
 from console.help import Command
 from console.job.changing import no_member
 from console.job.drain import requester, write
@@ -27,7 +28,7 @@ from rdzv.store import Compare, Delete, Operation
     epilog="\b\nExample:\n  muster admit trainer-3 --job digits",
 )
 @configured_by(JobConfig)
-@click.argument("member")
+@click.argument("member", shell_complete=pod_names)
 def admit(config: JobConfig, member: str) -> int:
     """End the quarantine of MEMBER: it may join the next world, and its failures are forgotten.
 

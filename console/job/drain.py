@@ -21,6 +21,7 @@ from agent.config.parsers import duration_s, free_text
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
 from agent.verdict.view import present_view
+from console.completion import pod_names
 from console.help import Command
 from console.job.changing import no_member
 from console.job.reading import connected, news
@@ -83,7 +84,7 @@ Examples:
 """,
 )
 @configured_by(JobConfig)
-@click.argument("member")
+@click.argument("member", shell_complete=pod_names)
 @click.option("--deadline", default="60s", show_default=True, metavar="TIME", help="Time it has.")
 @click.option("--reason", default="asked for by hand", show_default=True, help="For the history.")
 @click.option("--wait", is_flag=True, help="Print each phase, until the drain is over.")

@@ -14,6 +14,7 @@ import click
 from agent.config.sidecar import AccessConfig, JobConfig
 from agent.config.table import settings_of
 from agent.verdict.view import JobView, view_of
+from console.completion import job_names
 from console.help import Command
 from console.job.job_table import JobTable, form_of
 from console.job.known import JOBS_MAX, jobs_in
@@ -79,7 +80,7 @@ def list_jobs(
     "  muster get digits -o yaml",
 )
 @configured_by(AccessConfig, elsewhere=IN_THE_CLUSTER)
-@click.argument("named", metavar="[JOB]", required=False)
+@click.argument("named", metavar="[JOB]", required=False, shell_complete=job_names)
 @NAMESPACE
 @EVERYWHERE
 @WIDE

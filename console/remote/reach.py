@@ -14,8 +14,8 @@ import click
 
 from console.context_file import defaults
 from console.help import CLUSTER_SECTION, SectionedOption
-from console.options import with_cluster_options
 from console.whereabouts import ClusterOptions as ClusterOptions
+from console.whereabouts import with_cluster_options
 from controller.cluster.access import access_of
 from controller.cluster.api import ClusterApi
 
