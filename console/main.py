@@ -54,6 +54,7 @@ TASKS = {
         "get": Entry("console.job.jobs:get", "Show a job and its pods, one a row."),
         "status": Entry("console.job.status:status", "Show a job's state, its pods and rounds."),
         "hosts": Entry("console.job.hosts:hosts", "List hosts available to launchers."),
+        "logs": Entry("console.logs.command:logs", "Show what training prints, by rank."),
         "history": Entry(
             "console.job.history:history", "Show joins, leaves, failures, drains and rounds."
         ),

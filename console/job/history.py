@@ -34,7 +34,7 @@ _LEVELS: Mapping[str, Level] = {
 }
 """The colours of entries; any other is shown in the terminal's own."""
 
-OMITTED = frozenset({"pod_uid", "state"})
+OMITTED = frozenset({"pod_uid", "state", "members", "saved_round"})
 """Details for programs: shown in JSON only."""
 
 INDENT = len("2026-01-02T03:04:05Z  quarantine ")

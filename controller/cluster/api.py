@@ -36,6 +36,11 @@ MERGE = "application/merge-patch+json"
 LINE_MAX = 4 * 2**20
 """Maximum size of one watch event, in bytes; etcd, which stores the object, allows no more."""
 
+LOG_LINE_MAX = 2**20
+"""Maximum size of one piece of a log's line, in bytes: a program may never end its line."""
+LOG_BUFFER = 2**16
+"""Bytes of one log that wait to be read: hundreds of logs may be followed at once."""
+
 
 class ClusterApi:
     """Calls to one API server. Use it within a running event loop, as a context manager.
@@ -192,6 +197,8 @@ class ClusterApi:
     ) -> AsyncIterator[str]:
         """Yield the lines of a container's log, without their ends; ``follow``: until it exits.
 
+        A line of more than ``LOG_LINE_MAX`` bytes comes in pieces.
+
         ``previous``: of the container before its last restart. Raises as ``get`` does, with 400 if
         the container has not started.
         """
@@ -209,14 +216,16 @@ class ClusterApi:
         quiet_s = None if follow else QUIET_S
         limits = aiohttp.ClientTimeout(sock_connect=CALL_TIMEOUT_S, sock_read=quiet_s)
         try:
-            async with await self._request("GET", path, limits, accept="*/*") as answer:
+            request = self._request("GET", path, limits, accept="*/*", buffer=LOG_BUFFER)
+            async with await request as answer:
                 if answer.status >= 400:
                     raise _refusal("GET", path, answer.status, await answer.read())
                 rest = b""
                 async for piece in answer.content.iter_any():
                     *lines, rest = (rest + piece).split(b"\n")
-                    for line in lines:
-                        yield line.decode("utf-8", "replace")
+                    *full, rest = _cut(rest)
+                    for cut in (*(cut for line in lines for cut in _cut(line)), *full):
+                        yield cut.decode("utf-8", "replace")
                 if rest:
                     yield rest.decode("utf-8", "replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -283,6 +292,7 @@ class ClusterApi:
         body: Mapping[str, Any] | None = None,
         content_type: str = JSON,
         accept: str = JSON,
+        buffer: int = LINE_MAX,
     ) -> Any:
         assert self._session is not None
         token = await asyncio.to_thread(self._access.token)
@@ -297,6 +307,7 @@ class ClusterApi:
             },
             timeout=limits,
             allow_redirects=False,
+            read_bufsize=buffer,
         )
 
 
@@ -307,6 +318,11 @@ async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield line
     except aiohttp.SocketTimeoutError:
         return
+
+
+def _cut(line: bytes) -> list[bytes]:
+    """Cut a line of a log into pieces of ``LOG_LINE_MAX`` bytes; the last one may be shorter."""
+    return [line[at : at + LOG_LINE_MAX] for at in range(0, max(1, len(line)), LOG_LINE_MAX)]
 
 
 def _object(content: bytes) -> Object:

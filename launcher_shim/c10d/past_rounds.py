@@ -20,9 +20,13 @@ from launcher_shim.c10d.torch_keys import round_key, round_prefix
 from launcher_shim.c10d.values.operations import Kv
 from rdzv.errors import StoreError
 from rdzv.job import JobClient
+from rdzv.records.commit import LastCommit
 from rdzv.records.history import HistoryEntry, write_entry
 
 log = logging.getLogger(__name__)
+
+MEMBERS_MAX = 32
+"""The largest world whose members are named in the history, which is to stay small."""
 
 
 class PastRounds:
@@ -61,11 +65,11 @@ class PastRounds:
             if current.closed
             else "all expected nodes have joined",
             at_unix_s=time(),
-            details={
-                "run_id": self._rendezvous.run_id,
-                "round": current.number,
-                "nodes": len(current.frozen),
-            },
+            details=world_details(
+                self._rendezvous.run_id,
+                current,
+                self._client.membership.snapshot().commit_to_start_from,
+            ),
         )
         present = [kv.key for kv in self._client.mirror.under(self._client.keys.history)]
         noting = write_entry(
@@ -98,6 +102,26 @@ class PastRounds:
         if gone:
             forgetting = _forget(partial(self._kv.forget_records, gone))
             tasks.create_task(forgetting, name="forget past runs")
+
+
+def world_details(run_id: str, current: Round, last: LastCommit | None) -> dict[str, object]:
+    """Return the details of a world in the history. ``last``: the save that it starts from.
+
+    ``members`` are in rank order. ``saved_round`` is the round all of whose ranks made that save
+    for a change of the world: it lost no step if it ended there.
+    """
+    details: dict[str, object] = {
+        "run_id": run_id,
+        "round": current.number,
+        "nodes": len(current.frozen),
+    }
+    if len(current.frozen) <= MEMBERS_MAX:
+        details["members"] = [seat.member for seat in current.frozen]
+    if last is not None and last.is_of(run_id):
+        details["step"] = last.step
+        if not last.periodic:
+            details["saved_round"] = last.round
+    return details
 
 
 async def _forget(*deletions: Callable[[], Awaitable[None]]) -> None:

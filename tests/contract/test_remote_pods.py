@@ -12,7 +12,7 @@ import pytest
 
 from console.remote.pods import JobPod, jobs_in, pods_of
 from console.remote.sidecar import ask
-from controller.cluster.api import ClusterApi
+from controller.cluster.api import LOG_LINE_MAX, ClusterApi
 from controller.cluster.executed import Ran
 from rdzv.errors import ClusterRefused, ClusterUnavailable
 from tests.support.cluster_api import FakeApi
@@ -151,3 +151,10 @@ async def test_a_followed_log_ends_with_its_container(fake: FakeApi, api: Cluste
                 await fake.containers.log("team", "digits-0", "trainer", "second")
                 await fake.containers.end_log("team", "digits-0", "trainer")
     assert seen == ["first", "second"]
+
+
+async def test_a_line_that_never_ends_comes_in_pieces(fake: FakeApi, api: ClusterApi) -> None:
+    await fake.containers.log("team", "digits-0", "trainer", "x" * (2 * LOG_LINE_MAX + 7), "next")
+    lines = [line async for line in api.log_lines("team", "digits-0", "trainer")]
+    assert [len(line) for line in lines[:-1]] == [LOG_LINE_MAX, LOG_LINE_MAX, 7]
+    assert lines[-1] == "next"

@@ -62,6 +62,8 @@ class Workload:
     save_s: float = 0.2
     every: int = 100
     """Steps between periodic checkpoints, which jobs without Muster live on."""
+    prints: int = 0
+    """Steps between two lines that each rank prints; 0: it prints none."""
     min_ready_s: int = 0
     """How long a new pod of a Deployment or StatefulSet is to be ready before it counts."""
     cpu: str = "50m"
@@ -158,6 +160,7 @@ class Workload:
             "DRAIN_LOOP_STEP_S": str(self.step_s),
             "DRAIN_LOOP_SAVE_S": str(self.save_s),
             "DRAIN_LOOP_EVERY": str(self.every),
+            "DRAIN_LOOP_PRINT": str(self.prints),
         }
         told = {"STEP_LOOP_NODE": "metadata.name", "NAMESPACE": "metadata.namespace"}
         return [

@@ -13,7 +13,8 @@ never), rank 0's periodic checkpoint, which is not told of; ``DRAIN_LOOP_ALL_EVE
 that of all ranks, which is; ``DRAIN_LOOP_FAIL_SAVE`` (``STEP:RANK``): the first save of this rank
 from this step on raises; ``DRAIN_LOOP_CATCH`` (0): it is caught, and training goes on;
 ``DRAIN_LOOP_TAG`` (0): the save tag is in the names of checkpoints; ``DRAIN_LOOP_LATE``, a
-directory: the last rank begins once ``begin`` is in it, and makes ``waits``.
+directory: the last rank begins once ``begin`` is in it, and makes ``waits``; ``DRAIN_LOOP_PRINT``
+(0: never), the steps between two lines that each rank prints.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 import time
 from pathlib import Path
 
@@ -39,6 +41,7 @@ CATCH = bool(int(os.environ.get("DRAIN_LOOP_CATCH", "0")))
 EVERY = int(os.environ.get("DRAIN_LOOP_EVERY", "0"))
 ALL_EVERY = int(os.environ.get("DRAIN_LOOP_ALL_EVERY", "0"))
 TAGGED = bool(int(os.environ.get("DRAIN_LOOP_TAG", "0")))
+PRINT = int(os.environ.get("DRAIN_LOOP_PRINT", "0"))
 LATE = os.environ.get("DRAIN_LOOP_LATE", "")
 FAIL_STEP, _, FAIL_RANK = os.environ.get("DRAIN_LOOP_FAIL_SAVE", "-1:-1").partition(":")
 
@@ -138,6 +141,9 @@ def main() -> None:
             step, model = step + 1, model + 1
             now_s = time.monotonic()
             steps.write(f"{now_s} {step} {rank} {size} {restarts} {os.getpid()} {int(world)}\n")
+            if PRINT and step % PRINT == 0:
+                sys.stdout.write(f"rank {rank} of {size} at step {step}\n")
+                sys.stdout.flush()
             if drain.commit_due(step):
                 try:
                     checkpoints.commit(step, model)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster logs``: the lines of a job's training containers, by rank, world after world."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass, field
+
+import click
+
+from agent.telemetry.logs import printable
+from console.help import Command
+from console.logs.asking import history_of
+from console.logs.following import JobLogs
+from console.logs.printing import Pages, PrintedLine, Selection, first_failure, world_of
+from console.logs.ranks import rank_of
+from console.remote.pods import pods_of
+from console.remote.reach import ClusterOptions, cluster, through_the_api_server
+from console.style import is_styled
+from rdzv.errors import ConfigError, JobNotFound
+from rdzv.records.history import HistoryEntry
+
+_EXAMPLES = """\b
+Examples:
+  muster logs digits -f
+  muster logs digits --rank 0 --tail 20
+  muster logs digits --world 3
+  muster logs digits --why
+"""
+
+_RANK_COLOURS = ("cyan", "green", "magenta", "blue", "yellow")
+
+
+@click.command(cls=Command, epilog=_EXAMPLES)
+@click.argument("job", metavar="[JOB]", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Follow new lines, over every change of pods.")
+@click.option(
+    "--rank",
+    "rank_text",
+    default="all",
+    metavar="N|all|last",
+    show_default=True,
+    help="Show the lines of one rank.",
+)
+@click.option(
+    "--world",
+    "world_text",
+    metavar="now|N",
+    show_default="each world",
+    help="Show the lines of one world, by the number of its round.",
+)
+@click.option(
+    "--tail",
+    type=click.IntRange(min=0),
+    metavar="N",
+    show_default="all lines",
+    help="Begin with the last N lines of each container.",
+)
+@click.option(
+    "--why", is_flag=True, help="Show the first error of the newest failure, and no line."
+)
+@click.option("--muster", "with_sidecar", is_flag=True, help="Show the lines of sidecars, too.")
+@through_the_api_server
+def logs(
+    options: ClusterOptions,
+    job: str | None,
+    follow: bool,
+    rank_text: str,
+    world_text: str | None,
+    tail: int | None,
+    why: bool,
+    with_sidecar: bool,
+) -> None:
+    """Show what a job's training containers print, with the rank of each line.
+
+    Lines of all pods are in the order of their times. A line stands between two worlds. A pod
+    outside of its world has its name in place of a rank.
+    """
+    name = job or os.environ.get("MUSTER_JOB")
+    if not name:
+        raise ConfigError("no job is named: give its name, or set MUSTER_JOB")
+    if why and follow:
+        raise ConfigError(
+            "--why shows one error; --follow shows lines as they come: give one of them"
+        )
+    wanted = Selection(rank_of(rank_text), world_of(world_text))
+    if why:
+        asyncio.run(_show_why(options, name))
+        return
+    screen = Screen()
+
+    async def show() -> None:
+        async with cluster(options) as api:
+            of_job = JobLogs(
+                api, name, Pages(wanted), screen.print, screen.note, tail, with_sidecar
+            )
+            await of_job.show(follow=follow)
+
+    asyncio.run(show())
+
+
+@dataclass(slots=True)
+class Screen:
+    """Standard output for lines, standard error for sentences about them."""
+
+    styled: bool = field(default_factory=lambda: is_styled(sys.stdout))
+    _noted: set[str] = field(default_factory=set)
+
+    def print(self, printed: PrintedLine) -> None:
+        """Write one line; the kernel has it at once, for who reads it in a pipe."""
+        origin = printed.origin
+        text = str(printed)
+        if self.styled and origin is None:
+            text = click.style(text, bold=True)
+        elif self.styled and origin is not None:
+            colour = _RANK_COLOURS[(origin.first or 0) % len(_RANK_COLOURS)]
+            label = click.style(origin.label, fg=None if origin.first is None else colour)
+            text = f"{label} {printed.text}"
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    def note(self, sentence: str) -> None:
+        """Write a sentence to the user, once."""
+        if sentence not in self._noted:
+            self._noted.add(sentence)
+            click.echo(f"muster: {printable(sentence)}", err=True)
+
+
+async def _show_why(options: ClusterOptions, job: str) -> None:
+    """Print the first error of the newest failure alone."""
+    async with cluster(options) as api:
+        pods = await pods_of(api, api.namespace, job)
+        if not pods:
+            raise JobNotFound(f"no pod of a job {job} is in namespace {api.namespace}")
+        failed = first_failure(await history_of(api, pods))
+    if failed is not None:
+        click.echo(why_of(failed))
+    else:
+        click.echo(f"muster: no failure of {job} is in its history", err=True)
+
+
+def why_of(failed: HistoryEntry) -> str:
+    """Return the line about a failure: which pod, in which round, and its error."""
+    from agent.verdict.view import moment
+
+    return printable(f"{moment(failed.at_unix_s)}  {failed.member}: {failed.why}")

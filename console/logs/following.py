@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lines of all pods of a job: those up to now in order, and then as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from time import monotonic
+from urllib.parse import quote
+
+from console.logs.asking import Seats, follow_history, history_of, seats_of
+from console.logs.containers import LoggedPod, containers_of, logged_pod
+from console.logs.lines import Line
+from console.logs.merging import HOLD_S, Merge
+from console.logs.printing import Pages, PrintedLine
+from console.logs.reading import Reader
+from console.remote.pods import JobPod
+from controller.cluster import paths
+from controller.cluster.api import ClusterApi
+from controller.cluster.collection import Collection
+from controller.defect import each_of
+from injection.job_label import job_label
+from injection.settings import LABEL
+from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, JobNotFound
+from rdzv.records.history import HistoryEntry
+
+GONE_S = 5.0
+"""Time for which the last lines of a pod that is gone may still come."""
+
+OVER_S = 10.0
+"""Time after the end of all pods in which another one may take the place of one that failed."""
+
+SLOTS_AGAIN_S = 10.0
+"""Time after which a torchrun of a new world has started its workers, and their number is known."""
+
+TURN = 100
+"""The most lines to print before other tasks have a turn."""
+
+Print = Callable[[PrintedLine], None]
+
+
+@dataclass(slots=True)
+class JobLogs:
+    """The logs of one job. ``note`` gets sentences for the user, each once."""
+
+    api: ClusterApi
+    job: str
+    pages: Pages
+    print: Print
+    note: Callable[[str], None]
+    tail: int | None = None
+    with_sidecar: bool = False
+    _merge: Merge[Line] = field(default_factory=Merge)
+    _woken: asyncio.Event = field(default_factory=asyncio.Event)
+    _has_room: asyncio.Event = field(default_factory=asyncio.Event)
+    _known_s: float = -math.inf
+    """The time at which the newest world became known."""
+    _seating: asyncio.Task[None] | None = None
+
+    async def show(self, *, follow: bool) -> None:
+        """Print the lines up to now, and then, with ``follow``, those that come, to the job's end.
+
+        Raises ``JobNotFound`` if it has no pods, ``ClusterRefused`` if its logs may not be read.
+        """
+        selector = quote(f"{LABEL}={job_label(self.job)}")
+        path = f"{paths.core(self.api.namespace, 'pods')}?labelSelector={selector}"
+        listed = await self.api.get(f"{path}&limit=1")  # a refusal is for the user, not to retry
+        if not listed.get("items"):
+            raise JobNotFound(f"no pod of a job {self.job} is in namespace {self.api.namespace}")
+
+        def reduced(pod: dict[str, object]) -> LoggedPod:
+            return logged_pod(pod, with_sidecar=self.with_sidecar)
+
+        try:
+            async with Collection(self.api, path, reduced).following() as pods:
+                await pods.changed_after(0)
+                await self._show(pods, follow=follow)
+        except BaseExceptionGroup as group:
+            raise next(each_of(group)) from group
+
+    async def _show(self, pods: Collection[LoggedPod], *, follow: bool) -> None:
+        reader = Reader(self.api, self.api.namespace, self.note, self.tail)
+        knows = await self._ask(pods)
+        self.pages.begin()
+        found = containers_of(pods.items.values()).values()
+        async for line in in_order([reader.past(one) for one in found]):
+            self._print(line)
+        if not follow:
+            for one in self.pages.rest():
+                self.print(one)
+            return
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(self._follow(pods, reader), name="containers")]
+            running.append(tasks.create_task(self._print_due(), name="lines"))
+            if knows:
+                running.append(tasks.create_task(self._follow_worlds(pods, tasks), name="worlds"))
+            await self._until_over(pods, reader)
+            for task in (*running, self._seating):
+                if task is not None:
+                    task.cancel()
+
+    async def _ask(self, pods: Collection[LoggedPod]) -> bool:
+        """Ask for the worlds up to now; return whether they can be asked for."""
+        present = _pods_in(pods)
+        try:
+            self.pages.take_in(await history_of(self.api, present))
+            self._take(await seats_of(self.api, present))
+        except ClusterError as error:
+            self.note(f"ranks and worlds are not known, lines are by pod: {error}")
+            return not isinstance(error, ClusterRefused)
+        return True
+
+    async def _follow_worlds(self, pods: Collection[LoggedPod], tasks: asyncio.TaskGroup) -> None:
+        def take_in(entries: Sequence[HistoryEntry]) -> None:
+            if self.pages.take_in(entries):
+                self._known_s = monotonic()
+                if self._seating is not None:
+                    self._seating.cancel()
+                self._seating = tasks.create_task(self._seat(pods), name="slots")
+
+        try:
+            await follow_history(self.api, lambda: _pods_in(pods), take_in)
+        except ClusterRefused as error:
+            self.note(f"worlds that come are not known: {error}")
+
+    async def _seat(self, pods: Collection[LoggedPod]) -> None:
+        """Ask for the slots of a new world's members: now, and once its workers have started."""
+        for pause_s in (0.0, SLOTS_AGAIN_S):
+            await asyncio.sleep(pause_s)
+            with suppress(ClusterUnavailable):  # what was known before is most probably right
+                self._take(await seats_of(self.api, _pods_in(pods)))
+
+    def _take(self, seats: Seats) -> None:
+        self.pages.seat(seats.slots, seats.worlds)
+
+    async def _follow(self, pods: Collection[LoggedPod], reader: Reader) -> None:
+        """Follow each container, from when it is there until its pod is gone."""
+        tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                sequence, present = pods.sequence, containers_of(pods.items.values())
+                for key in present.keys() - tasks.keys():
+                    name = f"log of {present[key].pod}"
+                    tasks[key] = group.create_task(self._pump(pods, reader, key), name=name)
+                for key in tasks.keys() - present.keys():
+                    # Its connection may hang with its node.
+                    asyncio.get_running_loop().call_later(GONE_S, tasks.pop(key).cancel)
+                await pods.changed_after(sequence)
+
+    async def _pump(
+        self, pods: Collection[LoggedPod], reader: Reader, key: tuple[str, str]
+    ) -> None:
+        source = self._merge.open(monotonic())
+        try:
+            async for line in reader.follow(pods, key):
+                while not self._merge.has_room(source):
+                    self._has_room.clear()
+                    await self._has_room.wait()
+                size = len(line.text)
+                self._merge.put(source, line.at_unix_ns, line, size, monotonic())
+                self._woken.set()
+        finally:
+            self._merge.close(source)
+            self._woken.set()
+
+    async def _print_due(self) -> None:
+        """Print lines as they become due, and a new world even if it says nothing."""
+        printed = 0
+        while True:
+            self._woken.clear()
+            now_s = monotonic()
+            while (line := self._merge.take(now_s)) is not None:
+                self._print(line)
+                printed += 1
+                if printed % TURN == 0:
+                    self._has_room.set()
+                    await asyncio.sleep(0)
+            self._has_room.set()
+            due_s = self._merge.due_s()
+            if math.isinf(due_s) and now_s >= self._known_s + 2 * HOLD_S:
+                for one in self.pages.rest():
+                    self.print(one)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, min(due_s - now_s, HOLD_S))):
+                    await self._woken.wait()
+
+    def _print(self, line: Line) -> None:
+        for one in self.pages.print(line):
+            self.print(one)
+
+    async def _until_over(self, pods: Collection[LoggedPod], reader: Reader) -> None:
+        """Wait until every pod has ended, no other has come for ``OVER_S``, and all is printed."""
+        while True:
+            sequence = pods.sequence
+            over = all(one.over for one in pods.items.values())
+            ended = bool(self.pages.worlds) and self.pages.worlds[-1].closed
+            if not pods.items and not ended:
+                self.note(f"job {self.job} has no pods now: waiting for some")
+                over = False
+            try:
+                async with asyncio.timeout(OVER_S if over else None):
+                    await pods.changed_after(sequence)
+            except TimeoutError:
+                if not reader.busy and math.isinf(self._merge.due_s()):
+                    return
+
+
+async def in_order(sources: Sequence[AsyncIterator[Line]]) -> AsyncIterator[Line]:
+    """Yield the lines of all sources, the earliest first; one line of each is held at a time."""
+    firsts = await asyncio.gather(*(anext(source, None) for source in sources))
+    heads: list[tuple[int, int, Line]] = []
+    for number, first in enumerate(firsts):
+        if first is not None:
+            heappush(heads, (first.at_unix_ns, number, first))
+    while heads:
+        _, number, line = heappop(heads)
+        yield line
+        following = await anext(sources[number], None)
+        if following is not None:
+            heappush(heads, (following.at_unix_ns, number, following))
+
+
+def _pods_in(pods: Collection[LoggedPod]) -> list[JobPod]:
+    return [one.pod for one in pods.items.values()]

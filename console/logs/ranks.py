@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks that a line is of, by the pod that wrote it and by torchrun's own prefix. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from console.logs.lines import Source
+from rdzv.errors import ConfigError
+
+_TEE = re.compile(r"\[[A-Za-z_-]*?(\d+)\]:")
+"""The prefix of torchrun with ``--tee``: the role, and the local rank."""
+
+LAST = -1
+"""The last rank of whichever world it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The origin of a line: ranks ``first`` to ``last``, or a pod that has none in its world."""
+
+    source: Source
+    first: int | None = None
+    last: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The prefix: ``[2]`` of one rank, ``[0-7]`` of a node's ranks, ``[NAME]`` of a pod."""
+        also = f" {self.source.also}" if self.source.also else ""
+        if self.first is None:
+            return f"[{self.source.member}{also}]"
+        ranks = f"{self.first}" if self.first == self.last else f"{self.first}-{self.last}"
+        return f"[{ranks}{also}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Seating:
+    """The first rank and the number of ranks of each member of one world, in rank order."""
+
+    seats: Mapping[str, tuple[int, int]]
+
+    @classmethod
+    def of(cls, members: Sequence[str], slots: Mapping[str, int]) -> Seating:
+        """Seat ``members``, which are in rank order. ``slots``: the ranks of each, 1 if unknown.
+
+        Of a member that has gone, it is taken that it had as many as the others have.
+        """
+        usual = max(slots.values(), default=1)
+        seats, first = {}, 0
+        for name in members:
+            size = slots.get(name, usual)
+            seats[name] = (first, size)
+            first += size
+        return cls(seats)
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return sum(size for _, size in self.seats.values())
+
+    def origin(self, source: Source, text: str) -> tuple[Origin, str]:
+        """Return where a line is from, and the line without torchrun's own prefix."""
+        seat = self.seats.get(source.member)
+        if seat is None:
+            return Origin(source), text
+        first, size = seat
+        teed = _TEE.match(text)
+        if teed is not None and int(teed[1]) < size:
+            rank = first + int(teed[1])
+            return Origin(source, rank, rank), text[teed.end() :]
+        return Origin(source, first, first + size - 1), text
+
+    def has(self, origin: Origin, rank: int | None) -> bool:
+        """Return whether a line of ``origin`` may be of ``rank``; None: of any, and of no rank."""
+        if rank is None:
+            return True
+        if origin.first is None or origin.last is None:
+            return False
+        wanted = self.size - 1 if rank == LAST else rank
+        return origin.first <= wanted <= origin.last
+
+
+NOBODY = Seating({})
+
+
+def rank_of(text: str) -> int | None:
+    """Read ``--rank``: a number, ``last``, or ``all``, which is None."""
+    if text == "all":
+        return None
+    if text == "last":
+        return LAST
+    if text.isdecimal():
+        return int(text)
+    raise ConfigError(f"--rank {text!r}: give a rank such as 0, or last, or all")
