@@ -16,7 +16,7 @@ from controller.cluster.events import reference
 from controller.jobs.state import JobState
 from controller.owners.annotations import PREFIX
 from controller.owners.pods import PodSeen, pod_of, time_to_save_s
-from controller.owners.scale import replicas_of
+from controller.owners.scale import is_autoscaled, replicas_of
 from rdzv.errors import ClusterRefused, ClusterUnavailable
 from rdzv.keys import JobKeys
 
@@ -42,6 +42,7 @@ class OwnerSeen:
 
     ``reference``: its object reference for Events. ``path``: its path in the API; None if it could
     not be read. ``replicas``: as ``replicas_of``. ``annotations``: those of ``PREFIX``.
+    ``autoscaled``: whether a HorizontalPodAutoscaler has set the replicas.
     """
 
     reference: Mapping[str, Any]
@@ -49,6 +50,7 @@ class OwnerSeen:
     path: str | None = None
     replicas: int | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
+    autoscaled: bool = False
 
 
 class Owners:
@@ -76,16 +78,17 @@ class Owners:
         """Return what the pod with the shortest grace has for a save; None if none is seen."""
         return time_to_save_s(self._pods.items, state)
 
-    async def of(self, state: JobState) -> OwnerSeen | None:
+    async def of(self, state: JobState, *, again: bool = False) -> OwnerSeen | None:
         """Return the object that created the job's pods; None if there is none, or it is forgotten.
 
+        ``again``: read it whatever copy there is.
         Raises ``ClusterUnavailable`` if there is no fresh copy, and it cannot be read now.
         """
         keys, seen = state.keys, self._pod_of(state)
         known = self._of_jobs.get(keys)
         if seen is None or seen.maker is None:
             return known
-        if known is not None and self._clock() - known.read_s < FRESH_S:
+        if known is not None and not again and self._clock() - known.read_s < FRESH_S:
             return known
         _keep_newest(self._of_jobs, keys, await self._read(seen, seen.maker))
         self._unread_since_s.pop(keys, None)
@@ -148,6 +151,7 @@ class Owners:
             path,
             replicas_of({"kind": owner.kind, **found}),
             {key: str(value) for key, value in notes.items() if key.startswith(PREFIX)},
+            is_autoscaled(found["metadata"]),
         )
 
 

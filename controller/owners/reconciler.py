@@ -55,6 +55,8 @@ class OwnerReconciler:
         self._before: dict[JobKeys, JobState] = {}
         self._due_s: dict[JobKeys, float] = {}
         self._replicas: dict[JobKeys, int] = {}
+        self._rises: dict[JobKeys, tuple[int, float]] = {}
+        """Replicas that are not desired yet, and since when."""
         self._written: dict[JobKeys, tuple[dict[str, str], float]] = {}
 
     async def run(self) -> None:
@@ -65,13 +67,14 @@ class OwnerReconciler:
             states = self._jobs.states()
             self._forget_all_but(states)
             for keys, job in states.items():
-                changed = self._before.get(keys) is not job
+                before = self._before.get(keys)
+                changed = before is not job
                 if not job.snapshot.members:
                     self._due_s.pop(keys, None)
                 elif changed or self._due_s.get(keys, math.inf) <= now:
                     self._before[keys] = job
                     self._due_s[keys] = now + LOOKED_AT_S if changed else math.inf
-                    await self._keep(keys, job)
+                    await self._keep(keys, job, again=before is None or _moved(before, job))
             left_s = min(self._due_s.values(), default=math.inf) - self._clock()
             try:
                 async with asyncio.timeout(max(0.0, left_s) if left_s < math.inf else None):
@@ -82,14 +85,18 @@ class OwnerReconciler:
 
     def _forget_all_but(self, jobs: Container[JobKeys]) -> None:
         """Drop what is kept of other jobs; a due time of theirs would never be cleared."""
-        for kept in (self._before, self._due_s, self._replicas, self._written):
+        kept_of_jobs = (self._before, self._due_s, self._replicas, self._rises, self._written)
+        for kept in kept_of_jobs:
             for keys in [keys for keys in kept if keys not in jobs]:
                 del kept[keys]
 
-    async def _keep(self, keys: JobKeys, job: JobState) -> None:
-        """Reconcile one job; report a defect, and let other jobs go on."""
+    async def _keep(self, keys: JobKeys, job: JobState, *, again: bool) -> None:
+        """Reconcile one job; report a defect, and let other jobs go on.
+
+        ``again``: its pods come or go, so that its owner may have been scaled.
+        """
         try:
-            owner = await self._owners.of(job)
+            owner = await self._owners.of(job, again=again)
             if owner is None or owner.path is None:
                 return
             if self._scales:
@@ -108,16 +115,19 @@ class OwnerReconciler:
         if record is None or any(not one.version for one in job.snapshot.members.values()):
             return
         wanted, why = scale.decide(replicas, self._replicas.get(keys), record, job.entries_after(0))
-        if replicas:
-            self._replicas[keys] = replicas
         if wanted is None:
+            self._see(keys, replicas)
+            return
+        steady_s = scale.steady_s(wanted, record, autoscaled=owner.autoscaled)
+        if (wait_s := self._wait_s(keys, wanted.replicas, steady_s)) > 0:
+            self._due_s[keys] = self._clock() + wait_s
             return
         change = f"desired is {wanted.desired} (before: {record.desired or 'none'})"
         details: dict[str, object] = {REPLICAS: wanted.replicas}
         entry = HistoryEntry("set", "controller", f"{why}: {change}", time(), details)
         present = [kv.key for kv in job.history]
         try:
-            await self._jobs.store.txn(
+            result = await self._jobs.store.txn(
                 [Compare(keys.job, "mod", "=", record.mod_revision)],
                 [
                     Put(keys.job, replace(record, desired=wanted.desired).to_json()),
@@ -132,6 +142,22 @@ class OwnerReconciler:
                 extra={"event": "desired_not_written"},
             )
             self._due_s[keys] = self._clock() + GATHER_S
+            return
+        if result.succeeded:
+            self._see(keys, replicas)
+
+    def _see(self, keys: JobKeys, replicas: int | None) -> None:
+        """Keep the replicas that need no write any more."""
+        self._rises.pop(keys, None)
+        if replicas:
+            self._replicas[keys] = replicas
+
+    def _wait_s(self, keys: JobKeys, replicas: int, steady_s: float) -> float:
+        """Return for how long replicas still have to stay as they are."""
+        now, rise = self._clock(), self._rises.get(keys)
+        if rise is None or rise[0] != replicas:
+            rise = self._rises[keys] = (replicas, now)
+        return rise[1] + steady_s - now
 
     async def _note(self, keys: JobKeys, job: JobState, owner: OwnerSeen) -> None:
         wanted = annotations_of(job)
@@ -158,3 +184,13 @@ class OwnerReconciler:
 
 def _held(owner: OwnerSeen, wanted: dict[str, str]) -> dict[str, str]:
     return {key: owner.annotations[key] for key in wanted if key in owner.annotations}
+
+
+def _moved(before: JobState, now: JobState) -> bool:
+    """Return whether pods of the job have come, gone, or begun to go."""
+    return _pods(before) != _pods(now)
+
+
+def _pods(job: JobState) -> tuple[set[str], set[str]]:
+    members = {member.pod_uid for member in job.snapshot.members.values()}
+    return members, {uid for uid in job.snapshot.drains if uid in members}

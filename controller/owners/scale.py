@@ -12,6 +12,9 @@ from injection.settings import ASKS
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
 
+AUTOSCALER = "kube-controller-manager"
+"""The field manager of an autoscaler's writes: autoscalers run in it."""
+
 REPLICAS = "replicas"
 """Key in the details of a history entry: the replicas that it was written for."""
 
@@ -109,26 +112,49 @@ def _count(found: Any, key: str, otherwise: int = 1) -> int:
     return number if type(number) is int else otherwise
 
 
+def is_autoscaled(metadata: Mapping[str, Any]) -> bool:
+    """Return whether a HorizontalPodAutoscaler was the last to set an object's replicas."""
+    return any(
+        (one.get("manager"), one.get("subresource")) == (AUTOSCALER, "scale")
+        and "f:replicas" in _below(_below(one, "fieldsV1"), "f:spec")
+        for one in metadata.get("managedFields") or []
+        if isinstance(one, Mapping)
+    )
+
+
+def steady_s(wanted: Scale, job: Job, *, autoscaled: bool) -> float:
+    """Return how long replicas have to stay as they are before they are written, in seconds.
+
+    An autoscaler may take back in seconds what it has added, and each world costs all ranks a
+    restart: its newcomers are gathered, and a larger number does not end the gather window.
+    """
+    grows = job.desired is not None and wanted.desired > job.desired
+    return job.gather_s if autoscaled and grows else 0.0
+
+
 def decide(
     replicas: int | None, seen: int | None, job: Job, history: Sequence[HistoryEntry]
 ) -> tuple[Scale | None, str]:
     """Decide what to write; return it, or None, with the reason in one sentence.
 
-    ``seen`` are the replicas that this process saw before. ``history`` is the job's, the oldest
-    first. A number set by a person stays until the replicas change.
+    ``seen`` are the replicas that this process saw before; None if it saw none: then those of
+    ``history`` count, which is the job's, the oldest first. A number set by a person stays until
+    the replicas change.
     """
     if not replicas:
         return None, "the owner does not say, or is scaled to nothing"
     wanted = min(max(replicas, job.min_workers), job.max_workers)
     if job.desired == wanted:
         return None, f"{wanted} nodes are desired already"
-    by_person, applied = False, seen
+    by_person, applied = False, None
     for entry in history:
         if entry.what == "set" and type(entry.details.get(REPLICAS)) is int:
             applied = int(str(entry.details[REPLICAS]))
             by_person = False
         elif entry.what == "set" and "desired" in entry.why:
             by_person = True
+    if seen is not None:
+        applied = seen
     if by_person and applied in (None, replicas):
         return None, "somebody has set another number by hand, and the replicas are as before"
     return Scale(wanted, replicas), f"its owner has {replicas} replicas"

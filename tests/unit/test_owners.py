@@ -12,7 +12,7 @@ import pytest
 from controller.owners.annotations import EVERY_S, due_s
 from controller.owners.owners import Owners
 from controller.owners.pods import pod_seen
-from controller.owners.scale import decide, replicas_of
+from controller.owners.scale import Scale, decide, is_autoscaled, replicas_of, steady_s
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
@@ -99,6 +99,8 @@ def test_replicas_are_read_where_the_kind_has_them(owner: Any, replicas: int | N
         (4, 3, 2, [THEIRS], 4),
         (4, 3, 3, [OURS, MAX], 4),
         (3, None, None, [OURS, THEIRS], None),  # by hand to none
+        (4, 4, 3, [OURS, THEIRS], None),  # they were desired already when they became 4
+        (3, 4, 4, [OURS, THEIRS], 3),
     ],
 )
 def test_replicas_become_desired_unless_a_person_has_said_otherwise_since(
@@ -111,6 +113,24 @@ def test_replicas_become_desired_unless_a_person_has_said_otherwise_since(
     scale, why = decide(replicas, seen, Job(2, 4, desired=desired), history)
     assert (scale and scale.desired) == written
     assert why
+
+
+def test_more_by_an_autoscaler_is_desired_only_once_it_lasts() -> None:
+    job = Job(2, 8, desired=3, gather_s=60.0)
+    assert steady_s(Scale(4, 4), job, autoscaled=True) == 60.0
+    assert steady_s(Scale(4, 4), job, autoscaled=False) == 0.0
+    assert steady_s(Scale(2, 2), job, autoscaled=True) == 0.0
+    assert steady_s(Scale(4, 4), Job(2, 8, gather_s=60.0), autoscaled=True) == 0.0
+
+
+def test_an_autoscaler_is_known_by_its_field() -> None:
+    replicas: dict[str, Any] = {"f:spec": {"f:replicas": {}}}
+    autoscaler = {"manager": "kube-controller-manager", "subresource": "scale"}
+    assert is_autoscaled({"managedFields": [{**autoscaler, "fieldsV1": replicas}]})
+    kubectl = {"manager": "kubectl", "subresource": "scale", "fieldsV1": replicas}
+    status = {**autoscaler, "subresource": "status", "fieldsV1": {"f:status": {}}}
+    assert not is_autoscaled({"managedFields": [kubectl, status]})
+    assert not is_autoscaled({})
 
 
 def test_an_owner_is_written_at_only_now_and_then() -> None:
