@@ -49,6 +49,14 @@ TASKS = {
             "console.doctor.command:doctor", "Say why a job stands still, and what to do first."
         ),
     },
+    "Run a job": {
+        "scaleout": Entry(
+            "console.remote.scaling.scaleout:scaleout", "Add pods to a job, and wait for them."
+        ),
+        "scalein": Entry(
+            "console.remote.scaling.scalein:scalein", "Save, then take pods away from a job."
+        ),
+    },
     "Look at a job": {
         "list": Entry("console.job.jobs:list_jobs", "List the jobs of a namespace, or of a store."),
         "get": Entry("console.job.jobs:get", "Show a job and its pods, one a row."),

@@ -181,8 +181,13 @@ class FakeApi:
                     return _status(409, "another version is there")
                 await self.put(path, body)
                 return web.json_response(self.objects[path])
-            case "PATCH" if path in self.objects:
-                await self.put(path, _merged(self.objects[path], await request.json()))
+            case "PATCH" if (path := path.removesuffix("/scale")) in self.objects:
+                change = await request.json()
+                held = self.objects[path]["metadata"]["resourceVersion"]
+                if (change.get("metadata") or {}).get("resourceVersion", held) != held:
+                    return _status(409, "another version is there")
+                if "dryRun" not in request.query:
+                    await self.put(path, _merged(self.objects[path], change))
                 return web.json_response(self.objects[path])
             case "DELETE" if path in self.objects:
                 asked = await request.json() if request.can_read_body else {}

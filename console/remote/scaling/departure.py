@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pods that a scale-in takes: pure functions of the owner, the pods and what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from console.help import near
+from console.remote.scaling.owner import ScaledOwner
+from console.remote.scaling.pods import ScaledPod
+from rdzv.counting import counted
+from rdzv.records.sizes import Sizes
+
+COST = -(2**31)
+"""The deletion cost of a pod that is to go: the lowest that Kubernetes takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The pods that a user wants to go: by ``names``, on ``node``, or ``count`` of them.
+
+    ``spot_first``: a count takes those on spot nodes first.
+    """
+
+    count: int | None = None
+    names: tuple[str, ...] = ()
+    node: str = ""
+    spot_first: bool = False
+
+    @property
+    def by_count(self) -> bool:
+        """Whether the owner may choose."""
+        return self.count is not None and not self.spot_first
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleInPlan:
+    """The pods that go, and the owner's count after it; a ``count`` of None leaves it."""
+
+    pods: tuple[ScaledPod, ...]
+    count: int | None
+
+    @property
+    def drains(self) -> tuple[ScaledPod, ...]:
+        """Those to drain first; the others are no members yet, and have nothing to save."""
+        return tuple(pod for pod in self.pods if pod.state and not pod.deleting)
+
+
+def departure(
+    owner: ScaledOwner,
+    pods: Sequence[ScaledPod],
+    sizes: Sizes | None,
+    selection: Selection,
+    *,
+    idle: bool = False,
+) -> tuple[ScaleInPlan | None, str]:
+    """Decide who goes; return it, or None, with the reason in one sentence.
+
+    ``sizes`` are the job's, None if unknown. ``idle``: the count stays, and the pods idle.
+    """
+    there = [pod for pod in pods if not pod.deleting]
+    chosen, why = _chosen(owner, there, selection)
+    if not chosen and not selection.by_count:
+        return None, why
+    gone = selection.count if selection.by_count and selection.count else len(chosen)
+    after = owner.count - gone
+    if after < owner.minimum:
+        return None, f"{owner} has a count of {owner.count}, and takes none below {owner.minimum}"
+    if refusal := _below_min(there, chosen, owner.count if idle else after, sizes):
+        return None, refusal
+    if idle:
+        return ScaleInPlan(chosen, None), f"the count of {owner} stays {owner.count}"
+    if owner.ordinal:
+        taken = _highest(owner, there, after)
+        if {pod.name for pod in taken} != {pod.name for pod in chosen}:
+            return None, _other_goes(owner, chosen, taken)
+        return ScaleInPlan(chosen, after), "the highest indexes go"
+    if len({pod.maker for pod in there}) > 1:
+        return (
+            None,
+            f"{owner} is being rolled out: wait until kubectl rollout status says it is not",
+        )
+    drained = [replace(pod, ready=False, cost=COST) if pod in chosen else pod for pod in there]
+    if first := ahead_of(drained, [pod.name for pod in chosen]):
+        names = ", ".join(pod.name for pod in first)
+        which = "it takes" if len(first) == 1 else "they take"
+        return None, (
+            f"the ReplicaSet of {owner} takes {names} first, as {which} no part yet: scale in by"
+            f" {'it' if len(first) == 1 else 'those'}, or wait"
+        )
+    return ScaleInPlan(chosen, after), why
+
+
+def ahead_of(pods: Iterable[ScaledPod], names: Sequence[str]) -> list[ScaledPod]:
+    """Return the pods that a ReplicaSet may take before the last one of ``names``.
+
+    As Kubernetes ranks them: those without a node, those that have not started, those that are not
+    ready, then those with the lowest deletion cost.
+    """
+    there = [pod for pod in pods if not pod.deleting]
+    last = max((_rank(pod) for pod in there if pod.name in names), default=None)
+    if last is None:
+        return []
+    return [pod for pod in there if pod.name not in names and _rank(pod) <= last]
+
+
+def _rank(pod: ScaledPod) -> tuple[bool, bool, bool, int]:
+    return bool(pod.node), not pod.pending, pod.ready, pod.cost
+
+
+def _chosen(
+    owner: ScaledOwner, pods: Sequence[ScaledPod], selection: Selection
+) -> tuple[tuple[ScaledPod, ...], str]:
+    """Return the pods that the user means, and why them; none with the refusal."""
+    by_name = {pod.name: pod for pod in pods}
+    if selection.names:
+        for name in selection.names:
+            if name not in by_name:
+                hint = f"did you mean {close}? " if (close := near(name, by_name)) else ""
+                have = ", ".join(by_name) or "none"
+                return (), f"there is no pod {name}: {hint}its pods are {have}"
+        chosen = tuple(by_name[name] for name in dict.fromkeys(selection.names))
+        return chosen, "as named"
+    if selection.node:
+        chosen = tuple(pod for pod in pods if pod.node == selection.node)
+        nodes = ", ".join(sorted({pod.node for pod in pods if pod.node})) or "none"
+        told = f"no pod is on node {selection.node}: they are on {nodes}"
+        return chosen, f"those on node {selection.node}" if chosen else told
+    count = selection.count or 1
+    if owner.ordinal and not selection.spot_first:
+        return _highest(owner, pods, owner.count - count), "the highest indexes"
+    if count > len(pods):
+        return (), f"{counted(len(pods), 'pod')} cannot become {count} fewer"
+    ranked = sorted(pods, key=lambda pod: _order(pod, spot_first=selection.spot_first))
+    spot = ", on spot nodes first" if selection.spot_first else ""
+    return tuple(ranked[:count]), f"first those that do not train, then the youngest{spot}"
+
+
+def _order(pod: ScaledPod, *, spot_first: bool) -> tuple[object, ...]:
+    """Order pods by what their end costs, the cheapest first."""
+    spot = spot_first and not pod.spot
+    # A ReplicaSet takes the first three in this order, whatever deletion cost they have.
+    started = (bool(pod.node), not pod.pending, pod.ready)
+    return spot, *started, pod.trains, -pod.created_s, -pod.index, pod.name
+
+
+def _highest(owner: ScaledOwner, pods: Sequence[ScaledPod], after: int) -> tuple[ScaledPod, ...]:
+    least = owner.first + after - owner.fixed
+    taken = (pod for pod in pods if pod.index >= least and pod.role != "master")
+    return tuple(sorted(taken, key=lambda pod: -pod.index))
+
+
+def _other_goes(owner: ScaledOwner, chosen: Sequence[ScaledPod], taken: Sequence[ScaledPod]) -> str:
+    wanted = ", ".join(pod.name for pod in chosen)
+    told = ", ".join(pod.name for pod in taken) or "a pod that is not there yet"
+    count = len(chosen)
+    return (
+        f"{owner} drops its highest indexes: {told} would go, and not {wanted}. --count {count}"
+        f" takes {told}; --idle drains {wanted} and leaves the count, so that"
+        f" {'it idles' if count == 1 else 'they idle'}"
+    )
+
+
+def _below_min(
+    pods: Sequence[ScaledPod], chosen: Sequence[ScaledPod], after: int, sizes: Sizes | None
+) -> str:
+    if sizes is None:
+        return ""
+    before = [pod for pod in pods if pod.takes_part]
+    left = [pod for pod in before if pod not in chosen]
+    least = sizes.smallest
+    if after >= least and (len(left) >= least or len(before) < least or len(left) == len(before)):
+        return ""
+    remain = min(after, len(left)) if len(before) >= least else after
+    return (
+        f"{counted(remain, 'pod')} would be left to train, and min is {least}: lower it first by"
+        f" muster set --min {remain}" + ("" if remain else ", or use muster pause")
+    )

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job that is scaled: what the API server and a sidecar say of it, and the writes to both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from time import time
+from typing import Any
+
+from console.remote.pods import JobPod, pods_of
+from console.remote.scaling.claim import OperationClaim, claim_of, refusal, release_patch
+from console.remote.scaling.departure import COST
+from console.remote.scaling.owner import ScaledOwner, scaled_owner
+from console.remote.scaling.pods import ScaledPod, joined, scaled_pod
+from console.remote.sidecar import ask
+from controller.cluster import paths
+from controller.cluster.api import ClusterApi
+from controller.cluster.executed import Ran, Wrote
+from launcher_shim.exit_status import EXIT_DONE
+from rdzv.errors import ClusterRefused, ClusterUnavailable, JobNotFound, MusterError
+from rdzv.records.sizes import Sizes
+
+ASK_TIMEOUT_S = 60.0
+"""Timeout of a command in a sidecar that only reads or writes the store."""
+
+NOT_FOUND, CONFLICT = 404, 409
+CLAIM_TRIES = 10
+"""Attempts to write a claim: an owner's status is written at any time, and each write counts."""
+
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+"""Annotation of a pod: a ReplicaSet takes the pods with the lowest number first."""
+
+
+class InUse(MusterError):
+    """Another operation runs on the job, or has changed its count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A job at one moment.
+
+    ``sizes``: None if no sidecar answers; ``silent`` says why. ``held``: the claim at its owner.
+    """
+
+    owner: ScaledOwner
+    pods: tuple[ScaledPod, ...]
+    sizes: Sizes | None = None
+    paused: bool = False
+    held: OperationClaim | None = None
+    silent: str = ""
+
+
+class ScaledJob:
+    """One job of a namespace, through the API server."""
+
+    def __init__(self, api: ClusterApi, name: str) -> None:
+        self.name = name
+        self._api = api
+
+    async def look(self) -> Scene:
+        """Return the job as it is now; raises ``JobNotFound`` without a pod, ``ConfigError``."""
+        seen = await pods_of(self._api, self._api.namespace, self.name)
+        if not seen:
+            raise JobNotFound(
+                f"job {self.name} has no pod in namespace {self._api.namespace}, which would name"
+                " its owner: kubectl scale changes that; muster list shows the jobs"
+            )
+        newest = seen[-1].owner
+        path = None
+        if newest is not None:
+            version, namespace = newest.api_version, self._api.namespace
+            path = paths.owner(version, newest.kind, namespace, newest.name)
+        read = await self._api.get(path) if path else {}
+        owner = scaled_owner(newest, path, read)
+        status: dict[str, Any] = {}
+        silent = ""
+        try:
+            ran = await self.told("status", "--json", seen=seen)
+            if ran.status == EXIT_DONE:
+                status = json.loads(ran.out)
+            else:
+                silent = last_line(ran)
+        except (ClusterUnavailable, ValueError) as error:
+            silent = str(error)
+        sizes = _sizes(status)
+        pods = joined(map(scaled_pod, seen), owner, status.get("members") or [])
+        paused = bool(status.get("paused"))
+        return Scene(owner, pods, sizes, paused, claim_of(read), silent)
+
+    async def told(
+        self,
+        *argv: str,
+        first: str = "",
+        seen: Sequence[JobPod] = (),
+        timeout_s: float = ASK_TIMEOUT_S,
+        wrote: Wrote | None = None,
+    ) -> Ran:
+        """Run ``muster ARGV`` in a sidecar that answers, that of pod ``first`` if it does.
+
+        ``seen``: the job's pods, if they were just read. Raises ``ClusterError``.
+        """
+        seen = seen or await pods_of(self._api, self._api.namespace, self.name)
+        while True:
+            seen = sorted(seen, key=lambda one: one.name != first)
+            try:
+                return await ask(self._api, seen, argv, timeout_s=timeout_s, wrote=wrote)
+            except ClusterRefused as error:
+                there = await pods_of(self._api, self._api.namespace, self.name)
+                gone = {one.uid for one in seen} - {one.uid for one in there}
+                if error.status != NOT_FOUND or not gone:
+                    raise
+                seen = there  # the pod that was asked is gone: another one answers
+
+    async def drained(self, pod: ScaledPod, reason: str, deadline_s: float, wrote: Wrote) -> int:
+        """Drain a pod until the end of it; return the exit status of ``muster drain``."""
+        words = ("drain", pod.name, "--wait", "--reason", reason, "--deadline", f"{deadline_s:.0f}")
+        # Its own sidecar first: each command takes memory beside the sidecar that it runs with.
+        limit_s = deadline_s + ASK_TIMEOUT_S
+        ran = await self.told(*words, first=pod.name, timeout_s=limit_s, wrote=wrote)
+        return ran.status
+
+    async def set_values(self, *, most: int | None = None, desired: int) -> str:
+        """Set the job's max, if given, and the nodes that a new world waits for.
+
+        Returns why the store did not take it; empty if it did.
+        """
+        raised = [] if most is None else ["--max", str(most)]
+        try:
+            ran = await self.told("set", *raised, "--desired", str(desired))
+        except ClusterUnavailable as error:
+            return str(error)
+        return "" if ran.status == EXIT_DONE else last_line(ran)
+
+    async def scale(self, owner: ScaledOwner, count: int, *, dry: bool = False) -> None:
+        """Write the owner's count; ``dry``: only ask whether the API server would take it."""
+        path, body = owner.change(count)
+        await self._api.merge(f"{path}?dryRun=All" if dry else path, body)
+
+    async def check_count(self, owner: ScaledOwner) -> None:
+        """Raise ``InUse`` if the owner's count is no longer what was decided on."""
+        now = (await self.look()).owner.count
+        if now != owner.count:
+            raise InUse(f"the count of {owner} was changed from {owner.count} to {now} meanwhile")
+
+    async def mark(self, pods: Sequence[ScaledPod]) -> dict[str, str | None]:
+        """Give pods the lowest deletion cost; return what each had."""
+        before: dict[str, str | None] = {}
+        for pod in pods:
+            read = await self._api.get(self._pod(pod.name))
+            before[pod.name] = (read["metadata"].get("annotations") or {}).get(DELETION_COST)
+            await self._annotate(pod.name, str(COST))
+        return before
+
+    async def unmark(self, before: dict[str, str | None]) -> None:
+        """Give pods the deletion cost back that they had; those that are gone are left out."""
+        for name, cost in before.items():
+            try:
+                await self._annotate(name, cost)
+            except ClusterRefused as error:
+                if error.status != NOT_FOUND:
+                    raise
+
+    @asynccontextmanager
+    async def claimed(self, owner: ScaledOwner, claim: OperationClaim) -> AsyncIterator[None]:
+        """Hold the claim within the context; raises ``InUse`` if another operation has it."""
+        await self.write_claim(owner, claim)
+        try:
+            yield
+        finally:
+            await self._write(owner, claim.token, None)
+
+    async def write_claim(self, owner: ScaledOwner, claim: OperationClaim) -> None:
+        """Write or change the claim; raises ``InUse`` if another operation has it."""
+        await self._write(owner, claim.token, claim)
+
+    async def _write(self, owner: ScaledOwner, token: str, claim: OperationClaim | None) -> None:
+        for _ in range(CLAIM_TRIES):
+            read = await self._api.get(owner.path)
+            metadata, held = read["metadata"], claim_of(read)
+            ours = held is not None and held.token == token
+            if claim is None and not ours:
+                return  # another one has taken it over, or it is gone
+            if claim is not None and not ours and (why := refusal(held, time())):
+                raise InUse(f"{owner} is in use: {why}")
+            version = str(metadata["resourceVersion"])
+            patch = release_patch(version) if claim is None else claim.patch(version)
+            try:
+                await self._api.merge(owner.path, patch)
+            except ClusterRefused as error:
+                if error.status != CONFLICT:
+                    raise
+                await asyncio.sleep(0.1)
+                continue
+            return
+        raise ClusterUnavailable(f"{owner} changes all the time: {CLAIM_TRIES} writes were late")
+
+    async def _annotate(self, name: str, cost: str | None) -> None:
+        body = {"metadata": {"annotations": {DELETION_COST: cost}}}
+        await self._api.merge(self._pod(name), body)
+
+    def _pod(self, name: str) -> str:
+        return paths.core(self._api.namespace, "pods", name)
+
+
+def last_line(ran: Ran) -> str:
+    """Return what a command said last, without its prefix."""
+    lines = (ran.err or ran.out).strip().splitlines()
+    told = lines[-1].removeprefix("muster: ") if lines else ""
+    return told or f"it ended with {ran.status}"
+
+
+def _sizes(status: dict[str, Any]) -> Sizes | None:
+    least, most = status.get("min"), status.get("max")
+    if type(least) is not int or type(most) is not int:
+        return None
+    return Sizes(least, most, tuple(status.get("sizes") or ()), status.get("unit") or 1)

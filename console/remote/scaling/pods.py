@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job's pods as scaling sees them: the API server's view and the store's beside each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from console.remote.pods import JobPod
+from console.remote.scaling.owner import ScaledOwner
+
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+"""Annotation of a pod: a ReplicaSet takes the pods with the lowest number first."""
+
+_ROLE = "training.kubeflow.org/replica-type"
+_JOB_ROLE = "training.kubeflow.org/job-role"
+_INDEXES = (
+    "batch.kubernetes.io/job-completion-index",
+    "training.kubeflow.org/replica-index",
+    "apps.kubernetes.io/pod-index",
+)
+"""Labels with a pod's index."""
+
+_LAST = re.compile(r"-(\d+)\Z", re.ASCII)
+_NAMES = {
+    "StatefulSet": _LAST,
+    "PyTorchJob": _LAST,
+    "MPIJob": _LAST,
+    "Job": re.compile(r"-(\d+)-[a-z0-9]{5}\Z", re.ASCII),
+}
+"""The index in the names that a maker gives, for pods without such a label."""
+
+TRAINS = frozenset({"training", "finishing"})
+"""Activities of a member that has a place in a world."""
+
+TAKES_PART = frozenset({"listed", "standby"})
+"""States of a member that a world may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledPod:
+    """One pod of a job.
+
+    ``index``: -1 without one. ``node``: empty before it is placed. ``role``: as its operator labels
+    it. ``maker``: the object that made it. ``pending``: no container of it has started; ``why``.
+    ``over``: all of its containers have ended. ``created_s``: Unix time, 0.0 if unknown. ``cost``:
+    its deletion cost, if a scale-in gives it one. ``state`` and ``doing``: those of its member in
+    the store, empty without one. ``step``: the last one that it has reported.
+    """
+
+    name: str
+    uid: str = ""
+    index: int = -1
+    node: str = ""
+    role: str = ""
+    maker: str = ""
+    pending: bool = False
+    why: str = ""
+    ready: bool = True
+    deleting: bool = False
+    over: bool = False
+    created_s: float = 0.0
+    cost: int = 0
+    spot: bool = False
+    state: str = ""
+    doing: str = ""
+    step: int | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has a place in a world."""
+        return self.doing in TRAINS
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it is a member that a world may have, and all its containers are ready."""
+        return self.ready and not self.deleting and self.state in TAKES_PART
+
+    @property
+    def described(self) -> str:
+        """Its activity, in a few words."""
+        if not self.state:
+            return f"not started ({self.why})" if self.why else "not a member yet"
+        step = "" if self.step is None else f" at step {self.step:,}"
+        return f"{self.doing or self.state}{step}"
+
+
+def scaled_pod(pod: JobPod) -> ScaledPod:
+    """Reduce a pod to what scaling needs."""
+    labels, (kind, maker) = pod.labels, pod.maker or ("", "")
+    return ScaledPod(
+        name=pod.name,
+        uid=pod.uid,
+        index=_index(labels, pod.name, kind),
+        node=pod.node,
+        role=labels.get(_ROLE) or labels.get(_JOB_ROLE) or "",
+        maker=maker,
+        pending=pod.phase == "Pending",
+        why=pod.why_pending,
+        ready=pod.ready,
+        deleting=pod.deleting,
+        over=pod.phase in ("Succeeded", "Failed"),
+        created_s=pod.created_unix_s,
+        spot=bool(pod.spot),
+    )
+
+
+def joined(
+    pods: Iterable[ScaledPod], owner: ScaledOwner, members: Iterable[Mapping[str, Any]]
+) -> tuple[ScaledPod, ...]:
+    """Return the pods that ``owner`` counts, with their members as ``muster status`` has them.
+
+    Pods whose containers have ended are left out.
+    """
+    by_name = {str(one.get("name")): one for one in members}
+    found = []
+    for pod in pods:
+        if pod.over or (owner.role and pod.role and pod.role not in ("worker", "master")):
+            continue
+        member = by_name.get(pod.name, {})
+        step = member.get("step")
+        found.append(
+            replace(
+                pod,
+                state=str(member.get("state") or ""),
+                doing=str(member.get("doing") or ""),
+                step=step if type(step) is int else None,
+            )
+        )
+    return tuple(sorted(found, key=lambda pod: (pod.index, pod.created_s, pod.name)))
+
+
+def _index(labels: Mapping[str, str], name: str, maker: str) -> int:
+    told = next((labels[key] for key in _INDEXES if key in labels), "")
+    pattern = _NAMES.get(maker)
+    if not told and pattern is not None and (found := pattern.search(name)):
+        told = found[1]
+    return int(told) if told.isdecimal() else -1

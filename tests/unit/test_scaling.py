@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who goes and who comes when a job is scaled: decisions on snapshots of owners and pods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from console.remote.pods import JobPod
+from console.remote.scaling.arrival import arrival, came, waiting, withdrawn
+from console.remote.scaling.claim import OperationClaim, claim_of, refusal
+from console.remote.scaling.departure import COST, Selection, ahead_of, departure
+from console.remote.scaling.owner import ScaledOwner, scaled_owner
+from console.remote.scaling.pods import ScaledPod, joined, scaled_pod
+from controller.admission.owner import Owner
+from rdzv.errors import ConfigError
+from rdzv.records.sizes import Sizes
+
+SIZES = Sizes(1, 4)
+SET = ScaledOwner("StatefulSet", "sts", "/apis/apps/v1/namespaces/n/statefulsets/sts", 3)
+DEPLOYMENT = ScaledOwner("Deployment", "dep", "/d/dep", 3, ordinal=False)
+
+
+def pod(name: str, **fields: Any) -> ScaledPod:
+    """A pod that trains."""
+    index = int(name.rpartition("-")[2]) if name.rpartition("-")[2].isdecimal() else -1
+    made = {"index": index, "node": "a", "state": "listed", "doing": "training", "maker": "rs"}
+    return ScaledPod(name, **{**made, **fields})
+
+
+STS = [pod(f"sts-{index}") for index in range(3)]
+DEP = [pod(f"dep-{letter}", created_s=at) for at, letter in enumerate("abc")]
+PENDING: dict[str, Any] = {
+    "node": "", "pending": True, "ready": False, "state": "", "doing": "", "why": "no room"
+}  # fmt: skip
+
+
+def who(owner: ScaledOwner, pods: list[ScaledPod], selection: Selection, **more: Any) -> Any:
+    found, why = departure(owner, pods, more.pop("sizes", SIZES), selection, **more)
+    return ([one.name for one in found.pods], found.count) if found else why
+
+
+def test_a_count_takes_the_highest_indexes() -> None:
+    assert who(SET, STS, Selection(count=1)) == (["sts-2"], 2)
+    assert who(SET, STS, Selection(count=2)) == (["sts-2", "sts-1"], 1)
+
+
+def test_a_middle_pod_of_a_stateful_set_is_refused_with_who_would_go() -> None:
+    why = who(SET, STS, Selection(names=("sts-0",)))
+    assert "sts-2 would go, and not sts-0" in why
+    assert "--count 1 takes sts-2; --idle drains sts-0" in why
+    assert who(SET, STS, Selection(names=("sts-2",))) == (["sts-2"], 2)
+
+
+def test_idle_leaves_the_count() -> None:
+    assert who(SET, STS, Selection(names=("sts-0",)), idle=True) == (["sts-0"], None)
+
+
+def test_a_middle_pod_of_a_deployment_goes() -> None:
+    assert who(DEPLOYMENT, DEP, Selection(names=("dep-b",))) == (["dep-b"], 2)
+
+
+def test_a_deployment_without_names_loses_what_trains_last() -> None:
+    assert who(DEPLOYMENT, DEP, Selection(count=1)) == (["dep-c"], 2)
+    standby = [*DEP[:2], pod("dep-c", created_s=-1, state="standby", doing="standby")]
+    assert who(DEPLOYMENT, standby, Selection(count=1)) == (["dep-c"], 2)
+    late = [*DEP[:2], pod("dep-p", **PENDING)]
+    assert who(DEPLOYMENT, late, Selection(count=1)) == (["dep-p"], 2)
+
+
+def test_a_pod_that_the_replica_set_takes_first_is_named() -> None:
+    late = [*DEP[:2], pod("dep-p", **PENDING)]
+    assert "takes dep-p first" in who(DEPLOYMENT, late, Selection(names=("dep-b",)))
+
+
+def test_a_roll_out_is_waited_for() -> None:
+    rolled = [*DEP[:2], pod("dep-x", maker="new")]
+    assert "being rolled out" in who(DEPLOYMENT, rolled, Selection(count=1))
+
+
+def test_spot_and_node_choose() -> None:
+    spot = [*DEP[1:], pod("dep-s", created_s=-5, spot=True)]
+    assert who(DEPLOYMENT, spot, Selection(count=1, spot_first=True)) == (["dep-s"], 2)
+    there = [*DEP[:2], pod("dep-n", node="b")]
+    assert who(DEPLOYMENT, there, Selection(node="b")) == (["dep-n"], 2)
+    assert "they are on a, b" in who(DEPLOYMENT, there, Selection(node="c"))
+    mixed = [pod("sts-0", spot=True), *STS[1:]]
+    assert "sts-2 would go" in who(SET, mixed, Selection(count=1, spot_first=True))
+
+
+def test_min_is_named() -> None:
+    why = who(SET, STS, Selection(count=1), sizes=Sizes(3, 4))
+    assert (
+        why == "2 pods would be left to train, and min is 3: lower it first by muster set --min 2"
+    )
+    late = [*DEP[:2], pod("dep-p", **PENDING)]
+    why = who(DEPLOYMENT, late, Selection(names=("dep-a",)), sizes=Sizes(2, 4))
+    assert "1 pod would be left to train, and min is 2" in why
+    assert who(DEPLOYMENT, late, Selection(count=1), sizes=Sizes(2, 4)) == (["dep-p"], 2)
+    assert "min is 3" in who(SET, STS, Selection(names=("sts-0",)), sizes=Sizes(3, 4), idle=True)
+
+
+def test_a_name_that_is_wrong_is_answered_with_the_right_ones() -> None:
+    assert "did you mean dep-a?" in who(DEPLOYMENT, DEP, Selection(names=("dep-aa",)))
+
+
+def test_pods_that_go_already_are_not_chosen_again() -> None:
+    going = [*STS, pod("sts-3", deleting=True)]
+    assert who(SET, going, Selection(count=1)) == (["sts-2"], 2)
+
+
+def test_a_replica_set_takes_the_lowest_cost_of_those_that_are_alike() -> None:
+    chosen = pod("dep-b", cost=COST)
+    assert ahead_of([DEP[0], chosen, DEP[2]], ["dep-b"]) == []
+    starting = pod("dep-d", ready=False)
+    assert ahead_of([DEP[0], chosen, starting], ["dep-b"]) == [starting]
+    drained = pod("dep-b", cost=COST, ready=False)
+    assert ahead_of([DEP[0], drained, starting], ["dep-b"]) == []
+
+
+def test_scale_out_keeps_to_the_bounds() -> None:
+    found, _ = arrival(SET, SIZES, 4, raises_max=False)
+    assert found is not None
+    assert (found.before, found.count, found.most) == (3, 4, None)
+    none, why = arrival(SET, SIZES, 6, raises_max=False)
+    assert none is None
+    assert "max is 4" in why
+    assert "--max" in why
+    raised, _ = arrival(SET, SIZES, 6, raises_max=True)
+    assert raised is not None
+    assert raised.most == 6
+    below, why = arrival(SET, Sizes(5, 8), 4, raises_max=False)
+    assert below is None
+    assert "min is 5" in why
+    fewer, why = arrival(SET, SIZES, 2, raises_max=False)
+    assert fewer is None
+    assert "muster scalein" in why
+    _, why = arrival(SET, Sizes(2, 8, unit=2), 5, raises_max=False)
+    assert "1 of them will stand by" in why
+
+
+def test_what_came_stays() -> None:
+    asked, _ = arrival(SET, Sizes(1, 8), 8, raises_max=False)
+    assert asked is not None
+    pods = [pod(f"sts-{index}") for index in range(6)]
+    pods += [pod(f"sts-{index}", **PENDING) for index in (6, 7)]
+    judged = came(asked, pods)
+    assert (judged.count, judged.complete, judged.trains) == (6, False, False)
+    gone, told = withdrawn(SET, pods, judged.count)
+    assert [one.name for one in gone] == ["sts-6", "sts-7"]
+    assert told == "2 pods withdrawn: sts-6, sts-7"
+    assert waiting(pods).startswith("sts-6 not started (no room)")
+    assert came(asked, pods[:2]).count == 3, "never below what there was"
+    hole = [*pods[:4], pod("sts-4", **PENDING), pod("sts-5")]
+    _, told = withdrawn(SET, hole, came(asked, hole).count)
+    assert "sts-5 had come" in told
+
+
+def test_all_that_came_train_before_it_is_done() -> None:
+    asked, _ = arrival(SET, SIZES, 4, raises_max=False)
+    assert asked is not None
+    waits = [*STS, pod("sts-3", doing="waiting")]
+    assert came(asked, waits).complete
+    assert not came(asked, waits).trains
+    assert came(asked, waits, paused=True).trains
+    assert came(asked, [*STS, pod("sts-3")]).trains
+
+
+def test_one_operation_at_a_time() -> None:
+    claim = OperationClaim("scaleout to 8", "me@desk", 100.0, "t")
+    patch = claim.patch("7")
+    assert patch["metadata"]["resourceVersion"] == "7"
+    held = claim_of(patch)
+    assert held == claim
+    assert "me@desk runs scaleout to 8 on it, until 1970-01-01T00:01:40Z" in refusal(held, 99.0)
+    assert refusal(held, 100.0) == ""
+    assert claim_of({"metadata": {"annotations": {"muster.dev/scaling": "?"}}}) is None
+
+
+def of(version: str, kind: str, spec: dict[str, Any], path: str | None = "/p") -> ScaledOwner:
+    return scaled_owner(Owner(version, kind, "d", "spec.template"), path, {"spec": spec})
+
+
+def test_each_owner_is_changed_by_its_own_means() -> None:
+    assert of("apps/v1", "Deployment", {"replicas": 3}).change(4) == (
+        "/p/scale",
+        {"spec": {"replicas": 4}},
+    )
+    job = {"completionMode": "Indexed", "completions": 3, "parallelism": 3}
+    assert of("batch/v1", "Job", job).change(2) == (
+        "/p",
+        {"spec": {"completions": 2, "parallelism": 2}},
+    )
+    torch = {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 2}}}
+    made = of("kubeflow.org/v1", "PyTorchJob", torch)
+    assert made.count == 3
+    assert made.change(5)[1] == {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 4}}}}
+    mpi = {"mpiReplicaSpecs": {"Launcher": {"replicas": 1}, "Worker": {"replicas": 2}}}
+    assert of("kubeflow.org/v1", "MPIJob", mpi).change(1) == (
+        "/p",
+        {"spec": {"mpiReplicaSpecs": {"Worker": {"replicas": 1}}}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "spec", "told"),
+    [
+        ("jobset.x-k8s.io/v1alpha2", "JobSet", {}, "kubectl edit jobset/d"),
+        ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", {}, "kubectl scale leaderworkersets/d"),
+        ("batch.volcano.sh/v1alpha1", "Job", {}, "kubectl edit jobs.batch.volcano.sh/d"),
+        ("batch/v1", "Job", {"parallelism": 3}, "is not Indexed"),
+        (
+            "batch/v1",
+            "Job",
+            {"completionMode": "Indexed", "completions": 9, "parallelism": 3},
+            "only if they are equal",
+        ),
+        ("example.org/v1", "Thing", {}, "kubectl edit thing/d"),
+    ],
+)
+def test_other_owners_are_refused_with_a_command(
+    version: str, kind: str, spec: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        of(version, kind, spec)
+
+
+def test_a_pod_is_read_with_its_member() -> None:
+    seen = JobPod("n", "d-2-x7k4q", "u", node="a", phase="Running", ready=True, maker=("Job", "d"))
+    member = {"name": "d-2-x7k4q", "state": "listed", "doing": "training", "step": 7}
+    launcher = ScaledPod("d-launcher", role="launcher")
+    owner = ScaledOwner("MPIJob", "d", "/p", 1, role="worker")
+    (found,) = joined([scaled_pod(seen), launcher, ScaledPod("old", over=True)], owner, [member])
+    assert (found.index, found.node, found.maker) == (2, "a", "d")
+    assert found.takes_part
+    assert found.described == "training at step 7"
+    named = scaled_pod(JobPod("n", "w-worker-3", "u", maker=("PyTorchJob", "w")))
+    assert named.index == 3
+    assert not named.takes_part
+    labelled = {"batch.kubernetes.io/job-completion-index": "4"}
+    assert scaled_pod(JobPod("n", "x", "u", labels=labelled)).index == 4
