@@ -56,6 +56,9 @@ TASKS = {
         "scalein": Entry(
             "console.remote.scaling.scalein:scalein", "Save, then take pods away from a job."
         ),
+        "submit": Entry(
+            "console.remote.submit:submit", "Make a training job in the cluster, and follow it."
+        "delete": Entry("console.remote.delete:delete", "Save on all ranks, then delete a job."),
     },
     "Look at a job": {
         "list": Entry("console.job.jobs:list_jobs", "List the jobs of a namespace, or of a store."),

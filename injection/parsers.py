@@ -18,12 +18,12 @@ SECRET_KEYS = ("ca.crt", "tls.crt", "tls.key", "username", "password")
 _FIELD_PART = re.compile(r"\{metadata\.(labels|annotations)\['[A-Za-z0-9._/-]+'\]\}", re.ASCII)
 """A part of a topology that each pod reads from itself, in the syntax of the downward API."""
 
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
 
 
 def image(text: str) -> str:
     """Parse the name of an image."""
-    if not _IMAGE.fullmatch(text):
+    if not IMAGE.fullmatch(text):
         raise ValueError("expected an image such as example.org/muster-sidecar:0.1.0")
     return text
 

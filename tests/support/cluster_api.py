@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -47,6 +48,10 @@ class FakeApi:
         self.busy: set[str] = set()
         self.busy_once: set[str] = set()
         self.containers = Containers()
+        self.admits: Callable[[dict[str, Any]], dict[str, Any] | str] = lambda tried: tried
+        """The answer to an object that is only tried: as webhooks change it, or why not."""
+        self.goes_with: dict[str, list[str]] = {}
+        """Paths of objects that go with another one when that is deleted, by its path."""
         self._folder = folder
         self._version = 1
         self._removed: list[tuple[str, dict[str, Any]]] = []
@@ -156,7 +161,7 @@ class FakeApi:
                 named = self.objects.get(f"{path}/{name}")
                 version = {"resourceVersion": str(self._version)}
                 return web.json_response({"metadata": version, "items": [named] if named else []})
-            case "GET" if "limit" in request.query:
+            case "GET" if {"limit", "labelSelector"} & request.query.keys():
                 selector = request.query.get("labelSelector", "")
                 items = [
                     held
@@ -169,6 +174,11 @@ class FakeApi:
                 return web.json_response(self.objects[path])
             case "POST":
                 body = await request.json()
+                if "dryRun" in request.query:
+                    tried = self.admits(body)
+                    return (
+                        _status(403, tried) if isinstance(tried, str) else web.json_response(tried)
+                    )
                 made = f"{path}/{body['metadata']['name']}"
                 if made in self.objects:
                     return _status(409, "it is there")
@@ -195,6 +205,8 @@ class FakeApi:
                 if asked.get("preconditions", {}).get("resourceVersion", held) != held:
                     return _status(409, "another version is there")
                 await self.remove(path)
+                for other in self.goes_with.pop(path, []):
+                    await self.remove(other)
                 return web.json_response({})
         return _status(404, f"there is no {path}")
 

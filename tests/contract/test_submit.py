@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster submit`` and ``muster delete`` before an API server: what they make, follow, remove."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from console.remote import delete as deletion
+from console.remote import submit as submission
+from console.remote.creating import create, gets_sidecar, has_mpi_jobs, refuse_taken
+from console.remote.delete import delete_job
+from console.remote.following import Followed, Outputs, follow
+from console.remote.manifest import objects
+from console.remote.reach import ClusterOptions
+from console.remote.submission import Submission, SubmitOptions, read_submission
+from controller.cluster.api import ClusterApi
+from controller.cluster.executed import Ran
+from rdzv.errors import ClusterRefused, ClusterUnavailable, ConfigError, JobNotFound
+from tests.support.cluster_api import FakeApi, make_patient
+from tests.support.containers import Asked
+from tests.support.waiting import DEADLINE_S
+
+Object = dict[str, Any]
+JOBS = "/apis/batch/v1/namespaces/team/jobs"
+PODS = "/api/v1/namespaces/team/pods"
+SETS = "/apis/apps/v1/namespaces/team/statefulsets"
+IMAGE = "example.org/digits:1.0"
+FOLLOWED = Followed(
+    "digits", "team", f"{JOBS}/digits", "batch.kubernetes.io/job-name=digits", "trainer"
+)
+
+
+@pytest.fixture
+async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeApi]:
+    make_patient(monkeypatch)
+    async with FakeApi(tmp_path) as api:
+        api.admits = with_sidecar
+        yield api
+
+
+@pytest.fixture
+async def api(fake: FakeApi) -> AsyncIterator[ClusterApi]:
+    async with ClusterApi(fake.access, "team") as opened:
+        yield opened
+
+
+def with_sidecar(tried: Object) -> Object:
+    return {**tried, "spec": {**tried["spec"], "initContainers": [{"name": "muster"}]}}
+
+
+def job(*command: str, name: str = "digits") -> Submission:
+    line = command or ("torchrun", "train.py")
+    return read_submission(
+        SubmitOptions(name=name, nodes="1:2", image=IMAGE, command=line), {}, str
+    )
+
+
+def pod(name: str, index: int = 0, *, ended: int | None = None, **status: Any) -> Object:
+    """A pod of Job digits; ``ended``: the exit status of its container."""
+    state: Object = {"running": {}}
+    if ended is not None:
+        state = {"terminated": {"exitCode": ended, "finishedAt": f"2026-01-01T00:00:0{index}Z"}}
+    phase = "Running" if ended is None else "Succeeded" if ended == 0 else "Failed"
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "digits", "uid": "u"}
+    return {
+        "metadata": {
+            "namespace": "team",
+            "name": name,
+            "uid": name,
+            "labels": {
+                "muster.dev/job": "digits",
+                "batch.kubernetes.io/job-name": "digits",
+                "batch.kubernetes.io/job-completion-index": str(index),
+            },
+            "ownerReferences": [{**owner, "controller": True}],
+        },
+        "spec": {"initContainers": [{"name": "muster"}], "containers": [{"name": "trainer"}]},
+        "status": {
+            "phase": phase,
+            "initContainerStatuses": [{"name": "muster", "state": {"running": {}}}],
+            "containerStatuses": [{"name": "trainer", "state": state}],
+            **status,
+        },
+    }
+
+
+def condition(kind: str, message: str = "") -> Object:
+    return {"conditions": [{"type": kind, "status": "True", "message": message}]}
+
+
+class Said:
+    """What a command printed: lines of the training, and sentences."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.sentences: list[str] = []
+        self.twice = asyncio.Event()
+        self.outputs = Outputs(self.lines.append, self._say)
+
+    def _say(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+        if len(self.sentences) == 2:
+            self.twice.set()
+
+
+# -- made, or not at all
+
+
+async def test_the_cluster_says_whether_it_adds_the_sidecar(fake: FakeApi, api: ClusterApi) -> None:
+    (made,) = objects(job())
+    template = made["spec"]["template"]
+    assert await gets_sidecar(api, "team", "digits", template)
+    fake.admits = lambda tried: tried
+    assert await gets_sidecar(api, "team", "digits", template) is False
+    assert fake.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("message", "known"),
+    [
+        ('pods is forbidden: User "u" cannot create resource "pods"', True),
+        ('pods "digits-trial" is forbidden: exceeded quota: gpus', True),
+        ('pods "digits-trial" is forbidden: violates PodSecurity', False),
+        ('pods "digits-trial" is forbidden: no PriorityClass with name low was found', False),
+    ],
+)
+async def test_a_trial_pod_that_is_refused(
+    fake: FakeApi, api: ClusterApi, message: str, known: bool
+) -> None:
+    fake.admits = lambda tried: message
+    (made,) = objects(job())
+    tried = gets_sidecar(api, "team", "digits", made["spec"]["template"])
+    if known:
+        assert await tried is None
+    else:
+        with pytest.raises(ClusterRefused, match="forbidden"):
+            await tried
+
+
+async def test_a_name_that_is_taken_is_refused(fake: FakeApi, api: ClusterApi) -> None:
+    made = objects(job())
+    await refuse_taken(api, "team", "digits", made)
+    await fake.put(f"{PODS}/digits-7f-x", pod("digits-7f-x"))
+    with pytest.raises(ConfigError, match="pod digits-7f-x in namespace team is of a job digits"):
+        await refuse_taken(api, "team", "digits", made)
+    await fake.put(f"{JOBS}/digits", {"status": condition("Complete")})
+    with pytest.raises(ConfigError, match=r"Job digits exists already .*\(complete\): muster del"):
+        await refuse_taken(api, "team", "digits", made)
+
+
+async def test_the_workers_belong_to_the_launcher(fake: FakeApi, api: ClusterApi) -> None:
+    await create(api, "team", objects(job("horovodrun", "python", "t.py"), "StatefulSet"))
+    (owner,) = fake.objects[f"{SETS}/digits-worker"]["metadata"]["ownerReferences"]
+    assert owner["uid"] == fake.objects[f"{JOBS}/digits"]["metadata"]["uid"]
+
+
+async def test_nothing_stays_if_the_second_object_fails(fake: FakeApi, api: ClusterApi) -> None:
+    fake.refused.add(SETS)
+    made = objects(job("horovodrun", "python", "t.py"), "StatefulSet")
+    with pytest.raises(ClusterRefused, match="no rights\nnothing is left: Job digits was removed"):
+        await create(api, "team", made)
+    assert fake.objects == {}
+
+
+async def test_what_is_left_is_named(fake: FakeApi, api: ClusterApi) -> None:
+    fake.refused |= {SETS, f"{JOBS}/digits"}
+    made = objects(job("horovodrun", "python", "t.py"), "StatefulSet")
+    with pytest.raises(ClusterRefused, match="look for what is left: Job digits in namespace team"):
+        await create(api, "team", made)
+
+
+async def test_an_unknown_outcome_is_no_failure(fake: FakeApi, api: ClusterApi) -> None:
+    fake.busy.add(JOBS)
+    with pytest.raises(ClusterUnavailable, match="whether Job digits was made is unknown"):
+        await create(api, "team", objects(job()))
+
+
+async def test_an_mpijob_is_made_where_its_kind_is(fake: FakeApi, api: ClusterApi) -> None:
+    assert not await has_mpi_jobs(api)
+    await fake.put("/apis/kubeflow.org/v1", {"resources": [{"name": "mpijobs"}]})
+    assert await has_mpi_jobs(api)
+
+
+async def submitted(fake: FakeApi, monkeypatch: pytest.MonkeyPatch, **how: Any) -> int:
+    monkeypatch.setattr(submission, "access_of", lambda *_: fake.access, raising=False)
+    monkeypatch.setattr("console.remote.reach.access_of", lambda *_: fake.access)
+    given = {"store": None, "detach": True, **how}
+    return await submission.submit_job(ClusterOptions(namespace="team"), job(), [], **given)
+
+
+async def test_three_lines_say_what_was_made(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await submitted(fake, monkeypatch) == 0
+    assert f"{JOBS}/digits" in fake.objects
+    made, watch, stop = capsys.readouterr().out.splitlines()
+    assert made == (
+        "made   Job digits: 2 pods, 1 to 2 train; the cluster's controller adds the sidecar"
+    )
+    assert watch == "watch  muster get digits -n team -w, muster logs digits -n team -f"
+    assert stop == "stop   muster delete digits -n team (saves first)"
+
+
+async def test_without_a_controller_nothing_is_made(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.admits = lambda tried: tried
+    with pytest.raises(ConfigError, match=r"no controller of Muster .*--etcd-endpoints"):
+        await submitted(fake, monkeypatch)
+    assert fake.objects == {}
+
+
+async def test_with_a_store_submit_adds_the_sidecar(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = submission.NamedStore("etcd:2379", "example.org/muster-sidecar:1")
+    assert await submitted(fake, monkeypatch, store=store) == 0
+    template = fake.objects[f"{JOBS}/digits"]["spec"]["template"]
+    assert [one["name"] for one in template["spec"]["initContainers"]] == ["muster"]
+    assert "submit added the sidecar, with the store at etcd:2379" in capsys.readouterr().out
+
+
+# -- followed
+
+
+async def test_a_job_is_followed_to_its_end(fake: FakeApi, api: ClusterApi) -> None:
+    said = Said()
+    await fake.put(f"{JOBS}/digits", {"spec": {"parallelism": 1}})
+    followed = asyncio.create_task(follow(api, FOLLOWED, said.outputs))
+    await fake.put(f"{PODS}/digits-0", pod("digits-0"))
+    await fake.containers.log("team", "digits-0", "trainer", "step 1", "step 2")
+    await fake.containers.end_log("team", "digits-0", "trainer")
+    await fake.put(f"{PODS}/digits-0", pod("digits-0", ended=0))
+    await fake.put(f"{JOBS}/digits", {"status": condition("Complete")})
+    async with asyncio.timeout(DEADLINE_S):
+        assert await followed == 0
+    assert said.lines == ["step 1", "step 2"]
+    assert said.sentences[-1] == "the job is complete"
+
+
+async def test_a_failed_job_ends_with_the_status_of_what_failed(
+    fake: FakeApi, api: ClusterApi
+) -> None:
+    said = Said()
+    for index, status in ((0, 143), (1, 77), (2, 1)):
+        name = f"digits-{index}"
+        await fake.put(f"{PODS}/{name}", pod(name, 0 if status == 1 else index, ended=status))
+        error = "ValueError: no data" if status == 77 else "KeyError: 'x'"
+        await fake.containers.log("team", name, "trainer", error, "torch.ChildFailedError: ")
+        await fake.containers.end_log("team", name, "trainer")
+    await fake.put(f"{JOBS}/digits", {"status": condition("Failed", "too many failed indexes")})
+    async with asyncio.timeout(DEADLINE_S):
+        assert await follow(api, FOLLOWED, said.outputs) == 77
+    assert said.sentences == [
+        "the job has failed: too many failed indexes",
+        "container trainer of pod digits-1 ended with 77",
+        "its last error: ValueError: no data",
+    ]
+
+
+async def test_following_outlives_an_outage_and_ends_with_a_deletion(
+    fake: FakeApi, api: ClusterApi
+) -> None:
+    said = Said()
+    await fake.put(f"{JOBS}/digits", {"spec": {"parallelism": 1}})
+    fake.busy_once.add(f"{JOBS}/digits")
+    followed = asyncio.create_task(follow(api, FOLLOWED, said.outputs))
+    async with asyncio.timeout(DEADLINE_S):
+        await said.twice.wait()
+        assert said.sentences[0].endswith("trying again")
+        await fake.remove(f"{JOBS}/digits")
+        with pytest.raises(JobNotFound, match="was deleted before its end"):
+            await followed
+
+
+# -- deleted
+
+
+async def deleted(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, name: str = "digits", **how: Any
+) -> None:
+    monkeypatch.setattr("console.remote.reach.access_of", lambda *_: fake.access)
+    given = {"now": False, "timeout_s": DEADLINE_S, "yes": False, **how}
+    await delete_job(ClusterOptions(namespace="team"), name, **given)
+
+
+@pytest.fixture
+async def running(fake: FakeApi, api: ClusterApi) -> FakeApi:
+    """The fake with a job of submit's that trains in two pods, which go with it."""
+    await create(api, "team", objects(job()))
+    for index in (0, 1):
+        await fake.put(f"{PODS}/digits-{index}", pod(f"digits-{index}", index))
+    fake.goes_with[f"{JOBS}/digits"] = [f"{PODS}/digits-0", f"{PODS}/digits-1"]
+    return fake
+
+
+async def test_a_deleted_job_saves_first(
+    running: FakeApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running.containers.execute = lambda asked: Ran(0, "saved      all ranks saved step 45\n", "")
+    await deleted(running, monkeypatch)
+    (asked,) = running.containers.asked
+    assert asked.argv[3:6] == ["muster", "pause", "digits"]
+    assert running.objects == {}
+    shown = capsys.readouterr().out
+    assert "all ranks saved step 45" in shown
+    assert "deleted Job digits, with 2 pods" in shown
+    assert "what stays: the job's records in the store" in shown
+
+
+@pytest.mark.parametrize(
+    ("ran", "said"),
+    [
+        (Ran(4, "", ""), "job digits was resumed meanwhile: job digits is not deleted"),
+        (Ran(69, "", ""), "the save ended with 69: job digits is not deleted; --now"),
+        ("no such program", "it is paused: muster resume digits lets it train on"),
+    ],
+)
+async def test_without_a_save_the_job_stays(
+    running: FakeApi, monkeypatch: pytest.MonkeyPatch, ran: Any, said: str
+) -> None:
+    before = dict(running.objects)
+    running.containers.execute = lambda asked: ran
+    with pytest.raises(ClusterUnavailable, match=said):
+        await deleted(running, monkeypatch)
+    assert running.objects == before
+
+
+async def test_now_says_what_is_lost(
+    running: FakeApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def execute(asked: Asked) -> Ran:
+        assert asked.argv[-3:] == ["status", "digits", "--json"]
+        save = {"steps_at_risk": 12, "step_of_all_ranks": 1300}
+        return Ran(0, json.dumps({"last_save": save}) + "\n", "")
+
+    running.containers.execute = execute
+    await deleted(running, monkeypatch, now=True)
+    assert running.objects == {}
+    assert "lost: 12 steps; the last save is of step 1,300" in capsys.readouterr().out
+
+
+async def test_what_submit_has_not_made_is_asked_for(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(deletion, "is_terminal", lambda: False)
+    bare = pod("digits-0")
+    del bare["metadata"]["ownerReferences"]
+    await fake.put(f"{PODS}/digits-0", bare)
+    with pytest.raises(ConfigError, match="has not made Pod digits-0: --yes deletes it"):
+        await deleted(fake, monkeypatch)
+    await deleted(fake, monkeypatch, yes=True)
+    assert fake.objects == {}
+    assert fake.containers.asked == []
+    assert "its pods save as they end, within their grace" in capsys.readouterr().err
+
+
+async def test_a_job_that_has_ended_is_deleted_without_a_save(
+    running: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{JOBS}/digits"
+    await running.put(path, {**running.objects[path], "status": condition("Complete")})
+    await deleted(running, monkeypatch)
+    assert running.objects == {}
+    assert running.containers.asked == []
+
+
+async def test_a_job_without_pods_is_found_by_its_name(
+    fake: FakeApi, api: ClusterApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create(api, "team", objects(job()))
+    await deleted(fake, monkeypatch)
+    assert fake.objects == {}
+    with pytest.raises(JobNotFound, match="there is no job digits in namespace team"):
+        await deleted(fake, monkeypatch)
+
+
+async def test_pods_of_an_unknown_kind_are_left(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = pod("digits-0")
+    made["metadata"]["ownerReferences"][0] |= {"apiVersion": "example.org/v1", "kind": "Train"}
+    await fake.put(f"{PODS}/digits-0", made)
+    with pytest.raises(ConfigError, match="are of Train digits, a kind that muster delete does"):
+        await deleted(fake, monkeypatch, yes=True)
+    assert f"{PODS}/digits-0" in fake.objects
