@@ -125,6 +125,8 @@ async def delete_job(
             )
         if not yes:
             _confirm(targets, len(pods))
+        for one in targets:  # so that no job is paused that may not be deleted
+            await api.delete(f"{one.path}?dryRun=All")
         ended = all(one.has_ended for one in targets)
         if not (ended or now):
             await _save(api, job, pods, targets, timeout_s)

@@ -29,7 +29,7 @@ OUTAGE_S = 600.0
 ERROR_LINES = 400
 """Number of a failed container's last lines in which its error is looked for."""
 
-_GONE, _NOT_STARTED = 404, 400
+_GONE, _FORBIDDEN = 404, 403
 _ERROR = re.compile(r"(?:\[[^\]]*\]:? ?)?((?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception)): .*")
 _OF_LAUNCHER = "ChildFailedError"
 
@@ -129,29 +129,48 @@ async def _owner(api: ClusterApi, job: Followed) -> Object:
 
 async def _lines(api: ClusterApi, job: Followed, out: Outputs, is_over: asyncio.Event) -> None:
     """Show the lines of the pod with the lowest index; of the next one when that has ended."""
-    shown: set[str] = set()
-    while not (shown and is_over.is_set()):
-        with contextlib.suppress(ClusterError):
+    done: set[str] = set()
+    shown, heard_s = "", 0.0
+    while not (done and is_over.is_set()):
+        try:
             pods = (await api.get(job.pods)).get("items") or []
-            running = [one for one in pods if job.container in _started(one)]
-            left = [one for one in running if one["metadata"]["uid"] not in shown]
-            if left:
-                pod = min(left, key=_index)
-                name = pod["metadata"]["name"]
-                if shown:
+            left = [pod for pod in pods if pod["metadata"]["uid"] not in done]
+            pod = min((one for one in left if _state_of(one, job)), key=_index, default=None)
+            if pod is not None:
+                name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+                since_s = monotonic() - heard_s if uid == shown else None
+                if shown not in ("", uid):
                     out.say(f"the lines of pod {name} follow")
-                async for line in api.log_lines(job.namespace, name, job.container, follow=True):
-                    shown.add(pod["metadata"]["uid"])
+                shown, heard_s = uid, monotonic()
+                async for line in api.log_lines(
+                    job.namespace, name, job.container, follow=True, since_s=since_s
+                ):
+                    heard_s = monotonic()
                     out.line(line)
-                shown.add(pod["metadata"]["uid"])
-                continue
+                # A log may also end while its container runs, as when it is rotated.
+                if _state_of(await api.get(_path(job, name)), job) == "terminated":
+                    done.add(uid)
+                    continue
+        except ClusterRefused as error:
+            if error.status == _FORBIDDEN:
+                out.say(f"no lines are shown: {error}")
+                return
+            if error.status == _GONE:
+                done.add(shown)
+        except ClusterUnavailable:
+            pass  # the state of the job is followed, too, and says so
         await asyncio.sleep(LOOK_S)
 
 
-def _started(pod: Mapping[str, Any]) -> Sequence[str]:
-    """Return the names of the containers that run, or have run."""
+def _path(job: Followed, pod: str) -> str:
+    return paths.core(job.namespace, "pods", pod)
+
+
+def _state_of(pod: Mapping[str, Any], job: Followed) -> str:
+    """Return whether the container that trains is running or terminated; empty before that."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    return [one["name"] for one in statuses if "waiting" not in (one.get("state") or {})]
+    state = next((one.get("state") or {} for one in statuses if one["name"] == job.container), {})
+    return next((word for word in ("running", "terminated") if word in state), "")
 
 
 def _index(pod: Mapping[str, Any]) -> tuple[int, str]:

@@ -24,7 +24,7 @@ MADE_BY, SUBMIT = "app.kubernetes.io/managed-by", "muster-submit"
 """The label of every object that ``muster submit`` makes, and its value."""
 WORKERS = "worker"
 _INSTANCE, _COMPONENT = "app.kubernetes.io/instance", "app.kubernetes.io/component"
-KEPT_S = 3600
+KEPT_S = 600
 """Time for which the objects of a horovodrun without an operator stay after its end."""
 
 

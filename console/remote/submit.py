@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 
 from console.help import Command
 from console.remote.creating import (
+    called,
     create,
     gets_sidecar,
     has_mpi_jobs,
@@ -253,7 +254,11 @@ async def submit_job(
             click.echo(line)
         if detach:
             return EXIT_DONE
-        return await follow(api, followed[0], Outputs(click.echo, _say))
+        status = await follow(api, followed[0], Outputs(click.echo, _say))
+        for workers in made[1:]:
+            await api.delete(path_of(workers, namespace))
+            _say(f"deleted {called(workers)}, which would wait for another launcher")
+        return status
 
 
 def planned(made: Sequence[Object], store: NamedStore | None) -> str:

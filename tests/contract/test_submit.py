@@ -264,6 +264,21 @@ async def test_a_failed_job_ends_with_the_status_of_what_failed(
     ]
 
 
+async def test_a_user_without_the_right_to_logs_is_told_once(
+    fake: FakeApi, api: ClusterApi
+) -> None:
+    said = Said()
+    await fake.put(f"{JOBS}/digits", {"spec": {"parallelism": 1}})
+    await fake.put(f"{PODS}/digits-0", pod("digits-0"))
+    fake.refused.add(f"{PODS}/digits-0/log")
+    followed = asyncio.create_task(follow(api, FOLLOWED, said.outputs))
+    async with asyncio.timeout(DEADLINE_S):
+        await said.twice.wait()
+        await fake.put(f"{JOBS}/digits", {"status": condition("Complete")})
+        assert await followed == 0
+    assert sum("no lines are shown" in one for one in said.sentences) == 1
+
+
 async def test_following_outlives_an_outage_and_ends_with_a_deletion(
     fake: FakeApi, api: ClusterApi
 ) -> None:
@@ -330,6 +345,15 @@ async def test_without_a_save_the_job_stays(
     with pytest.raises(ClusterUnavailable, match=said):
         await deleted(running, monkeypatch)
     assert running.objects == before
+
+
+async def test_a_job_that_may_not_be_deleted_is_not_paused(
+    running: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.refused_methods.add(("DELETE", f"{JOBS}/digits"))
+    with pytest.raises(ClusterRefused, match="no rights"):
+        await deleted(running, monkeypatch)
+    assert running.containers.asked == []
 
 
 async def test_now_says_what_is_lost(

@@ -31,7 +31,8 @@ CALL_S = 60.0
 
 
 class FakeApi:
-    """Objects by path. ``away``: it answers nothing but 503. ``refused``: paths without rights.
+    """Objects by path. ``away``: it answers nothing but 503. ``refused``: paths without rights,
+    and ``refused_methods`` as (method, path).
 
     ``busy``: paths that answer 503. ``busy_once``: only to the next call, not to the one after.
     """
@@ -45,6 +46,7 @@ class FakeApi:
         """What each watch asked for."""
         self.away = False
         self.refused: set[str] = set()
+        self.refused_methods: set[tuple[str, str]] = set()
         self.busy: set[str] = set()
         self.busy_once: set[str] = set()
         self.containers = Containers()
@@ -144,7 +146,7 @@ class FakeApi:
             async with self._changed:
                 self._changed.notify_all()
             return _status(503, "busy")
-        if path in self.refused:
+        if path in self.refused or (request.method, path) in self.refused_methods:
             return _status(403, "no rights")
         if self.containers.answers(request):
             if path.rpartition("/")[0] not in self.objects:
@@ -204,6 +206,8 @@ class FakeApi:
                 held = self.objects[path]["metadata"]["resourceVersion"]
                 if asked.get("preconditions", {}).get("resourceVersion", held) != held:
                     return _status(409, "another version is there")
+                if "dryRun" in request.query:
+                    return web.json_response({})
                 await self.remove(path)
                 for other in self.goes_with.pop(path, []):
                     await self.remove(other)
