@@ -252,10 +252,10 @@ async def _lost(api: ClusterApi, job: str, pods: Sequence[JobPod]) -> str:
 
 def lost_steps(last_save: dict[str, Any] | None) -> str:
     """Return a sentence on the steps since the last save, as ``muster status --json`` has it."""
+    step = None if last_save is None else last_save["step_of_all_ranks"]
+    since = "no save is known" if step is None else f"the last save is of step {step:,}"
     if last_save is None or last_save["steps_at_risk"] is None:
-        return "what is lost is not known: its script reports no steps"
-    step = last_save["step_of_all_ranks"]
-    since = "none was saved" if step is None else f"the last save is of step {step:,}"
+        return f"what is lost is not known, as no step is reported yet; {since}"
     return f"lost: {counted(last_save['steps_at_risk'], 'step')}; {since}"
 
 

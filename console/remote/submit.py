@@ -34,7 +34,7 @@ from injection.injection import Request, inject
 from injection.settings import TABLE
 from launcher_shim.exit_status import EXIT_DONE, EXIT_INTERRUPTED
 from rdzv.counting import counted
-from rdzv.errors import ConfigError
+from rdzv.errors import ClusterError, ConfigError
 
 _OF_SIDECAR = (
     *("etcd_endpoints", "etcd_secret", "etcd_secret_keys", "image"),
@@ -256,9 +256,18 @@ async def submit_job(
             return EXIT_DONE
         status = await follow(api, followed[0], Outputs(click.echo, _say))
         for workers in made[1:]:
-            await api.delete(path_of(workers, namespace))
-            _say(f"deleted {called(workers)}, which would wait for another launcher")
+            await _dismiss(api, namespace, job.name, workers)
         return status
+
+
+async def _dismiss(api: ClusterApi, namespace: str, job: str, workers: Object) -> None:
+    """Delete the workers of a launcher that has ended; the exit status stays the job's."""
+    try:
+        await api.delete(path_of(workers, namespace))
+    except ClusterError as error:
+        _say(f"{error}; muster delete {job} -n {namespace} removes {called(workers)}")
+        return
+    _say(f"deleted {called(workers)}, which would wait for another launcher")
 
 
 def planned(made: Sequence[Object], store: NamedStore | None) -> str:
@@ -339,7 +348,8 @@ def _followed(job: Submission, form: Form, namespace: str, owner: Object) -> Fol
     container = str(job.template.container.get("name"))
     selector = f"batch.kubernetes.io/job-name={job.name}"
     if form == "MPIJob":
-        selector = f"training.kubeflow.org/job-name={job.name}"
+        of_launcher = "training.kubeflow.org/replica-type=launcher"
+        selector = f"training.kubeflow.org/job-name={job.name},{of_launcher}"
     return Followed(job.name, namespace, path_of(owner, namespace), selector, container)
 
 

@@ -187,11 +187,13 @@ async def test_an_mpijob_is_made_where_its_kind_is(fake: FakeApi, api: ClusterAp
     assert await has_mpi_jobs(api)
 
 
-async def submitted(fake: FakeApi, monkeypatch: pytest.MonkeyPatch, **how: Any) -> int:
-    monkeypatch.setattr(submission, "access_of", lambda *_: fake.access, raising=False)
+async def submitted(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, *command: str, **how: Any
+) -> int:
     monkeypatch.setattr("console.remote.reach.access_of", lambda *_: fake.access)
     given = {"store": None, "detach": True, **how}
-    return await submission.submit_job(ClusterOptions(namespace="team"), job(), [], **given)
+    options = ClusterOptions(namespace="team")
+    return await submission.submit_job(options, job(*command), [], **given)
 
 
 async def test_three_lines_say_what_was_made(
@@ -224,6 +226,27 @@ async def test_with_a_store_submit_adds_the_sidecar(
     template = fake.objects[f"{JOBS}/digits"]["spec"]["template"]
     assert [one["name"] for one in template["spec"]["initContainers"]] == ["muster"]
     assert "submit added the sidecar, with the store at etcd:2379" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("may_delete", [True, False])
+async def test_the_workers_of_a_horovodrun_go_with_its_end(
+    fake: FakeApi,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    may_delete: bool,
+) -> None:
+    if not may_delete:
+        fake.refused_methods.add(("DELETE", f"{SETS}/digits-worker"))
+    line = ("horovodrun", "python", "t.py")
+    following = asyncio.create_task(submitted(fake, monkeypatch, *line, detach=False))
+    await fake.until(f"{SETS}/digits-worker", lambda made: True)
+    made = fake.objects[f"{JOBS}/digits"]
+    await fake.put(f"{JOBS}/digits", {**made, "status": condition("Complete")})
+    async with asyncio.timeout(DEADLINE_S):
+        assert await following == 0
+    assert (f"{SETS}/digits-worker" in fake.objects) == (not may_delete)
+    said = "deleted StatefulSet digits-worker" if may_delete else "muster delete digits -n team"
+    assert said in capsys.readouterr().err
 
 
 # -- followed

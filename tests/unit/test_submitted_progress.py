@@ -118,10 +118,10 @@ def test_the_error_is_the_scripts(lines: list[str], error: str) -> None:
 @pytest.mark.parametrize(
     ("save", "said"),
     [
-        (None, "its script reports no steps"),
-        ({"steps_at_risk": None, "step_of_all_ranks": 1}, "its script reports no steps"),
+        (None, "as no step is reported yet; no save is known"),
+        ({"steps_at_risk": None, "step_of_all_ranks": 7}, "yet; the last save is of step 7"),
         ({"steps_at_risk": 1, "step_of_all_ranks": 4}, "lost: 1 step; the last save is of step 4"),
-        ({"steps_at_risk": 9, "step_of_all_ranks": None}, "lost: 9 steps; none was saved"),
+        ({"steps_at_risk": 9, "step_of_all_ranks": None}, "lost: 9 steps; no save is known"),
     ],
 )
 def test_what_a_deletion_loses(save: Object | None, said: str) -> None:
