@@ -50,14 +50,15 @@ TASKS = {
         ),
     },
     "Run a job": {
+        "submit": Entry(
+            "console.remote.submit:submit", "Make a training job in the cluster, and follow it."
+        ),
         "scaleout": Entry(
             "console.remote.scaling.scaleout:scaleout", "Add pods to a job, and wait for them."
         ),
         "scalein": Entry(
             "console.remote.scaling.scalein:scalein", "Save, then take pods away from a job."
         ),
-        "submit": Entry(
-            "console.remote.submit:submit", "Make a training job in the cluster, and follow it."
         "delete": Entry("console.remote.delete:delete", "Save on all ranks, then delete a job."),
     },
     "Look at a job": {
