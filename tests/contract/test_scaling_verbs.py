@@ -11,7 +11,7 @@ import pytest
 
 from console.remote.scaling import scalein, scaleout
 from console.remote.scaling.claim import OperationClaim, claim_of
-from console.remote.scaling.departure import Selection
+from console.remote.scaling.departure import WhoLeaves
 from console.remote.scaling.scalein import scale_in
 from console.remote.scaling.scaleout import More, scale_out
 from rdzv.errors import ClusterRefused, ConfigError
@@ -79,7 +79,7 @@ async def test_max_is_raised_only_if_asked(tmp_path: Path) -> None:
 
 async def test_a_middle_pod_of_a_deployment_goes_and_no_other(tmp_path: Path) -> None:
     async with scaled(tmp_path, "Deployment", 3) as (cluster, job):
-        assert await scale_in(job, Selection(names=("digits-1",)), ENOUGH_S) == 0
+        assert await scale_in(job, WhoLeaves(names=("digits-1",)), ENOUGH_S) == 0
         assert cluster.names == ["digits-0", "digits-2"]
         drains = [words for words in cluster.said if words[0] == "drain"]
         assert [words[:3] for words in drains] == [["drain", "digits-1", "--wait"]]
@@ -88,11 +88,11 @@ async def test_a_middle_pod_of_a_deployment_goes_and_no_other(tmp_path: Path) ->
 async def test_a_middle_pod_of_a_stateful_set_is_refused(tmp_path: Path) -> None:
     async with scaled(tmp_path, "StatefulSet", 3) as (cluster, job):
         with pytest.raises(ConfigError, match="digits-2 would go, and not digits-0"):
-            await scale_in(job, Selection(names=("digits-0",)), ENOUGH_S)
+            await scale_in(job, WhoLeaves(names=("digits-0",)), ENOUGH_S)
         assert not any(words[0] == "drain" for words in cluster.said)
-        assert await scale_in(job, Selection(names=("digits-0",)), ENOUGH_S, idle=True) == 0
+        assert await scale_in(job, WhoLeaves(names=("digits-0",)), ENOUGH_S, idle=True) == 0
         assert (cluster.count, len(cluster.names)) == (3, 3)
-        assert await scale_in(job, Selection(count=1), ENOUGH_S) == 0
+        assert await scale_in(job, WhoLeaves(count=1), ENOUGH_S) == 0
         assert cluster.names == ["digits-0", "digits-1"]
 
 
@@ -100,14 +100,14 @@ async def test_nothing_is_done_without_the_right_to_scale(tmp_path: Path) -> Non
     async with scaled(tmp_path, "Deployment", 3) as (cluster, job):
         cluster.api.refused.add(f"{cluster.path}/scale")
         with pytest.raises(ClusterRefused, match="no rights"):
-            await scale_in(job, Selection(count=1), ENOUGH_S)
+            await scale_in(job, WhoLeaves(count=1), ENOUGH_S)
         assert not any(words[0] == "drain" for words in cluster.said)
 
 
 async def test_a_drain_that_is_cancelled_undoes_all(tmp_path: Path) -> None:
     async with scaled(tmp_path, "Deployment", 3) as (cluster, job):
         cluster.fails["drain"] = 4
-        assert await scale_in(job, Selection(names=("digits-1",)), ENOUGH_S) == 4
+        assert await scale_in(job, WhoLeaves(names=("digits-1",)), ENOUGH_S) == 4
         assert (cluster.count, cluster.values["desired"]) == (3, 3)
         marked = cluster.api.objects[f"{PODS}/digits-1"]["metadata"].get("annotations") or {}
         assert COST not in marked
@@ -118,7 +118,7 @@ async def test_one_operation_at_a_time(tmp_path: Path, capsys: pytest.CaptureFix
         owner = (await job.look()).owner
         other = OperationClaim("scaleout to 8", "me@desk", time() + 60, "other")
         async with job.claimed(owner, other):
-            assert await scale_in(job, Selection(count=1), ENOUGH_S) == 5
+            assert await scale_in(job, WhoLeaves(count=1), ENOUGH_S) == 5
         assert "me@desk runs scaleout to 8" in capsys.readouterr().err
         assert cluster.count == 3
 
@@ -152,7 +152,7 @@ async def test_a_count_that_another_one_changes_is_left_alone(tmp_path: Path) ->
 async def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     async with scaled(tmp_path, "Deployment", 3) as (cluster, job):
         before = list(cluster.api.calls)
-        assert await scale_in(job, Selection(count=1), ENOUGH_S, dry_run=True) == 0
+        assert await scale_in(job, WhoLeaves(count=1), ENOUGH_S, dry_run=True) == 0
         assert await scale_out(job, More(1, None, ENOUGH_S, dry_run=True)) == 0
         made = {method for method, _ in cluster.api.calls[len(before) :]}
         assert made == {"GET"}

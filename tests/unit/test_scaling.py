@@ -10,7 +10,7 @@ import pytest
 from console.remote.pods import JobPod
 from console.remote.scaling.arrival import arrival, came, waiting, withdrawn
 from console.remote.scaling.claim import OperationClaim, claim_of, refusal
-from console.remote.scaling.departure import COST, Selection, ahead_of, departure
+from console.remote.scaling.departure import COST, WhoLeaves, ahead_of, departure
 from console.remote.scaling.owner import ScaledOwner, scaled_owner
 from console.remote.scaling.pods import ScaledPod, joined, scaled_pod
 from controller.admission.owner import Owner
@@ -36,78 +36,78 @@ PENDING: dict[str, Any] = {
 }  # fmt: skip
 
 
-def who(owner: ScaledOwner, pods: list[ScaledPod], selection: Selection, **more: Any) -> Any:
+def who(owner: ScaledOwner, pods: list[ScaledPod], selection: WhoLeaves, **more: Any) -> Any:
     found, why = departure(owner, pods, more.pop("sizes", SIZES), selection, **more)
     return ([one.name for one in found.pods], found.count) if found else why
 
 
 def test_a_count_takes_the_highest_indexes() -> None:
-    assert who(SET, STS, Selection(count=1)) == (["sts-2"], 2)
-    assert who(SET, STS, Selection(count=2)) == (["sts-2", "sts-1"], 1)
+    assert who(SET, STS, WhoLeaves(count=1)) == (["sts-2"], 2)
+    assert who(SET, STS, WhoLeaves(count=2)) == (["sts-2", "sts-1"], 1)
 
 
 def test_a_middle_pod_of_a_stateful_set_is_refused_with_who_would_go() -> None:
-    why = who(SET, STS, Selection(names=("sts-0",)))
+    why = who(SET, STS, WhoLeaves(names=("sts-0",)))
     assert "sts-2 would go, and not sts-0" in why
     assert "--count 1 takes sts-2; --idle drains sts-0" in why
-    assert who(SET, STS, Selection(names=("sts-2",))) == (["sts-2"], 2)
+    assert who(SET, STS, WhoLeaves(names=("sts-2",))) == (["sts-2"], 2)
 
 
 def test_idle_leaves_the_count() -> None:
-    assert who(SET, STS, Selection(names=("sts-0",)), idle=True) == (["sts-0"], None)
+    assert who(SET, STS, WhoLeaves(names=("sts-0",)), idle=True) == (["sts-0"], None)
 
 
 def test_a_middle_pod_of_a_deployment_goes() -> None:
-    assert who(DEPLOYMENT, DEP, Selection(names=("dep-b",))) == (["dep-b"], 2)
+    assert who(DEPLOYMENT, DEP, WhoLeaves(names=("dep-b",))) == (["dep-b"], 2)
 
 
 def test_a_deployment_without_names_loses_what_trains_last() -> None:
-    assert who(DEPLOYMENT, DEP, Selection(count=1)) == (["dep-c"], 2)
+    assert who(DEPLOYMENT, DEP, WhoLeaves(count=1)) == (["dep-c"], 2)
     standby = [*DEP[:2], pod("dep-c", created_s=-1, state="standby", doing="standby")]
-    assert who(DEPLOYMENT, standby, Selection(count=1)) == (["dep-c"], 2)
+    assert who(DEPLOYMENT, standby, WhoLeaves(count=1)) == (["dep-c"], 2)
     late = [*DEP[:2], pod("dep-p", **PENDING)]
-    assert who(DEPLOYMENT, late, Selection(count=1)) == (["dep-p"], 2)
+    assert who(DEPLOYMENT, late, WhoLeaves(count=1)) == (["dep-p"], 2)
 
 
 def test_a_pod_that_the_replica_set_takes_first_is_named() -> None:
     late = [*DEP[:2], pod("dep-p", **PENDING)]
-    assert "takes dep-p first" in who(DEPLOYMENT, late, Selection(names=("dep-b",)))
+    assert "takes dep-p first" in who(DEPLOYMENT, late, WhoLeaves(names=("dep-b",)))
 
 
 def test_a_roll_out_is_waited_for() -> None:
     rolled = [*DEP[:2], pod("dep-x", maker="new")]
-    assert "being rolled out" in who(DEPLOYMENT, rolled, Selection(count=1))
+    assert "being rolled out" in who(DEPLOYMENT, rolled, WhoLeaves(count=1))
 
 
 def test_spot_and_node_choose() -> None:
     spot = [*DEP[1:], pod("dep-s", created_s=-5, spot=True)]
-    assert who(DEPLOYMENT, spot, Selection(count=1, spot_first=True)) == (["dep-s"], 2)
+    assert who(DEPLOYMENT, spot, WhoLeaves(count=1, spot_first=True)) == (["dep-s"], 2)
     there = [*DEP[:2], pod("dep-n", node="b")]
-    assert who(DEPLOYMENT, there, Selection(node="b")) == (["dep-n"], 2)
-    assert "they are on a, b" in who(DEPLOYMENT, there, Selection(node="c"))
+    assert who(DEPLOYMENT, there, WhoLeaves(node="b")) == (["dep-n"], 2)
+    assert "they are on a, b" in who(DEPLOYMENT, there, WhoLeaves(node="c"))
     mixed = [pod("sts-0", spot=True), *STS[1:]]
-    assert "sts-2 would go" in who(SET, mixed, Selection(count=1, spot_first=True))
+    assert "sts-2 would go" in who(SET, mixed, WhoLeaves(count=1, spot_first=True))
 
 
 def test_min_is_named() -> None:
-    why = who(SET, STS, Selection(count=1), sizes=Sizes(3, 4))
+    why = who(SET, STS, WhoLeaves(count=1), sizes=Sizes(3, 4))
     assert (
         why == "2 pods would be left to train, and min is 3: lower it first by muster set --min 2"
     )
     late = [*DEP[:2], pod("dep-p", **PENDING)]
-    why = who(DEPLOYMENT, late, Selection(names=("dep-a",)), sizes=Sizes(2, 4))
+    why = who(DEPLOYMENT, late, WhoLeaves(names=("dep-a",)), sizes=Sizes(2, 4))
     assert "1 pod would be left to train, and min is 2" in why
-    assert who(DEPLOYMENT, late, Selection(count=1), sizes=Sizes(2, 4)) == (["dep-p"], 2)
-    assert "min is 3" in who(SET, STS, Selection(names=("sts-0",)), sizes=Sizes(3, 4), idle=True)
+    assert who(DEPLOYMENT, late, WhoLeaves(count=1), sizes=Sizes(2, 4)) == (["dep-p"], 2)
+    assert "min is 3" in who(SET, STS, WhoLeaves(names=("sts-0",)), sizes=Sizes(3, 4), idle=True)
 
 
 def test_a_name_that_is_wrong_is_answered_with_the_right_ones() -> None:
-    assert "did you mean dep-a?" in who(DEPLOYMENT, DEP, Selection(names=("dep-aa",)))
+    assert "did you mean dep-a?" in who(DEPLOYMENT, DEP, WhoLeaves(names=("dep-aa",)))
 
 
 def test_pods_that_go_already_are_not_chosen_again() -> None:
     going = [*STS, pod("sts-3", deleting=True)]
-    assert who(SET, going, Selection(count=1)) == (["sts-2"], 2)
+    assert who(SET, going, WhoLeaves(count=1)) == (["sts-2"], 2)
 
 
 def test_a_replica_set_takes_the_lowest_cost_of_those_that_are_alike() -> None:

@@ -17,7 +17,7 @@ COST = -(2**31)
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class WhoLeaves:
     """The pods that a user wants to go: by ``names``, on ``node``, or ``count`` of them.
 
     ``spot_first``: a count takes those on spot nodes first.
@@ -51,7 +51,7 @@ def departure(
     owner: ScaledOwner,
     pods: Sequence[ScaledPod],
     sizes: Sizes | None,
-    selection: Selection,
+    selection: WhoLeaves,
     *,
     idle: bool = False,
 ) -> tuple[ScaleInPlan | None, str]:
@@ -110,7 +110,7 @@ def _rank(pod: ScaledPod) -> tuple[bool, bool, bool, int]:
 
 
 def _chosen(
-    owner: ScaledOwner, pods: Sequence[ScaledPod], selection: Selection
+    owner: ScaledOwner, pods: Sequence[ScaledPod], selection: WhoLeaves
 ) -> tuple[tuple[ScaledPod, ...], str]:
     """Return the pods that the user means, and why them; none with the refusal."""
     by_name = {pod.name: pod for pod in pods}

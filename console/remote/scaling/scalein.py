@@ -14,7 +14,7 @@ from agent.config.parsers import duration_s
 from console.help import Command
 from console.job.drain import STATUS as OUTCOMES
 from console.remote.reach import ClusterOptions, cluster, through_the_api_server
-from console.remote.scaling.departure import COST, ScaleInPlan, Selection, ahead_of, departure
+from console.remote.scaling.departure import COST, ScaleInPlan, WhoLeaves, ahead_of, departure
 from console.remote.scaling.job import InUse, ScaledJob, Scene
 from console.remote.scaling.options import POLL_S, TIMEOUT, new_claim, note, read, say
 from console.remote.scaling.pods import ScaledPod
@@ -73,7 +73,7 @@ def scalein(
     less = read("--count", count_of(1, 100_000), count)
     if sum((bool(pods), node is not None, less is not None or spot_first)) != 1:
         raise ConfigError("give one of --count, names of pods, --node and --spot-first")
-    selection = Selection(less, pods, node or "", spot_first)
+    selection = WhoLeaves(less, pods, node or "", spot_first)
     limit_s = read("--timeout", duration_s(1, 86_400), timeout) or 0.0
 
     async def run() -> int:
@@ -86,7 +86,7 @@ def scalein(
 
 async def scale_in(
     job: ScaledJob,
-    selection: Selection,
+    selection: WhoLeaves,
     timeout_s: float,
     *,
     idle: bool = False,
