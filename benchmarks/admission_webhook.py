@@ -7,13 +7,14 @@ import asyncio
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from agent.telemetry import logs
 from controller.admission.injector import Injector
 from controller.admission.metrics import AdmissionMetrics
 from controller.certificates.keeper import CertificateKeeper
+from controller.cluster.access import access_of_pod
 from controller.cluster.api import ClusterApi
-from controller.cluster.in_cluster import ClusterAccess
 from controller.config import defaults
 from controller.serving import application, serving
 
@@ -23,7 +24,13 @@ NAME = "muster-controller"
 
 async def run(url: str, folder: str, port: int) -> None:
     """Serve until a signal ends the process."""
-    async with ClusterApi(ClusterAccess(url, Path(folder))) as api:
+    at = urlsplit(url)
+    named = {
+        "KUBERNETES_SERVICE_HOST": str(at.hostname),
+        "KUBERNETES_SERVICE_PORT": str(at.port),
+    }
+    access = await asyncio.to_thread(access_of_pod, named, Path(folder))
+    async with ClusterApi(access) as api:
         keeper = CertificateKeeper(
             api, "default", NAME, NAME, ("localhost",), lambda: datetime.now(UTC)
         )

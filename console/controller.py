@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from importlib import import_module
-from types import ModuleType
 
 import click
 
@@ -13,7 +11,6 @@ from agent.telemetry import logs
 from console.help import Command
 from console.options import configured_by
 from controller.config import ControllerConfig, defaults
-from rdzv.errors import ConfigError
 
 
 @click.command(
@@ -42,20 +39,6 @@ def controller(config: ControllerConfig, given: tuple[str, ...]) -> int:
     """
     environ = defaults(given)
     logs.configure(config.log_format, {"component": "controller"})
-    return int(asyncio.run(_process().run(config, environ)))
+    from controller.process import run  # needs the extra
 
-
-def _process() -> ModuleType:
-    """Import the controller late, as it needs aiohttp, an optional dependency.
-
-    Raises ``ConfigError`` if that is not installed.
-    """
-    try:
-        return import_module("controller.process")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "aiohttp":
-            raise
-        raise ConfigError(
-            f"muster controller needs the package {error.name}, which is not installed: pip install"
-            " 'muster-elastic[controller]'"
-        ) from error
+    return asyncio.run(run(config, environ))

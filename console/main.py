@@ -36,6 +36,9 @@ from rdzv.errors import (
 
 _PREFIX = "muster: "
 
+EXTRA = frozenset({"aiohttp", "kubernetes", "yaml"})
+"""Packages of the extra muster-elastic[controller], by the names that they are imported by."""
+
 ALIASES = {"why": "doctor"}
 """Short names of commands."""
 
@@ -168,7 +171,14 @@ def main() -> None:
     except MusterError as error:
         _complain(str(error))
         sys.exit(_status(error))
-    except Exception:
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and missing.partition(".")[0] in EXTRA:
+            _complain(
+                f"this command needs the package {missing}, which is not installed: pip install"
+                " 'muster-elastic[controller]'"
+            )
+            sys.exit(EXIT_USAGE)
         import traceback
 
         traceback.print_exc()

@@ -24,9 +24,9 @@ from controller.admission.metrics import AdmissionMetrics
 from controller.admission.uninjected import UninjectedPods
 from controller.backups import Backups
 from controller.certificates.keeper import CertificateKeeper
+from controller.cluster.access import access_of_pod
 from controller.cluster.api import ClusterApi
 from controller.cluster.events import Events
-from controller.cluster.in_cluster import ClusterAccess
 from controller.config import ControllerConfig
 from controller.defect import restarted
 from controller.following import keep_following
@@ -51,7 +51,7 @@ async def run(config: ControllerConfig, environ: Mapping[str, str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     sys.setswitchinterval(SWITCH_S)
-    access = await asyncio.to_thread(ClusterAccess.of, os.environ)
+    access = await asyncio.to_thread(access_of_pod, os.environ)
     async with ClusterApi(access) as api:
         await _serve(config, environ, api, stop)
     log.info("the controller was stopped", extra={"event": "stopped"})

@@ -10,9 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from random import SystemRandom
-from types import ModuleType
 from typing import Any
 
 import click
@@ -43,9 +41,11 @@ def of_a_cluster(command: Callable[..., int]) -> Callable[..., int]:
     def read(cluster: bool, **arguments: Any) -> int:
         if not cluster:
             return command(**arguments)
+        from console.doctor.cluster.command import cluster_findings  # needs an extra
+
         options = ClusterOptions(arguments["kubeconfig"], arguments["context"])
         options = options.completed(defaults(os.environ), os.environ)
-        findings = _cluster().cluster_findings(options.kubeconfig, options.context)
+        findings = cluster_findings(options.kubeconfig, options.context)
         status = _found(findings)
         if arguments["as_json"] or arguments["form"] == "json":
             click.echo(json.dumps({"status": status, "findings": _shown(findings)}))
@@ -56,22 +56,6 @@ def of_a_cluster(command: Callable[..., int]) -> Callable[..., int]:
     return click.option(
         "--cluster", is_flag=True, help="Examine the chart, the webhook and labelled pods instead."
     )(read)
-
-
-def _cluster() -> ModuleType:
-    """Import the ``--cluster`` part late, as it needs aiohttp, an optional dependency.
-
-    Raises ``ConfigError`` if that is not installed.
-    """
-    try:
-        return import_module("console.doctor.cluster.command")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "aiohttp":
-            raise
-        raise ConfigError(
-            f"muster doctor --cluster needs the package {error.name}, which is not installed: pip"
-            " install 'muster-elastic[controller]'"
-        ) from error
 
 
 @click.command(

@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of the Kubernetes API for a dozen calls: plain objects, a timeout for each call."""
+"""A client of the Kubernetes API for a dozen calls: plain objects, a timeout for each call.
+
+The connection and the credentials are the package ``kubernetes``'s; of its generated models and
+calls none is used, as typed objects of a large cluster do not fit into the controller's memory.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import aiohttp
+from kubernetes.aio.client import ApiClient
+from kubernetes.utils import tcp_keepalive_socket_options
 
 from controller.cluster import paths
 from controller.cluster.access import Access
@@ -51,18 +58,22 @@ class ClusterApi:
     def __init__(self, access: Access, namespace: str | None = None) -> None:
         self._access = access
         self._namespace = namespace
-        self._session: aiohttp.ClientSession | None = None
+        self._client: ApiClient | None = None
 
     async def __aenter__(self) -> ClusterApi:
+        configuration = self._access.configuration
+        # A watch holds a connection for as long as it goes on: a bound would keep calls waiting.
+        configuration.connection_pool_maxsize = 0
+        configuration.client_session_kwargs = {"read_bufsize": LINE_MAX}
+        configuration.trace_configs = [_without_redirects()]
         try:
-            context = await asyncio.to_thread(self._access.trusted)
+            client = await asyncio.to_thread(ApiClient, configuration)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"the certificates by which the API server is reached cannot be used: {error}"
             ) from error
-        # A watch holds a connection for as long as it goes on: a bound would keep calls waiting.
-        connector = aiohttp.TCPConnector(ssl=context, limit=0)
-        self._session = aiohttp.ClientSession(connector=connector, read_bufsize=LINE_MAX)
+        client.user_agent = "muster"
+        self._client = client
         return self
 
     async def __aexit__(
@@ -71,8 +82,8 @@ class ClusterApi:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._session is not None
-        await self._session.close()
+        assert self._client is not None
+        await self._client.close()
 
     @property
     def namespace(self) -> str:
@@ -212,14 +223,18 @@ class ClusterApi:
         }
         query = urlencode({name: value for name, value in asked.items() if value is not None})
         path = f"{paths.core(namespace, 'pods', pod)}/log?{query}"
-        # A container may write nothing for hours.
+        # A container may write nothing for hours: probes of TCP find out whether anybody is there.
         quiet_s = None if follow else QUIET_S
         limits = aiohttp.ClientTimeout(sock_connect=CALL_TIMEOUT_S, sock_read=quiet_s)
         try:
-            request = self._request("GET", path, limits, accept="*/*", buffer=LOG_BUFFER)
-            async with await request as answer:
+            _, url, headers, *_ = await self._asked("GET", path, {"Accept": "*/*"})
+            session, way = self._session()
+            request = session.get(url, headers=headers, timeout=limits, read_bufsize=LOG_BUFFER, **way)
+            async with request as answer:
                 if answer.status >= 400:
                     raise _refusal("GET", path, answer.status, await answer.read())
+                if follow:
+                    _keep_alive(answer)
                 rest = b""
                 async for piece in answer.content.iter_any():
                     *lines, rest = (rest + piece).split(b"\n")
@@ -234,17 +249,27 @@ class ClusterApi:
 
     @asynccontextmanager
     async def _socket(self, path: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        assert self._session is not None
-        token = await asyncio.to_thread(self._access.token)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        async with self._session.ws_connect(
-            self._access.url + path,
-            protocols=PROTOCOLS,
-            headers=headers,
-            heartbeat=QUIET_S,
-            max_msg_size=0,
-        ) as socket:
-            yield socket
+        _, url, headers, *_ = await self._asked("GET", path, {})
+        session, way = self._session()
+        async with session.ws_connect(
+            url, protocols=PROTOCOLS, headers=headers, heartbeat=QUIET_S, max_msg_size=0, **way
+        ) as opened:
+            yield opened
+
+    def _session(self) -> tuple[aiohttp.ClientSession, dict[str, Any]]:
+        """Return the package's connections and the way to the API server, as it takes it itself.
+
+        It opens no websocket by a proxy, and bounds no buffer.
+        """
+        assert self._client is not None
+        configuration, rest = self._client.configuration, self._client.rest_client
+        if rest.pool_manager is None:
+            rest.pool_manager = rest._create_pool_manager()
+        return rest.pool_manager, {
+            "proxy": configuration.proxy,
+            "proxy_headers": configuration.proxy_headers,
+            "server_hostname": configuration.tls_server_name,
+        }
 
     async def _why_not(self, path: str, error: aiohttp.WSServerHandshakeError) -> ClusterError:
         """Return why the API server opened no websocket: the reason is in an answer without one.
@@ -292,23 +317,51 @@ class ClusterApi:
         body: Mapping[str, Any] | None = None,
         content_type: str = JSON,
         accept: str = JSON,
-        buffer: int = LINE_MAX,
-    ) -> Any:
-        assert self._session is not None
-        token = await asyncio.to_thread(self._access.token)
-        return self._session.request(
-            method,
-            self._access.url + path,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={
-                **({"Authorization": f"Bearer {token}"} if token else {}),
-                "Content-Type": content_type,
-                "Accept": accept,
-            },
-            timeout=limits,
-            allow_redirects=False,
-            read_bufsize=buffer,
+    ) -> aiohttp.ClientResponse:
+        assert self._client is not None
+        headers = {"Content-Type": content_type, "Accept": accept}
+        asked = await self._asked(method, path, headers, body)
+        answer = await self._client.call_api(*asked, _request_timeout=limits)
+        response: aiohttp.ClientResponse = answer.response
+        return response
+
+    async def _asked(
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, ...]:
+        """Return a request as the package sends it, with credentials that are fresh."""
+        assert self._client is not None
+        found: tuple[Any, ...] = await self._client.param_serialize(
+            method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
         )
+        return found
+
+
+def _keep_alive(answer: aiohttp.ClientResponse) -> None:
+    """Have TCP end a connection whose other side has gone without a word."""
+    transport = answer.connection.transport if answer.connection is not None else None
+    opened: socket.socket | None = transport.get_extra_info("socket") if transport else None
+    if opened is not None:
+        for option in tcp_keepalive_socket_options():
+            opened.setsockopt(*option)
+
+
+def _without_redirects() -> aiohttp.TraceConfig:
+    """Refuse every redirect: a pod's page, read through the API server, could name any address."""
+
+    async def refuse(
+        _session: aiohttp.ClientSession,
+        _context: SimpleNamespace,
+        asked: aiohttp.TraceRequestRedirectParams,
+    ) -> None:
+        raise aiohttp.ClientError(f"it redirects, with {asked.response.status}")
+
+    found = aiohttp.TraceConfig()
+    found.on_request_redirect.append(refuse)
+    return found
 
 
 async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from controller.cluster.access import Access, access_of_pod
 from controller.cluster.api import ClusterApi
-from controller.cluster.in_cluster import ClusterAccess
 from tests.support.containers import Containers
 from tests.support.store.certificates import Authority
 
@@ -49,6 +49,10 @@ class FakeApi:
         self.refused_methods: set[tuple[str, str]] = set()
         self.busy: set[str] = set()
         self.busy_once: set[str] = set()
+        self.redirected: dict[str, str] = {}
+        """Addresses that paths redirect to."""
+        self.tokens: list[str] = []
+        """The credentials of each call."""
         self.containers = Containers()
         self.admits: Callable[[dict[str, Any]], dict[str, Any] | str] = lambda tried: tried
         """The answer to an object that is only tried: as webhooks change it, or why not."""
@@ -59,6 +63,7 @@ class FakeApi:
         self._removed: list[tuple[str, dict[str, Any]]] = []
         self._changed = asyncio.Condition()
         self._runner: web.AppRunner | None = None
+        self._access: Access | None = None
 
     async def __aenter__(self) -> FakeApi:
         pages = web.Application()
@@ -68,6 +73,11 @@ class FakeApi:
         context = await asyncio.to_thread(self._context)
         site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=context)
         await site.start()
+        named = {
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": str(self._runner.addresses[0][1]),
+        }
+        self._access = await asyncio.to_thread(access_of_pod, named, self._folder)
         return self
 
     async def __aexit__(
@@ -80,10 +90,21 @@ class FakeApi:
         await self._runner.cleanup()
 
     @property
-    def access(self) -> ClusterAccess:
-        """How a pod would reach it."""
+    def url(self) -> str:
+        """Its address."""
         assert self._runner is not None
-        return ClusterAccess(f"https://127.0.0.1:{self._runner.addresses[0][1]}", self._folder)
+        return f"https://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    @property
+    def authority(self) -> Path:
+        """The certificate that it is to be trusted by."""
+        return self._folder / "ca.crt"
+
+    @property
+    def access(self) -> Access:
+        """How a pod would reach it."""
+        assert self._access is not None
+        return self._access
 
     async def put(self, path: str, body: dict[str, Any]) -> None:
         """Write an object, whatever was there."""
@@ -130,7 +151,7 @@ class FakeApi:
         authority = Authority(self._folder, "api")
         certificate, key = authority.server("api-server")
         (self._folder / "ca.crt").write_bytes(authority.pem)
-        (self._folder / "token").write_text("t\n")
+        (self._folder / "token").write_text("t")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
         return context
@@ -139,6 +160,9 @@ class FakeApi:
         path = request.path
         self.calls.append((request.method, path))
         self.accepted.add((path, request.headers.get("Accept", "")))
+        self.tokens.append(request.headers.get("Authorization", ""))
+        if path in self.redirected:
+            return web.Response(status=302, headers={"Location": self.redirected[path]})
         if self.away:
             return _status(503, "away")
         if path in self.busy | self.busy_once:

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways to an API server: kubeconfigs as kubectl reads them, and a pod's own."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.cluster import access
+from controller.cluster.access import Access, access_of, access_of_pod
+from controller.cluster.api import ClusterApi
+from controller.cluster.executed import Ran
+from rdzv.errors import ClusterUnavailable, ConfigError
+from tests.support.cluster_api import FakeApi
+from tests.support.tasks import beside
+
+POD = "/api/v1/namespaces/team/pods/a"
+EXEC = "client.authentication.k8s.io/v1"
+LONG_S = 120.0
+
+
+@pytest.fixture
+async def fake(tmp_path: Path) -> AsyncIterator[FakeApi]:
+    async with FakeApi(tmp_path) as running:
+        await running.put(POD, {"metadata": {"namespace": "team"}})
+        yield running
+
+
+class Kubeconfig:
+    """A file with one context, ``c``, for a fake API server."""
+
+    def __init__(self, fake: FakeApi, path: Path, user: Any, **cluster: Any) -> None:
+        self.path = path
+        self.parts: dict[str, Any] = {
+            "current-context": "c",
+            "contexts": [
+                {"name": "c", "context": {"cluster": "k", "user": "u", "namespace": "team"}}
+            ],
+            "clusters": [
+                {
+                    "name": "k",
+                    "cluster": {
+                        "server": fake.url,
+                        "certificate-authority": str(fake.authority),
+                        **cluster,
+                    },
+                }
+            ],
+            "users": [{"name": "u", "user": user}],
+        }
+
+    def write(self, *parts: str) -> str:
+        """Write it, or some parts of it; return its path."""
+        told = {name: self.parts[name] for name in parts or self.parts}
+        self.path.write_text(json.dumps(told))
+        return str(self.path)
+
+
+@asynccontextmanager
+async def reached(
+    kubeconfig: Kubeconfig | str, context: str | None = None
+) -> AsyncIterator[ClusterApi]:
+    """The API server by a kubeconfig, which is written and read beside the event loop."""
+
+    def read() -> Access:
+        named = kubeconfig if isinstance(kubeconfig, str) else kubeconfig.write()
+        return access_of({"KUBECONFIG": named}, None, context)
+
+    found = await asyncio.to_thread(read)
+    async with ClusterApi(found) as api:
+        yield api
+
+
+def plugin(tmp_path: Path, **status: Any) -> dict[str, Any]:
+    """A credential plug-in, which counts its runs in the token that it gives."""
+    told = {"apiVersion": EXEC, "kind": "ExecCredential", "status": {"token": "RUNS", **status}}
+    runs = tmp_path / "runs"
+    script = f"echo >>{runs}; echo '{json.dumps(told)}' | sed s/RUNS/$(wc -l <{runs})/"
+    return {"exec": {"apiVersion": EXEC, "command": "sh", "args": ["-c", script]}}
+
+
+async def test_several_files_are_one_and_a_context_is_chosen(fake: FakeApi, tmp_path: Path) -> None:
+    whole = Kubeconfig(fake, tmp_path / "first", {"token": "s"})
+    whole.parts["contexts"].append({"name": "other", "context": {"cluster": "k", "user": "u"}})
+    first = await asyncio.to_thread(whole.write, "current-context", "contexts")
+    whole.path = tmp_path / "second"
+    second = await asyncio.to_thread(whole.write, "clusters", "users")
+    both = os.pathsep.join((first, str(tmp_path / "none"), second))
+    async with reached(both) as api:
+        await api.get(POD)
+        assert (api.namespace, fake.tokens) == ("team", ["Bearer s"])
+    async with reached(both, "other") as api:
+        assert api.namespace == "default"
+    with pytest.raises(ConfigError, match="Expected object with name nosuch"):
+        async with reached(both, "nosuch"):
+            pass
+
+
+async def test_paths_in_a_file_are_relative_to_it(fake: FakeApi, tmp_path: Path) -> None:
+    await asyncio.to_thread((tmp_path / "token-of-u").write_text, "s\n")
+    cluster = {"certificate-authority": "ca.crt"}
+    file = Kubeconfig(fake, tmp_path / "config", {"tokenFile": "token-of-u"}, **cluster)
+    async with reached(file) as api:
+        await api.get(POD)
+    assert fake.tokens == ["Bearer s"]
+
+
+async def test_a_plug_in_runs_again_near_the_end_that_it_gave(
+    fake: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "RENEW_S", 0.0)
+    user = plugin(tmp_path, expirationTimestamp="2026-01-01T00:00:00Z")
+    async with reached(Kubeconfig(fake, tmp_path / "config", user)) as api:
+        for _ in range(2):
+            await api.get(POD)
+    assert fake.tokens == ["Bearer 2", "Bearer 3"]
+
+    fake.tokens.clear()
+    user = plugin(tmp_path, expirationTimestamp="2999-01-01T00:00:00Z")
+    async with reached(Kubeconfig(fake, tmp_path / "config", user)) as api:
+        for _ in range(2):
+            await api.get(POD)
+    assert fake.tokens == ["Bearer 4", "Bearer 4"]
+
+
+async def test_credentials_last_while_their_plug_in_fails_later(
+    fake: FakeApi,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(access, "RENEW_S", 0.0)
+    user = plugin(tmp_path, expirationTimestamp="2026-01-01T00:00:00Z")
+    user["exec"]["args"][1] += f"; test $(wc -l <{tmp_path / 'runs'}) = 1"
+    async with reached(Kubeconfig(fake, tmp_path / "config", user)) as api:
+        with caplog.at_level(logging.WARNING):
+            await api.get(POD)
+    assert fake.tokens == ["Bearer 1"]
+    assert "process returned 1" in caplog.text
+
+
+@pytest.mark.parametrize("named_by", ["proxy-url", "HTTPS_PROXY"])
+async def test_calls_commands_and_logs_go_through_the_proxy(
+    named_by: str, fake: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.containers.execute = lambda asked: Ran(0, "out", "")
+    await fake.containers.log("team", "a", "t", "line")
+    opened: list[str] = []
+    serving: list[asyncio.Task[None] | None] = []
+
+    async def forward(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            target.write(data)
+        target.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.current_task())
+        head = await reader.readuntil(b"\r\n\r\n")
+        method, target, _ = head.decode().split(" ", 2)
+        opened.append(method)
+        host, _, port = target.partition(":")
+        source, target_writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        async with beside(forward(source, writer)):
+            await forward(reader, target_writer)
+        for one in (writer, target_writer):
+            one.close()
+            await one.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        address = {"proxy-url": f"http://127.0.0.1:{port}"} if named_by == "proxy-url" else {}
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
+        file = Kubeconfig(fake, tmp_path / "config", {"token": "s"}, **address)
+        async with reached(file) as api:
+            await api.get(POD)
+            assert (await api.run_in("team", "a", "t", ["true"], timeout_s=LONG_S)).out == "out"
+            assert [line async for line in api.log_lines("team", "a", "t")] == ["line"]
+        assert set(opened) == {"CONNECT"}
+        await asyncio.gather(*filter(None, serving))
+    async with reached(file) as api:
+        with pytest.raises(ClusterUnavailable):
+            await api.get(POD)
+
+
+async def test_the_certificate_may_be_for_another_name(fake: FakeApi, tmp_path: Path) -> None:
+    named = {"server": fake.url.replace("127.0.0.1", "127.0.0.2")}
+    right = {**named, "server": fake.url, "tls-server-name": "127.0.0.1"}
+    wrong = {**named, "server": fake.url, "tls-server-name": "elsewhere.example"}
+    fake.containers.execute = lambda asked: Ran(0, "out", "")
+    async with reached(Kubeconfig(fake, tmp_path / "a", {"token": "s"}, **right)) as api:
+        await api.get(POD)
+        await api.run_in("team", "a", "t", ["true"], timeout_s=LONG_S)
+    async with reached(Kubeconfig(fake, tmp_path / "b", {"token": "s"}, **wrong)) as api:
+        with pytest.raises(ClusterUnavailable, match="certificate"):
+            await api.get(POD)
+        with pytest.raises(ClusterUnavailable, match="certificate"):
+            await api.run_in("team", "a", "t", ["true"], timeout_s=LONG_S)
+
+
+def oidc(expires: int) -> dict[str, Any]:
+    claims = base64.urlsafe_b64encode(json.dumps({"exp": expires}).encode()).decode().rstrip("=")
+    settings = {
+        "id-token": f"h.{claims}.s",
+        "refresh-token": "s3cret",
+        "client-id": "c",
+        "client-secret": "s3cret",
+        "idp-issuer-url": "https://127.0.0.1:1",
+    }
+    return {"auth-provider": {"name": "oidc", "config": settings}}
+
+
+async def test_a_token_of_oidc_is_used_and_never_refreshed_here(
+    fake: FakeApi, tmp_path: Path
+) -> None:
+    user = oidc(32503680000)
+    async with reached(Kubeconfig(fake, tmp_path / "config", user)) as api:
+        await api.get(POD)
+    assert fake.tokens == [f"Bearer {user['auth-provider']['config']['id-token']}"]
+    with pytest.raises(ConfigError, match="has expired: run kubectl"):
+        async with reached(Kubeconfig(fake, tmp_path / "config", oidc(1))):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("user", "cluster", "why"),
+    [
+        ({"exec": {"apiVersion": EXEC, "command": "/no/such"}}, {}, "no/such"),
+        ({"exec": {"apiVersion": EXEC, "command": "true"}}, {}, "decode"),
+        ({"exec": {"apiVersion": EXEC}, "token": "s3cret"}, {}, "command"),
+        (
+            {
+                "exec": {"apiVersion": EXEC, "command": "true", "env": [{"name": "A"}]},
+                "token": "s3cret",
+            },
+            {},
+            "Expected key value|value",
+        ),
+        ({"token": "s3cret"}, {"server": ""}, "names no server"),
+        ({"auth-provider": {"name": "oidc", "config": {"a": "s3cret"}}}, {}, "refresh|expired"),
+        ({"token": "s3cret"}, {"certificate-authority": "/no/such"}, "no/such"),
+        (
+            {"username": "u", "password": "s3cret", "client-certificate-data": "%"},
+            {},
+            "certificate",
+        ),
+    ],
+)
+async def test_a_kubeconfig_that_cannot_be_used_says_why_without_secrets(
+    user: dict[str, Any], cluster: dict[str, Any], why: str, fake: FakeApi, tmp_path: Path
+) -> None:
+    file = Kubeconfig(fake, tmp_path / "config", user, **cluster)
+    with pytest.raises(ConfigError, match=why) as caught:
+        async with reached(file):
+            pass
+    assert "s3cret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+async def test_a_redirect_is_not_followed(fake: FakeApi) -> None:
+    """A pod's page, read through the API server, could name any address."""
+    fake.redirected[POD] = f"{fake.url}/api/v1/secrets"
+    async with ClusterApi(fake.access) as api:
+        with pytest.raises(ClusterUnavailable, match="redirects, with 302"):
+            await api.text(POD)
+    assert [path for _, path in fake.calls] == [POD]
+
+
+def test_outside_of_a_cluster_the_controller_says_where_it_runs(tmp_path: Path) -> None:
+    named = {"KUBERNETES_SERVICE_HOST": "::1", "KUBERNETES_SERVICE_PORT": "443"}
+    for environ in ({}, named):
+        with pytest.raises(ConfigError, match="install the chart"):
+            access_of_pod(environ, tmp_path)
