@@ -173,9 +173,10 @@ def main() -> None:
         sys.exit(_status(error))
     except Exception as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and missing.partition(".")[0] in EXTRA:
+        package = (missing or "").partition(".")[0]
+        if package in EXTRA:
             _complain(
-                f"this command needs the package {missing}, which is not installed: pip install"
+                f"this command needs the package {package}, which is not installed: pip install"
                 " 'muster-elastic[controller]'"
             )
             sys.exit(EXIT_USAGE)

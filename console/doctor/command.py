@@ -31,7 +31,6 @@ from console.whereabouts import ClusterOptions
 from console.wrapping import wrapped
 from launcher_shim.exit_status import EXIT_DONE, EXIT_FAULT, EXIT_UNAVAILABLE
 from rdzv.counting import counted
-from rdzv.errors import ConfigError
 
 
 def of_a_cluster(command: Callable[..., int]) -> Callable[..., int]:

@@ -27,7 +27,7 @@ from rdzv.errors import ConfigError
 log = logging.getLogger(__name__)
 
 FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where the kubelet mounts a pod's token and the cluster's authority."""
+"""The folder in which the kubelet mounts a pod's token and the cluster's authority."""
 VARIABLE = "KUBECONFIG"
 PLUGIN_TIMEOUT_S = 60.0
 """Timeout of a credential plug-in that a kubeconfig names; it may prompt its user."""
@@ -50,7 +50,7 @@ class _Loader(KubeConfigLoader):
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ClusterAccess:
     """The API server, the user's credentials and how to renew them; and the user's namespace."""
 
     configuration: Configuration
@@ -59,7 +59,7 @@ class Access:
 
 def access_of(
     environ: Mapping[str, str], kubeconfig: str | None = None, context: str | None = None
-) -> Access:
+) -> ClusterAccess:
     """Return the access by the kubeconfig; in a pod, if none is named, the pod's own.
 
     It reads files and may run a plug-in: call it in a thread without an event loop. Raises
@@ -71,7 +71,7 @@ def access_of(
     return _by_kubeconfig(named or str(Path.home() / ".kube" / "config"), context)
 
 
-def access_of_pod(environ: Mapping[str, str], folder: Path = FOLDER) -> Access:
+def access_of_pod(environ: Mapping[str, str], folder: Path = FOLDER) -> ClusterAccess:
     """Return the access of a pod's service account, whose token is renewed as the kubelet does.
 
     Raises ``ConfigError`` outside of a cluster.
@@ -91,10 +91,10 @@ def access_of_pod(environ: Mapping[str, str], folder: Path = FOLDER) -> Access:
             " runs in one: install the chart, charts/muster, and leave"
             " automountServiceAccountToken on"
         ) from error
-    return Access(configuration, namespace)
+    return ClusterAccess(configuration, namespace)
 
 
-def _by_kubeconfig(named: str, context: str | None) -> Access:
+def _by_kubeconfig(named: str, context: str | None) -> ClusterAccess:
     """Read a kubeconfig, or several with a colon between them, as one."""
     if not any(Path(one).expanduser().is_file() for one in named.split(os.pathsep) if one):
         raise ConfigError(f"--kubeconfig: {named} cannot be read: there is no such file")
@@ -121,7 +121,7 @@ def _by_kubeconfig(named: str, context: str | None) -> Access:
             log.warning("%s", error, extra={"event": "credentials_not_renewed"})
 
     configuration.refresh_api_key_hook = renew
-    return Access(configuration, str(namespace))
+    return ClusterAccess(configuration, str(namespace))
 
 
 async def _load(loader: KubeConfigLoader, configuration: Configuration) -> None:

@@ -22,7 +22,7 @@ from kubernetes.aio.client import ApiClient
 from kubernetes.utils import tcp_keepalive_socket_options
 
 from controller.cluster import paths
-from controller.cluster.access import Access
+from controller.cluster.access import ClusterAccess
 from controller.cluster.executed import PROTOCOLS, Execution, Ran, Wrote
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, ConfigError
 
@@ -55,7 +55,7 @@ class ClusterApi:
     ``namespace``: where its user's objects are, if not in the one that ``access`` names.
     """
 
-    def __init__(self, access: Access, namespace: str | None = None) -> None:
+    def __init__(self, access: ClusterAccess, namespace: str | None = None) -> None:
         self._access = access
         self._namespace = namespace
         self._client: ApiClient | None = None
@@ -229,7 +229,9 @@ class ClusterApi:
         try:
             _, url, headers, *_ = await self._asked("GET", path, {"Accept": "*/*"})
             session, way = self._session()
-            request = session.get(url, headers=headers, timeout=limits, read_bufsize=LOG_BUFFER, **way)
+            request = session.get(
+                url, headers=headers, timeout=limits, read_bufsize=LOG_BUFFER, **way
+            )
             async with request as answer:
                 if answer.status >= 400:
                     raise _refusal("GET", path, answer.status, await answer.read())

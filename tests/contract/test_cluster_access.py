@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from controller.cluster import access
-from controller.cluster.access import Access, access_of, access_of_pod
+from controller.cluster.access import ClusterAccess, access_of, access_of_pod
 from controller.cluster.api import ClusterApi
 from controller.cluster.executed import Ran
 from rdzv.errors import ClusterUnavailable, ConfigError
@@ -71,7 +71,7 @@ async def reached(
 ) -> AsyncIterator[ClusterApi]:
     """The API server by a kubeconfig, which is written and read beside the event loop."""
 
-    def read() -> Access:
+    def read() -> ClusterAccess:
         named = kubeconfig if isinstance(kubeconfig, str) else kubeconfig.write()
         return access_of({"KUBECONFIG": named}, None, context)
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from controller.cluster.access import Access, access_of_pod
+from controller.cluster.access import ClusterAccess, access_of_pod
 from controller.cluster.api import ClusterApi
 from tests.support.containers import Containers
 from tests.support.store.certificates import Authority
@@ -63,7 +63,7 @@ class FakeApi:
         self._removed: list[tuple[str, dict[str, Any]]] = []
         self._changed = asyncio.Condition()
         self._runner: web.AppRunner | None = None
-        self._access: Access | None = None
+        self._access: ClusterAccess | None = None
 
     async def __aenter__(self) -> FakeApi:
         pages = web.Application()
@@ -101,7 +101,7 @@ class FakeApi:
         return self._folder / "ca.crt"
 
     @property
-    def access(self) -> Access:
+    def access(self) -> ClusterAccess:
         """How a pod would reach it."""
         assert self._access is not None
         return self._access

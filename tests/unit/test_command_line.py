@@ -86,8 +86,24 @@ def test_help_imports_no_client_of_the_store(code: str) -> None:
     )
     loaded = set(told.stdout.split())
     unwanted = {"rich", "muster.draining", "difflib", "importlib.metadata", "uvloop"}
+    unwanted |= {"aiohttp", "kubernetes"}
     unwanted |= {"grpc", "asyncio"} if code == "--help" else set()
     assert loaded & unwanted == set()
+
+
+@pytest.mark.parametrize("missing", ["aiohttp", "kubernetes"])
+@pytest.mark.parametrize("code", ["doctor --cluster", "controller --own-namespace muster-system"])
+def test_a_command_about_a_cluster_says_what_to_install(code: str, missing: str) -> None:
+    words = f"import sys; sys.modules['{missing}'] = None; sys.argv = ['muster', *{code.split()}]"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{words}\nfrom console.main import main\nmain()"],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert f"needs the package {missing}" in done.stderr
+    assert "pip install 'muster-elastic[controller]'" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from console.doctor.cluster.examine import examine
 from console.doctor.cluster.findings import findings_of
 from console.doctor.finding import Finding
-from controller.cluster.access import Access, access_of
+from controller.cluster.access import ClusterAccess, access_of
 from controller.cluster.api import ClusterApi
 
 
@@ -21,6 +21,6 @@ def cluster_findings(kubeconfig: str | None, context: str | None) -> list[Findin
     return asyncio.run(_findings(access_of(os.environ, kubeconfig, context)))
 
 
-async def _findings(access: Access) -> list[Finding]:
+async def _findings(access: ClusterAccess) -> list[Finding]:
     async with ClusterApi(access) as api:
         return findings_of(await examine(api, lambda: datetime.now(UTC)))
