@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from console import grpc_log
+from console.extra import missing
 from console.help import CommandsByTask, Entry
 from console.style import TERMINAL, coloured
 from console.wrapping import wrapped
@@ -35,9 +36,6 @@ from rdzv.errors import (
 )
 
 _PREFIX = "muster: "
-
-EXTRA = frozenset({"aiohttp", "kubernetes", "yaml"})
-"""Packages of the extra muster-elastic[controller], by the names that they are imported by."""
 
 ALIASES = {"why": "doctor"}
 """Short names of commands."""
@@ -172,13 +170,8 @@ def main() -> None:
         _complain(str(error))
         sys.exit(_status(error))
     except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        package = (missing or "").partition(".")[0]
-        if package in EXTRA:
-            _complain(
-                f"this command needs the package {package}, which is not installed: pip install"
-                " 'muster-elastic[controller]'"
-            )
+        if isinstance(error, ModuleNotFoundError) and (said := missing(error)):
+            _complain(said)
             sys.exit(EXIT_USAGE)
         import traceback
 

@@ -17,6 +17,7 @@ from agent.config.sidecar import STORE_SETTINGS, AccessConfig, JobConfig
 from agent.config.table import Configuration, load, settings_of
 from console.completion import job_names
 from console.context_file import defaults
+from console.extra import missing
 from console.help import STORE_SECTION, SectionedOption
 from console.running import found, running
 from console.whereabouts import ClusterOptions, is_cluster_known, with_cluster_options
@@ -28,9 +29,6 @@ _SHORT = {"--namespace": "-n"}
 
 IN_A_SIDECAR = "console.remote.passing:in_a_sidecar"
 """The function that runs a command about one job in a cluster."""
-
-CLUSTER_PACKAGES = ("aiohttp", "kubernetes")
-"""The optional dependencies of commands that ask a cluster."""
 
 CLUSTER_OPTIONS = ("kubeconfig", "context")
 
@@ -137,16 +135,12 @@ def _in_cluster(elsewhere: str, *, required: bool) -> Callable[..., Any] | None:
     try:
         return cast(Callable[..., Any], getattr(import_module(module), name))
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in CLUSTER_PACKAGES:
+        said = missing(error)
+        if not said:
             raise
-        missing = (
-            f"the cluster cannot be asked without the package {package}: pip install"
-            " 'muster-elastic[controller]'"
-        )
         if required:
-            raise ConfigError(missing) from error
-        click.echo(f"muster: {missing}", err=True)
+            raise ConfigError(said) from error
+        click.echo(f"muster: {said}", err=True)
         return None
 
 

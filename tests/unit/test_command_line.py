@@ -102,7 +102,7 @@ def test_a_command_about_a_cluster_says_what_to_install(code: str, missing: str)
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
-    assert f"needs the package {missing}" in done.stderr
+    assert f"without the package {missing}" in done.stderr
     assert "pip install 'muster-elastic[controller]'" in done.stderr
 
 
