@@ -97,7 +97,7 @@ def access_of_pod(environ: Mapping[str, str], folder: Path = FOLDER) -> ClusterA
 def _by_kubeconfig(named: str, context: str | None) -> ClusterAccess:
     """Read a kubeconfig, or several with a colon between them, as one."""
     if not any(Path(one).expanduser().is_file() for one in named.split(os.pathsep) if one):
-        raise ConfigError(f"--kubeconfig: {named} cannot be read: there is no such file")
+        raise ConfigError(f"--kubeconfig: {named} cannot be read: No such file or directory")
     configuration = Configuration(host="")
     with _in_one_sentence(named):
         loader = _Loader(
