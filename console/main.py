@@ -66,6 +66,7 @@ TASKS = {
         "list": Entry("console.job.jobs:list_jobs", "List the jobs of a namespace, or of a store."),
         "get": Entry("console.job.jobs:get", "Show a job and its pods, one a row."),
         "status": Entry("console.job.status:status", "Show a job's state, its pods and rounds."),
+        "top": Entry("console.top.command:top", "Show one job on one screen, with keys."),
         "hosts": Entry("console.job.hosts:hosts", "List hosts available to launchers."),
         "logs": Entry("console.logs.command:logs", "Show what training prints, by rank."),
         "history": Entry(

@@ -12,6 +12,9 @@ from rdzv.records.failure import Failure
 from rdzv.shards.ledger import ShardLedger
 from rdzv.shards.progress import progress, warning
 
+EVENTS = 5
+"""The newest entries of the history that are shown; ``muster history`` has all."""
+
 
 def status_json(view: JobView, now_unix_s: float) -> dict[str, object]:
     """Return the job as one object for programs; ``now_unix_s`` is the time of the ages in it."""
@@ -69,6 +72,15 @@ def status_json(view: JobView, now_unix_s: float) -> dict[str, object]:
         "slow_save": view.slow_save,
         "shards": {name: _shards_json(name, one) for name, one in view.shards.items()},
         "corrupt": dict(view.snapshot.corrupt),
+        "events": [
+            {
+                "at_unix_s": one.at_unix_s,
+                "what": one.what,
+                "member": one.member,
+                "why": one.why,
+            }
+            for one in view.history[-EVENTS:]
+        ],
     }
 
 

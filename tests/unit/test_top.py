@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster top``: what is on its screen, at any width, and what its keys ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from console.job.output import rendered
+from console.job.rows import PodFacts
+from console.job.status_json import status_json
+from console.top.in_cluster import News
+from console.top.keys import Verb, meaning_of, moved, verb_of
+from console.top.screen import TopScene, top_grids
+from rdzv.records.commit import LastCommit
+from rdzv.records.history import HistoryEntry
+from tests.support.views import NOW_S, reported, run, view
+
+SAVED = LastCommit(1000, 3, 0, at_unix_s=NOW_S - 30, run="digits")
+LOST = HistoryEntry("lost", "c", "its lease expired", NOW_S - 100)
+PENDING = PodFacts("d", "Pending", why="0/2 nodes: Insufficient nvidia.com/gpu", runs=False)
+
+
+def scene(*, pods: tuple[PodFacts, ...] = (), paused: bool = False) -> TopScene:
+    seen = view(run(), saves=reported(1200, 10), last_commit=SAVED, history=(LOST,), paused=paused)
+    return TopScene("team", "digits", status_json(seen, NOW_S), pods)
+
+
+def screen(shown: TopScene, width: int | None = 100, **more: str) -> str:
+    return rendered(top_grids(shown, NOW_S, **more), width, False)
+
+
+def test_the_screen_has_the_state_the_figures_the_pods_and_the_last_events() -> None:
+    text = screen(scene())
+    first, *_ = text.splitlines()
+    assert first.startswith("team/digits training")
+    for figure in ("step 1,200", "10 steps/s, 0.1 s a step", "step 1,000 saved 30 s ago"):
+        assert figure in text
+    assert "1 min 40 s  lost" in text
+    assert "its lease expired" in text
+
+
+def test_a_pending_pod_is_on_it_with_why() -> None:
+    assert "Insufficient nvidia.com/gpu" in screen(scene(pods=(PENDING,)))
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    shown = scene(pods=(PENDING,))
+    text = screen(shown, width, chosen="a", keys="q quit")
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_job_whose_sidecars_are_silent_is_shown_by_its_pods() -> None:
+    silent = TopScene("team", "digits", None, (PENDING,), "no sidecar runs")
+    text = screen(silent)
+    assert "team/digits below min" in text
+    assert "no figures yet" in text
+
+
+def test_the_chosen_pod_is_marked_and_drained() -> None:
+    shown = scene()
+    line = shown.line(NOW_S)
+    assert "> b" in screen(shown, chosen="b")
+    assert verb_of("drain", line, "b") == Verb(("drain", "b", "--job", "digits"), "drain b?")
+    assert verb_of("drain", line, None) is None
+
+
+def test_p_pauses_a_job_and_resumes_one_that_is_paused() -> None:
+    words = [verb_of("pause", scene(paused=paused).line(NOW_S), None) for paused in (False, True)]
+    assert [verb.words[0] for verb in words if verb is not None] == ["pause", "resume"]
+
+
+def test_keys() -> None:
+    assert [meaning_of(key) for key in ("\x1b[A", "j", "D", "x", "q")] == [
+        "up", "down", "drain", "", "quit",
+    ]  # fmt: skip
+    assert moved(["a", "b"], None, 1) == "a"
+    assert moved(["a", "b"], "a", 1) == "b"
+    assert moved(["a", "b"], "b", 1) == "b"
+    assert moved(["a", "b"], "gone", -1) == "a"
+    assert moved([], "a", 1) is None
+
+
+def test_news_are_whole_lines_of_json() -> None:
+    news = News()
+    news.take(False, '{"job": ')
+    assert not news.told
+    news.take(False, '"digits"}\nmuster: a remark\n{"job"')
+    assert news.told == {"job": "digits"}
+    news.fail("its pod went")
+    news.take(False, '{"job": "again"}\n')
+    assert news.told == {"job": "again"}
+    assert news.trouble == ""
