@@ -14,11 +14,13 @@ from typing import Any
 import click
 
 from agent.config.parsers import duration_s
+from console.completion import job_names
 from console.help import Command
 from console.remote.creating import state
 from console.remote.manifest import MADE_BY, SUBMIT, WORKERS
 from console.remote.pods import JobPod, pods_of
 from console.remote.reach import ClusterOptions, cluster, through_the_api_server
+from console.remote.refusals import with_right
 from console.remote.sidecar import ask
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
@@ -78,7 +80,7 @@ Examples:
   muster delete digits --now --yes
 """,
 )
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB", shell_complete=job_names)
 @click.option("--now", is_flag=True, help="Don't save first: what was not saved is lost.")
 @click.option(
     "--timeout",
@@ -224,7 +226,8 @@ async def _save(
 
     argv = ["pause", job, "--wait", "--reason", "muster delete"]
     try:
-        ran = await ask(api, pods, argv, timeout_s=timeout_s, wrote=wrote)
+        with with_right("muster delete", "create pods/exec", api.namespace):
+            ran = await ask(api, pods, argv, timeout_s=timeout_s, wrote=wrote)
     except ClusterUnavailable as error:
         raise ClusterUnavailable(
             f"{error}\n{stays}; it is paused: muster resume {job} lets it train on"
