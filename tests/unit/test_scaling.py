@@ -165,6 +165,11 @@ def test_all_that_came_train_before_it_is_done() -> None:
     assert not came(asked, waits).trains
     assert came(asked, waits, paused=True).trains
     assert came(asked, [*STS, pod("sts-3")]).trains
+    held = [*STS, pod("sts-3", state="standby", doing="standby")]
+    assert not came(asked, held).trains
+    in_threes, _ = arrival(SET, Sizes(2, 8, unit=3), 4, raises_max=False)
+    assert in_threes is not None
+    assert came(in_threes, held).trains
 
 
 def test_one_operation_at_a_time() -> None:

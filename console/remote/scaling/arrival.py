@@ -14,10 +14,15 @@ from rdzv.records.sizes import Sizes
 
 @dataclass(frozen=True, slots=True)
 class ScaleOutPlan:
-    """The owner's count before and after; ``most`` is the bound to set, None to leave it."""
+    """The owner's count before and after.
+
+    ``world``: the pods that will train, as the others stand by. ``most``: the bound to set, None to
+    leave it.
+    """
 
     before: int
     count: int
+    world: int
     most: int | None = None
 
 
@@ -26,7 +31,7 @@ class Came:
     """The progress of a scale-out.
 
     ``count``: the pods of which all take part, as the owner's count is to be if nothing more
-    comes. ``complete``: whether all take part; ``trains``: whether all of them train or stand by.
+    comes. ``complete``: whether all take part; ``trains``: whether as many train as there can.
     """
 
     count: int
@@ -44,11 +49,10 @@ def arrival(
     if count < owner.count:
         return None, f"{owner} has {owner.count} already: muster scalein makes it fewer"
     if count == owner.count:
-        return ScaleOutPlan(count, count), f"{owner} has {count} already"
+        return ScaleOutPlan(count, count, 0), f"{owner} has {count} already"
     if sizes is None:
-        return ScaleOutPlan(
-            owner.count, count
-        ), "no sidecar answers, so its min and max are unknown"
+        unknown = "no sidecar answers, so its min and max are unknown"
+        return ScaleOutPlan(owner.count, count, count), unknown
     if count < sizes.smallest:
         return None, f"no world forms of {count}: min is {sizes.smallest}"
     most = None
@@ -61,14 +65,16 @@ def arrival(
         most = count
     room = Sizes(sizes.least, most or sizes.most, sizes.allowed, sizes.unit).largest(count)
     by = f", and {count - room} of them will stand by: it trains in sizes" if room < count else ""
-    return ScaleOutPlan(owner.count, count, most), f"the job may have {most or sizes.most}{by}"
+    return ScaleOutPlan(
+        owner.count, count, room, most
+    ), f"the job may have {most or sizes.most}{by}"
 
 
 def came(arrival: ScaleOutPlan, pods: Sequence[ScaledPod], *, paused: bool = False) -> Came:
     """Judge how many of the pods take part; never fewer than there were before."""
     here = [pod for pod in pods if pod.takes_part]
     complete = len(here) >= arrival.count
-    trains = complete and (paused or all(pod.trains or pod.state == "standby" for pod in here))
+    trains = complete and (paused or sum(pod.trains for pod in here) >= arrival.world)
     return Came(max(arrival.before, min(arrival.count, len(here))), complete, trains)
 
 
