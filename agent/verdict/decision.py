@@ -82,7 +82,7 @@ def _without_run(view: JobView, least: int) -> JobVerdict:
         why = "every torchrun has ended by a failure, and none asks for another world"
         if not (failed := sorted(view.failures.values(), key=lambda one: one.at_unix_s)):
             return JobVerdict("failing", why, "read the logs of the training containers")
-        why = f"{failed[-1].member}: {failed[-1].sentence}; {why}"
+        why = f"{failed[-1].member}: {failed[-1].brief}; {why}"
         return JobVerdict("failing", why, cure(view, failed[-1]))
     here = len(view.listing.listed)
     if here < least:

@@ -282,9 +282,7 @@ class JobView:
 
     def _with_faults(self, member: Member, why: str) -> str:
         bypass, failure = self.bypasses.get(member.name), self.failures.get(member.name)
-        failed = (
-            f"failed in round {shown_round(failure.round)}: {failure.sentence}" if failure else ""
-        )
+        failed = f"failed in round {shown_round(failure.round)}: {failure.brief}" if failure else ""
         return "; ".join(filter(None, (why, bypass.sentence if bypass else "", failed)))
 
     def failing(self, now_unix_s: float) -> Failure | None:
@@ -319,7 +317,7 @@ class JobView:
     def failed(self, failure: Failure, now_unix_s: float) -> str:
         """Say who failed, with what, and how long ago."""
         ago_s = max(0.0, now_unix_s - failure.at_unix_s)
-        return f"{failure.member} failed {duration(ago_s)} ago: {failure.sentence}"
+        return f"{failure.member} failed {duration(ago_s)} ago: {failure.brief}"
 
     def _as_started(self, member: Member) -> Member:
         """Return ``member`` with the workers that its torchrun started, if that is known."""

@@ -34,8 +34,8 @@ _LEVELS: Mapping[str, Level] = {
 }
 """The colours of entries; any other is shown in the terminal's own."""
 
-OMITTED = frozenset({"pod_uid", "state", "members", "saved_round"})
-"""Details for programs: shown in JSON only."""
+OMITTED = frozenset({"error", "in_a_row", "members", "pod_uid", "rank", "saved_round", "state"})
+"""Details for programs, or in the sentence, too: shown in JSON only."""
 
 INDENT = len("2026-01-02T03:04:05Z  quarantine ")
 """Indent of the lines below the sentence."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial, wraps
 from time import time
 from typing import Any
@@ -23,6 +24,7 @@ from console.job.pods import pods_of
 from console.job.status_json import status_json
 from console.options import configured_by, job_named, shown_with
 from console.running import found as running_job
+from rdzv.counting import counted
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.records.job import Member
 from rdzv.shards.progress import progress, warning
@@ -239,7 +241,8 @@ def _shards(view: JobView) -> list[Grid]:
 
 def _line(view: JobView) -> str:
     runs = "".join(
-        f"; {run.run_id}: round {run.round.shown} {run.state}, {len(run.round.frozen)} nodes"
+        f"; {run.run_id}: round {run.round.shown}, {counted(len(run.round.frozen), 'node')}"
         for run in view.runs
     )
-    return _headline(view) + runs
+    found = replace(verdict(view, time()), since_unix_s=0.0)
+    return f"{found.lines(view.name, 0.0)[0]}; {_headline(view)}{runs}"

@@ -54,7 +54,7 @@ PATIENCE_S = 60.0
 LOCK = ".muster-local"
 """The file in the directory of logs that a run holds a lock on."""
 
-LOOK = "muster status, muster history, muster drain node-1"
+LOOK = "muster status, muster why, muster history, muster drain node-1"
 
 NATIVE_SHOWN = ("event", "training", "end")
 """The kinds of moments of native torchrun's run that are shown."""

@@ -7,6 +7,7 @@ reader, and matters only to a job that cannot start.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
@@ -18,8 +19,13 @@ from rdzv.store import KeyValue
 
 TEXT_MAX = 300
 """The longest text of an error, in characters."""
+BRIEF_MAX = 100
+"""The longest text of an error in a line of other things, in characters."""
 NAME_MAX = 100
 """The longest name of an exception, and place in a script, in characters."""
+
+_PLACE = re.compile(r"\[/\S+:\d+\] ?")
+"""A place in the source of a library, as Gloo begins its errors with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +64,27 @@ class Failure:
         return f"{self.kind}: {self.text}{place}" if self.text else f"{self.kind}{place}"
 
     @property
+    def brief_error(self) -> str:
+        """The error for a line of other things: without the place in a library, and cut."""
+        text = _PLACE.sub("", self.text)
+        if len(text) > BRIEF_MAX:
+            text = f"{text[: BRIEF_MAX - 1].rstrip()}…"
+        return replace(self, text=text).error
+
+    @property
     def sentence(self) -> str:
         """The failure in one sentence, with its number in a row."""
+        return self._said(self.error)
+
+    @property
+    def brief(self) -> str:
+        """The sentence with the brief error."""
+        return self._said(self.brief_error)
+
+    def _said(self, error: str) -> str:
         who = f"rank {self.rank}: " if self.rank >= 0 else ""
         often = f", {ordinal(self.count)} in a row" if self.count > 1 else ""
-        return f"{who}{self.error}{often}"
+        return f"{who}{error}{often}"
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""

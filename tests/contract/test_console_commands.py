@@ -250,6 +250,7 @@ async def test_watch_prints_a_line_for_each_change(server: EmbeddedServer, comma
     async with asyncio.timeout(PATIENCE_S):
         first = await process.stdout.readline()
         assert b"join" in first if command == "history" else b"a" in first
+        assert command != "status" or first.startswith(f"{KEYS.job_name} is ".encode())
         store = MemoryStore(server.engine)
         await store.txn([], [Put(KEYS.history_entry(9, "b", "join"), entry("b"))])
         await store.txn([], [Put(KEYS.job, Job(1, 3, generation=4).to_json())])

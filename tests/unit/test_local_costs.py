@@ -106,7 +106,7 @@ def test_a_change_without_an_event_is_explained_by_what_came_before_it() -> None
 
 def test_after_the_last_world_nothing_is_claimed() -> None:
     told = Told().world(1, 2, (1, 1), (10, 90)).at(10, "kill", "node-1")
-    assert told.rows == [("kill node-1", "", "no step after it")]
+    assert told.rows == [("kill node-1", "", "training did not go on")]
     assert Told().at(10, "kill", "node-1").rows == [("kill node-1", "", "cost unknown: no steps")]
     told.timeline.worlds.fault = "they begin again in each epoch"
     assert told.rows == [("kill node-1", "", "cost unknown: no steps")]

@@ -47,3 +47,47 @@ def test_an_error_of_a_rank_that_the_node_does_not_have_is_told_all_the_same(
     first, second = [moment.detail for moment in moments]
     assert first.startswith("rank 4: it ended with 1; the last line: RuntimeError: first")
     assert second.startswith("local rank 1: it ended with 1; the last line: RuntimeError: second")
+
+
+def recorded(tmp_path: Path, log_text: str) -> tuple[list[Moment], str | None]:
+    """What is recorded of a worker that failed in the first world, and why the run ends."""
+    log, moments = tmp_path / "torchrun.log", list[Moment]()
+    rounds = SimpleNamespace(
+        round=SimpleNamespace(number=0), nodes=["node-0"], ranks_of=lambda _: [0], began_s=1.0
+    )
+    watch = WorkerWatch(Timeline(lambda: 9.0, moments.append), cast(Any, rounds), 1)
+    node = cast(Any, SimpleNamespace(name="node-0", launcher_log=log, launcher=None))
+    watch.begin(log)
+    log.write_text(log_text)
+    ((_, failure),) = watch.look([node])
+    return moments, watch.record(node, failure)
+
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/home/me/train.py", line 2, in <module>
+    import nosuchmodule
+{}
+E1122 23:20:16.6 1 torch/x.py:1] failed (exitcode: 1) local_rank: 0 (pid: 7)
+"""
+
+
+def test_an_error_is_told_with_its_place(tmp_path: Path) -> None:
+    error = "ModuleNotFoundError: No module named 'nosuchmodule'"
+    (moment,), ends = recorded(tmp_path, TRACEBACK.format(error))
+    assert (moment.what, ends) == ("error", None)
+    assert moment.detail.startswith(f"rank 0: {error} (train.py:2)")
+
+
+def test_a_worker_that_torchrun_ends_has_no_error(tmp_path: Path) -> None:
+    signal = (
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"
+    )
+    (moment,), ends = recorded(tmp_path, TRACEBACK.format(signal))
+    assert (moment.what, ends, moment.disturbs) == ("ended", None, False)
+
+
+def test_a_script_that_muster_refuses_is_not_tried_again(tmp_path: Path) -> None:
+    error = "ValueError: muster.train: global_batch is 0: give a whole number from 1 on"
+    _, ends = recorded(tmp_path, TRACEBACK.format(error))
+    assert ends == f"muster refuses the script before any step: {error}"

@@ -139,3 +139,17 @@ def test_a_clock_that_is_known_to_be_behind_makes_no_job_stuck() -> None:
     )
     assert verdict(seen, NOW_S).state == "training"
     assert verdict(replace(seen, saves=reported(10, 901)), NOW_S).state == "stuck"
+
+
+def test_the_error_of_a_library_is_cut_and_has_no_place_of_its_source() -> None:
+    gloo = (
+        "[/__w/pytorch/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:47232: "
+        + 40 * "long "
+    )
+    failed = replace(FAILED, kind="RuntimeError", text=gloo, where="lightning.py:332")
+    found = verdict(view(run(Round(3), ASKS), failures={"b": failed}), NOW_S)
+    assert "pair.cc" not in found.why
+    assert "RuntimeError: Read error [127.0.0.1]:47232: long" in found.why
+    assert "… (lightning.py:332)" in found.why
+    assert len(found.why) < 170
+    assert failed.error.startswith("RuntimeError: [/__w/")

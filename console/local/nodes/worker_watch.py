@@ -86,12 +86,15 @@ class WorkerWatch:
         elif allowed:
             where.append("no restart of torchrun is left")
         note = f" ({', '.join(where)})" if where else ""
-        self._timeline.record("node", "error", node.name, f"{rank}: {failure.shown}{note}")
+        what = "ended" if failure.follows_its_world else "error"
+        self._timeline.record("node", what, node.name, f"{rank}: {failure.shown}{note}")
         began_s = self._rounds.began_s
         if not has_place or self._timeline.worlds.all or began_s is None:
             return None
         lived_s = self._timeline.now_s() - began_s
         disturbed = self._timeline.disturbed_since(began_s)
+        if failure.is_refusal:
+            return f"muster refuses the script before any step: {failure.sentence}"
         if not self._same.see(failure, number, lived_s, disturbed=disturbed):
             return None
         return f"the same error {TIMES} times before any step: {failure.sentence}"

@@ -125,4 +125,4 @@ def _steps(before: World, after: World) -> str:
 def _without_world(one: Moment, last: World) -> Cost:
     if last.ended_s - one.at_s > GOES_ON_S:
         return Cost((one,), 0.0, "trained on")
-    return Cost((one,), None, "no step after it")
+    return Cost((one,), None, "training did not go on")

@@ -25,6 +25,11 @@ _OF_ANOTHER = re.compile(r"(closed|reset) by peer|[Bb]roken pipe|remote process 
 _BY_TORCHRUN = re.compile(r"SignalException: Process \d+ got signal: (\d+)")
 """The error of a worker that torchrun ends, as its world ends."""
 
+_REFUSAL = re.compile(r"(ValueError|TypeError): (muster\.|MusterCallback\b|batch_plan:)")
+"""The errors by which the library refuses a script."""
+
+_FRAME = re.compile(r'  File "(.+)", line (\d+)')
+
 MAX_SENTENCE = 300
 
 
@@ -50,13 +55,25 @@ class WorkerFailure:
         return _OF_ANOTHER.search(self.sentence) is not None
 
     @property
+    def follows_its_world(self) -> bool:
+        """Whether torchrun ended it with its world: no error of its own."""
+        return _BY_TORCHRUN.search(self.sentence) is not None
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether Muster refused the script, as it will each time."""
+        return _REFUSAL.match(self.sentence) is not None
+
+    @property
     def shown(self) -> str:
         """The sentence for people; that of a worker which follows another's end is short."""
         if (ended := _BY_TORCHRUN.search(self.sentence)) is not None:
             return f"torchrun ended it with signal {ended[1]}, as its world ends"
         if (cause := _OF_ANOTHER.search(self.sentence)) is not None:
             return f"it lost another worker ({cause[0]})"
-        return self.sentence
+        frames = [frame for line in self.traceback if (frame := _FRAME.match(line))]
+        place = f" ({frames[-1][1].rpartition('/')[2]}:{frames[-1][2]})" if frames else ""
+        return f"{self.sentence}{place}"
 
 
 class WorkerErrors:

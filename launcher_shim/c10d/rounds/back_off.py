@@ -84,7 +84,7 @@ def back_off(snapshot: RunSnapshot, chosen: Sequence[Node], sizes: Sizes) -> Bac
         what = f"all failed alike before a step was reported, {current.failed_starts} times"
     return BackOff(
         wait_s,
-        f"waits {wait_s:g} s before round {current.shown}: {what}: {newest.error};"
+        f"waits {wait_s:g} s before round {current.shown}: {what}: {newest.brief_error};"
         " a new pod or muster resume ends the wait",
         alike,
         newest.member,
