@@ -113,6 +113,7 @@ def outcome(library: str, case: str, directory: Path, caplog: pytest.LogCaptureF
             found = str(getattr(cases, case)(directory))
         except ValueError as error:
             found = str(error)
+    assert "is behind" not in caplog.text, "the callback counts each step at its boundary"
     if any(said in caplog.text for said in SAID.values()):
         assert SAID[case] in caplog.text
         found += "; said"

@@ -17,7 +17,7 @@ from tests.support.training.shard_history import repeated_and_lost, worlds
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 SCRIPT = str(ROOT / "tests" / "support" / "scripts" / "stream_loop.py")
-EVENTS = ("drain:rank0@world2+2s", "add@world1+2s", "kill:rank0@world2+5s")
+EVENTS = ("drain:rank0@world2+1s", "add@world1+1s", "kill:rank0@world2+4s")
 SIZE, EPOCHS = 253, 2
 
 
