@@ -18,7 +18,7 @@ from controller.config import ControllerConfig, defaults
     epilog="""\b
 Example:
   muster controller --own-namespace muster-system \\
-      --default image=example.org/muster-sidecar:0.1.0 \\
+      --default image=example.org/muster-sidecar:0.2.0 \\
       --default etcd-endpoints=etcd.muster-system.svc:2379
 """,
 )

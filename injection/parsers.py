@@ -24,7 +24,7 @@ IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
 def image(text: str) -> str:
     """Parse the name of an image."""
     if not IMAGE.fullmatch(text):
-        raise ValueError("expected an image such as example.org/muster-sidecar:0.1.0")
+        raise ValueError("expected an image such as example.org/muster-sidecar:0.2.0")
     return text
 
 

@@ -220,8 +220,13 @@ def train(
     """Train from the checkpoint of the last commit, or a later whole one; return what it returns.
 
     Every rank calls it in place of ``trainer.train()``. The options are ``MusterCallback``'s, which
-    says what raises ``ValueError``.
+    says what raises ``ValueError``. Raises ``TypeError`` for what is no ``Trainer``.
     """
+    if not isinstance(trainer, Trainer):
+        raise TypeError(
+            "muster.transformers.train: give it a transformers Trainer, and no %s"
+            % type(trainer).__name__
+        )
     with MusterCallback(trainer, global_batch=global_batch, last=last, replace=replace):
         return trainer.train(resume_from_checkpoint=last_checkpoint(str(trainer.args.output_dir)))
 

@@ -125,7 +125,8 @@ def _training(view: JobView, run: RunView, now_unix_s: float) -> JobVerdict:
         world += f" at step {step:,}"
     if commit is not None and commit.is_of(run.run_id, run.round.number):
         if commit.phase in ("hold", "commit", "done") and commit.leaving:
-            return JobVerdict("draining", f"{world}; {commit.reason}")
+            held, do = _held(view) if commit.phase == "done" else ("", "")
+            return JobVerdict("draining", f"{world}; {commit.reason}{held}", do)
         if commit.phase in ("hold", "commit", "done"):
             return JobVerdict("saving", f"{world}; {commit.reason}")
     if step is not None and last_save is not None and last_save.seen_at_unix_s:
@@ -139,6 +140,18 @@ def _training(view: JobView, run: RunView, now_unix_s: float) -> JobVerdict:
         newest = max(late, key=lambda one: one.at_unix_s)
         world += f", no step is reported yet; {view.failed(newest, now_unix_s)}"
     return JobVerdict("training", world, "", since_s)
+
+
+def _held(view: JobView) -> tuple[str, str]:
+    """Return that ``min`` holds the pods that drain, and what to do; empty texts if it does not."""
+    rules, here = view.snapshot.rules, len(view.listing.listed)
+    least = rules.sizes.smallest if rules is not None else 0
+    names = [member.name for member, state, _ in view.members() if state == "draining"]
+    if here >= least or not names:
+        return "", ""
+    held = f"; {names[0]} stays until its deadline, as fewer than min ({least}) would be left"
+    more = "start another pod" if view.in_cluster else "start another node"
+    return held, f"{more}, or: muster drain {names[0]} --job {view.name} --cancel"
 
 
 def _wrong_s(view: JobView, now_unix_s: float) -> float:

@@ -77,3 +77,9 @@ def test_a_sample_that_fills_an_empty_share_counts_in_no_tokens() -> None:
         counts.append((data.sampler.parts[0].samples, int(items)))
     # Alone the filler is one of none: its loss is 0, and is divided by something.
     assert sorted(counts) == [(0, 1), (1, 2), (1, 2)]
+
+
+def test_what_is_no_trainer_is_refused_by_its_name() -> None:
+    called = pytest.importorskip("muster.transformers")
+    with pytest.raises(TypeError, match="give it a transformers Trainer, and no Linear"):
+        called.train(torch.nn.Linear(1, 1), global_batch=8)

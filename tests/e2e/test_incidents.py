@@ -7,9 +7,11 @@ A store that is away or full, and pods that never come, are in ``tests/contract/
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
+from time import time
 
 import pytest
 
@@ -19,6 +21,8 @@ from tests.support.training.job import FORM_TIMEOUT_S, Job, RunJob
 from tests.support.training.pods import ROOT
 
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(900)]
+
+log = logging.getLogger(__name__)
 
 SCRIPT = ROOT / "tests" / "support" / "scripts" / "incident.py"
 
@@ -43,6 +47,12 @@ def doctor(job: Job, *arguments: str) -> str:
     return done.stdout
 
 
+def first_failure_unix_s(job: Job) -> float:
+    """When the first failure was put on record."""
+    entries = map(json.loads, job.muster("history", "--json").splitlines())
+    return min(float(entry["at_unix_s"]) for entry in entries if entry["what"] == "failed")
+
+
 @pytest.mark.parametrize(
     ("incident", "member", "error", "cure"),
     [
@@ -60,6 +70,13 @@ def test_a_job_that_fails_names_the_error_and_the_cure(
         run_job, embedded, least=2, most=2, script=SCRIPT, script_environ=environ
     ) as job:
         job.add(2)
+        job.until(
+            lambda: error in job.muster("status").splitlines()[0],
+            FORM_TIMEOUT_S,
+            "the first line names the error",
+        )
+        after_s = time() - first_failure_unix_s(job)
+        log.warning("%s: named %.0f s after the first failure", incident, after_s)
         job.until(
             lambda: "in a row" in job.muster("status").splitlines()[0],
             FORM_TIMEOUT_S,

@@ -13,6 +13,7 @@ from agent.verdict.view import FAILING_S, JobView
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.counting import duration
 from rdzv.records.bypass import Bypass
+from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from tests.support.views import ASKS, FAILED, NOW_S, TRAINS, committing, reported, run, view
 
@@ -153,3 +154,16 @@ def test_the_error_of_a_library_is_cut_and_has_no_place_of_its_source() -> None:
     assert "… (lightning.py:332)" in found.why
     assert len(found.why) < 170
     assert failed.error.startswith("RuntimeError: [/__w/")
+
+
+def test_a_drain_that_min_holds_says_so() -> None:
+    drains = {"uid-b": Drain("uid-b", "b", "spot", "hand", 30.0)}
+    seen = view(run(), least=2, drains=drains, commit=committing("done", "uid-b"))
+    found = verdict(seen, NOW_S)
+    assert found.state == "draining"
+    assert found.why.endswith("b stays until its deadline, as fewer than min (2) would be left")
+    assert found.do.endswith("or: muster drain b --job digits --cancel")
+    free = replace(
+        seen, snapshot=view(run(), least=1, drains=drains, commit=seen.snapshot.commit).snapshot
+    )
+    assert "min" not in verdict(free, NOW_S).why
