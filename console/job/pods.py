@@ -30,7 +30,7 @@ LEVELS: Mapping[str, Level] = {
 class PodRow:
     """One pod: its activity in a word, and its figures; None if unknown.
 
-    ``ranks``: the numbers of its ranks, as in ``0-7``. ``step``: the last that it has reported.
+    ``ranks``: the numbers of its ranks, as in ``0-7``. ``step``: the last that its world reported.
     ``rate``: steps a second of its world. ``failures`` in a row without progress.
     """
 
@@ -63,6 +63,8 @@ def pods_of(view: JobView, now_unix_s: float) -> list[PodRow]:
     failing = view.failing(now_unix_s)
     joins = {one.member: one.at_unix_s for one in view.history if one.what == "join"}
     members, steps, world_rate = view.members(), view.steps, rate(view)
+    # Ranks of a world step together, and the pod of rank 0 reports most often.
+    furthest = max(steps.values(), default=None)
     run = view.newest_run
     world = [] if run is None or not run.round.complete else run.round.frozen
     slots = {member.name: member.slots for member, _, _ in members}
@@ -88,7 +90,7 @@ def pods_of(view: JobView, now_unix_s: float) -> list[PodRow]:
                 name,
                 doing,
                 ranks[name] if in_world else "",
-                steps.get(name),
+                furthest if in_world else steps.get(name),
                 world_rate if in_world else None,
                 failure.count if failure is not None else 0,
                 max(0.0, now_unix_s - joins[name]) if name in joins else None,

@@ -36,7 +36,7 @@ def test_each_pod_has_its_figures() -> None:
         "FAILS": "0",
         "AGE": "2 h 14 min",
     }
-    assert (second["RANKS"], second["STEP"], second["AGE"]) == ("2-3", "-", "-")
+    assert (second["RANKS"], second["STEP"], second["AGE"]) == ("2-3", "1,200", "-")
 
 
 def test_each_pod_says_what_it_does() -> None:
