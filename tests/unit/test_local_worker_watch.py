@@ -67,6 +67,8 @@ TRACEBACK = """\
 Traceback (most recent call last):
   File "/home/me/train.py", line 2, in <module>
     import nosuchmodule
+  File "/usr/lib/python3.11/site-packages/torch/x.py", line 9, in call
+  File "<frozen importlib._bootstrap>", line 1, in _find
 {}
 E1122 23:20:16.6 1 torch/x.py:1] failed (exitcode: 1) local_rank: 0 (pid: 7)
 """

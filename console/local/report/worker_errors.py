@@ -28,7 +28,9 @@ _BY_TORCHRUN = re.compile(r"SignalException: Process \d+ got signal: (\d+)")
 _REFUSAL = re.compile(r"(ValueError|TypeError): (muster\.|MusterCallback\b|batch_plan:)")
 """The errors by which the library refuses a script."""
 
-_FRAME = re.compile(r'  File "(.+)", line (\d+)')
+_FRAME = re.compile(r'  File "(?!<)(.+)", line (\d+)')
+_LIBRARY = re.compile(r"(site|dist)-packages/|/lib/python\d|/muster/")
+"""The paths of code that is not the user's."""
 
 MAX_SENTENCE = 300
 
@@ -71,7 +73,11 @@ class WorkerFailure:
             return f"torchrun ended it with signal {ended[1]}, as its world ends"
         if (cause := _OF_ANOTHER.search(self.sentence)) is not None:
             return f"it lost another worker ({cause[0]})"
-        frames = [frame for line in self.traceback if (frame := _FRAME.match(line))]
+        frames = [
+            frame
+            for line in self.traceback
+            if (frame := _FRAME.match(line)) and not _LIBRARY.search(frame[1])
+        ]
         place = f" ({frames[-1][1].rpartition('/')[2]}:{frames[-1][2]})" if frames else ""
         return f"{self.sentence}{place}"
 
