@@ -52,4 +52,6 @@ class CountedSteps:
         if not followed:
             return "batches were taken without sampler.follow(loader)"
         passed = step_listeners.boundaries - self._boundaries
-        return "sampler.advance() was not called after each step" * (0 < self._count < passed)
+        if not 0 < self._count < passed:
+            return ""
+        return "sampler.advance() was not called after each step"
