@@ -67,6 +67,8 @@ class Demand:
     on_cut: str | None
     """The policy for ranks whose pod has had no lease for long; None for the sidecar's default.
     ``hold``: no step is trained that another world may train as well, and none for so long."""
+    warm: str | None
+    """Whether workers start warm; None for the sidecar's default."""
     first_call_s: float | None
     """Time for which a world waits for a pod whose torchrun has never connected, in seconds; None
     for the sidecar's default. Longer: fewer worlds while pods come; shorter: the first trains
@@ -150,6 +152,7 @@ def demand(
         unit=settings.unit,
         gather_s=settings.gather_s,
         on_cut=settings.on_cut,
+        warm=settings.warm,
         first_call_s=settings.first_call_s,
         last_call_s=settings.last_call_s,
         endpoints=",".join(settings.etcd_endpoints or ()),

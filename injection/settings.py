@@ -109,6 +109,16 @@ class TemplateSettings:
             otherwise="train",
         )
     )
+    warm: str | None = field(
+        Setting(
+            "--warm",
+            texts.one_of("0", "1"),
+            None,
+            "0|1",
+            "1: workers of torchrun start without importing torch in each new world.",
+            otherwise="0",
+        )
+    )
     below_min: Literal["hold", "commit"] | None = field(
         Setting(
             "--below-min",

@@ -25,7 +25,7 @@ from typing import Any, Deque, Iterator, Optional, Tuple, Type
 from muster import boundary, step_listeners
 from muster.cursor import CommittedStep, encode
 from muster.gate import POLL_S, GateFile, Reading, own_gate
-from muster.lineage import Lineage
+from muster.lineage import Lineage, report_imports
 from muster.progress import ProgressFile, own_file
 from muster.resuming import begins_late, check_start
 
@@ -71,6 +71,7 @@ class Drain:
         if self._file is None:
             _inside = os.getpid()
         self._entered = True
+        report_imports()
         self._boundary = ENTERED_STEP
         self._thread = threading.get_ident()
         if self._file is not None and self._gate is not None:

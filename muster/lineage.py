@@ -8,7 +8,8 @@ A rank's parent is torchrun itself, or a script that torchrun was told to start 
 from __future__ import annotations
 
 import os
-from typing import List, Mapping, Optional, Tuple
+import sys
+from typing import Callable, List, Mapping, Optional, Tuple
 
 DEPTH_MAX = 32
 OWN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "RANK")
@@ -25,6 +26,7 @@ class Lineage:
     def __init__(self, environ: Mapping[str, str]) -> None:
         own = {name: environ.get(name) for name in OWN}
         self._parent = pid = os.getppid()
+        pid = sys.__dict__.get("muster_stub", pid)
         self._above: List[Tuple[int, int]] = []
         """Process and parent, for each ancestor below torchrun."""
         while own[OWN[0]] and len(self._above) < DEPTH_MAX and _has_environment(pid, own):
@@ -43,6 +45,16 @@ class Lineage:
         if os.getppid() != self._parent:
             return True
         return any(_is_gone(pid, parent) for pid, parent in self._above)
+
+
+def report_imports() -> None:
+    """Let the zygote that this process is a fork of import the same modules for the next ones.
+
+    Does nothing in any other process, or a second time; see ``launcher_shim.pod.warm``.
+    """
+    report: Optional[Callable[[], None]] = sys.__dict__.pop("muster_imported", None)
+    if report is not None:
+        report()
 
 
 def _has_environment(pid: int, own: Mapping[str, Optional[str]]) -> bool:

@@ -394,6 +394,16 @@ class Config(JobConfig):
             " that have it may form another world meanwhile, which goes on from the last commit.",
         )
     )
+    warm: Literal["0", "1"] = field(
+        Setting(
+            "--warm",
+            texts.one_of("0", "1"),
+            "0",
+            "0|1",
+            "1: workers of torchrun are forks of a process that has imported torch, and need not"
+            " import it in each new world.",
+        )
+    )
     restart_steps: int = field(
         Setting(
             "--restart-steps",

@@ -342,4 +342,5 @@ def torch_environment(config: Config) -> Mapping[str, str]:
         "MUSTER_MEMBER": config.member,
         "MUSTER_GRACE_S": f"{config.grace_s:g}",
         "MUSTER_RESTART_STEPS": f"{config.restart_steps}",
+        **({"MUSTER_WARM": "1"} if config.warm == "1" else {}),
     }

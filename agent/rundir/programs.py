@@ -15,7 +15,7 @@ from importlib.resources import files
 
 from launcher_shim.rundir import layout
 
-_ROOMS = ("", "pod", "rundir", "tcpstore")
+_ROOMS = ("", "pod", "pod/warm", "rundir", "tcpstore")
 """The contents of the programs: these folders of ``launcher_shim``, without their subfolders."""
 _EXEC_ROOMS = ("", "horovod/exec", "rundir")
 """The same for the programs that start horovodrun's workers."""

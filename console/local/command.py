@@ -188,6 +188,11 @@ Examples:
     is_flag=True,
     help="Train a small net that is part of Muster, on 3 nodes, with a drain, an add and a kill.",
 )
+@click.option(
+    "--warm",
+    is_flag=True,
+    help="Workers start warm, as with MUSTER_WARM=1 in a pod: they need not import torch again.",
+)
 @click.option("--strict", is_flag=True, help="End with 1 if an event did nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line: what happens.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)

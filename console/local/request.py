@@ -60,6 +60,7 @@ class Options:
     job: str
     native: bool
     compare: bool
+    warm: bool
     keep_going: bool
     step_text: str | None
     strict: bool
@@ -139,6 +140,7 @@ def read_request(options: Options) -> LocalRequest:
         checkpoints=checkpoints,
         access=config.access if options.etcd_endpoints else None,
         native=options.native,
+        warm=options.warm,
         keep_going=options.keep_going,
         step_pattern=step_pattern,
         strict=options.strict,

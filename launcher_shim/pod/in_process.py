@@ -25,8 +25,11 @@ from launcher_shim.pod.overruling import starts_own_job
 from launcher_shim.pod.pass_over import ASKED, digest, passes_over
 from launcher_shim.pod.torchrun_line import bounds
 from launcher_shim.pod.torchrun_options import VARIABLES
+from launcher_shim.pod.warm import start as warm
 
 log = logging.getLogger(__name__)
+
+_ARCHIVE = __file__[: __file__.rindex(os.sep + "launcher_shim" + os.sep)]
 
 _UNSET = ("", "none", None)
 """Defaults of torch and accelerate, which are no choice of the user's."""
@@ -46,6 +49,8 @@ def found(name: str) -> Optional[ModuleSpec]:
             _PREPARING[name](vars(module))
         except KeyError as error:
             _complain(name, f"it has no {error}")
+        except ValueError as error:
+            _complain(name, str(error))
 
     loader.exec_module = exec_module
     return spec
@@ -59,12 +64,17 @@ def _prepare_torch(names: Dict[str, Any]) -> None:
     def launch(config: Any, entrypoint: Any, args: Any, *more: Any, **named: Any) -> Any:
         try:
             config, passed = prepared(config, entrypoint, args)
+            if not passed:
+                warm.begin(entrypoint, _ARCHIVE)
         except Exception as error:  # whatever another torch may raise: training does not end by it
             _complain(launch_agent.__module__, repr(error))
             passed = False
         return {} if passed else launch_agent(config, entrypoint, args, *more, **named)
 
     names["launch_agent"] = launch
+    if starts_own_job(os.environ) and warm.is_wanted(os.environ):
+        _log_to_stderr()
+        warm.offer(_ARCHIVE)
 
 
 def _prepare_accelerate(names: Dict[str, Any]) -> None:

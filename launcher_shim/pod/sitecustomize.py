@@ -49,7 +49,8 @@ class OnError:
 
     def __call__(self, kind, error, trace):  # type: ignore[no-untyped-def]
         """See ``sys.excepthook``."""
-        if os.getpid() == self.pid:  # in no child that it has forked
+        # In no child that it has forked. After Ctrl-C, an import would change Python's exit status.
+        if os.getpid() == self.pid and not issubclass(kind, KeyboardInterrupt):
             self.report(kind, error, trace)  # type: ignore[no-untyped-call]
         self.before(kind, error, trace)
 
@@ -88,17 +89,25 @@ class OnNext:
         return spec
 
 
+def as_worker():  # type: ignore[no-untyped-def]
+    """Prepare this process as a worker, if torchrun has started it."""
+    if "GROUP_RANK" not in os.environ:
+        return
+    os.environ.setdefault("NODE_RANK", os.environ["GROUP_RANK"])
+    # A program that a worker starts has the same variables.
+    if os.environ.setdefault("MUSTER_WORKER", str(os.getpid())) == str(os.getpid()):
+        sys.excepthook = OnError()  # type: ignore[no-untyped-call]
+
+
 if __name__ == "sitecustomize":
     if RAN:
         pass
-    elif "TORCHELASTIC_RUN_ID" not in os.environ:
-        if "PET_RDZV_ENDPOINT" in os.environ:
-            sys.meta_path.insert(0, OnImport())
-    elif "GROUP_RANK" in os.environ:
-        os.environ.setdefault("NODE_RANK", os.environ["GROUP_RANK"])
-        # A program that a worker starts has the same variables.
-        if os.environ.setdefault("MUSTER_WORKER", str(os.getpid())) == str(os.getpid()):
-            sys.excepthook = OnError()  # type: ignore[no-untyped-call]
+    elif "MUSTER_ZYGOTE" in os.environ:
+        sys.__dict__["muster_as_worker"] = as_worker
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        as_worker()  # type: ignore[no-untyped-call]
+    elif "PET_RDZV_ENDPOINT" in os.environ:
+        sys.meta_path.insert(0, OnImport())
     RAN.append(HERE)
     sys.meta_path.insert(0, OnNext())
     del sys.modules["sitecustomize"]

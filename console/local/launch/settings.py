@@ -70,6 +70,8 @@ class LocalSettings:
     gather_s: float = 2.0
     """Time for which the first newcomer waits for others, in seconds. Longer: newcomers that come
     one after another cost one new world; shorter: a single one trains sooner."""
+    warm: bool = False
+    """Whether workers start warm; see ``MUSTER_WARM``."""
     keep_going: bool = False
     """Whether to go on if the same error ends every round. Without it a script that always fails
     ends the run soon."""
@@ -132,6 +134,7 @@ def sidecar_environment(settings: LocalSettings, pod: Pod, endpoints: str) -> di
         "MUSTER_TUNNEL_PORT": str(pod.tunnel_port),
         "MUSTER_LEASE_TTL": f"{settings.lease_ttl_s:g}",
         "MUSTER_GRACE_S": f"{settings.grace_s:g}",
+        **({"MUSTER_WARM": "1"} if settings.warm else {}),
     }
 
 

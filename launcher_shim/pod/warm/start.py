@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The start of a zygote by the torchrun whose workers it makes (``MUSTER_WARM=1``).
+
+torchrun starts ``PYTHON_EXEC`` as its workers' interpreter, where that is set: its own documented
+override. Here it names the stub.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from typing import Any, Dict, List, Mapping
+
+from launcher_shim.pod.warm import wire
+from launcher_shim.pod.warm.zygote import MARK, ROOM, command
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "MUSTER_WARM"
+BACKLOG = 64
+STUB = "python"
+TRIAL_TIMEOUT_S = 10.0
+_STUB = """\
+#!{python} -IS
+import sys
+sys.path.insert(0, {archive!r})
+from launcher_shim.pod.warm.stub import main
+main()
+"""
+"""Started without a shell, which would add variables of its own."""
+
+_zygotes: "List[subprocess.Popen[bytes]]" = []
+"""That of this process: kept, as it is to be no orphan."""
+
+
+def is_wanted(environ: Mapping[str, str]) -> bool:
+    """Read whether workers start warm; raises ``ValueError`` with one sentence."""
+    text = environ.get(VARIABLE, "").strip()
+    if text not in ("", "0", "1"):
+        raise ValueError(f"{VARIABLE} is {text!r}: give 1 for workers that start warm, or 0")
+    return text == "1"
+
+
+def offer(archive: str) -> None:
+    """Have torchrun, which is this process, start workers by a stub.
+
+    ``archive`` has Muster's modules. An interpreter that the user has set stays.
+    """
+    if wire.OVERRIDE in os.environ:
+        log.info("workers start without a zygote: %s is set", wire.OVERRIDE)
+        return
+    stub = ""
+    try:
+        stub = os.path.join(tempfile.mkdtemp(prefix="muster-warm-"), STUB)  # of this user alone
+        with open(os.open(stub, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w") as file:
+            file.write(_STUB.format(python=sys.executable, archive=archive))
+        subprocess.run([stub, wire.TRIAL], check=True, timeout=TRIAL_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("workers start without a zygote: no program runs in %s: %s", stub, error)
+        return
+    atexit.register(_clear, os.path.dirname(stub))
+    os.environ[wire.OVERRIDE] = stub
+
+
+def _clear(folder: str) -> None:
+    if not _zygotes:
+        shutil.rmtree(folder)
+
+
+def begin(entrypoint: object, archive: str) -> None:
+    """Start the zygote, if ``entrypoint`` is the stub and there is none; raises ``OSError``."""
+    stub = os.environ.get(wire.OVERRIDE)
+    if stub is None or entrypoint != stub or any(one.poll() is None for one in _zygotes):
+        return
+    place = wire.beside(stub)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(place)
+        listening.listen(BACKLOG)
+        state: "Dict[str, Any]" = {
+            "python": sys.executable,
+            "torchrun": os.getpid(),
+            "listening": listening.fileno(),
+            "socket": place,
+            "workers": [],
+            "wanted": [],
+            "without": [],
+        }
+        environ = {name: text for name, text in os.environ.items() if name != wire.OVERRIDE}
+        _zygotes[:] = [
+            subprocess.Popen(
+                command(sys.executable, archive, state),
+                env={**environ, MARK: ROOM},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[listening.fileno()],
+                start_new_session=True,
+            )
+        ]

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program that torchrun starts as a worker's interpreter: it asks the zygote for the worker.
+
+It passes signals on to the worker and ends as the worker does, by the same status or signal, as
+torchrun knows a worker by this process alone. Where anything is not as expected, it becomes the
+interpreter itself: a plain start.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any, Dict, List, NoReturn
+
+from launcher_shim.pod.warm import wire
+from launcher_shim.pod.warm.circumstances import circumstances
+
+CONNECT_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 60.0
+"""The zygote may still be importing what this worker would have to import itself."""
+EXIT_LOST = 128 + signal.SIGKILL
+"""The zygote is gone, and with it the worker's status."""
+
+_NOT_PASSED = frozenset(
+    {
+        *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD),
+        *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
+    }
+)
+
+
+def main() -> NoReturn:
+    """Run as ``python ARGUMENT…`` would."""
+    if sys.argv[1:] == [wire.TRIAL]:
+        sys.exit(0)
+    environ = {name: text for name, text in os.environ.items() if name != wire.OVERRIDE}
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
+    for number in signal.valid_signals() - _NOT_PASSED:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _noted)
+    try:
+        line = _asked(environ)
+        pid = _pid(line)
+    except (OSError, ValueError, wire.Unsaid) as error:
+        signal.set_wakeup_fd(before)
+        _start_plainly(environ, str(error) or type(error).__name__, _numbers(reader))
+    while True:
+        watched: List[Any] = [line, reader]
+        ready, _, _ = select.select(watched, [], [])
+        for received in _numbers(reader):
+            _to_group(pid, received)
+        if line in ready:
+            break
+    try:
+        status = int(wire.receive(line)[0]["status"])
+    except (OSError, ValueError, KeyError, wire.Unsaid):
+        _to_group(pid, signal.SIGKILL)
+        os._exit(EXIT_LOST)
+    _end_as(status)
+
+
+def _noted(_number: int, _frame: object) -> None:
+    """Let the signal wake the loop; it has the number."""
+
+
+def _numbers(reader: int) -> bytes:
+    try:
+        return os.read(reader, 512)
+    except BlockingIOError:
+        return b""
+
+
+def _asked(environ: Dict[str, str]) -> socket.socket:
+    """Ask for a worker; raises ``OSError``."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    line.settimeout(CONNECT_TIMEOUT_S)
+    line.connect(wire.beside(sys.argv[0]))
+    request = {
+        "arguments": sys.argv[1:],
+        "environ": environ,
+        "folder": os.getcwd(),
+        "circumstances": circumstances(),
+        "stub": os.getpid(),
+    }
+    wire.send(line, request, (0, 1, 2))
+    return line
+
+
+def _pid(line: socket.socket) -> int:
+    """Wait for the worker and return its number; raises ``ValueError`` with why there is none."""
+    line.settimeout(ANSWER_TIMEOUT_S)
+    answer, _ = wire.receive(line)
+    if "pid" not in answer:
+        raise ValueError(str(answer.get("why")))
+    line.settimeout(None)
+    return int(answer["pid"])
+
+
+def _to_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return  # it has just ended, or is another user by now
+
+
+def _start_plainly(environ: Dict[str, str], why: str, signals: bytes) -> NoReturn:
+    """Become the interpreter; signals that have come meanwhile count for it."""
+    sys.stderr.write("muster-run: a worker starts without the zygote: %s\n" % why)
+    sys.stderr.flush()
+    for number in signal.valid_signals() - _NOT_PASSED:
+        if signal.getsignal(number) is _noted:
+            signal.signal(number, signal.SIG_DFL)
+    for received in signals:
+        os.kill(os.getpid(), received)
+    os.execve(sys.executable, [sys.executable, *sys.argv[1:]], environ)
+
+
+def _end_as(status: int) -> NoReturn:
+    """End this process as ``status``, that of ``waitpid``, says."""
+    if os.WIFSIGNALED(status):
+        import resource
+
+        number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker has left its own
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)
+        os._exit(128 + number)
+    os._exit(os.WEXITSTATUS(status))

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fork of the zygote becomes the worker that ``python SCRIPT`` would be."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import ctypes
+import gc
+import os
+import signal
+import sys
+import types
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Sequence, Tuple
+
+KEPT_BY_KERNEL = frozenset({signal.SIGKILL, signal.SIGSTOP})
+
+
+class Birth(NamedTuple):
+    """One worker: the words after the interpreter, its variables, its folder, and its stub."""
+
+    arguments: Tuple[str, ...]
+    environ: Mapping[str, str]
+    folder: str
+    stub: int
+
+
+def become(request: Birth, files: Sequence[int], python: str, path: Sequence[str]) -> None:
+    """Make this process what Python is before it runs a script. ``path``: the zygote's own."""
+    _reset_signals()
+    for target, file in enumerate(files):
+        os.dup2(file, target, inheritable=True)
+    for file in files:
+        if file > 2:
+            os.close(file)
+    os.environ.clear()
+    os.environ.update(request.environ)
+    os.chdir(request.folder)
+    rename((python, *request.arguments), request.environ)
+    sys.path[:] = path
+    sys.orig_argv = [python, *request.arguments]
+    # Frozen objects would be left at the end, and some libraries complain of that.
+    atexit.register(gc.unfreeze)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()  # or each fork would have the same numbers
+
+
+def _reset_signals() -> None:
+    for number in signal.valid_signals() - KEPT_BY_KERNEL:
+        handler = signal.getsignal(number)
+        if callable(handler):
+            signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def rename(words: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Show these words and variables in ``/proc/PID/cmdline`` and ``environ``, as far as they fit.
+
+    Tools find a worker by them, and so does Muster: which world it belongs to.
+    """
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    first_word, after_words, first_variable, after_variables = map(int, fields[45:49])
+    _write(first_word, after_words, words)
+    pairs = sorted(
+        environ.items(), key=lambda pair: not pair[0].startswith(("TORCHELASTIC", "MASTER"))
+    )
+    _write(first_variable, after_variables, ["=".join(pair) for pair in pairs])
+
+
+def _write(begin: int, end: int, texts: Sequence[str]) -> None:
+    if not 0 < begin < end:
+        return  # the kernel hides it
+    text = b"".join(os.fsencode(one) + b"\0" for one in texts)
+    room = end - begin
+    if len(text) > room:
+        text = text[: text.rfind(b"\0", 0, room) + 1]
+    ctypes.memmove(begin, text.ljust(room, b"\0"), room)
+
+
+def run(request: Birth) -> None:
+    """Run the script, as Python does; returns at its end, or raises what ends the process."""
+    arguments = list(request.arguments)
+    while arguments and arguments[0] == "-u":
+        arguments.pop(0)
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __annotations__={})
+    sys.modules["__main__"] = main
+    safe = getattr(sys.flags, "safe_path", False)
+    if arguments[0] == "-m":
+        import runpy
+
+        sys.argv = arguments[1:]
+        if not safe:
+            sys.path.insert(0, os.getcwd())
+        module: Callable[..., None] = runpy._run_module_as_main  # type: ignore[attr-defined]
+        _calling(lambda: module(arguments[1], alter_argv=True))
+        return
+    sys.argv = arguments
+    script = arguments[0]
+    if not safe:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    _calling(lambda: exec(_compiled(script, main.__dict__), main.__dict__))
+
+
+def _compiled(script: str, names: Dict[str, Any]) -> types.CodeType:
+    from importlib.machinery import SourceFileLoader
+
+    names["__file__"] = os.path.abspath(script) if sys.version_info >= (3, 9) else script
+    names["__cached__"] = None
+    names["__loader__"] = SourceFileLoader("__main__", script)
+    try:
+        with open(script, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(
+            "%s: can't open file %r: [Errno %d] %s\n"
+            % (sys.orig_argv[0], names["__file__"], error.errno or 0, error.strerror)
+        )
+        raise SystemExit(2) from None
+    code: types.CodeType = compile(source, script, "exec", dont_inherit=True)
+    return code
+
+
+def _calling(run_it: Callable[[], None]) -> None:
+    """Run it; an exception is printed without the frames of this module, and ends the process."""
+    try:
+        run_it()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.stderr.flush()
+        sys.excepthook = _silent
+        raise
+
+
+def _silent(*_: Any) -> None:
+    """Stand for the hook that has printed the exception already."""

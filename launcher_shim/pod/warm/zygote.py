@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The zygote: a child of torchrun that has imported what workers import, and forks one per request.
+
+It ends when its torchrun has ended and no worker of it is left. Its socket is in a folder of its
+user alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Sequence
+
+from launcher_shim.pod.warm import preload, wire
+from launcher_shim.pod.warm.circumstances import changed, circumstances, differences, environment
+from launcher_shim.pod.warm.worker import Birth, become, rename, run
+
+NAME = "muster-zygote"
+MARK = "MUSTER_ZYGOTE"
+"""Variable of the zygote alone. Its value is room for the names of a worker's variables."""
+ROOM = "." * 1024
+RECEIVE_TIMEOUT_S = 5.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_OWN = ("SigIgn", "SigBlk")
+"""Circumstances that a worker gets back, whatever the zygote has made of them."""
+START = """\
+import sys
+archive = sys.argv.pop(1)
+sys.path.insert(0, archive)
+from launcher_shim.pod.warm.zygote import main
+main(archive)
+"""
+
+
+def command(python: str, archive: str, state: Mapping[str, Any]) -> List[str]:
+    """Return the words that start a zygote in ``state``; the last one is room for a worker's."""
+    return [python, "-u", "-c", START, archive, json.dumps(state), ROOM]
+
+
+class Born(NamedTuple):
+    """A request and its files: a fork goes on with them."""
+
+    request: Birth
+    files: List[int]
+
+
+class Zygote:
+    """One zygote, from its imports to the end of its last worker."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        workers: Dict[socket.socket, int],
+        torchrun: int,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._listening: Optional[socket.socket] = listening
+        self._workers = workers
+        self._torchrun = torchrun
+        self._environ = dict(environ)
+        """The variables that it was started with: imports may have changed some since."""
+        self._wake, self._waker = os.pipe()
+        for end in (self._wake, self._waker):
+            os.set_blocking(end, False)
+        self.wanted: List[str] = []
+        """Modules that workers have imported and the zygote has not."""
+
+    def serve(self) -> Optional[Born]:
+        """Serve stubs until nothing is left to do: None, or, in a fork, what it becomes."""
+        signal.set_wakeup_fd(self._waker)
+        signal.signal(signal.SIGCHLD, _noted)
+        signal.signal(signal.SIGTERM, _noted)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        self._reap()  # workers that have ended while this process began again
+        while True:
+            if os.getppid() != self._torchrun and self._listening is not None:
+                self._listening.close()
+                self._listening = None
+            if self._listening is None and not self._workers:
+                return None
+            watched: List[Any] = [self._wake, *self._workers]
+            if self._listening is not None:
+                watched.append(self._listening)
+            ready, _, _ = select.select(watched, [], [])
+            if self._wake in ready:
+                os.read(self._wake, 512)
+                self._reap()
+            for line in [one for one in self._workers if one in ready]:
+                self._kill(line)  # its stub has ended, or sends what it never does
+            if self._listening is not None and self._listening in ready:
+                born = self._accept(self._listening)
+                if born is not None:
+                    return born
+            if self.wanted:
+                return None
+
+    def begin_again(self, archive: str, state: Dict[str, Any]) -> NoReturn:
+        """Start this process once more, with its socket and workers."""
+        for one in (self._listening, *self._workers):
+            if one is not None:
+                one.set_inheritable(True)
+        state["workers"] = [(line.fileno(), pid) for line, pid in self._workers.items()]
+        words = command(state["python"], archive, state)
+        os.execve(words[0], words, {**self._environ, MARK: ROOM})
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for line in [one for one, worker in self._workers.items() if worker == pid]:
+                with suppress(OSError):  # after SIGKILL to the stub, too
+                    wire.send(line, {"status": status})
+                line.close()
+                del self._workers[line]
+
+    def _kill(self, line: socket.socket) -> None:
+        with suppress(ProcessLookupError):  # it has ended, and is reaped next
+            os.killpg(self._workers[line], signal.SIGKILL)
+        line.close()
+        del self._workers[line]
+
+    def _accept(self, listening: socket.socket) -> Optional[Born]:
+        line, _ = listening.accept()
+        line.settimeout(RECEIVE_TIMEOUT_S)
+        files: List[int] = []
+        born: Optional[Born] = None
+        try:
+            message, files = wire.receive(line)
+            if "imported" in message:
+                self._learn(message["imported"])
+                line.close()
+                return None
+            request = _request(message)
+            why = _hindrance(request, message["circumstances"], files, self._environ)
+            if why:
+                wire.send(line, {"why": why})
+                line.close()
+                return None
+            pid = os.fork()
+            if pid == 0:
+                self._leave(line)
+                environ = changed(request.environ, self._environ, os.environ)
+                born = Born(request._replace(environ=environ), files)
+                return born
+            self._workers[line] = pid
+            wire.send(line, {"pid": pid})
+            line.settimeout(None)
+        except (OSError, KeyError, TypeError, ValueError, wire.Unsaid) as error:
+            sys.stderr.write("muster-run: the zygote has no use for a request: %r\n" % (error,))
+            if line in self._workers:
+                self._kill(line)
+            else:
+                line.close()
+        finally:
+            if born is None:
+                for file in files:
+                    os.close(file)
+        return None
+
+    def _leave(self, line: socket.socket) -> None:
+        """Leave the zygote's files, session and signals, in a fork."""
+        os.setsid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+        for one in (self._listening, line, *self._workers):
+            if one is not None:
+                one.close()
+        self._workers.clear()
+        signal.set_wakeup_fd(-1)
+        os.close(self._wake)
+        os.close(self._waker)
+
+    def _learn(self, names: object) -> None:
+        known = sys.modules
+        if isinstance(names, list):
+            self.wanted = [name for name in names if isinstance(name, str) and name not in known]
+
+
+def main(archive: str) -> None:
+    """Run as the zygote, or, in a fork of it, as a worker; ``archive`` has Muster's modules."""
+    state = json.loads(sys.argv[1])
+    python, torchrun = str(state["python"]), int(state["torchrun"])
+    path = [one for one in sys.path if one not in ("", archive)]
+    os.environ.pop(MARK, None)
+    rename((python, NAME), os.environ)
+    listening = socket.socket(fileno=int(state["listening"]))
+    workers = {socket.socket(fileno=int(file)): pid for file, pid in state["workers"]}
+    zygote = Zygote(listening, workers, torchrun, os.environ)
+    while True:
+        try:
+            preload.load([*preload.FIRST, *state["wanted"]], set(state["without"]))
+        except preload.Unfit as error:
+            sys.stderr.write("muster-run: the zygote does without %s\n" % error)
+            if error.package in preload.NEEDED:
+                return
+            state["without"].append(error.package)
+            zygote.begin_again(archive, state)
+        born = zygote.serve()
+        if born is not None:
+            _live(born, python, path, str(state["socket"]))
+            return
+        if not zygote.wanted:
+            return
+        state["wanted"] += zygote.wanted
+        zygote.wanted = []
+
+
+def _live(born: Born, python: str, path: Sequence[str], place: str) -> None:
+    """Go on as a worker, to its end."""
+    as_worker: Callable[[], None] = sys.__dict__.pop("muster_as_worker", _nothing)
+    become(born.request, born.files, python, path)
+    sys.__dict__["muster_stub"] = born.request.stub
+    sys.__dict__["muster_imported"] = _reporter(place)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "launcher_shim"]:
+        del sys.modules[name]
+    as_worker()
+    run(born.request)
+
+
+def _reporter(place: str) -> Callable[[], None]:
+    """Return what tells the zygote which modules a worker has imported besides its own."""
+    known, worker = frozenset(sys.modules), os.getpid()
+
+    def imported() -> None:
+        names = [name for name in preload.installed(sys.modules) if name not in known]
+        if not names or os.getpid() != worker:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+                line.settimeout(RECEIVE_TIMEOUT_S)
+                line.connect(place)
+                wire.send(line, {"imported": names})
+        except OSError as error:
+            sys.stderr.write("muster-run: the zygote learns of no import: %s\n" % error)
+
+    return imported
+
+
+def _nothing() -> None:
+    """Stand for a start-up file that an image has put before Muster's."""
+
+
+def _request(message: Mapping[str, Any]) -> Birth:
+    """Read a request; raises ``KeyError``, ``TypeError`` and ``ValueError``."""
+    arguments = tuple(map(str, message["arguments"]))
+    environ = {str(name): str(text) for name, text in message["environ"].items()}
+    return Birth(arguments, environ, str(message["folder"]), int(message["stub"]))
+
+
+def _hindrance(
+    request: Birth, theirs: Mapping[str, str], files: Sequence[int], environ: Mapping[str, str]
+) -> str:
+    """Return why a worker has to start plainly; empty if it may be a fork."""
+    words = [word for word in request.arguments if word != "-u"]
+    if not words or (words[0].startswith("-") and words[0] != "-m") or len(files) != wire.FILES:
+        return "its command line is not one of torchrun's"
+    if names := differences(environment(environ), environment(request.environ)):
+        return "its environment differs from torchrun's in " + ", ".join(names)
+    mine = circumstances()
+    for name in _OWN:
+        mine.pop(name, None)
+    theirs = {name: text for name, text in theirs.items() if name not in _OWN}
+    if names := differences(mine, theirs):
+        return "it was given another %s than torchrun" % ", ".join(names)
+    return ""
+
+
+def _noted(_number: int, _frame: object) -> None:
+    """Let the signal wake the loop."""

@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warm workers beside fresh ones: nobody can tell them apart but by their time.
+
+A stand-in for torch starts them as torchrun does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from agent.rundir.programs import program
+from launcher_shim.pod import torchrun_line
+from launcher_shim.pod.warm.circumstances import OF_A_ROUND
+from launcher_shim.rundir import layout
+from tests.support.sidecars.processes import PATIENCE_S
+from tests.support.waiting import wait_until
+
+LAUNCHER = """
+import json, os, subprocess, sys
+def launch_agent(config, entrypoint, args):
+    for line in sys.stdin:
+        case = json.loads(line)
+        with open(case["out"], "wb") as out, open(case["err"], "wb") as err:
+            started = subprocess.Popen(
+                [*case["before"], entrypoint, "-u", *case["words"]],
+                env={**os.environ, **case["environ"]},
+                stdout=out, stderr=err, start_new_session=True,
+            )
+        print(started.pid, flush=True)
+        print(started.wait(), flush=True)
+"""
+TORCHRUN = """
+import os, sys
+from torch.distributed.launcher import api
+class Config:
+    def __init__(self):
+        self.min_nodes = self.max_nodes = 2
+        self.run_id, self.rdzv_backend, self.rdzv_endpoint = "none", "static", "head:29500"
+        self.rdzv_configs, self.max_restarts, self.local_addr = {}, 0, None
+config = Config()
+api.launch_agent(config, os.environ.get("PYTHON_EXEC", sys.executable), [])
+"""
+DELIVERED = {
+    "PET_RDZV_BACKEND": "c10d",
+    "PET_RDZV_ENDPOINT": "localhost:1",  # where nobody answers
+    "PET_RDZV_ID": "digits",
+    "PET_NNODES": "1:3",
+    "MUSTER_ASKED_BY": "",
+}
+ROUND = {
+    **dict.fromkeys(sorted(OF_A_ROUND - {"NODE_RANK", "MUSTER_WORKER"}), "1"),
+    "MASTER_ADDR": "127.0.0.1",
+    "TORCHELASTIC_RUN_ID": "digits",
+}
+SAID = "muster-run: a worker starts without the zygote: "
+
+
+class Ran(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+class Torchrun:
+    """A stand-in for torchrun that starts workers one by one, warm or not."""
+
+    def __init__(self, root: Path, *, warm: bool, environ: Mapping[str, str] = {}) -> None:
+        self._root, self._count = root, 0
+        run_dir, image = root / "run", root / "site-packages"
+        programs, modules = run_dir / layout.PROGRAMS, run_dir / layout.MODULES
+        for folder in (programs, modules, image / "torch/distributed/launcher"):
+            folder.mkdir(parents=True, exist_ok=True)
+        (programs / layout.TORCHRUN).write_bytes(program(layout.TORCHRUN))
+        source = Path(torchrun_line.__file__).parent / layout.STARTUP
+        (modules / layout.STARTUP).write_bytes(source.read_bytes())
+        for name in ("torch", "torch/distributed", "torch/distributed/launcher"):
+            (image / name / "__init__.py").write_text("")
+        (image / "torch/distributed/launcher/api.py").write_text(LAUNCHER)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", TORCHRUN],
+            cwd=root,
+            env={
+                "PATH": os.defpath,
+                "PYTHONPATH": f"{modules}{os.pathsep}{image}",
+                "MUSTER_WARM": "1" if warm else "0",
+                **DELIVERED,
+                **environ,
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(PATIENCE_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def start(
+        self,
+        *words: str,
+        before: Sequence[str] = (),
+        meanwhile: Callable[[int, Path], None] = lambda pid, out: None,
+        **environ: str,
+    ) -> Ran:
+        """Start a worker, and wait until it has ended."""
+        self._count += 1
+        out, err = (self._root / f"{self._count}.{name}" for name in ("out", "err"))
+        case = {"out": str(out), "err": str(err), "words": words, "before": before}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        line = json.dumps({**case, "environ": {**ROUND, **environ}})
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        meanwhile(int(self._process.stdout.readline()), out)
+        status = int(self._process.stdout.readline())
+        return Ran(status, out.read_text(), err.read_text())
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Torchrun, Torchrun]]:
+    root = tmp_path_factory.mktemp("warm")
+    fresh, warm = Torchrun(root, warm=False), Torchrun(root, warm=True)
+    yield fresh, warm
+    fresh.close()
+    warm.close()
+
+
+ENDS = {
+    "well": "print('out'); import sys; print('err', file=sys.stderr)",
+    "with a number": "import sys; sys.exit(3)",
+    "with a text": "import sys; sys.exit('a text')",
+    "at once": "import os; os._exit(4)",
+    "by an exception": "def f():\n    raise ValueError('wrong')\nf()",
+    "by two": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise OSError(5) from e",
+    "by Ctrl-C": "raise KeyboardInterrupt",
+    "by a mistake": "print('never')\nif:\n",
+    "by SIGKILL": "import os; os.kill(os.getpid(), 9)",
+    "by SIGSEGV": "import os; os.kill(os.getpid(), 11)",
+    "by abort": "import os; os.abort()",
+    "by SIGTERM": "import os; os.kill(os.getpid(), 15)",
+    "by its own hook": "import sys\nsys.excepthook = lambda *a: print('hook', a[1])\n1 / 0",
+    "with handlers": "import atexit; atexit.register(print, 'at exit'); raise SystemExit(7)",
+    "with a thread": "import threading, time\n"
+    "threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()\n1 / 0",
+    "with output that is not flushed": "import os, sys\nsys.stdout.write('x' * 9000)\n",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_it_ends_as_a_fresh_one_does(
+    both: tuple[Torchrun, Torchrun], how: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ENDS[how])
+    fresh, warm = (torchrun.start(str(script)) for torchrun in both)
+    assert warm == fresh
+    assert SAID not in warm.err
+
+
+FACTS = """
+STATUS = "Uid Gid Umask SigBlk SigIgn CapEff CapBnd Threads Cpus_allowed".split()
+import json, os, resource, signal, sys, threading
+of = lambda name: [l for l in open("/proc/self/status").read().splitlines() if l.startswith(name)]
+environ = {k: v for k, v in os.environ.items() if k not in ("MUSTER_WORKER", "MUSTER_WARM")}
+main = sys.modules["__main__"]
+print(json.dumps({
+    "environ": environ,
+    "worker": os.environ["MUSTER_WORKER"] == str(os.getpid()),
+    "path": sys.path, "argv": sys.argv, "orig": sys.orig_argv, "flags": list(sys.flags),
+    "executable": sys.executable, "prefix": sys.prefix,
+    "meta": [getattr(one, "__name__", type(one).__name__) for one in sys.meta_path],
+    "hook": type(sys.excepthook).__name__,
+    "main": [main.__name__, main.__file__, main.__spec__ is None, main.__package__, main.__doc__],
+    "names": sorted(n for n in vars(main) if n.startswith("__")),
+    "ours": [n for n in sys.modules if n.startswith("launcher_shim")],
+    "signals": [str(signal.getsignal(n)).partition(" at ")[0] for n in signal.valid_signals()],
+    "wakeup": signal.set_wakeup_fd(-1),
+    "files": len(os.listdir("/proc/self/fd")),
+    "limits": open("/proc/self/limits").read(),
+    "status": [" ".join(of(name)[0].split()) for name in STATUS],
+    # Two signals are the C library's own, once a process has had threads.
+    "caught": int(of("SigCgt")[0].split()[1], 16) & ~(3 << 31),
+    "leads": [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()],
+    "nice": os.nice(0), "cwd": os.getcwd(),
+    "threads": threading.active_count(), "main_thread": threading.main_thread().name,
+    "tty": [sys.stdin.isatty(), sys.stdout.isatty()],
+    "through": [sys.stdout.write_through, sys.stderr.line_buffering],
+    "cmdline": open("/proc/self/cmdline").read().rstrip("\\0").split("\\0"),
+}, sort_keys=True))
+"""
+
+
+@pytest.mark.parametrize("words", [["script.py", "a", "-b"], ["-m", "package.inner", "x"]])
+def test_it_was_given_what_a_fresh_one_is(
+    both: tuple[Torchrun, Torchrun], words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "package").mkdir()
+    for name in ("script.py", "package/inner.py"):
+        (tmp_path / name).write_text(FACTS)
+    if words[0] == "script.py":
+        words = [str(tmp_path / words[0]), *words[1:]]
+    before = ["env", f"--chdir={tmp_path}"]
+    fresh, warm = (torchrun.start(*words, before=before) for torchrun in both)
+    assert SAID not in warm.err
+    assert fresh.err == warm.err == ""
+    wanted, found = json.loads(fresh.out), json.loads(warm.out)
+    assert {name: fact for name, fact in found.items() if fact != wanted[name]} == {}
+
+
+def test_its_children_find_what_they_need(both: tuple[Torchrun, Torchrun], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing as mp, subprocess, sys\n"
+        "def child(q): q.put((__name__, sys.modules['__main__'].__name__))\n"
+        "if __name__ == '__main__':\n"
+        "    for kind in ('fork', 'spawn', 'forkserver'):\n"
+        "        c = mp.get_context(kind); q = c.Queue(); p = c.Process(target=child, args=(q,))\n"
+        "        p.start(); print(kind, q.get(timeout=60)); p.join(); print(p.exitcode)\n"
+        "    print(subprocess.run([sys.executable, '-c', 'import sys; print(sys.path[0] == \"\")'],"
+        " capture_output=True).stdout)\n"
+    )
+    fresh, warm = (torchrun.start(str(script)) for torchrun in both)
+    assert warm == fresh
+    assert warm.status == 0
+    assert SAID not in warm.err
+
+
+def test_two_of_them_draw_different_numbers(
+    both: tuple[Torchrun, Torchrun], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import numpy, random; print(numpy.random.rand(), random.random())")
+    _, warm = both
+    first, second = warm.start(str(script)), warm.start(str(script))
+    assert not set(first.out.split()) & set(second.out.split())
+
+
+HANDLES = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *a: (print("handled", flush=True), os._exit(9)))
+print("ready", flush=True)
+while True: signal.pause()
+"""
+WAITS = "import time; print('ready', flush=True)\nwhile True: time.sleep(1)"
+
+
+def _once_ready(number: int) -> Callable[[int, Path], None]:
+    def send(pid: int, out: Path) -> None:
+        while "ready\n" not in out.read_text():
+            os.sched_yield()
+        os.killpg(pid, number)
+
+    return send
+
+
+@pytest.mark.parametrize("code", [HANDLES, WAITS], ids=["it handles", "it does not handle"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGKILL])
+def test_signals_reach_it(
+    both: tuple[Torchrun, Torchrun], code: str, number: int, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    fresh, warm = (torchrun.start(str(script), meanwhile=_once_ready(number)) for torchrun in both)
+    assert warm == fresh
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "environ": {"environ": {"CUDA_VISIBLE_DEVICES": "3"}, "why": "differs from torchrun's in CUDA"},
+    "limits": {"before": ["prlimit", "--nofile=100"], "why": "another limits than"},
+    "nice": {"before": ["nice", "-n", "3"], "why": "another nice than"},
+    "umask": {
+        "before": ["sh", "-c", 'umask 027; unset PWD; exec "$@"', "sh"],
+        "why": "another Umask than",
+    },
+    "cpus": {"before": ["taskset", "1"], "why": "another Cpus_allowed_list than"},
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_one_that_is_given_something_else_starts_plainly_and_says_so(
+    both: tuple[Torchrun, Torchrun], what: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FACTS)
+    before, environ = OTHERS[what].get("before", []), OTHERS[what].get("environ", {})
+    fresh, warm = (torchrun.start(str(script), before=before, **environ) for torchrun in both)
+    assert warm.err.startswith(SAID)
+    assert OTHERS[what]["why"] in warm.err
+    assert json.loads(warm.out) == json.loads(fresh.out)
+
+
+WATCHES = {
+    "threads": "import threading as t\nt.Thread(target=t.Event().wait, daemon=True).start()",
+    "reads": "import os\nrank = os.environ.get('RANK', 'none')",
+    "knows": "import os\nfirst = 'RANK' in os.environ",
+    "sets": "import os\nos.environ['MADE_BY_IMPORT'] = 'yes'\nos.environ.pop('DROPPED', None)",
+    "fails": "raise RuntimeError('not here')",
+    "plain": "",
+}
+REPORTS = """
+import sys
+print(sorted(set(sys.modules) & {names}))
+{imports}
+sys.__dict__.get("muster_imported", lambda: None)()
+"""
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    packages = tmp_path / "site-packages"
+    for name, text in WATCHES.items():
+        (packages / name).mkdir(parents=True)
+        (packages / name / "__init__.py").write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("package", "learned"),
+    [("threads", False), ("reads", False), ("knows", False), ("sets", True), ("plain", True)],
+)
+def test_the_zygote_learns_what_workers_import_but_what_bears_no_fork(
+    image: Path, package: str, learned: bool
+) -> None:
+    script = image / "script.py"
+    names = set(WATCHES)
+    script.write_text(REPORTS.format(names=names, imports=f"import {package}, plain"))
+    torchrun = Torchrun(image, warm=True)
+    try:
+        first = torchrun.start(str(script))
+        assert first == (0, "[]\n", "")
+        second = torchrun.start(str(script))
+    finally:
+        torchrun.close()
+    assert second == (0, f"{sorted({package, 'plain'} if learned else {'plain'})}\n", "")
+
+
+def test_a_worker_has_the_variables_that_its_imports_set(image: Path) -> None:
+    script = image / "script.py"
+    script.write_text(
+        "import os, sets\n"
+        "for name in ('MUSTER_WORKER', 'MUSTER_WARM'): os.environ.pop(name, None)\n"
+        "print(sorted(os.environ.items()))\n"
+        "import sys; sys.__dict__.get('muster_imported', lambda: None)()\n"
+    )
+    found = []
+    for warm in (False, True):
+        torchrun = Torchrun(image, warm=warm, environ={"DROPPED": "1"})
+        try:
+            found += [torchrun.start(str(script)) for _ in range(2)]
+        finally:
+            torchrun.close()
+    assert found[1:] == found[:1] * 3
+    assert "MADE_BY_IMPORT" in found[0].out
+    assert "DROPPED" not in found[0].out
+
+
+def test_a_worker_ends_with_its_zygote_and_the_next_one_starts_plainly(
+    image: Path,
+) -> None:
+    script = image / "script.py"
+    script.write_text("import os\nprint(os.getppid(), os.getpid(), flush=True)\n" + WAITS)
+    torchrun = Torchrun(image, warm=True)
+
+    def kill_the_zygote(_stub: int, out: Path) -> None:
+        while "ready\n" not in out.read_text():
+            os.sched_yield()
+        os.kill(int(out.read_text().split()[0]), signal.SIGKILL)
+
+    try:
+        ended = torchrun.start(str(script), meanwhile=kill_the_zygote)
+        assert ended.status == 128 + signal.SIGKILL
+        worker = int(ended.out.split()[1])
+        wait_until(lambda: not Path(f"/proc/{worker}").exists(), PATIENCE_S, "it has ended")
+        script.write_text("print('fresh')")
+        fresh = torchrun.start(str(script))
+    finally:
+        torchrun.close()
+    assert (fresh.status, fresh.out) == (0, "fresh\n")
+    assert fresh.err.startswith(SAID)
