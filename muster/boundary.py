@@ -81,7 +81,8 @@ def begin(rank: Rank, gate: Optional[RankGate]) -> Tuple[str, Rank]:
 
 def arrive(rank: Rank, step: int) -> Rank:
     """Come to the boundary ``step``. The caller publishes the result before it reads the gate."""
-    return rank._replace(step=step, held=False, saving=0)
+    master, _, _, matched, _, acked, failed, former = rank  # at each step: a third of _replace
+    return Rank(master, step, False, matched, 0, acked, failed, former)
 
 
 def decide(rank: Rank, gate: Optional[RankGate]) -> Tuple[str, Rank]:
