@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from rdzv.drain.decision import DrainDecision, granted
+from rdzv.drain.decision import DrainDecision
 from rdzv.drain.inputs import DrainingSnapshot
 from rdzv.keys import JobKeys
 from rdzv.records.commit import Commit
@@ -159,12 +159,15 @@ def lift(
         Compare(here.commit, "mod", "=", commit.mod_revision if commit else 0),
     ]
     after = commit or Commit()
-    if not granted(commit, drain):
-        after = replace(
-            after,
-            leaving=tuple(one for one in after.leaving if one != uid),
-            saved=tuple(one for one in after.saved if one != uid),
+    ends = uid in after.granted
+    if ends or not drain.outcome:
+        # A later drain of this pod is granted anew: it may have trained by then, in another round.
+        leaving, saved, left = (
+            tuple(one for one in uids if one != uid)
+            for uids in (after.leaving, after.saved, after.granted)
         )
+        admitted = after.admitted or ends
+        after = replace(after, leaving=leaving, saved=saved, granted=left, admitted=admitted)
     # Written in any case, also where there was none: a decision that rests on the drain must not be
     # applied after this.
     operations: list[Operation] = [Delete(here.drain(uid)), Put(here.commit, after.to_json())]

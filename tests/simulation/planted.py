@@ -514,6 +514,21 @@ def cancelled_pods_let_go() -> list[Patch]:
     return [patch.object(OwnDrain, "_phase_now", now)]
 
 
+@plant("cordons", 3, first=84)
+def grants_outlive_cancels() -> list[Patch]:
+    """Whoever was let go, and taken back, is let go at once where it drains again."""
+    original = rdzv.drain.transactions.lift
+
+    def lift(keys: Any, snapshot: Any, drain: Any, **others: Any) -> Any:
+        compares, operations = original(keys, snapshot, drain, **others)
+        commit = snapshot.commit
+        if commit is not None and drain.pod_uid in commit.granted:
+            operations[1] = replace(operations[1], value=commit.to_json())
+        return compares, operations
+
+    return [patch("rdzv.drain.transactions.lift", lift)]
+
+
 # --- shards ---
 
 

@@ -142,6 +142,11 @@ def test_i7_a_cancel_may_cross_the_grant_by_which_a_pod_goes(plot: str, seed: in
     _run(plot, seed, 1)
 
 
+@pytest.mark.parametrize("seed", [84, 282])
+def test_i7_whoever_was_let_go_and_taken_back_is_let_go_anew(seed: int) -> None:
+    _run("cordons", seed, 1)
+
+
 def test_i11_a_world_waits_not_while_one_that_has_not_failed_is_on_its_way_to_ask() -> None:
     # Its watch stands still, so it sees late that there is a round to ask in.
     _run("failing-pods", 17023, 1)

@@ -638,17 +638,26 @@ def test_a_cancel_takes_the_drain_and_the_commit_together() -> None:
     assert "does not drain" in str(cancel(KEYS, scene(None).membership, "uid-a"))
 
 
-def test_a_cancel_after_the_grant_leaves_the_end_of_the_round_as_it_is() -> None:
-    late = replace(DONE, granted=("uid-a",))
+def test_i7_a_cancel_after_the_grant_ends_the_round_and_grants_no_later_drain() -> None:
+    late = replace(DONE, granted=("uid-a",), saved=("uid-a",))
     over = replace(A, source="operator", outcome="committed", step=10)
     made = cancel(KEYS, scene(late, over).membership, "uid-a")
     assert not isinstance(made, str)
     commit = made[1][1]
     assert isinstance(commit, Put)
-    assert commit.value == late.to_json()
+    after = replace(late, leaving=(), saved=(), granted=(), admitted=True)
+    assert commit.value == after.to_json()
+    # It may drain again in the next round, which it has trained in.
+    assert not granted(after, A)
     # Who drains again in that round stands behind the same save.
-    assert granted(late, A)
-    assert decided(scene(late, A, votes=SAVED)).drains["uid-a"].outcome == "committed"
+    assert decided(scene(after, A, votes=SAVED)).drains["uid-a"].outcome == "committed"
+
+
+def test_a_cancel_after_the_deadline_leaves_the_save_of_the_others_as_it_is() -> None:
+    over = replace(A, source="operator", outcome="expired")
+    made = cancel(KEYS, scene(SAVE, over).membership, "uid-a")
+    assert not isinstance(made, str)
+    assert made[1][1] == Put(HERE.commit, SAVE.to_json())
 
 
 @pytest.mark.parametrize(
