@@ -18,10 +18,9 @@ from rdzv.job import JobClient
 from rdzv.members.guard import Registered
 from rdzv.members.registration import Identity
 from rdzv.race import first_of
-from rdzv.records.history import Happening, HistoryEntry, entry_operations
+from rdzv.records.history import Happening, HistoryEntry
 from rdzv.records.quarantine import (
     FormedWorld,
-    Quarantine,
     QuarantineDecision,
     Stay,
     Terms,
@@ -194,12 +193,11 @@ class Quarantining:
         self, snapshot: Snapshot, decision: QuarantineDecision, revision: int
     ) -> tuple[list[Compare], list[Operation]]:
         assert snapshot.job is not None
-        keys = self._client.keys
-        here = keys.in_generation(snapshot.job.generation)
+        here = self._client.keys.in_generation(snapshot.job.generation)
         # No other torchrun has died meanwhile: of those that die together, one is the first.
         compares = [Compare(here.quarantines, "mod", "<", revision + 1, prefix=True)]
         operations: list[Operation] = []
-        told: list[tuple[Happening, str, Quarantine]] = []
+        told: list[HistoryEntry] = []
         for name, after in sorted(decision.records.items())[:CHANGED_MAX]:
             key, before = here.quarantine(name), snapshot.quarantines.get(name)
             # A corrupt record counts as none.
@@ -209,11 +207,7 @@ class Quarantining:
             operations.append(Delete(key) if after is None else Put(key, after.to_json()))
             was_out, is_out = before is not None and before.out, after is not None and after.out
             if was_out != is_out and (one := after or before) is not None:
-                told.append(("quarantine" if is_out else "admit", name, one))
-        present = [kv.key for kv in self._client.mirror.under(keys.history)]
-        for what, name, one in told:
-            details = {"deaths": one.deaths, "pod_uid": one.pod_uid}
-            entry = HistoryEntry(what, name, decision.reason, time(), details=details)
-            operations += entry_operations(keys, entry, snapshot.revision, present)
-            present = []
-        return compares, operations
+                details = {"deaths": one.deaths, "pod_uid": one.pod_uid}
+                what: Happening = "quarantine" if is_out else "admit"
+                told.append(HistoryEntry(what, name, decision.reason, time(), details=details))
+        return compares, [*operations, *self._client.history(*told)]
