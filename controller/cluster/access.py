@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+import aiohttp
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import ConfigException
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
@@ -34,6 +36,9 @@ PLUGIN_TIMEOUT_S = 60.0
 RENEW_S = 60.0
 """Interval at which credentials of a kubeconfig are read again, if they may expire: a plug-in runs
 again only near the end that it gave."""
+
+LINE_MAX = 4 * 2**20
+"""Maximum size of one watch event, in bytes; etcd, which stores the object, allows no more."""
 
 _READERS_LOG = logging.getLogger("kubernetes.aio.config.kube_config")
 
@@ -76,7 +81,7 @@ def access_of_pod(environ: Mapping[str, str], folder: Path = FOLDER) -> ClusterA
 
     Raises ``ConfigError`` outside of a cluster.
     """
-    configuration = Configuration()
+    configuration = _configuration()
     try:
         InClusterConfigLoader(
             token_filename=str(folder / "token"),
@@ -94,11 +99,36 @@ def access_of_pod(environ: Mapping[str, str], folder: Path = FOLDER) -> ClusterA
     return ClusterAccess(configuration, namespace)
 
 
+def _configuration() -> Configuration:
+    """Return the package's settings but for the API server and its user."""
+    found = Configuration(host="")
+    # A watch holds a connection for as long as it goes on: a bound would keep calls waiting.
+    found.connection_pool_maxsize = 0
+    found.client_session_kwargs = {"read_bufsize": LINE_MAX}
+    found.trace_configs = [_without_redirects()]
+    return found
+
+
+def _without_redirects() -> aiohttp.TraceConfig:
+    """Refuse every redirect: a pod's page, read through the API server, could name any address."""
+
+    async def refuse(
+        _session: aiohttp.ClientSession,
+        _context: SimpleNamespace,
+        asked: aiohttp.TraceRequestRedirectParams,
+    ) -> None:
+        raise aiohttp.ClientError(f"it redirects, with {asked.response.status}")
+
+    found = aiohttp.TraceConfig()
+    found.on_request_redirect.append(refuse)
+    return found
+
+
 def _by_kubeconfig(named: str, context: str | None) -> ClusterAccess:
     """Read a kubeconfig, or several with a colon between them, as one."""
     if not any(Path(one).expanduser().is_file() for one in named.split(os.pathsep) if one):
         raise ConfigError(f"--kubeconfig: {named} cannot be read: No such file or directory")
-    configuration = Configuration(host="")
+    configuration = _configuration()
     with _in_one_sentence(named):
         loader = _Loader(
             config_dict=KubeConfigMerger(named).config,
@@ -132,6 +162,8 @@ async def _load(loader: KubeConfigLoader, configuration: Configuration) -> None:
     faults: list[str] = []
 
     def hear(record: logging.LogRecord) -> bool:
+        if record.levelno < logging.ERROR:
+            return True
         faults.append(record.getMessage())
         return False
 

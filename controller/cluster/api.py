@@ -13,7 +13,7 @@ import math
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -40,8 +40,6 @@ has died, if the API server's machine lost power, or a router forgot it."""
 BUSY = 429
 JSON = "application/json"
 MERGE = "application/merge-patch+json"
-LINE_MAX = 4 * 2**20
-"""Maximum size of one watch event, in bytes; etcd, which stores the object, allows no more."""
 
 LOG_LINE_MAX = 2**20
 """Maximum size of one piece of a log's line, in bytes: a program may never end its line."""
@@ -61,13 +59,8 @@ class ClusterApi:
         self._client: ApiClient | None = None
 
     async def __aenter__(self) -> ClusterApi:
-        configuration = self._access.configuration
-        # A watch holds a connection for as long as it goes on: a bound would keep calls waiting.
-        configuration.connection_pool_maxsize = 0
-        configuration.client_session_kwargs = {"read_bufsize": LINE_MAX}
-        configuration.trace_configs = [_without_redirects()]
         try:
-            client = await asyncio.to_thread(ApiClient, configuration)
+            client = await asyncio.to_thread(ApiClient, self._access.configuration)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"the certificates by which the API server is reached cannot be used: {error}"
@@ -186,7 +179,7 @@ class ClusterApi:
                             execution.take(message.data)
         except aiohttp.WSServerHandshakeError as error:
             raise await self._why_not(path, error) from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             why = str(error) or f"it took longer than {timeout_s or CALL_TIMEOUT_S:g} s"
             raise ClusterUnavailable(f"{what} gave no answer: {why}") from error
         ran = execution.ended()
@@ -245,7 +238,7 @@ class ClusterApi:
                         yield cut.decode("utf-8", "replace")
                 if rest:
                     yield rest.decode("utf-8", "replace")
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             why = str(error) or type(error).__name__
             raise ClusterUnavailable(f"the log of pod {pod} broke off: {why}") from error
 
@@ -349,21 +342,6 @@ def _keep_alive(answer: aiohttp.ClientResponse) -> None:
     if opened is not None:
         for option in tcp_keepalive_socket_options():
             opened.setsockopt(*option)
-
-
-def _without_redirects() -> aiohttp.TraceConfig:
-    """Refuse every redirect: a pod's page, read through the API server, could name any address."""
-
-    async def refuse(
-        _session: aiohttp.ClientSession,
-        _context: SimpleNamespace,
-        asked: aiohttp.TraceRequestRedirectParams,
-    ) -> None:
-        raise aiohttp.ClientError(f"it redirects, with {asked.response.status}")
-
-    found = aiohttp.TraceConfig()
-    found.on_request_redirect.append(refuse)
-    return found
 
 
 async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
