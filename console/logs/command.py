@@ -16,10 +16,11 @@ from console.logs.asking import history_of
 from console.logs.following import JobLogs
 from console.logs.printing import Pages, PrintedLine, Selection, first_failure, world_of
 from console.logs.ranks import rank_of
+from console.remote.passing import no_job
 from console.remote.pods import pods_of
 from console.remote.reach import ClusterOptions, cluster, through_the_api_server
 from console.style import is_styled
-from rdzv.errors import ConfigError, JobNotFound
+from rdzv.errors import ConfigError
 from rdzv.records.history import HistoryEntry
 
 _EXAMPLES = """\b
@@ -133,7 +134,7 @@ async def _show_why(options: ClusterOptions, job: str) -> None:
     async with cluster(options) as api:
         pods = await pods_of(api, api.namespace, job)
         if not pods:
-            raise JobNotFound(f"no pod of a job {job} is in namespace {api.namespace}")
+            raise await no_job(api, job)
         failed = first_failure(await history_of(api, pods))
     if failed is not None:
         click.echo(why_of(failed))

@@ -18,14 +18,16 @@ from console.logs.lines import Line
 from console.logs.merging import HOLD_S, Merge
 from console.logs.printing import Pages, PrintedLine
 from console.logs.reading import Reader
+from console.remote.passing import no_job
 from console.remote.pods import JobPod
+from console.remote.refusals import with_right
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
 from controller.defect import each_of
 from injection.job_label import job_label
 from injection.settings import LABEL
-from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, JobNotFound
+from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable
 from rdzv.records.history import HistoryEntry
 
 GONE_S = 5.0
@@ -68,9 +70,11 @@ class JobLogs:
         """
         selector = quote(f"{LABEL}={job_label(self.job)}")
         path = f"{paths.core(self.api.namespace, 'pods')}?labelSelector={selector}"
-        listed = await self.api.get(f"{path}&limit=1")  # a refusal is for the user, not to retry
-        if not listed.get("items"):
-            raise JobNotFound(f"no pod of a job {self.job} is in namespace {self.api.namespace}")
+        namespace = self.api.namespace
+        with with_right("muster logs", "list pods", namespace):
+            listed = await self.api.get(f"{path}&limit=1")  # a refusal is not to be tried again
+            if not listed.get("items"):
+                raise await no_job(self.api, self.job)
 
         def reduced(pod: dict[str, object]) -> LoggedPod:
             return logged_pod(pod, with_sidecar=self.with_sidecar)
@@ -80,7 +84,8 @@ class JobLogs:
                 await pods.changed_after(0)
                 await self._show(pods, follow=follow)
         except BaseExceptionGroup as group:
-            raise next(each_of(group)) from group
+            with with_right("muster logs", "get pods/log", namespace):
+                raise next(each_of(group)) from group
 
     async def _show(self, pods: Collection[LoggedPod], *, follow: bool) -> None:
         reader = Reader(self.api, self.api.namespace, self.note, self.tail)
@@ -107,11 +112,13 @@ class JobLogs:
         """Ask for the worlds up to now; return whether they can be asked for."""
         present = _pods_in(pods)
         try:
-            self.pages.take_in(await history_of(self.api, present))
-            self._take(await seats_of(self.api, present))
+            asked = history_of(self.api, present), seats_of(self.api, present)
+            history, seats = await asyncio.gather(*asked)
         except ClusterError as error:
             self.note(f"ranks and worlds are not known, lines are by pod: {error}")
             return not isinstance(error, ClusterRefused)
+        self.pages.take_in(history)
+        self._take(seats)
         return True
 
     async def _follow_worlds(self, pods: Collection[LoggedPod], tasks: asyncio.TaskGroup) -> None:

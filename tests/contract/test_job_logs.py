@@ -141,7 +141,7 @@ async def test_lines_of_all_pods_are_in_order_with_their_ranks(fake: FakeApi) ->
 async def test_a_job_without_pods_is_unknown(fake: FakeApi) -> None:
     async with ClusterApi(fake.access, "elsewhere") as api:
         logs = JobLogs(api, "digits", Pages(), lambda _: None, lambda _: None)
-        with pytest.raises(JobNotFound, match="no pod of a job digits is in namespace elsewhere"):
+        with pytest.raises(JobNotFound, match="namespace elsewhere has no pod of a job digits"):
             await logs.show(follow=True)
 
 
