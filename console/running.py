@@ -32,12 +32,13 @@ NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job that ``muster local`` runs, and the process that does."""
+    """A job that ``muster local`` runs, and the process that does. ``logs``: the directory."""
 
     endpoints: str
     namespace: str
     job: str
     pid: int
+    logs: str = ""
 
     @property
     def file(self) -> Path:
@@ -174,6 +175,7 @@ def _running_job(path: Path) -> RunningJob | None:
             str(fields["namespace"]),
             str(fields["job"]),
             int(str(fields["pid"])),
+            str(fields.get("logs", "")),
         )
     except (KeyError, ValueError):
         return None  # it is being written

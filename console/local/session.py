@@ -205,7 +205,9 @@ async def _run(
         job = None
         if not settings.native:
             job = await stack.enter_async_context(following(settings, rounds))
-            own = RunningJob(job.endpoints, settings.namespace, settings.job, os.getpid())
+            own = RunningJob(
+                job.endpoints, settings.namespace, settings.job, os.getpid(), str(logs)
+            )
             known = await stack.enter_async_context(_in_thread(published(own)))
             if known and not as_json:
                 print_line(screen, f"from another shell: {LOOK}")

@@ -6,19 +6,25 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import click
 
+from agent.config.sidecar import JobConfig
+from agent.config.table import load
 from agent.telemetry.logs import printable
 from console.help import Command
+from console.job.reading import look
 from console.logs.asking import history_of
 from console.logs.following import JobLogs
+from console.logs.of_local import LocalLogs
 from console.logs.printing import Pages, PrintedLine, Selection, first_failure, world_of
 from console.logs.ranks import rank_of
 from console.remote.passing import no_job
 from console.remote.pods import pods_of
 from console.remote.reach import ClusterOptions, cluster, through_the_api_server
+from console.running import found
 from console.style import is_styled
 from rdzv.errors import ConfigError
 from rdzv.records.history import HistoryEntry
@@ -80,13 +86,19 @@ def logs(
     outside of its world has its name in place of a rank.
     """
     name = job or os.environ.get("MUSTER_JOB")
-    if not name:
-        raise ConfigError("no job is named: give its name, or set MUSTER_JOB")
+    asked = {"job": name, "namespace": options.namespace}
+    wanted = Selection(rank_of(rank_text), world_of(world_text))
+    local = None if options.kubeconfig or options.context else found(asked, os.environ)
     if why and follow:
         raise ConfigError(
             "--why shows one error; --follow shows lines as they come: give one of them"
         )
-    wanted = Selection(rank_of(rank_text), world_of(world_text))
+    if local is not None and local.logs:
+        pages = Pages(wanted)
+        _show_local(LocalLogs(local, pages, Screen().print, tail, with_sidecar), follow, why)
+        return
+    if not name:
+        raise ConfigError("no job is named: give its name, or set MUSTER_JOB")
     if why:
         asyncio.run(_show_why(options, name))
         return
@@ -100,6 +112,22 @@ def logs(
             await of_job.show(follow=follow)
 
     asyncio.run(show())
+
+
+def _show_local(of_local: LocalLogs, follow: bool, why: bool) -> None:
+    """Show the logs of a job that ``muster local`` runs."""
+    job = of_local.job
+    where = {"etcd_endpoints": job.endpoints, "namespace": job.namespace, "job": job.job}
+    config = load(JobConfig, where, os.environ)
+    click.echo(f"muster: {job}", err=True)
+    if why:
+        _print_failure(asyncio.run(look(config)).history, job.job)
+        return
+    if not (of_local.pages.wanted.all or follow):
+        raise ConfigError(
+            "past lines of muster local have no times: give --rank and --world with --follow"
+        )
+    asyncio.run(of_local.show(config, follow=follow))
 
 
 @dataclass(slots=True)
@@ -135,7 +163,12 @@ async def _show_why(options: ClusterOptions, job: str) -> None:
         pods = await pods_of(api, api.namespace, job)
         if not pods:
             raise await no_job(api, job)
-        failed = first_failure(await history_of(api, pods))
+        history = await history_of(api, pods)
+    _print_failure(history, job)
+
+
+def _print_failure(history: Sequence[HistoryEntry], job: str) -> None:
+    failed = first_failure(history)
     if failed is not None:
         click.echo(why_of(failed))
     else:
