@@ -263,7 +263,7 @@ def pod_lines(told: Told | None, pods: Sequence[PodFacts], now_unix_s: float) ->
     now = now_unix_s if told is None else told.get("at_unix_s") or now_unix_s
     lines = [_member(one, facts.get(str(one.get("name"))), now_unix_s, now) for one in members]
     lines.sort(key=lambda line: (not line.ranks, _first_rank(line.ranks)))
-    others = (_pod(one, now_unix_s) for one in pods if one.name not in known)
+    others = (_pod(one, now_unix_s, told) for one in pods if one.name not in known)
     return [*lines, *others]
 
 
@@ -292,10 +292,11 @@ def _member(one: Told, fact: PodFacts | None, now_unix_s: float, told_at: float)
     )
 
 
-def _pod(fact: PodFacts, now_unix_s: float) -> PodLine:
+def _pod(fact: PodFacts, now_unix_s: float, told: Told | None) -> PodLine:
     """Return the row of a pod that is no member: in Kubernetes' words."""
     level: Level | None = {"Pending": "warning", "Failed": "fault"}.get(fact.phase)  # type: ignore[assignment]
-    why = fact.why or ("not registered yet" if fact.phase == "Running" and fact.runs else "")
+    missing = told is not None and fact.phase == "Running" and fact.runs
+    why = fact.why or ("not registered yet" if missing else "")
     age_s = max(0.0, now_unix_s - fact.created_unix_s) if fact.created_unix_s else None
     return PodLine(fact.name, fact.phase.lower(), level, "", fact.node, fact.spot, None, age_s, why)
 

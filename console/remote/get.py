@@ -96,8 +96,7 @@ async def _show(
 
 
 async def _jobs(api: ClusterApi, scope: Scope) -> dict[Key, list[JobPod]]:
-    where = scope.namespace or "all namespaces"
-    with with_right("muster get", "list pods", where):
+    with with_right("muster get", "list pods", scope.namespace):
         if scope.job is None:
             return await jobs_in(api, scope.namespace)
         assert scope.namespace is not None
@@ -114,7 +113,7 @@ async def _asked(
         async with turns:
             try:
                 ran = await ask(api, pods, ["status", "--json"], timeout_s=ANSWER_S)
-                told, trouble = parsed(ran.out), _last_line(ran.err)
+                told, trouble = parsed(ran.out), _first_line(ran.err)
             except ClusterError as error:
                 trouble = _sentence(error, key[0])
     return _line(key, pods, told, trouble)
@@ -141,9 +140,9 @@ def _sentence(error: ClusterError, namespace: str) -> str:
     return str(error)
 
 
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1].removeprefix("muster: ") if lines else ""
+def _first_line(text: str) -> str:
+    """Return what an error says before it explains itself."""
+    return text.strip().partition("\n")[0].removeprefix("muster: ")
 
 
 @dataclass(slots=True)
@@ -195,7 +194,7 @@ async def _hear(
 
     def wrote(is_stderr: bool, text: str) -> None:
         if is_stderr:
-            job.trouble = _last_line(text)
+            job.trouble = _first_line(text)
             return
         *lines, job.rest = (job.rest + text).split("\n")
         if (told := parsed("\n".join(lines))) is not None:

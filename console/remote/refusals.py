@@ -12,10 +12,10 @@ FORBIDDEN = 403
 
 
 @contextmanager
-def with_right(command: str, right: str, namespace: str) -> Iterator[None]:
+def with_right(command: str, right: str, namespace: str | None) -> Iterator[None]:
     """Raise a refusal for want of rights again, as a sentence that names what to ask for.
 
-    ``right``: a verb and a resource, as in ``create pods/exec``.
+    ``right``: a verb and a resource, as in ``create pods/exec``. ``namespace`` None: of all.
     """
     try:
         yield
@@ -25,10 +25,11 @@ def with_right(command: str, right: str, namespace: str) -> Iterator[None]:
         raise ClusterRefused(forbidden(command, right, namespace, str(error)), FORBIDDEN) from error
 
 
-def forbidden(command: str, right: str, namespace: str, told: str) -> str:
+def forbidden(command: str, right: str, namespace: str | None, told: str) -> str:
     """Return the sentence; ``told``: the error, with what Kubernetes says at its end."""
+    where = "all namespaces" if namespace is None else f"namespace {namespace}"
     said = told.partition(f"with {FORBIDDEN}: ")[2] or told
     return (
-        f"{command} may not {right} in namespace {namespace}: ask for that right, as in"
+        f"{command} may not {right} in {where}: ask for that right, as in"
         f" docs/verbs.md#rights (Kubernetes: {said})"
     )

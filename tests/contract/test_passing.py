@@ -252,6 +252,14 @@ async def test_a_list_without_the_right_to_ask_sidecars_says_so_in_the_row(
     assert "create pods/exec in namespace team" in out
 
 
+async def test_a_list_says_first_what_a_sidecar_says_first(
+    fake: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.containers.execute = lambda asked: Ran(69, "", "muster: no store\nmuster: worlds go on\n")
+    await listed()
+    assert capsys.readouterr().out.splitlines()[1].endswith("  no store")
+
+
 async def test_a_list_that_is_followed_prints_what_changes(
     fake: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,6 +84,7 @@ def test_without_a_sidecar_the_row_is_what_the_pods_say(
     pods = [PodFacts(f"p{n}", one, why="no node") for n, one in enumerate(phases)]
     line = job_line("team", "digits", None, pods, NOW, trouble="it does not answer")
     assert (line.phase, line.why) == (phase, why)
+    assert "not registered yet" not in {pod.why for pod in line.pods}
 
 
 def test_an_older_sidecar_leaves_columns_empty() -> None:

@@ -63,6 +63,11 @@ def test_a_refusal_names_the_right_to_ask_for() -> None:
     )
 
 
+def test_a_refusal_of_all_namespaces_says_so() -> None:
+    said = forbidden("muster list", "list pods", None, "no")
+    assert said.startswith("muster list may not list pods in all namespaces: ask for that right")
+
+
 @pytest.mark.parametrize(
     ("line", "steps"),
     [
