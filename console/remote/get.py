@@ -96,7 +96,7 @@ async def _show(
 
 
 async def _jobs(api: ClusterApi, scope: Scope) -> dict[Key, list[JobPod]]:
-    with with_right("muster get", "list pods", scope.namespace):
+    with with_right(_command(), "list pods", scope.namespace):
         if scope.job is None:
             return await jobs_in(api, scope.namespace)
         assert scope.namespace is not None
@@ -136,8 +136,13 @@ def parsed(text: str) -> dict[str, Any] | None:
 
 def _sentence(error: ClusterError, namespace: str) -> str:
     if isinstance(error, ClusterRefused) and error.status == FORBIDDEN:
-        return forbidden("muster get", "create pods/exec", namespace, str(error))
+        return forbidden(_command(), "create pods/exec", namespace, str(error))
     return str(error)
+
+
+def _command() -> str:
+    ctx = click.get_current_context(silent=True)
+    return f"muster {ctx.command.name if ctx is not None else 'get'}"
 
 
 def _first_line(text: str) -> str:
