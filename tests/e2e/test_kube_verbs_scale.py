@@ -7,16 +7,19 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.support.cluster.chart_release import ChartRelease, LabelledJob
+from tests.support.cluster.drills import Act, loses_nothing
+from tests.support.cluster.job import FORM_TIMEOUT_S
 from tests.support.cluster.lab import KUBECONFIG, NODES, Kubelab, Object
 from tests.support.cluster.workload import Kind, Workload
 from tests.support.programs import ran
-from tests.support.waiting import wait_until
+from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1200)]
 
@@ -51,19 +54,42 @@ class RoomyJob(LabelledJob):
         self.tell(f"muster {verb} {' '.join(rest)}\n{shown}")
         return done
 
-    def worlds(self) -> int:
-        """How many worlds have formed."""
-        shown = self.kubectl("exec", min(self.names()), "-c", "muster", "--", "muster", "history")
-        return sum(line.split()[1:2] == ["round"] for line in shown.splitlines())
+    def until_listed(self, count: int) -> None:
+        """Wait until so many members are listed."""
 
-    def train(self, nodes: int) -> None:
-        """Wait until a world of so many nodes trains."""
-        wait_until(lambda: self._world() == nodes, 240, f"a world of {nodes}")
+        def listed() -> bool:
+            told = json.loads(self._muster("status", "--json"))["members"]
+            return [one["state"] for one in told].count("listed") == count
 
-    def _world(self) -> int:
-        told = ("-c", "muster", "--", "muster", "status", "--json")
-        shown = json.loads(self.kubectl("exec", min(self.names()), *told))
-        return sum(one["doing"] == "training" for one in shown["members"])
+        self.until(listed, FORM_TIMEOUT_S, f"{count} members")
+
+    def set_gather(self, time: str) -> None:
+        """Set the gather window."""
+        self._muster("set", "--gather", time)
+
+    def _muster(self, *words: str) -> str:
+        eldest = self.pods()[0]["metadata"]["name"]
+        return self.kubectl("exec", eldest, "-c", "muster", "--", "muster", *words)
+
+    def autoscale(self, replicas: int) -> None:
+        """Make the autoscaler of the job want so many, or tell it so."""
+        target = {"apiVersion": "apps/v1", "kind": self.workload.kind, "name": "trainer"}
+        metric = {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}
+        spec: Object = {"scaleTargetRef": target, "minReplicas": replicas, "maxReplicas": replicas}
+        spec["metrics"] = [{"type": "Resource", "resource": metric}]
+        kind = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler"}
+        self.apply({**kind, "metadata": {"name": "trainer"}, "spec": spec})
+
+    def scaled(self, status: int, size: int, *words: str) -> World:
+        """Type a verb that ends with ``status``; return the world of ``size`` after it."""
+        before = self.steps.worlds()[-1]
+        done = self.typed(*words)
+        assert done.returncode == status, f"{done.stdout}{done.stderr}"
+        if size == before.size:
+            return before
+        return self.until_world(
+            lambda world: world.size == size, FORM_TIMEOUT_S, f"a world of {size}", before
+        )
 
 
 @pytest.fixture(scope="module")
@@ -89,33 +115,64 @@ def of(kind: Kind, replicas: int) -> Workload:
 
 
 def test_what_has_room_stays_and_a_middle_pod_goes(lab: Kubelab, tmp_path: Path) -> None:
+    def all_or_nothing(job: RoomyJob, world: World) -> World:
+        names = job.names()
+        after = job.scaled(4, 4, "scaleout", "--to", "8", "--all-or-nothing", "--timeout", "20s")
+        assert job.steps.worlds()[-1].number == world.number, "the world never stopped"
+        assert job.names() == names
+        return after
+
+    def with_room_for_six(job: RoomyJob, world: World) -> World:
+        after = job.scaled(3, 6, "scaleout", "--to", "8", "--timeout", "45s")
+        assert len(job.names()) == 6
+        return after
+
+    def middle_goes(job: RoomyJob, world: World) -> World:
+        middle, names = sorted(job.names())[2], job.names()
+        after = job.scaled(0, 5, "scalein", middle)
+        assert job.names() == names - {middle}
+        return after
+
     with RoomyJob(lab, tmp_path, of("Deployment", 4)) as job:
-        job.train(4)
-        before = job.worlds()
-        nothing = job.typed("scaleout", "--to", "8", "--all-or-nothing", "--timeout", "20s")
-        assert nothing.returncode == 4, nothing.stderr
-        assert (len(job.names()), job.worlds()) == (4, before)
-        some = job.typed("scaleout", "--to", "8", "--timeout", "45s")
-        assert some.returncode == 3, some.stderr
-        assert "6 of 8 stay; 2 pods withdrawn" in some.stdout
-        job.train(6)
-        middle = sorted(job.names())[2]
-        others = job.names() - {middle}
-        gone = job.typed("scalein", middle)
-        assert gone.returncode == 0, gone.stderr
-        assert "all ranks saved step" in gone.stdout
-        assert job.names() == others
+        loses_nothing(job, *acts(all_or_nothing, with_room_for_six, middle_goes))
 
 
 def test_a_middle_pod_of_a_stateful_set_is_refused(lab: Kubelab, tmp_path: Path) -> None:
-    with RoomyJob(lab, tmp_path, of("StatefulSet", 3)) as job:
-        job.train(3)
-        refused = job.typed("scalein", "trainer-1")
-        assert refused.returncode == 2
-        assert "trainer-2 would go, and not trainer-1" in refused.stderr
-        highest = job.typed("scalein", "--count", "1")
-        assert highest.returncode == 0, highest.stderr
+    def refused(job: RoomyJob, world: World) -> World:
+        told = job.typed("scalein", "trainer-1")
+        assert told.returncode == 2
+        assert "trainer-2 would go, and not trainer-1" in told.stderr
+        return world
+
+    def highest_goes(job: RoomyJob, world: World) -> World:
+        after = job.scaled(0, 2, "scalein", "--count", "1")
         assert job.names() == {"trainer-0", "trainer-1"}
-        more = job.typed("scaleout", "--count", "1")
-        assert more.returncode == 0, more.stderr
-        job.train(3)
+        return after
+
+    def one_comes(job: RoomyJob, world: World) -> World:
+        return job.scaled(0, 3, "scaleout", "--count", "1")
+
+    with RoomyJob(lab, tmp_path, of("StatefulSet", 3)) as job:
+        loses_nothing(job, *acts(refused, highest_goes, one_comes))
+
+
+def test_an_autoscaler_that_flaps_costs_one_world(lab: Kubelab, tmp_path: Path) -> None:
+    """Its bounds are moved: an autoscaler keeps to those, whatever its metrics say."""
+
+    def flaps(job: RoomyJob, world: World) -> World:
+        job.autoscale(2)
+        job.set_gather("10m")
+        for replicas in (4, 2, 4, 2, 4):
+            job.autoscale(replicas)
+            job.until_listed(replicas)
+            assert job.steps.worlds()[-1].number == world.number
+        job.set_gather("5s")
+        return job.until_world(lambda one: one.size == 4, FORM_TIMEOUT_S, "a world of 4", world)
+
+    with RoomyJob(lab, tmp_path, of("Deployment", 2)) as job:
+        loses_nothing(job, *acts(flaps))
+
+
+def acts(*made: Callable[[RoomyJob, World], World]) -> list[Act]:
+    """These, as acts on any job."""
+    return cast("list[Act]", list(made))

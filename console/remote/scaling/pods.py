@@ -82,7 +82,9 @@ class ScaledPod:
     def described(self) -> str:
         """Its activity, in a few words."""
         if not self.state:
-            return f"not started ({self.why})" if self.why else "not a member yet"
+            # The scheduler's first sentence says what is missing, the others what it tried.
+            why = self.why.partition(". ")[0]
+            return f"not started ({why})" if why else "not a member yet"
         step = "" if self.step is None else f" at step {self.step:,}"
         return f"{self.doing or self.state}{step}"
 
