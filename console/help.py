@@ -35,6 +35,12 @@ STORE_STATUSES = {
 }
 """Further exit statuses of a command that has settings of the store."""
 
+CLUSTER_STATUSES = {
+    EXIT_NO_JOB: "the namespace has no such job",
+    EXIT_UNAVAILABLE: "the API server refuses, or cannot be reached",
+}
+"""Further exit statuses of a command that reaches a cluster and has no settings of the store."""
+
 
 STORE_SECTION = "Store"
 """The heading of the settings that name the store and give access to it."""
@@ -120,7 +126,8 @@ class Command(click.Command):
         self.tables = tables or {}
         sections = {getattr(parameter, "section", "") for parameter in self.params}
         of_stores = STORE_STATUSES if STORE_SECTION in sections else {}
-        self.statuses = {**STATUSES, **of_stores, **(statuses or {})}
+        of_clusters = CLUSTER_STATUSES if CLUSTER_SECTION in sections else {}
+        self.statuses = {**STATUSES, **of_clusters, **of_stores, **(statuses or {})}
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help, the examples before the options."""
