@@ -52,7 +52,7 @@ TASKS = {
     },
     "Run a job": {
         "submit": Entry(
-            "console.remote.submit:submit", "Make a training job in the cluster, and follow it."
+            "console.submit.command:submit", "Make a training job in the cluster, and follow it."
         ),
         "scaleout": Entry(
             "console.remote.scaling.scaleout:scaleout", "Add pods to a job, and wait for them."
@@ -60,7 +60,7 @@ TASKS = {
         "scalein": Entry(
             "console.remote.scaling.scalein:scalein", "Save, then take pods away from a job."
         ),
-        "delete": Entry("console.remote.delete:delete", "Save on all ranks, then delete a job."),
+        "delete": Entry("console.submit.delete:delete", "Save on all ranks, then delete a job."),
     },
     "Look at a job": {
         "list": Entry("console.job.jobs:list_jobs", "List the jobs of a namespace, or of a store."),

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from console.remote import delete as deletion
-from console.remote import submit as submission
-from console.remote.creating import create, gets_sidecar, has_mpi_jobs, refuse_taken
-from console.remote.delete import delete_job
-from console.remote.following import Followed, Outputs, follow
-from console.remote.manifest import objects
 from console.remote.reach import ClusterOptions
-from console.remote.submission import Submission, SubmitOptions, read_submission
+from console.submit import command as submission
+from console.submit import delete as deletion
+from console.submit.creating import create, gets_sidecar, has_mpi_jobs, refuse_taken
+from console.submit.delete import delete_job
+from console.submit.following import Followed, Outputs, follow
+from console.submit.manifest import objects
+from console.submit.submission import Submission, SubmitOptions, read_submission
 from controller.cluster.api import ClusterApi
 from controller.cluster.executed import Ran
 from rdzv.errors import ClusterRefused, ClusterUnavailable, ConfigError, JobNotFound

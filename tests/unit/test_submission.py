@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 from ruamel.yaml import YAML
 
-from console.remote.manifest import Form, objects, rendered
-from console.remote.submission import Submission, SubmitOptions, read_submission
-from console.remote.submit import submit
+from console.submit.command import submit
+from console.submit.manifest import Form, objects, rendered
+from console.submit.submission import Submission, SubmitOptions, read_submission
 from rdzv.errors import ConfigError
 
 Object = dict[str, Any]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from console.remote.delete import lost_steps, stays
-from console.remote.following import error_in
-from console.remote.progress import failure_of, progress_of
+from console.submit.delete import lost_steps, stays
+from console.submit.following import error_in
+from console.submit.progress import failure_of, progress_of
 
 Object = dict[str, Any]
 
@@ -129,7 +129,7 @@ def test_what_a_deletion_loses(save: Object | None, said: str) -> None:
 
 
 def test_claims_stay() -> None:
-    from console.remote.delete import JobObject
+    from console.submit.delete import JobObject
 
     volume = {"name": "c", "persistentVolumeClaim": {"claimName": "checkpoints"}}
     made = {"spec": {"template": {"spec": {"volumes": [volume, {"name": "e", "emptyDir": {}}]}}}}

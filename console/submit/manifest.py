@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from console.remote.pod_template import CONTAINER
-from console.remote.submission import GRACE_S, Submission
+from console.submit.pod_template import CONTAINER
+from console.submit.submission import GRACE_S, Submission
 from injection import rendering
 from injection.failure_policy import NEVER, POLICY, RESTART, policy_for
 from injection.grace import GRACE

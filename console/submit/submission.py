@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from agent.config import parsers as texts
-from console.remote.pod_template import PodTemplate, read_template
+from console.submit.pod_template import PodTemplate, read_template
 from injection.facts import quantity
 from injection.launches import HOROVODRUN, launches
 from injection.parsers import IMAGE

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 from urllib.parse import quote
 
-from console.remote.progress import ContainerFailure, JobProgress, progress_of
+from console.submit.progress import ContainerFailure, JobProgress, progress_of
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, JobNotFound

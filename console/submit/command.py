@@ -15,7 +15,9 @@ import click
 from ruamel.yaml import YAML
 
 from console.help import Command
-from console.remote.creating import (
+from console.remote.reach import ClusterOptions, cluster, through_the_api_server
+from console.style import coloured
+from console.submit.creating import (
     called,
     create,
     gets_sidecar,
@@ -23,11 +25,9 @@ from console.remote.creating import (
     path_of,
     refuse_taken,
 )
-from console.remote.following import Followed, Outputs, follow
-from console.remote.manifest import Form, Object, objects, rendered
-from console.remote.reach import ClusterOptions, cluster, through_the_api_server
-from console.remote.submission import GRACE_S, RETRIES, Submission, SubmitOptions, read_submission
-from console.style import coloured
+from console.submit.following import Followed, Outputs, follow
+from console.submit.manifest import Form, Object, objects, rendered
+from console.submit.submission import GRACE_S, RETRIES, Submission, SubmitOptions, read_submission
 from console.wrapping import wrapped
 from controller.cluster.api import ClusterApi
 from injection.injection import Request, inject
