@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Following of a submitted job to its end: its state, and the lines of one pod that trains."""
+"""Following of a submitted job to its end: its state, and the lines of its rank 0."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
-from typing import Any
 from urllib.parse import quote
 
+from console.logs.following import JobLogs
+from console.logs.printing import Pages, PrintedLine
 from console.submit.progress import ContainerFailure, JobProgress, progress_of
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
@@ -22,14 +23,14 @@ LOOK_S = 1.0
 """Time from one look at the job to the next."""
 PODS_LOOK_S = 10.0
 """Longest time between two looks at its pods, which may be many."""
-LAST_LINES_S = 10.0
+LAST_LINES_S = 5.0
 """Time for the last lines of a pod to arrive once the job has ended."""
 OUTAGE_S = 600.0
 """Time without an answer of the API server after which following ends; the job may go on."""
 ERROR_LINES = 400
 """Number of a failed container's last lines in which its error is looked for."""
 
-_GONE, _FORBIDDEN = 404, 403
+_GONE = 404
 _ERROR = re.compile(r"(?:\[[^\]]*\]:? ?)?((?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception)): .*")
 _OF_LAUNCHER = "ChildFailedError"
 
@@ -66,18 +67,15 @@ async def follow(api: ClusterApi, job: Followed, out: Outputs) -> int:
 
     Raises ``JobNotFound`` if somebody deletes it, ``ClusterUnavailable`` after ``OUTAGE_S``.
     """
-    is_over = asyncio.Event()
-    lines = asyncio.create_task(_lines(api, job, out, is_over))
+    lines = asyncio.create_task(_lines(api, job, out))
     try:
         ended = await _state(api, job, out)
-        is_over.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_LINES_S):
-                await asyncio.shield(lines)
+        await asyncio.wait([lines], timeout=LAST_LINES_S)
     finally:
         lines.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await lines
+        await asyncio.wait([lines])
+    if not lines.cancelled():
+        lines.result()
     if ended.failure is not None:
         out.say(str(ended.failure))
         if error := await _error_of(api, job, ended.failure):
@@ -127,66 +125,46 @@ async def _owner(api: ClusterApi, job: Followed) -> Object:
         raise
 
 
-async def _lines(api: ClusterApi, job: Followed, out: Outputs, is_over: asyncio.Event) -> None:
-    """Show the lines of the pod with the lowest index; of the next one when that has ended."""
-    done: set[str] = set()
-    shown, heard_s = "", 0.0
-    while not (done and is_over.is_set()):
-        try:
-            pods = (await api.get(job.pods)).get("items") or []
-            left = [pod for pod in pods if pod["metadata"]["uid"] not in done]
-            pod = min((one for one in left if _state_of(one, job)), key=_index, default=None)
-            if pod is not None:
-                name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-                since_s = monotonic() - heard_s if uid == shown else None
-                if shown not in ("", uid):
-                    out.say(f"the lines of pod {name} follow")
-                shown, heard_s = uid, monotonic()
-                async for line in api.log_lines(
-                    job.namespace, name, job.container, follow=True, since_s=since_s
-                ):
-                    heard_s = monotonic()
-                    out.line(line)
-                # A log may also end while its container runs, as when it is rotated.
-                if _state_of(await api.get(_path(job, name)), job) == "terminated":
-                    done.add(uid)
-                    continue
-        except ClusterRefused as error:
-            if error.status == _FORBIDDEN:
-                out.say(f"no lines are shown: {error}")
-                return
-            if error.status == _GONE:
-                done.add(shown)
-        except ClusterUnavailable:
-            pass  # the state of the job is followed, too, and says so
-        await asyncio.sleep(LOOK_S)
+async def _lines(api: ClusterApi, job: Followed, out: Outputs) -> None:
+    """Show the lines of rank 0, and of pods that have no rank, from the first container on."""
+    try:
+        while True:
+            if await _has_begun(api, job):
+                break
+            await asyncio.sleep(LOOK_S)
+        await JobLogs(api, job.name, Pages(), partial(_show, out), out.say).show(follow=True)
+    except (ClusterError, JobNotFound) as error:
+        out.say(f"no further lines are shown: {error}")
 
 
-def _path(job: Followed, pod: str) -> str:
-    return paths.core(job.namespace, "pods", pod)
+async def _has_begun(api: ClusterApi, job: Followed) -> bool:
+    """Return whether a container that trains has started, so that its sidecar can be asked."""
+    try:
+        pods = (await api.get(job.pods)).get("items") or []
+    except ClusterUnavailable:
+        return False  # following of the state says so
+    return any(
+        one["name"] == job.container and "waiting" not in (one.get("state") or {})
+        for pod in pods
+        for one in (pod.get("status") or {}).get("containerStatuses") or []
+    )
 
 
-def _state_of(pod: Mapping[str, Any], job: Followed) -> str:
-    """Return whether the container that trains is running or terminated; empty before that."""
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    state = next((one.get("state") or {} for one in statuses if one["name"] == job.container), {})
-    return next((word for word in ("running", "terminated") if word in state), "")
-
-
-def _index(pod: Mapping[str, Any]) -> tuple[int, str]:
-    metadata = pod["metadata"]
-    text = (metadata.get("labels") or {}).get("batch.kubernetes.io/job-completion-index", "0")
-    return int(text) if str(text).isdigit() else 0, metadata["name"]
+def _show(out: Outputs, printed: PrintedLine) -> None:
+    if printed.origin is None or not printed.origin.first:
+        out.line(str(printed))
 
 
 async def _error_of(api: ClusterApi, job: Followed, failure: ContainerFailure) -> str:
     """Return the exception that a failed container's log ends with; empty without one."""
     last: deque[str] = deque(maxlen=ERROR_LINES)
-    with contextlib.suppress(ClusterError):
+    try:
         async for line in api.log_lines(
             job.namespace, failure.pod, failure.container, tail=ERROR_LINES
         ):
             last.append(line)
+    except ClusterError:
+        return ""  # the failure itself is said in any case
     return error_in(last)
 
 

@@ -263,7 +263,7 @@ async def test_a_job_is_followed_to_its_end(fake: FakeApi, api: ClusterApi) -> N
     await fake.put(f"{JOBS}/digits", {"status": condition("Complete")})
     async with asyncio.timeout(DEADLINE_S):
         assert await followed == 0
-    assert said.lines == ["step 1", "step 2"]
+    assert said.lines == ["[digits-0] step 1", "[digits-0] step 2"]
     assert said.sentences[-1] == "the job is complete"
 
 
@@ -299,7 +299,7 @@ async def test_a_user_without_the_right_to_logs_is_told_once(
         await said.twice.wait()
         await fake.put(f"{JOBS}/digits", {"status": condition("Complete")})
         assert await followed == 0
-    assert sum("no lines are shown" in one for one in said.sentences) == 1
+    assert sum("no further lines are shown" in one for one in said.sentences) == 1
 
 
 async def test_following_outlives_an_outage_and_ends_with_a_deletion(
