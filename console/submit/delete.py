@@ -230,7 +230,7 @@ async def _save(
             ran = await ask(api, pods, argv, timeout_s=timeout_s, wrote=wrote)
     except ClusterUnavailable as error:
         raise ClusterUnavailable(
-            f"{error}\n{stays}; it is paused: muster resume {job} lets it train on"
+            f"{error}\n{stays}; it may be paused: muster resume {job} lets it train on"
         ) from error
     if ran.status == _UNSAVED:
         return

@@ -357,7 +357,7 @@ async def test_a_deleted_job_saves_first(
     [
         (Ran(4, "", ""), "job digits was resumed meanwhile: job digits is not deleted"),
         (Ran(69, "", ""), "the save ended with 69: job digits is not deleted; --now"),
-        ("no such program", "it is paused: muster resume digits lets it train on"),
+        ("no such program", "it may be paused: muster resume digits lets it train on"),
     ],
 )
 async def test_without_a_save_the_job_stays(
