@@ -20,7 +20,7 @@ FLAGS = {
     "min_nodes": "2",
     "max_nodes": "4",
     "etcd_endpoints": "etcd:2379",
-    "image": "example.org/muster-sidecar:0.1.0",
+    "image": "example.org/muster-sidecar:0.2.0",
 }
 POD = """\
 apiVersion: apps/v1
