@@ -78,7 +78,7 @@ class LocalLogs:
         try:
             while True:
                 runs = await asyncio.to_thread(self._runs)
-                await self._look()
+                await self.look()
                 if not runs:
                     return
                 if worlds.done():
@@ -104,12 +104,15 @@ class LocalLogs:
             also = "sidecar" if path.name == SIDECAR else ""
             self._files[path] = LogFile(path, Source(path.parent.name, also))
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """Print the lines that have come since the last look."""
         await asyncio.to_thread(self._find)
         for one in self._files.values():
             for text in await asyncio.to_thread(list, one.lines()):
                 for line in self.pages.print(Line(time_ns(), one.source, text)):
                     self.print(line)
+        for line in self.pages.rest():  # a new world may say nothing for long
+            self.print(line)
 
     def _runs(self) -> bool:
         return any(one.pid == self.job.pid for one in running())

@@ -13,6 +13,7 @@ from console.logs.lines import Source
 from console.logs.of_local import LINE_MAX, LocalLogs, LogFile
 from console.logs.printing import Pages
 from console.running import RunningJob
+from rdzv.records.history import HistoryEntry
 
 CONFIG: Any = None
 """No store is asked for what is past."""
@@ -67,3 +68,13 @@ def test_past_lines_are_node_by_node(
     logs = LocalLogs(job, Pages(), lambda one: printed.append(str(one)), **more)
     asyncio.run(logs.show(CONFIG, follow=False))
     assert printed == lines
+
+
+def test_a_new_world_is_announced_though_it_says_nothing(tmp_path: Path) -> None:
+    printed: list[str] = []
+    job = RunningJob("127.0.0.1:1", "local", "local", 1, str(tmp_path))
+    logs = LocalLogs(job, Pages(), lambda one: printed.append(str(one)))
+    details = {"round": 2, "nodes": 1, "members": ["node-0"]}
+    logs.pages.take_in([HistoryEntry("round", "node-0", "", 1.0, details, 7)])
+    asyncio.run(logs.look())
+    assert printed == ["── world of 1 node: node-0 (round 2) ──"]
