@@ -46,7 +46,7 @@ def run(
     rounds = SimpleNamespace(
         nodes=in_round,
         ranks_of=lambda name: in_round.get(name, ()),
-        round=SimpleNamespace(number=4),
+        round=SimpleNamespace(number=4, shown=4),
         began_s=began_s,
     )
     leader = next((rank for ranks in progress.values() for rank in ranks if rank.rank == 0), None)
