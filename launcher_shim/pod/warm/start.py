@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 VARIABLE = "MUSTER_WARM"
 BACKLOG = 64
+FOLDER = "muster-warm-"
 STUB = "python"
 TRIAL_TIMEOUT_S = 10.0
 _STUB = """\
@@ -55,28 +56,36 @@ def offer(archive: str) -> None:
     if wire.OVERRIDE in os.environ:
         log.info("workers start without a zygote: %s is set", wire.OVERRIDE)
         return
-    stub = ""
     try:
-        stub = os.path.join(tempfile.mkdtemp(prefix="muster-warm-"), STUB)  # of this user alone
+        folder = tempfile.mkdtemp(prefix=FOLDER)  # no other user may look into it
+    except OSError as error:
+        log.warning("workers start without a zygote: there is no folder for it: %s", error)
+        return
+    # The zygote removes it as well: it is there after a SIGKILL to this process.
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    stub = os.path.join(folder, STUB)
+    try:
         with open(os.open(stub, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w") as file:
             file.write(_STUB.format(python=sys.executable, archive=archive))
         subprocess.run([stub, wire.TRIAL], check=True, timeout=TRIAL_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("workers start without a zygote: no program runs in %s: %s", stub, error)
+        log.warning("workers start without a zygote: no program runs in %s: %s", folder, error)
         return
-    atexit.register(_clear, os.path.dirname(stub))
     os.environ[wire.OVERRIDE] = stub
 
 
-def _clear(folder: str) -> None:
-    if not _zygotes:
-        shutil.rmtree(folder)
-
-
 def begin(entrypoint: object, archive: str) -> None:
-    """Start the zygote, if ``entrypoint`` is the stub and there is none; raises ``OSError``."""
-    stub = os.environ.get(wire.OVERRIDE)
-    if stub is None or entrypoint != stub or any(one.poll() is None for one in _zygotes):
+    """Start the zygote, if ``entrypoint`` is the stub and there is none; raises ``OSError``.
+
+    Where it is something else, as with ``--no-python``, workers do not see the override.
+    """
+    stub = os.environ.get(wire.OVERRIDE, "")
+    if os.path.basename(os.path.dirname(stub))[: len(FOLDER)] != FOLDER:
+        return  # the user's own, or none
+    if entrypoint != stub:
+        del os.environ[wire.OVERRIDE]
+        return
+    if any(one.poll() is None for one in _zygotes):
         return
     place = wire.beside(stub)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:

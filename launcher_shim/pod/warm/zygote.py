@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -209,6 +210,7 @@ def main(archive: str) -> None:
             _live(born, python, path, str(state["socket"]))
             return
         if not zygote.wanted:
+            shutil.rmtree(os.path.dirname(state["socket"]), ignore_errors=True)
             return
         state["wanted"] += zygote.wanted
         zygote.wanted = []
