@@ -110,7 +110,7 @@ async def test_status_shows_members_and_rounds(server: EmbeddedServer) -> None:
     ]
     assert "spot: d is delisted, and no save has begun" in ended.out
     figures = [row.split()[2:6] for row in rows[:3]]
-    assert figures == [["0-1", "1,234", "-", "0"], ["2-3", "-", "-", "0"], ["-", "-", "-", "0"]]
+    assert figures == [["0-1", "1,234", "-", "0"], ["2-3", "1,234", "-", "0"], ["-", "-", "-", "0"]]
     wide = await muster("status", "-o", "wide", **of(server))
     assert "digits  7      training  a b            c" in wide.out
     assert (
