@@ -807,7 +807,7 @@ PLANTS |= {
         {"rdzv.drain.inputs.DrainingSnapshot.is_known": lambda *_: True},
     ),
     # Ranks wait for a store that takes no writes, for as long as it takes none.
-    "gate-never-cut": _as("refused-saves", 2, {"agent.drain.gate_writer.CUT_S": math.inf}, first=3),
+    "gate-never-cut": _as("refused-saves", 7, {"agent.drain.gate_writer.CUT_S": math.inf}, first=8),
     # A world trains on though its job is paused.
     "pause-ignored": _as(
         "bounds", 40, {f"{_C10D}.rounds.evaluation.reform": _never("pause")}, first=18
