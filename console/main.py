@@ -74,7 +74,9 @@ TASKS = {
         ),
     },
     "Operate a job": {
-        "drain": Entry("console.job.drain:drain", "Save on all ranks, then let one pod leave."),
+        "drain": Entry(
+            "console.job.drain_command:drain", "Save on all ranks, then let a pod or a node leave."
+        ),
         "set": Entry("console.job.bounds:set_values", "Change a job's limits while it trains."),
         "pause": Entry("console.job.pause:pause", "Save and stop a job, until it is resumed."),
         "resume": Entry("console.job.pause:resume", "Resume a paused job from its last save."),

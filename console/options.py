@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from agent.config.parsers import duration_s
-from agent.config.sidecar import STORE_SETTINGS, AccessConfig, JobConfig
+from agent.config.sidecar import STORE_SETTINGS, AccessConfig, JobConfig, StoreConfig
 from agent.config.table import Configuration, load, settings_of
 from console.completion import job_names
 from console.context_file import defaults
@@ -36,11 +36,14 @@ C = TypeVar("C", bound=Configuration)
 Command = Callable[..., Any]
 
 
-def configured_by(kind: type[C], *, elsewhere: str = "") -> Callable[[Command], Command]:
+def configured_by(
+    kind: type[C], *, elsewhere: str = "", all_jobs_by: str = ""
+) -> Callable[[Command], Command]:
     """Decorate a command with one option per setting, loaded into its argument ``config``.
 
     ``elsewhere``: the function, as ``module:name``, that runs the command about jobs in a cluster;
-    of a command about one job it is ``IN_A_SIDECAR``.
+    of a command about one job it is ``IN_A_SIDECAR``. ``all_jobs_by``: the parameter with which a
+    command that names no job is about all of the namespace; ``config`` is a ``StoreConfig`` then.
     """
     elsewhere = elsewhere or (IN_A_SIDECAR if kind is JobConfig else "")
 
@@ -61,6 +64,8 @@ def configured_by(kind: type[C], *, elsewhere: str = "") -> Callable[[Command], 
                 if in_cluster is not None:
                     return in_cluster(flags.get("job"))
             if kind is JobConfig and not (flags["job"] or os.environ.get("MUSTER_JOB")):
+                if arguments.get(all_jobs_by):
+                    return command(config=load(StoreConfig, flags, os.environ), **arguments)
                 raise ConfigError(
                     f"no job is named: give its name, or set {named('--job')}; muster list shows"
                     " the jobs of the store"

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster drain``: a notice by hand."""
+"""The drain of one member by hand, and writes to a job that an operator asks for."""
 
 from __future__ import annotations
 
 import asyncio
 import getpass
-import json
 import math
 import os
 import socket
@@ -13,30 +12,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic, time
-from typing import TypeVar
 
-import click
-
-from agent.config.parsers import duration_s, free_text
 from agent.config.sidecar import JobConfig
-from agent.telemetry.logs import printable
 from agent.verdict.view import present_view
-from console.completion import pod_names
-from console.help import Command
 from console.job.changing import no_member
 from console.job.reading import connected, news
-from console.options import configured_by, printed
 from launcher_shim.pod.grace import reserve_s
 from rdzv.drain.decision import is_enough
 from rdzv.drain.phases import phase_of
 from rdzv.drain.transactions import cancel, first_write, take_over
-from rdzv.errors import (
-    ConfigError,
-    MembershipError,
-    StoreAmbiguous,
-    StoreFull,
-    StoreUnavailable,
-)
+from rdzv.errors import MembershipError, StoreAmbiguous, StoreFull, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.listing import decide
@@ -65,58 +50,14 @@ STATUS = {"committed": 0, "expired": 3, "cancelled": 4, "lost": 5, "uncommitted"
 ASKED_BY = "MUSTER_ASKED_BY"
 """The variable with the author of a request that a sidecar carries out."""
 
-T = TypeVar("T")
 Report = Callable[[str, str, str, str], None]
 
 
-@click.command(
-    cls=Command,
-    statuses={
-        3: "with --wait: the deadline passed first",
-        4: "with --wait: it was cancelled",
-        5: "with --wait: the member was lost first",
-        6: "with --wait: released without a save: nothing to save, or a script takes no part",
-    },
-    epilog="""\b
-Examples:
-  muster drain trainer-3 --job digits --wait
-  muster drain trainer-3 --job digits --cancel
-""",
-)
-@configured_by(JobConfig)
-@click.argument("member", shell_complete=pod_names)
-@click.option("--deadline", default="60s", show_default=True, metavar="TIME", help="Time it has.")
-@click.option("--reason", default="asked for by hand", show_default=True, help="For the history.")
-@click.option("--wait", is_flag=True, help="Print each phase, until the drain is over.")
-@click.option("--cancel", "cancels", is_flag=True, help="Take a drain back, unless it is granted.")
-@printed
-def drain(
-    config: JobConfig,
-    member: str,
-    deadline: str,
-    reason: str,
-    wait: bool,
-    cancels: bool,
-    as_json: bool,
-) -> int:
-    """Drain MEMBER: delist it at once, save the same step on all ranks, let it leave.
+class DrainByHand:
+    """The drain of one member, as requested by an operator.
 
-    Its launcher is then out of the job and stays idle until its pod is deleted, or until the drain
-    is cancelled.
+    ``report`` gets the member, the phase, a sentence, and the outcome; empty while there is none.
     """
-    by_hand = _ByHand(
-        config,
-        member,
-        _read("--reason", free_text, reason),
-        _print_json if as_json else _print_line,
-    )
-    if cancels:
-        return asyncio.run(by_hand.cancel())
-    return asyncio.run(by_hand.drain(_read("--deadline", duration_s(1, 86_400), deadline), wait))
-
-
-class _ByHand:
-    """The drain of one member, as requested by an operator."""
 
     def __init__(self, config: JobConfig, member: str, reason: str, report: Report) -> None:
         self._config = config
@@ -128,17 +69,22 @@ class _ByHand:
     async def drain(self, deadline_s: float, wait: bool) -> int:
         """Start the drain if there is none, or take over the controller's; return the status."""
         async with connected(self._config) as client:
-
-            def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
-                member = self._find(snapshot)
-                record = self._record(member, deadline_s)
-                if member.pod_uid in snapshot.drains:
-                    return take_over(self._keys, snapshot, record)
-                return self._notice(snapshot, member, record)
-
             pod_uid = self._find(client.membership.snapshot()).pod_uid
-            await write(client, plan)
-            return await self._follow(client, pod_uid, to_the_end=wait)
+            await write(client, partial(self.planned, deadline_s=deadline_s))
+            return await self.follow(client, pod_uid, to_the_end=wait)
+
+    def planned(
+        self, snapshot: Snapshot, *, deadline_s: float
+    ) -> tuple[list[Compare], list[Operation]] | None:
+        """Return the write that starts the drain or takes it over; None if there is none to make.
+
+        Raises ``ConfigError`` if the job does not have the member.
+        """
+        member = self._find(snapshot)
+        record = self._record(member, deadline_s)
+        if member.pod_uid in snapshot.drains:
+            return take_over(self._keys, snapshot, record)
+        return self._notice(snapshot, member, record)
 
     async def cancel(self) -> int:
         """Cancel the drain; return the exit status."""
@@ -192,7 +138,7 @@ class _ByHand:
         there = Compare(keys.member(member.name), "mod", "=", member.mod_revision)
         return [*compares, there], operations
 
-    async def _follow(self, client: JobClient, pod_uid: str, *, to_the_end: bool) -> int:
+    async def follow(self, client: JobClient, pod_uid: str, *, to_the_end: bool) -> int:
         """Report each phase; return the exit status of the outcome.
 
         Without ``to_the_end``, return 0 after the first phase that is not the last.
@@ -358,19 +304,3 @@ async def _applied(store: Store, operations: Sequence[Operation]) -> int | None:
         if not isinstance(response, tuple) or [kv.value for kv in response] != wanted:
             return None
     return read.revision
-
-
-def _read(flag: str, parse: Callable[[str], T], text: str) -> T:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag}: {text!r} is wrong: {error}") from error
-
-
-def _print_line(member: str, phase: str, sentence: str, ending: str) -> None:
-    click.echo(printable(f"{phase:<10} {sentence}"))
-
-
-def _print_json(member: str, phase: str, sentence: str, ending: str) -> None:
-    fields = {"member": member, "phase": phase, "sentence": sentence, "outcome": ending}
-    click.echo(json.dumps(fields))

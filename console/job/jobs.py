@@ -13,25 +13,15 @@ import click
 
 from agent.config.sidecar import AccessConfig, JobConfig
 from agent.config.table import settings_of
-from agent.verdict.view import JobView, view_of
+from agent.verdict.view import JobView
 from console.completion import job_names
 from console.help import Command
 from console.job.job_table import JobTable, form_of
-from console.job.known import JOBS_MAX, jobs_in
-from console.job.reading import REACH_TIMEOUT_S, following, look, unreachable
+from console.job.reading import following, look, look_at_all
 from console.job.rows import JobLine, job_line
 from console.job.status_json import status_json
 from console.options import configured_by, shown_with
 from console.running import found
-from rdzv.errors import ConfigError, StoreRefused, StoreUnavailable
-from rdzv.keys import JobKeys
-from rdzv.membership import snapshot_of
-from rdzv.paging import read_all
-from rdzv.store import Store
-from rdzv.store.open import open_store
-
-AT_ONCE = 8
-"""Jobs that are read at the same time."""
 
 ANEW_S = 2.0
 """Interval at which all jobs of a store are read again: a single one is followed instead."""
@@ -144,35 +134,10 @@ async def _all_followed(
 
 
 async def _all(config: AccessConfig, namespace: str | None) -> list[JobLine]:
-    return [_line(view) for view in await _read(config, namespace)]
+    return [_line(view) for view in await look_at_all(config, namespace)]
 
 
 def _line(view: JobView) -> JobLine:
     now_unix_s = time()
     told: Mapping[str, object] = status_json(view, now_unix_s)
     return job_line(view.namespace, view.name, told, (), now_unix_s)
-
-
-async def _read(config: AccessConfig, namespace: str | None) -> list[JobView]:
-    store, turns = open_store(config.access), asyncio.Semaphore(AT_ONCE)
-    try:
-        known = await jobs_in(store, namespace=namespace, timeout_s=REACH_TIMEOUT_S)
-        if len(known) == JOBS_MAX:
-            more = f"only the first {JOBS_MAX} jobs are shown: name a namespace by -n"
-            click.echo(f"muster: {more}", err=True)
-        return list(await asyncio.gather(*(_view(store, keys, turns) for keys in known)))
-    except StoreUnavailable as error:
-        raise unreachable(config.etcd_endpoints, str(error)) from error
-    except StoreRefused as error:
-        raise ConfigError(
-            f"the store does not let this user list its jobs ({error}): name one, as in muster"
-            " status JOB"
-        ) from error
-    finally:
-        await store.close()
-
-
-async def _view(store: Store, keys: JobKeys, turns: asyncio.Semaphore) -> JobView:
-    async with turns:
-        read = await read_all(store, keys.prefix, timeout_s=REACH_TIMEOUT_S)
-    return view_of(keys, snapshot_of(keys, read), read.kvs)

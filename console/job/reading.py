@@ -9,18 +9,24 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 
-from agent.config.sidecar import JobConfig
+import click
+
+from agent.config.sidecar import AccessConfig, JobConfig
 from agent.verdict.view import JobView, present_view, view_of
-from console.job.known import not_found
+from console.job.known import JOBS_MAX, jobs_in, not_found
 from console.job.outage import cause, endpoint_is_local
-from rdzv.errors import StoreUnavailable
+from rdzv.errors import ConfigError, StoreRefused, StoreUnavailable
 from rdzv.flags import named
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
 from rdzv.mirror import HEALTHY_S, Mirror
 from rdzv.paging import read_all
+from rdzv.store import Store
 from rdzv.store.open import open_store
+
+AT_ONCE = 8
+"""Jobs that are read at the same time."""
 
 REACH_TIMEOUT_S = 5.0
 
@@ -44,6 +50,35 @@ async def look(config: JobConfig) -> JobView:
         raise unreachable(config.etcd_endpoints, str(error), config.job) from error
     finally:
         await store.close()
+    return view_of(keys, snapshot_of(keys, read), read.kvs)
+
+
+async def look_at_all(config: AccessConfig, namespace: str | None) -> list[JobView]:
+    """Read the jobs of a namespace, or of the whole store, each once.
+
+    Raises ``StoreUnavailable``, and ``ConfigError`` if the user may not list them.
+    """
+    store, turns = open_store(config.access), asyncio.Semaphore(AT_ONCE)
+    try:
+        known = await jobs_in(store, namespace=namespace, timeout_s=REACH_TIMEOUT_S)
+        if len(known) == JOBS_MAX:
+            more = f"only the first {JOBS_MAX} jobs are read: name a namespace by -n"
+            click.echo(f"muster: {more}", err=True)
+        return list(await asyncio.gather(*(_view(store, keys, turns) for keys in known)))
+    except StoreUnavailable as error:
+        raise unreachable(config.etcd_endpoints, str(error)) from error
+    except StoreRefused as error:
+        raise ConfigError(
+            f"the store does not let this user list its jobs ({error}): name one, as in muster"
+            " status JOB"
+        ) from error
+    finally:
+        await store.close()
+
+
+async def _view(store: Store, keys: JobKeys, turns: asyncio.Semaphore) -> JobView:
+    async with turns:
+        read = await read_all(store, keys.prefix, timeout_s=REACH_TIMEOUT_S)
     return view_of(keys, snapshot_of(keys, read), read.kvs)
 
 

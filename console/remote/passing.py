@@ -175,7 +175,7 @@ def _without_sidecar(passed: Passed, job: str, pods: Sequence[JobPod]) -> int:
     return EXIT_DONE
 
 
-class _ReaderGone(Exception):
+class ReaderGone(Exception):
     """The reader of our output has exited."""
 
 
@@ -221,7 +221,7 @@ class _Output:
             stream.flush()
         except BrokenPipeError as error:
             # The client of the API server takes an OSError for one of its connection.
-            raise _ReaderGone from error
+            raise ReaderGone from error
 
 
 @dataclass(slots=True)
@@ -241,7 +241,7 @@ class _Passing:
         while True:
             try:
                 pod, ran = await self._in_one(pods, output)
-            except _ReaderGone:
+            except ReaderGone:
                 return EXIT_BROKEN_PIPE
             except ClusterUnavailable:
                 if not (self.passed.follows and views and output.began) or silent_s >= SILENCE_S:

@@ -38,10 +38,12 @@ async def ask(
     *,
     timeout_s: float | None,
     wrote: Wrote | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Ran:
     """Run ``muster ARGV`` in a sidecar of the job; in the next pod's if one does not answer.
 
-    ``pods``: the job's. Once a pod's output has gone to ``wrote``, no other pod is tried.
+    ``pods``: the job's. ``environ``: more variables. Once a pod's output has gone to ``wrote``, no
+    other pod is tried.
     Raises ``ClusterUnavailable`` if no sidecar can be asked, and ``ClusterRefused`` as ``run_in``.
     """
     asked = able(pods)
@@ -59,7 +61,12 @@ async def ask(
     for pod in asked:
         try:
             return await ask_one(
-                api, pod, argv, timeout_s=timeout_s, wrote=heard if wrote else None
+                api,
+                pod,
+                argv,
+                timeout_s=timeout_s,
+                wrote=heard if wrote else None,
+                environ=environ,
             )
         except ClusterUnavailable as error:
             if began:

@@ -247,7 +247,7 @@ async def test_without_a_save_it_ends_with_6_and_can_be_cancelled_all_the_same()
         (["b", "--deadline", "soon"], "--deadline: 'soon' is wrong"),
         (["b", "--deadline", "0.5s"], "--deadline: '0.5s' is wrong"),
         (["b", "--cancel"], "the drain of b cannot be cancelled: pod uid-b does not drain"),
-        ([], "Missing argument 'MEMBER'"),
+        ([], "Missing argument 'MEMBER', or --node"),
     ],
 )
 async def test_a_mistake_is_said_in_one_sentence(arguments: list[str], says: str) -> None:

@@ -53,8 +53,8 @@ class Terminal:
         read = await MemoryStore(self.engine).range(HERE.drains, prefix=True)
         return {kv.key for kv in read.kvs}
 
-    def by_hand(self) -> drain_command._ByHand:
-        return drain_command._ByHand(self.config, "b", "by hand", lambda *_: None)
+    def by_hand(self) -> drain_command.DrainByHand:
+        return drain_command.DrainByHand(self.config, "b", "by hand", lambda *_: None)
 
     def drain(self) -> Coroutine[None, None, int]:
         return self.by_hand().drain(600.0, wait=True)

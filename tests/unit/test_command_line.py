@@ -137,7 +137,7 @@ def test_settings_of_the_store_come_after_the_commands_own(name: str) -> None:
             "there is no command 'drian': did you mean 'drain'?\nmuster: see muster --help",
         ),
         (("xyzzy",), "there is no command 'xyzzy': muster --help lists them"),
-        (("drain", "--job", "a"), "Missing argument 'MEMBER'\nmuster: see muster drain --help"),
+        (("drain", "--job", "a"), "Missing argument 'MEMBER', or --node\nmuster: see"),
         (
             ("hosts",),
             "no job is named: give its name, or set --job (MUSTER_JOB); muster list shows",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -160,7 +160,9 @@ class Pod:
         who = identity(self.name, self.uid, least=self.job.least, most=8)
         settings = MemberSettings(
             keys=KEYS,
-            identity=replace(who, job_uid="uid-digits"),
+            identity=replace(
+                who, job_uid="uid-digits", node=self.job.nodes.get(self.name, who.node)
+            ),
             lease_ttl_s=self.job.lease_ttl_s,
             grace_s=self.job.grace_s,
             below_min=self.job.below_min,
@@ -340,6 +342,7 @@ class Job:
     below_min: Literal["hold", "commit"]
     lease_ttl_s: float
     on_cut: Literal["train", "hold"]
+    nodes: Mapping[str, str] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
     number: int = -1
     done: list[tuple[int, int]] = field(default_factory=list)
@@ -530,14 +533,18 @@ async def job(
     notice_path: Path | None = None,
     lease_ttl_s: float = LEASE_TTL_S,
     on_cut: Literal["train", "hold"] = "train",
+    nodes: Mapping[str, str] | None = None,
     **own: Loop,
 ) -> AsyncIterator[Job]:
     """Start a sidecar for each name; those of ``trains`` form a world.
 
-    ``notice_path``: where the last one takes notices by a socket, too.
+    ``notice_path``: where the last one takes notices by a socket, too. ``nodes``: the machine of
+    each, where they have different ones.
     """
     clock = asyncio.get_running_loop().time
-    one = Job(MemoryEngine(clock), clock, least, grace_s, below_min, lease_ttl_s, on_cut)
+    one = Job(
+        MemoryEngine(clock), clock, least, grace_s, below_min, lease_ttl_s, on_cut, nodes or {}
+    )
     one.follow()
     try:
         for name in names:
