@@ -11,6 +11,7 @@ from typing import Any, Literal
 from agent.config import parsers as texts
 from agent.config.sidecar import AccessConfig
 from agent.config.table import Setting, field
+from controller.conditions import DEFAULT_CONDITIONS, ConditionRule
 from controller.taints import DEFAULT_TAINTS, TaintRule
 from injection.job_label import job_label
 from injection.settings import TABLE, told
@@ -25,6 +26,10 @@ def _networks(text: str) -> tuple[Network, ...]:
 
 def _taints(text: str) -> tuple[TaintRule, ...]:
     return tuple(TaintRule.of(one.strip()) for one in text.split(",") if one.strip())
+
+
+def _conditions(text: str) -> tuple[ConditionRule, ...]:
+    return tuple(ConditionRule.of(one.strip()) for one in text.split(",") if one.strip())
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -183,6 +188,16 @@ class ControllerConfig(AccessConfig):
             ",".join(DEFAULT_TAINTS),
             "TAINT,…",
             "Taints of a node for which its pods are drained, as KEY[=VALUE][:EFFECT].",
+            otherwise="those of docs/controller.md",
+        )
+    )
+    notice_conditions: tuple[ConditionRule, ...] = field(
+        Setting(
+            "--notice-conditions",
+            _conditions,
+            ",".join(DEFAULT_CONDITIONS),
+            "CONDITION,…",
+            "Conditions of a node for which its pods are drained, as TYPE[=STATUS].",
             otherwise="those of docs/controller.md",
         )
     )

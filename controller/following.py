@@ -113,6 +113,7 @@ async def follow(
                     if notices:
                         policy = NoticePolicy(
                             config.notice_taints,
+                            config.notice_conditions,
                             config.notice_cordon == "on",
                             config.notice_deadline_s,
                         )

@@ -148,6 +148,10 @@ def signs_of(pod: PodSeen, node: NodeSeen, policy: NoticePolicy) -> tuple[Sign, 
         value = f"={taint.value}" if taint.value else ""
         sentence = f"node {node.name} has the taint {taint.key}{value}:{taint.effect}"
         found.append(Sign(f"taint {taint.key}", sentence))
+    for condition in node.conditions:
+        if any(rule.fits(condition) for rule in policy.conditions):
+            sentence = f"node {node.name} has the condition {condition}"
+            found.append(Sign(f"condition {condition}", sentence))
     if policy.cordon and node.cordoned:
         found.append(Sign("cordon", f"node {node.name} is cordoned", sure=False))
     return tuple(found)

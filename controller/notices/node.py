@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from controller.cluster.api import Object
+from controller.conditions import NodeCondition
 from controller.taints import Taint
 
 SHUTTING_DOWN = "node is shutting down"
@@ -20,12 +22,14 @@ class NodeSeen:
     cordoned: bool = False
     taints: tuple[Taint, ...] = ()
     shutting_down: bool = False
+    conditions: tuple[NodeCondition, ...] = ()
 
 
 def node_seen(node: Object) -> NodeSeen:
     """Reduce a node to the fields that are kept."""
     spec, status = node.get("spec") or {}, node.get("status") or {}
-    ready = [one for one in status.get("conditions") or [] if one.get("type") == "Ready"]
+    conditions = status.get("conditions") or []
+    ready = [one for one in conditions if one.get("type") == "Ready"]
     return NodeSeen(
         node["metadata"]["name"],
         bool(spec.get("unschedulable")),
@@ -34,4 +38,8 @@ def node_seen(node: Object) -> NodeSeen:
             for one in spec.get("taints") or []
         ),
         any(SHUTTING_DOWN in (one.get("message") or "") for one in ready),
+        tuple(
+            NodeCondition(sys.intern(one.get("type", "")), sys.intern(one.get("status", "")))
+            for one in conditions
+        ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from controller.conditions import DEFAULT_CONDITIONS, ConditionRule
 from controller.taints import DEFAULT_TAINTS, TaintRule
 
 
@@ -15,6 +16,9 @@ class NoticePolicy:
     taints: tuple[TaintRule, ...] = tuple(TaintRule.of(text) for text in DEFAULT_TAINTS)
     """The taints that mean that a node's pods have to go. More of them: drains for taints that end
     no pod."""
+    conditions: tuple[ConditionRule, ...] = tuple(map(ConditionRule.of, DEFAULT_CONDITIONS))
+    """The conditions that mean that a node's pods have to go. More of them: drains for conditions
+    that end no pod."""
     cordon: bool = True
     """Whether a cordoned node counts, as at the start of ``kubectl drain``. The cost: a save and a
     smaller world even if none of the cordoned node's pods is evicted."""

@@ -43,6 +43,7 @@ MATRIX = {
         *("priorityClasses.enabled=true", "rbac.owners=false", "nameOverride=elastic"),
         *("rbac.annotations=true", "jobs.desired=false", "jobs.page=false"),
         *("notices.taints={maintenance=soon:NoSchedule,spot}", "notices.cordon=false"),
+        "notices.conditions={Terminating,AcceleratedHardwareReady=False}",
         *("imagePullSecrets[0].name=registry", "etcd.spread=preferred"),
         *("controller.priorityClassName=system-cluster-critical", "etcd.podLabels.team=ml"),
         *("etcd.extraEnv[0].name=GOGC", "etcd.extraEnv[0].value=off"),

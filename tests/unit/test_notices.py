@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from controller.conditions import DEFAULT_CONDITIONS, ConditionRule, NodeCondition
 from controller.notices import decision as notices
 from controller.notices.decision import Asked, NoticeDecision, decide, signs_of
 from controller.notices.node import NodeSeen, node_seen
@@ -19,7 +20,7 @@ from controller.taints import DEFAULT_TAINTS, Taint, TaintRule
 from rdzv.drain.transactions import take_over
 from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.store import KeyValue
-from tests.support.models.notices import KEYS, LEAST, SPOT, Broken, Cluster, explore
+from tests.support.models.notices import GOES, KEYS, LEAST, SPOT, Broken, Cluster, explore
 from tests.support.records import drain
 
 SEEDS = range(200)
@@ -80,6 +81,16 @@ def test_a_rule_that_is_taken_away_is_missed(rule: str, monkeypatch: pytest.Monk
         (NodeSeen("north", taints=(replace(SPOT, effect="PreferNoSchedule"),)), POD, []),
         (NodeSeen("north", taints=(SPOT,)), replace(POD, tolerates=frozenset({SPOT.key})), []),
         (NodeSeen("north", shutting_down=True), POD, ["shutdown"]),
+        (NodeSeen("north", conditions=(GOES,)), POD, ["condition PreemptionScheduled"]),
+        (NodeSeen("north", conditions=(replace(GOES, status="False"),)), POD, []),
+        # Parts that are ill, and what every node has.
+        (NodeSeen("north", conditions=(NodeCondition("GpuMemWatch", "True"),)), POD, []),
+        (NodeSeen("north", conditions=(NodeCondition("Ready", "True"),)), POD, []),
+        (
+            NodeSeen("north", cordoned=True, taints=(SPOT,), conditions=(GOES,)),
+            POD,
+            [f"taint {SPOT.key}", "condition PreemptionScheduled", "cordon"],
+        ),
         (
             NodeSeen("north", cordoned=True),
             replace(POD, disruption="EvictionByEvictionAPI: evicted"),
@@ -158,7 +169,8 @@ def test_what_the_api_shows_is_taken_in() -> None:
             "status": {"conditions": [{"type": "Ready", "status": "False", "message": message}]},
         }
     )
-    assert shown == NodeSeen("north", True, (Taint("k", "", "NoExecute"),), True)
+    conditions = (NodeCondition("Ready", "False"),)
+    assert shown == NodeSeen("north", True, (Taint("k", "", "NoExecute"),), True, conditions)
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
     pod = {
         "metadata": {"name": "a", "namespace": "team", "uid": "uid-a"},
@@ -205,6 +217,45 @@ def test_taints_are_named_as_kubectl_spells_them() -> None:
     with pytest.raises(ValueError, match="KEY"):
         TaintRule.of("=x")
     assert len({*DEFAULT_TAINTS}) == len(DEFAULT_TAINTS)
+
+
+def test_conditions_are_named_by_type_and_status() -> None:
+    assert ConditionRule.of("Terminating").fits(NodeCondition("Terminating", "True"))
+    assert not ConditionRule.of("Terminating").fits(NodeCondition("Terminating", "Unknown"))
+    ill = ConditionRule.of("AcceleratedHardwareReady=False")
+    assert ill.fits(NodeCondition("AcceleratedHardwareReady", "False"))
+    assert not ill.fits(NodeCondition("AcceleratedHardwareReady", "True"))
+    for wrong in ("", "=True", "Ready=", "Ready=no"):
+        with pytest.raises(ValueError, match="TYPE"):
+            ConditionRule.of(wrong)
+    assert len({*DEFAULT_CONDITIONS}) == len(DEFAULT_CONDITIONS)
+
+
+def test_a_condition_that_a_site_names_is_a_sign() -> None:
+    node = NodeSeen("north", conditions=(NodeCondition("AcceleratedHardwareReady", "False"),))
+    policy = NoticePolicy(conditions=(ConditionRule.of("AcceleratedHardwareReady=False"),))
+    (sign,) = signs_of(POD, node, policy)
+    assert sign.sentence == "node north has the condition AcceleratedHardwareReady=False"
+    assert sign.sure
+    assert signs_of(POD, node, NoticePolicy()) == ()
+
+
+def test_a_heartbeat_of_a_condition_is_no_change() -> None:
+    def shown(beat: str) -> NodeSeen:
+        condition = {"type": "Terminating", "status": "False", "lastHeartbeatTime": beat}
+        status = {"conditions": [{**condition, "message": beat}]}
+        return node_seen({"metadata": {"name": "north"}, "status": status})
+
+    assert shown("00:00") == shown("00:01")
+
+
+def test_a_condition_drains_below_min_and_lifts_when_it_goes() -> None:
+    cluster = Cluster()
+    for name in cluster.nodes:
+        cluster.nodes[name] = replace(cluster.nodes[name], conditions=(GOES,))
+    assert len(cluster.step().asks) == 4
+    cluster.nodes["south"] = NodeSeen("south")
+    assert len(cluster.step().lifts) == 2
 
 
 def test_a_drain_that_a_person_asks_for_as_well_is_that_persons() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small cluster in which nodes are cordoned, tainted and put back, and the rules that must hold.
+"""A small cluster in which nodes are cordoned, tainted, to end and put back, and what must hold.
 
 What is decided is applied as the store would: nothing that lost its compare is written. Between two
 decisions anything may happen, in any order.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
+from controller.conditions import NodeCondition
 from controller.jobs.state import JobState
 from controller.notices import decision as notices
 from controller.notices.decision import Asked, NoticeDecision, after_ask, after_lift, decide
@@ -29,6 +30,8 @@ from tests.support.records import drain, kv, member
 
 KEYS = JobKeys("team", "digits")
 POLICY = NoticePolicy()
+GOES = NodeCondition("PreemptionScheduled", "True")
+ILL = NodeCondition("GpuMemWatch", "True")
 SPOT = Taint("aws-node-termination-handler/spot-itn", "", "NoSchedule")
 FOREIGN = Taint("kubernetes.azure.com/scalesetpriority", "spot", "NoSchedule")
 NODES = ("north", "south")
@@ -78,6 +81,10 @@ class Cluster:
     def taint(self, draw: random.Random) -> None:
         self._node(draw, lambda node: replace(node, taints=() if node.taints else (SPOT,)))
 
+    def condition(self, draw: random.Random) -> None:
+        shown = draw.choice(((), (ILL,), (ILL, GOES)))
+        self._node(draw, lambda node: replace(node, conditions=shown))
+
     def foreign_taint(self, draw: random.Random) -> None:
         self._node(draw, lambda node: replace(node, taints=(FOREIGN,)) if not node.taints else node)
 
@@ -119,15 +126,15 @@ class Cluster:
 
     def change_leader(self, draw: random.Random) -> None:
         self.asked = {}
-        self.seen.clear()
         # Of the signs beside a drain the next one knows those that it was for.
+        for uid, keys in self.seen.items():
+            keys &= self._named(uid, self.drains[uid].reason if uid in self.drains else "")
         for uid, keys in self.taken_back.items():
-            reason = self.incarnations[self.pods[uid].name].dismissed
-            keys &= {sign.key for sign in self._shown(uid) if sign.sentence in reason}
+            keys &= self._named(uid, self.incarnations[self.pods[uid].name].dismissed)
         self.inherited = set(self.taken_back)
 
     ACTS = (
-        *(cordon, taint, foreign_taint, pass_time, drain_by_hand, cancel_by_hand),
+        *(cordon, taint, condition, foreign_taint, pass_time, drain_by_hand, cancel_by_hand),
         *(grant, end, change_leader, outlive),
     )
 
@@ -167,6 +174,7 @@ class Cluster:
         """What says so of a pod, as a reader of the page would say."""
         node = self.nodes[self.pods[uid].node]
         found = [notices.Sign(f"taint {one.key}", "") for one in node.taints if one == SPOT]
+        found += [notices.Sign(f"condition {one}", "") for one in node.conditions if one == GOES]
         return (*found, *([notices.Sign("cordon", "", sure=False)] if node.cordoned else []))
 
     def step(self) -> NoticeDecision:
@@ -205,6 +213,9 @@ class Cluster:
 
     def _shown(self, uid: str) -> tuple[notices.Sign, ...]:
         return notices.signs_of(self.pods[uid], self.nodes[self.pods[uid].node], POLICY)
+
+    def _named(self, uid: str, reason: str) -> set[str]:
+        return {sign.key for sign in self._shown(uid) if sign.sentence in reason}
 
     def _keys(self, uid: str) -> set[str]:
         return {sign.key for sign in self.signs(uid)}
