@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Collection, Sequence
@@ -63,6 +64,35 @@ UNKNOWN_WORDS = ("No such option", "there is no command", "No such command", "un
 
 TAIL = 4096
 """Length of the end of stderr that is kept, to see why a command failed, in characters."""
+
+
+_SEQUENCE = re.compile(r"\x1b\[(?:[0-9;]{0,32}[A-HJKm]|\?(?:25|1049)[hl])")
+"""What Muster itself prints: colours, moves of the cursor, and the screen of a table."""
+_BEGUN = re.compile(r"\x1b(?:\[[0-9;?]{0,32})?\Z")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
+
+
+def cut_sequence(text: str) -> tuple[str, str]:
+    """Cut off the begin of a terminal's sequence at the end of ``text``: pure."""
+    begun = _BEGUN.search(text)
+    at = begun.start() if begun else len(text)
+    return text[:at], text[at:]
+
+
+def harmless(text: str) -> str:
+    """Return ``text`` with those sequences alone that Muster prints: pure.
+
+    A pod may have anything in the place of its sidecar. Its words must not act on the terminal.
+    """
+    pieces, at = [], 0
+    for found in _SEQUENCE.finditer(text):
+        pieces += [_shown(text[at : found.start()]), found.group()]
+        at = found.end()
+    return "".join([*pieces, _shown(text[at:])])
+
+
+def _shown(text: str) -> str:
+    return _CONTROL.sub(lambda one: repr(one.group())[1:-1], text.replace("\x1b", "\\x1b"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +223,8 @@ class _Output:
     began: bool = False
     _printed: set[str] = field(default_factory=set)
     _rest: str = ""
+    _held: dict[bool, str] = field(default_factory=dict)
+    """The begin of a sequence whose end has not come yet, for stderr or not."""
 
     def take(self, is_stderr: bool, text: str) -> None:
         """Print a piece of output, or keep it if it is to be shown as a whole."""
@@ -214,10 +246,11 @@ class _Output:
                 self._printed.add(line)
                 self._print(sys.stdout, f"{line}\n")
 
-    @staticmethod
-    def _print(stream: Any, text: str) -> None:
+    def _print(self, stream: Any, text: str) -> None:
+        held = self._held.get(stream is sys.stderr, "") + text
+        whole, self._held[stream is sys.stderr] = cut_sequence(held)
         try:
-            stream.write(text)
+            stream.write(harmless(whole))
             stream.flush()
         except BrokenPipeError as error:
             # The client of the API server takes an OSError for one of its connection.
@@ -296,7 +329,7 @@ class _Passing:
             more = [line.as_json() for line in pod_lines(None, idle, time())]
             click.echo(json.dumps({**told, "not_running": more}))
         elif output.whole:
-            click.echo(output.out, nl=False)
+            click.echo(harmless(output.out), nl=False)
         elif self.passed.verb == "status" and not self.passed.follows and idle:
             lines = pod_lines(None, idle, time())
             click.echo()

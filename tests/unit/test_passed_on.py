@@ -9,7 +9,7 @@ import click
 import pytest
 
 from console.main import TASKS
-from console.remote.passing import Passed, passed_on
+from console.remote.passing import Passed, cut_sequence, harmless, passed_on
 from console.remote.pods import steps_asked_for
 from console.remote.refusals import forbidden
 
@@ -86,3 +86,27 @@ def test_the_last_step_is_read_from_the_launch_line(line: str, steps: int | None
         steps_asked_for({"containers": [{"command": line.split()[:1], "args": line.split()[1:]}]})
         == steps
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("plain\ttext\r\n", "plain\ttext\r\n"),
+        (
+            "\x1b[1;31mred\x1b[0m \x1b[2K\x1b[3A\x1b[?25l",
+            "\x1b[1;31mred\x1b[0m \x1b[2K\x1b[3A\x1b[?25l",
+        ),
+        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        ("\x1b]52;c;cm0=\x1b\\\\", "\\x1b]52;c;cm0=\\x1b\\\\"),
+        ("\x1b[?2004h\x1b[6n", "\\x1b[?2004h\\x1b[6n"),
+        ("\x9b31m\x08", "\\x9b31m\\x08"),
+    ],
+)
+def test_a_sidecars_words_do_no_more_to_the_terminal_than_musters(said: str, shown: str) -> None:
+    assert harmless(said) == shown
+
+
+@pytest.mark.parametrize("begun", ["\x1b", "\x1b[", "\x1b[1;3", "\x1b[?2"])
+def test_a_sequence_in_two_pieces_stays_one(begun: str) -> None:
+    assert cut_sequence(f"text{begun}") == ("text", begun)
+    assert cut_sequence("\x1b[0mtext") == ("\x1b[0mtext", "")
