@@ -118,7 +118,7 @@ class Pages:
         before, self._announced = self._announced, self.worlds[until - 1].revision
         for at, world in enumerate(self.worlds[:until]):
             if world.revision > before and self._is_wanted(at):
-                yield PrintedLine(world.title)
+                yield PrintedLine(shown(world.title))  # it has the words of failures
 
     def _is_wanted(self, at: int) -> bool:
         """Return whether the world of this index is wanted; -1: what is before the first one."""

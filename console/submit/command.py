@@ -14,6 +14,7 @@ from typing import Any
 import click
 from ruamel.yaml import YAML
 
+from agent.telemetry.logs import printable
 from console.help import Command
 from console.remote.reach import ClusterOptions, cluster, through_the_api_server
 from console.style import coloured
@@ -377,7 +378,8 @@ def _text_of(file: str) -> str:
 
 def _say(sentence: str) -> None:
     for line in sentence.splitlines():
-        click.echo(wrapped(f"muster: {line}", sys.stderr, len("muster: ")), err=True)
+        text = f"muster: {printable(line)}"
+        click.echo(wrapped(text, sys.stderr, len("muster: ")), err=True)
 
 
 def _warn(sentence: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from agent.config.parsers import duration_s
+from agent.telemetry.logs import printable
 from console.completion import job_names
 from console.help import Command
 from console.remote.pods import JobPod, pods_of
@@ -319,4 +320,4 @@ def _claims(part: Any) -> Iterator[str]:
 
 
 def _say(sentence: str) -> None:
-    click.echo(f"muster: {sentence}", err=True)
+    click.echo(f"muster: {printable(sentence)}", err=True)

@@ -199,6 +199,13 @@ def test_no_control_character_reaches_the_terminal(text: str, what: str) -> None
     assert shown(text) == what
 
 
+def test_the_error_of_a_worker_is_no_word_to_the_terminal() -> None:
+    failed = entry(2, "failed", "b", "ValueError: \x1b]0;mine\x07\nmuster: all is well")
+    (_, title) = titles(world(1, 0, THREE), failed, world(3, 1, THREE))
+    assert "ValueError" in title
+    assert title.isprintable()
+
+
 def test_a_stamp_is_exact_to_the_nanosecond() -> None:
     assert stamped("1970-01-01T00:00:02.000000001Z x y", 7) == (2_000_000_001, "x y")
     assert stamped("1970-01-01T01:00:02.5+01:00 x", 7) == (2_500_000_000, "x")
