@@ -25,9 +25,12 @@ NOT_FOUND = 404
 
 STEPS = re.compile(
     r"(?<!\S)--?(max|total|num|max[-_]train|num[-_]train|total[-_]train|train)[-_](steps|iters)"
-    r"[=\s](?P<steps>\d[\d_]*)(?!\S)"
+    r"[=\s](?P<steps>[0-9][0-9_]{0,17})(?!\S)"
 )
-"""Options by which scripts and trainers are given the step that training ends with."""
+"""Options by which scripts and trainers are given the step that training ends with.
+
+Of a number that is too long to be one, Python would make no integer, and no float.
+"""
 
 NAMES = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """Objects without their spec and status."""

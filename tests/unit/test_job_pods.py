@@ -94,3 +94,17 @@ def test_a_user_without_rights_to_nodes_knows_no_spot() -> None:
 )
 def test_a_pending_pod_says_why(status: dict[str, Any], why: str) -> None:
     assert job_pod(pod(phase="Pending", **status)).why_pending == why
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        ("--max-steps=1_000", 1000),
+        ("--max-steps " + "9" * 5000, None),
+        ("--max-steps=\u0664\u0662", None),
+    ],
+)
+def test_a_launch_line_names_its_last_step(words: str, steps: int | None) -> None:
+    found = pod()
+    found["spec"]["containers"][0]["args"] = words.split()
+    assert job_pod(found).steps == steps
