@@ -113,6 +113,16 @@ async def test_a_drain_that_is_cancelled_undoes_all(tmp_path: Path) -> None:
         assert COST not in marked
 
 
+async def test_a_mark_that_is_refused_leaves_no_other_behind(tmp_path: Path) -> None:
+    async with scaled(tmp_path, "Deployment", 4) as (cluster, job):
+        cluster.api.refused_methods.add(("PATCH", f"{PODS}/digits-2"))
+        with pytest.raises(ClusterRefused):
+            await scale_in(job, WhoLeaves(names=("digits-1", "digits-2")), ENOUGH_S)
+        marked = cluster.api.objects[f"{PODS}/digits-1"]["metadata"].get("annotations") or {}
+        assert COST not in marked
+        assert claim_of(cluster.api.objects[cluster.path]) is None
+
+
 async def test_one_operation_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with scaled(tmp_path, "Deployment", 3) as (cluster, job):
         owner = (await job.look()).owner

@@ -146,14 +146,12 @@ class ScaledJob:
         if now != owner.count:
             raise InUse(f"the count of {owner} was changed from {owner.count} to {now} meanwhile")
 
-    async def mark(self, pods: Sequence[ScaledPod]) -> dict[str, str | None]:
-        """Give pods the lowest deletion cost; return what each had."""
-        before: dict[str, str | None] = {}
+    async def mark(self, pods: Sequence[ScaledPod], before: dict[str, str | None]) -> None:
+        """Give pods the lowest deletion cost; ``before`` gets what each had, before its write."""
         for pod in pods:
             read = await self._api.get(self._pod(pod.name))
             before[pod.name] = (read["metadata"].get("annotations") or {}).get(DELETION_COST)
             await self._annotate(pod.name, str(COST))
-        return before
 
     async def unmark(self, before: dict[str, str | None]) -> None:
         """Give pods the deletion cost back that they had; those that are gone are left out."""

@@ -143,7 +143,7 @@ class _ScaleIn:
             marked: dict[str, str | None] = {}
             try:
                 if count is not None and not owner.ordinal:
-                    marked = await self._job.mark(self._found.pods)
+                    await self._job.mark(self._found.pods, marked)
                 await self._want(len(self._found.pods))
                 saved = await self._drain(claim.by, until_s)
                 if count is None:

@@ -281,7 +281,7 @@ class _ScaleOut:
     async def _mark(self, pods: list[ScaledPod]) -> None:
         """Let a Deployment take these; any other owner takes the highest index."""
         if not self._scene.owner.ordinal:
-            await self._job.mark(pods)
+            await self._job.mark(pods, {})
 
     async def _set_back(self, count: int) -> None:
         """Set the bounds back that newcomers were kept waiting by."""
