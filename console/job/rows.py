@@ -208,7 +208,29 @@ def job_line(
     *,
     trouble: str = "",
 ) -> JobLine:
-    """Return the row of a job: ``told`` is None if no sidecar said anything, for ``trouble``."""
+    """Return the row of a job: ``told`` is None if no sidecar said anything, for ``trouble``.
+
+    What a sidecar says is no more to be trusted than its pod: it must not end a table of all jobs.
+    """
+    try:
+        line = _line_of(namespace, name, told, pods, now_unix_s, trouble)
+        line.cells(wide=True, everywhere=True)
+        for pod in line.pods:
+            pod.cells(wide=True)
+    except (ArithmeticError, AttributeError, TypeError, ValueError):
+        trouble = "what its sidecar says cannot be read"
+        return _line_of(namespace, name, None, pods, now_unix_s, trouble)
+    return line
+
+
+def _line_of(
+    namespace: str,
+    name: str,
+    told: Told | None,
+    pods: Sequence[PodFacts],
+    now_unix_s: float,
+    trouble: str,
+) -> JobLine:
     lines = tuple(pod_lines(told, pods, now_unix_s))
     pending = [one for one in pods if one.phase == "Pending"]
     ages = [line.age_s for line in lines if line.age_s is not None]

@@ -325,7 +325,7 @@ class _Passing:
             )
         idle = [one.facts for one in pods if not one.sidecar_runs]
         if output.whole and ran.status == EXIT_DONE:
-            told = json.loads(output.out)
+            told = _status_in(output.out, pod)
             more = [line.as_json() for line in pod_lines(None, idle, time())]
             click.echo(json.dumps({**told, "not_running": more}))
         elif output.whole:
@@ -344,6 +344,16 @@ class _Passing:
             )
         else:
             _say(f"pod {pod.name} went while the command ran there: see muster status {self.job}")
+
+
+def _status_in(text: str, pod: JobPod) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ClusterUnavailable(f"what the sidecar of pod {pod.name} says is no status")
+    return found
 
 
 def environment() -> dict[str, str]:

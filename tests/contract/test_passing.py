@@ -71,6 +71,13 @@ async def run(passed: Passed, job: str | None = "digits") -> int:
         return await passing._pass_on(HERE, job, passed)
 
 
+@pytest.mark.parametrize("said", ["no JSON\n", "[]\n"])
+async def test_a_status_that_is_none_is_no_traceback(fake: FakeApi, said: str) -> None:
+    fake.containers.execute = lambda asked: Ran(0, said, "")
+    with pytest.raises(ClusterUnavailable, match="is no status"):
+        await run(AS_JSON)
+
+
 async def test_the_output_and_the_status_are_those_of_the_sidecar(
     fake: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,3 +92,19 @@ def test_an_older_sidecar_leaves_columns_empty() -> None:
     line = job_line("team", "digits", told, [], NOW)
     assert (line.phase, line.step, line.rate, line.saved_s) == ("unknown", None, None, None)
     assert line.pods[0].state == "listed"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"verdict": "fine"},
+        {"members": ["a"]},
+        {"members": [{"name": "a", "step": "many"}]},
+        {"steps_per_s": "2"},
+        {"at_unix_s": float("inf")},
+    ],
+)
+def test_what_makes_no_sense_ends_no_table(wrong: dict[str, Any]) -> None:
+    line = job_line("team", "digits", {**TOLD, **wrong}, PODS[:3], NOW)
+    assert (line.phase, line.why) == ("unknown", "what its sidecar says cannot be read")
+    assert [pod.name for pod in line.pods] == ["a", "b", "c"]
