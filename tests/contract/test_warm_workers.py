@@ -346,6 +346,31 @@ def test_the_zygote_learns_what_workers_import_but_what_bears_no_fork(
     assert second == (0, f"{sorted({package, 'plain'} if learned else {'plain'})}\n", "")
 
 
+MANY = """
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+for number in range(3000):
+    name = "many.of_a_large_package_with_long_names.%d" % number
+    sys.modules[name] = ModuleType(name)
+    sys.modules[name].__spec__ = ModuleSpec(name, None, origin=__file__)
+"""
+
+
+def test_a_zygote_begins_again_with_more_modules_than_a_word_can_name(image: Path) -> None:
+    many = image / "site-packages/many"
+    many.mkdir()
+    (many / "__init__.py").write_text(MANY)
+    script = image / "script.py"
+    script.write_text(REPORTS.format(names={"many", "reads"}, imports="import many, reads"))
+    torchrun = Torchrun(image, warm=True)
+    try:
+        assert torchrun.start(str(script)) == (0, "[]\n", "")
+        assert torchrun.start(str(script)) == (0, "['many']\n", "")
+    finally:
+        torchrun.close()
+
+
 def test_a_worker_has_the_variables_that_its_imports_set(image: Path) -> None:
     script = image / "script.py"
     script.write_text(

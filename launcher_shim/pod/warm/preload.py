@@ -68,7 +68,7 @@ def load(names: Sequence[str], without: Set[str]) -> None:
             _read.clear()
             try:
                 importlib.import_module(name)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 sys.stderr.write("muster-run: the zygote does not import %s: %r\n" % (name, error))
             if _read:
                 raise Unfit(package, "reads %s as it is imported" % ", ".join(sorted(_read)))

@@ -101,12 +101,15 @@ def begin(entrypoint: object, archive: str) -> None:
             "without": [],
         }
         environ = {name: text for name, text in os.environ.items() if name != wire.OVERRIDE}
-        _zygotes[:] = [
-            subprocess.Popen(
-                command(sys.executable, archive, state),
+        words, written = command(sys.executable, archive, state)
+        try:
+            zygote = subprocess.Popen(
+                words,
                 env={**environ, MARK: ROOM},
                 stdin=subprocess.DEVNULL,
-                pass_fds=[listening.fileno()],
+                pass_fds=[listening.fileno(), written],
                 start_new_session=True,
             )
-        ]
+        finally:
+            os.close(written)
+        _zygotes[:] = [zygote]

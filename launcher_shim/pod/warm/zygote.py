@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 from launcher_shim.pod.warm import preload, wire
 from launcher_shim.pod.warm.circumstances import changed, circumstances, differences, environment
@@ -39,9 +39,23 @@ main(archive)
 """
 
 
-def command(python: str, archive: str, state: Mapping[str, Any]) -> List[str]:
-    """Return the words that start a zygote in ``state``; the last one is room for a worker's."""
-    return [python, "-u", "-c", START, archive, json.dumps(state), ROOM]
+def command(python: str, archive: str, state: Mapping[str, Any]) -> Tuple[List[str], int]:
+    """Return the words that start a zygote in ``state``, and the file that it is to inherit.
+
+    The state names thousands of modules: one word of a command line has no room for that. The last
+    word is room for a worker's.
+    """
+    written = os.memfd_create(NAME)
+    with open(written, "w", encoding="utf-8", closefd=False) as file:
+        json.dump(state, file)
+    return [python, "-u", "-c", START, archive, str(written), ROOM], written
+
+
+def _inherited(written: int) -> Dict[str, Any]:
+    with open(written, encoding="utf-8") as file:
+        file.seek(0)
+        state: Dict[str, Any] = json.load(file)
+    return state
 
 
 class Born(NamedTuple):
@@ -107,7 +121,8 @@ class Zygote:
             if one is not None:
                 one.set_inheritable(True)
         state["workers"] = [(line.fileno(), pid) for line, pid in self._workers.items()]
-        words = command(state["python"], archive, state)
+        words, written = command(state["python"], archive, state)
+        os.set_inheritable(written, True)
         os.execve(words[0], words, {**self._environ, MARK: ROOM})
 
     def _reap(self) -> None:
@@ -188,7 +203,7 @@ class Zygote:
 
 def main(archive: str) -> None:
     """Run as the zygote, or, in a fork of it, as a worker; ``archive`` has Muster's modules."""
-    state = json.loads(sys.argv[1])
+    state = _inherited(int(sys.argv[1]))
     python, torchrun = str(state["python"]), int(state["torchrun"])
     path = [one for one in sys.path if one not in ("", archive)]
     os.environ.pop(MARK, None)
