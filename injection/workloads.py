@@ -62,6 +62,8 @@ _PLAIN = Kind(("spec.template",), endless=True)
 _JOB_UID = "batch.kubernetes.io/controller-uid"
 _JOB_NAME = "batch.kubernetes.io/job-name"
 _JOB_INDEX = "batch.kubernetes.io/job-completion-index"
+_JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
+"""The name of the JobSet, which is also that of the TrainJob that it belongs to."""
 _KUBEFLOW_NAME = "training.kubeflow.org/job-name"
 _KUBEFLOW_INDEX = "training.kubeflow.org/replica-index"
 
@@ -129,19 +131,21 @@ KINDS: Mapping[tuple[str, str], Kind] = {
     ),
     ("jobset.x-k8s.io", "JobSet"): Kind(
         ("spec.replicatedJobs.*.template.spec.template",),
-        name_label="jobset.sigs.k8s.io/jobset-name",
+        name_label=_JOBSET_NAME,
         of_jobs=True,
         job_restarts="spec.failurePolicy.maxRestarts",
     ),
     ("trainer.kubeflow.org", "TrainingRuntime"): Kind(
         ("spec.template.spec.replicatedJobs.node.template.spec.template",),
         main_container="node",
+        job_name_label=_JOBSET_NAME,
         of_jobs=True,
         job_restarts="spec.template.spec.failurePolicy.maxRestarts",
     ),
     ("trainer.kubeflow.org", "ClusterTrainingRuntime"): Kind(
         ("spec.template.spec.replicatedJobs.node.template.spec.template",),
         main_container="node",
+        job_name_label=_JOBSET_NAME,
         of_jobs=True,
         job_restarts="spec.template.spec.failurePolicy.maxRestarts",
     ),
@@ -149,6 +153,7 @@ KINDS: Mapping[tuple[str, str], Kind] = {
         ("spec.leaderWorkerTemplate.leaderTemplate", "spec.leaderWorkerTemplate.workerTemplate"),
         name_label="leaderworkerset.sigs.k8s.io/name",
         replaced_once_gone=True,
+        endless=True,
     ),
 }
 

@@ -96,6 +96,7 @@ NAMED = {
 SET_INDEX = label("apps.kubernetes.io/pod-index")
 JOB_INDEX = label("batch.kubernetes.io/job-completion-index")
 JOB_NAME = label("batch.kubernetes.io/job-name")
+JOBSET_NAME = label("jobset.sigs.k8s.io/jobset-name")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,8 @@ JOB_NAME = label("batch.kubernetes.io/job-name")
         (manifest("Job"), {}, {"MUSTER_JOB_UID": UID, "MUSTER_INDEX": JOB_INDEX}),
         (manifest("CronJob"), {}, {"MUSTER_JOB_UID": UID, "MUSTER_JOB": "digits"}),
         (manifest("CronJob"), NO_JOB, {"MUSTER_JOB": JOB_NAME}),
+        (CORPUS["runtime"], NO_JOB, {"MUSTER_JOB": JOBSET_NAME}),
+        (CORPUS["runtime"], {}, {"MUSTER_JOB": "digits"}),
         (manifest("StatefulSet"), {}, {"MUSTER_JOB_UID": None, "MUSTER_INDEX": SET_INDEX}),
         (manifest("Deployment"), {}, {"MUSTER_JOB_UID": None, "MUSTER_INDEX": None}),
         (manifest("ReplicaSet"), {}, {"MUSTER_JOB_UID": None}),
