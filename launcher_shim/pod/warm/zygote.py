@@ -16,7 +16,18 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    NoReturn,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from launcher_shim.pod.warm import preload, wire
 from launcher_shim.pod.warm.circumstances import changed, circumstances, differences, environment
