@@ -276,6 +276,27 @@ def test_signals_reach_it(
     assert warm == fresh
 
 
+IMPATIENT = f"""
+import os, sys
+sys.path.insert(0, {str(Path(torchrun_line.__file__).parents[2])!r})
+from launcher_shim.pod.warm import stub, wire
+sys.argv = sys.argv[1:]
+line = stub._asked({{k: v for k, v in os.environ.items() if k != wire.OVERRIDE}})
+os.killpg(stub._pid(line), {int(signal.SIGTERM)})
+os._exit(wire.receive(line)[0]["status"])
+"""
+
+
+def test_a_signal_reaches_it_as_soon_as_its_stub_knows_it(
+    both: tuple[Torchrun, Torchrun], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(WAITS)
+    impatient = [sys.executable, "-c", IMPATIENT]
+    ends = {both[1].start(str(script), before=impatient).status for _ in range(10)}
+    assert ends == {signal.SIGTERM}
+
+
 OTHERS: dict[str, dict[str, Any]] = {
     "environ": {"environ": {"CUDA_VISIBLE_DEVICES": "3"}, "why": "differs from torchrun's in CUDA"},
     "limits": {"before": ["prlimit", "--nofile=100"], "why": "another limits than"},

@@ -97,7 +97,7 @@ def _pid(line: socket.socket) -> int:
     line.settimeout(ANSWER_TIMEOUT_S)
     answer, _ = wire.receive(line)
     if "pid" not in answer:
-        raise ValueError(str(answer.get("why")))
+        raise ValueError(str(answer.get("why") or "its fork ended at once"))
     line.settimeout(None)
     return int(answer["pid"])
 

@@ -70,10 +70,11 @@ def _inherited(written: int) -> Dict[str, Any]:
 
 
 class Born(NamedTuple):
-    """A request and its files: a fork goes on with them."""
+    """A request, its files, and the line to its stub: a fork goes on with them."""
 
     request: Birth
     files: List[int]
+    line: socket.socket
 
 
 class Zygote:
@@ -151,8 +152,9 @@ class Zygote:
                 del self._workers[line]
 
     def _kill(self, line: socket.socket) -> None:
-        with suppress(ProcessLookupError):  # it has ended, and is reaped next
-            os.killpg(self._workers[line], signal.SIGKILL)
+        for kill in (os.killpg, os.kill):  # a fork leads no group until it has left the zygote's
+            with suppress(ProcessLookupError):  # it has ended, and is reaped next
+                kill(self._workers[line], signal.SIGKILL)
         line.close()
         del self._workers[line]
 
@@ -175,12 +177,11 @@ class Zygote:
                 return None
             pid = os.fork()
             if pid == 0:
-                self._leave(line)
+                self._leave()
                 environ = changed(request.environ, self._environ, os.environ)
-                born = Born(request._replace(environ=environ), files)
+                born = Born(request._replace(environ=environ), files, line)
                 return born
             self._workers[line] = pid
-            wire.send(line, {"pid": pid})
             line.settimeout(None)
         except (OSError, KeyError, TypeError, ValueError, wire.Unsaid) as error:
             sys.stderr.write("muster-run: the zygote has no use for a request: %r\n" % (error,))
@@ -194,11 +195,11 @@ class Zygote:
                     os.close(file)
         return None
 
-    def _leave(self, line: socket.socket) -> None:
+    def _leave(self) -> None:
         """Leave the zygote's files, session and signals, in a fork."""
         os.setsid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
-        for one in (self._listening, line, *self._workers):
+        for one in (self._listening, *self._workers):
             if one is not None:
                 one.close()
         self._workers.clear()
@@ -246,6 +247,10 @@ def _live(born: Born, python: str, path: Sequence[str], place: str) -> None:
     """Go on as a worker, to its end."""
     as_worker: Callable[[], None] = sys.__dict__.pop("muster_as_worker", _nothing)
     become(born.request, born.files, python, path)
+    # Signals that its stub passes on count from here on: before, they would be the zygote's.
+    with suppress(OSError):  # its stub has ended, and the zygote ends this process
+        wire.send(born.line, {"pid": os.getpid()})
+    born.line.close()
     sys.__dict__["muster_stub"] = born.request.stub
     sys.__dict__["muster_imported"] = _reporter(place)
     for name in [name for name in sys.modules if name.partition(".")[0] == "launcher_shim"]:
