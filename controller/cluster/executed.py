@@ -13,6 +13,9 @@ PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 """The subprotocols of one websocket with a channel for each stream, the newest first; what we read
 of them is the same."""
 
+KEPT_MOST = 64 * 2**20
+"""The most output of one command to keep, in bytes: a pod may write without end."""
+
 OUT, ERR, STATUS = 1, 2, 3
 """Numbers of channels: the first byte of each message."""
 
@@ -30,7 +33,10 @@ class Ran:
 
 
 class Execution:
-    """The output of one command, message by message; ``wrote`` gets it instead if it is given."""
+    """The output of one command, message by message; ``wrote`` gets it instead if it is given.
+
+    ``take`` raises ``ValueError`` if there is more to keep than ``KEPT_MOST``.
+    """
 
     def __init__(self, wrote: Wrote | None = None) -> None:
         self._texts: dict[bool, list[str]] = {False: [], True: []}
@@ -38,10 +44,16 @@ class Execution:
         decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders = {False: decoder("replace"), True: decoder("replace")}
         self._status = b""
+        self._room = KEPT_MOST
+        self._keeps = wrote is None
 
     def take(self, message: bytes) -> None:
         """Take in one message; a character may be split between two."""
         channel, content = message[:1], message[1:]
+        if self._keeps or channel == bytes([STATUS]):
+            self._room -= len(content)
+        if self._room < 0:
+            raise ValueError(f"it wrote more than {KEPT_MOST >> 20} MiB")
         if channel in (bytes([OUT]), bytes([ERR])):
             self._write(channel == bytes([ERR]), content)
         elif channel == bytes([STATUS]):

@@ -52,6 +52,15 @@ def test_output_goes_to_its_reader_as_it_comes() -> None:
     assert execution.ended() == Ran(1, "", "")
 
 
+@pytest.mark.parametrize("channel", [1, 2, 3])
+def test_a_pod_that_writes_without_end_takes_no_memory_without_end(channel: int) -> None:
+    execution, piece = Execution(), message(channel, b"x" * 2**20)
+    for _ in range(64):
+        execution.take(piece)
+    with pytest.raises(ValueError, match="more than 64 MiB"):
+        execution.take(piece)
+
+
 @pytest.mark.parametrize(
     ("messages", "why"),
     [
