@@ -24,9 +24,18 @@ from rdzv.store.memory.client import MemoryStore
 from tests.support.cluster_api import FakeApi
 from tests.support.containers import Answer, Asked
 from tests.support.sidecars.drain_commands import Terminal, terminal
+from tests.support.sidecars.drains import HERE
+from tests.support.sidecars.processes import PATIENCE_S
 from tests.support.waiting import DEADLINE_S
 
 NODES = {"a": "north", "b": "north", "c": "south"}
+ONE_A_WRITE = (
+    "-c",
+    "import console.job.node_drain; console.job.node_drain.TOGETHER_MOST = 1; "
+    "from tests.support.sidecars.patient import main; main()",
+)
+"""Starts no more than one drain in a transaction."""
+
 UNHURRIED = ("--deadline", "600s")
 
 
@@ -39,9 +48,19 @@ async def test_two_pods_of_a_node_leave_with_one_save() -> None:
         for name in "ab":
             last = [line for line in lines if line.startswith(f"{name} ")][-1]
             assert last == f"{name}  released   {name} may go: all ranks saved step {step}"
-        drains = at.one.snapshot.drains
-        assert {*drains} == {"uid-a", "uid-b"}
-        assert len({drain.mod_revision for drain in drains.values()}) == 1
+        assert await writes_of_drains(at) == 1
+
+
+async def test_more_than_one_write_takes_are_drained_by_several() -> None:
+    async with terminal("abc", trains="abc", nodes=NODES) as at:
+        arguments = ("--node", "north", "--wait", *UNHURRIED)
+        async with at.begun_drain(*arguments, runner=ONE_A_WRITE) as process:
+            async with asyncio.timeout(PATIENCE_S):
+                out, _ = await process.communicate()
+        assert process.returncode == 0
+        released = [line for line in out.decode().splitlines() if "  released " in line]
+        assert sorted(line[0] for line in released) == ["a", "b"]
+        assert await writes_of_drains(at) == 2
 
 
 async def test_a_drain_that_ends_badly_is_the_status() -> None:
@@ -104,6 +123,13 @@ async def test_a_mistake_drains_nothing(arguments: list[str], says: str) -> None
         assert ended.status == 2
         assert says in ended.err
         assert at.one.snapshot.drains == {}
+
+
+async def writes_of_drains(at: Terminal) -> int:
+    """How many writes have started the drains of a and b."""
+    read = await MemoryStore(at.one.engine).range(HERE.drains, prefix=True, timeout_s=DEADLINE_S)
+    assert {kv.key for kv in read.kvs} == {HERE.drain("uid-a"), HERE.drain("uid-b")}
+    return len({kv.create_revision for kv in read.kvs})
 
 
 async def second_job(at: Terminal, name: str, node: str) -> JobKeys:
