@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 import click
 
+from agent.telemetry.logs import printable
 from console.job.drain import ASKED_BY, requester
 from console.job.node_drain import nothing_on, show, who_leaves, worst
 from console.remote.passing import (
     ANSWER_S,
+    TAIL,
     UNKNOWN_WORDS,
     ReaderGone,
     in_a_sidecar,
@@ -35,9 +37,12 @@ from launcher_shim.exit_status import (
     EXIT_UNAVAILABLE,
     EXIT_USAGE,
 )
-from rdzv.errors import ClusterError, ClusterRefused
+from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable
 
 COMMAND = "muster drain"
+
+NAMES = ("member", "phase", "sentence", "outcome")
+"""Fields of a phase, as a sidecar prints it."""
 
 OVER = ("Succeeded", "Failed")
 """Phases of pods that have nothing left to save."""
@@ -171,16 +176,30 @@ class _NodeDrains:
     def _take(self, is_stderr: bool, text: str) -> None:
         """Print each phase as it comes."""
         if is_stderr:
-            self._err += text
+            self._err = (self._err + text)[-TAIL:]
             return
         *lines, self._rest = (self._rest + text).split("\n")
-        for told in map(json.loads, filter(None, lines)):
-            self._reported.add(told["member"])
-            phase = told["phase"], told["sentence"], told["outcome"]
+        for member, phase, sentence, outcome in map(phase_in, filter(None, lines)):
+            self._reported.add(member)
             try:
-                show(self.job.name, told["member"], *phase, as_json=self.as_json)
+                show(self.job.name, member, phase, sentence, outcome, as_json=self.as_json)
             except BrokenPipeError as error:
                 raise ReaderGone from error
 
     def _say(self, sentence: str) -> None:
-        click.echo(f"muster: job {self.job.name}: {sentence}", err=True)
+        click.echo(printable(f"muster: job {self.job.name}: {sentence}"), err=True)
+
+
+def phase_in(line: str) -> tuple[str, str, str, str]:
+    """Return the member, the phase, the sentence and the outcome that a sidecar says.
+
+    Raises ``ClusterUnavailable`` if it says something else.
+    """
+    try:
+        told = json.loads(line)
+        member, phase, sentence, outcome = (told[name] for name in NAMES)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ClusterUnavailable("what its sidecar says is no phase of a drain") from error
+    if not all(isinstance(one, str) for one in (member, phase, sentence, outcome)):
+        raise ClusterUnavailable("what its sidecar says is no phase of a drain")
+    return member, phase, sentence, outcome

@@ -243,6 +243,23 @@ async def test_a_job_that_cannot_be_asked_stops_no_other(
     assert "what was done is unknown: see muster status letters" in shown.err
 
 
+@pytest.mark.parametrize("said", ["[]", "nonsense", '{"member": "letters-0"}', phase("x", "")[:-3]])
+async def test_a_sidecar_that_says_something_else_stops_no_other(
+    fake: FakeApi, capsys: pytest.CaptureFixture[str], said: str
+) -> None:
+    def execute(asked: Asked) -> Answer:
+        if asked.pod == "letters-0":
+            return Ran(0, f"{said}\n", "")
+        return Ran(0, phase("digits-0", "committed"), "a \x1b[2J line\n")
+
+    fake.containers.execute = execute
+    assert await run() == 69
+    shown = capsys.readouterr()
+    assert "digits-0  released" in shown.out
+    assert "job letters: what its sidecar says is no phase of a drain" in shown.err
+    assert "\x1b" not in shown.err
+
+
 async def test_one_job_alone_is_drained_if_it_is_named(fake: FakeApi) -> None:
     assert await run("letters") == 0
     assert [asked.pod for asked in fake.containers.asked] == ["letters-0"]
