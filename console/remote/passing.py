@@ -67,7 +67,7 @@ TAIL = 4096
 
 
 _SEQUENCE = re.compile(r"\x1b\[(?:[0-9;]{0,32}[A-HJKm]|\?(?:25|1049)[hl])")
-"""The sequences that Muster itself prints: colours, moves of the cursor, and the screen of a table."""
+"""The sequences that Muster itself prints: colours, moves of the cursor, the screen of a table."""
 _BEGUN = re.compile(r"\x1b(?:\[[0-9;?]{0,32})?\Z")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 
