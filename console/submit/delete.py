@@ -17,6 +17,7 @@ from agent.config.parsers import duration_s
 from agent.telemetry.logs import printable
 from console.completion import job_names
 from console.help import Command
+from console.remote.passing import harmless
 from console.remote.pods import JobPod, pods_of
 from console.remote.reach import ClusterOptions, cluster, through_the_api_server
 from console.remote.refusals import with_right
@@ -223,7 +224,7 @@ async def _save(
 
     def wrote(is_stderr: bool, text: str) -> None:
         said.append(text)
-        click.echo(text, nl=False, err=is_stderr)
+        click.echo(harmless(text), nl=False, err=is_stderr)
 
     argv = ["pause", job, "--wait", "--reason", "muster delete"]
     try:
@@ -251,7 +252,10 @@ async def _lost(api: ClusterApi, job: str, pods: Sequence[JobPod]) -> str:
         return f"what is lost is not known: {error}"
     if ran.status:
         return f"what is lost is not known: {ran.err.strip()}"
-    return lost_steps(json.loads(ran.out.splitlines()[0])["last_save"])
+    try:
+        return lost_steps(json.loads(ran.out.splitlines()[0])["last_save"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        return "what is lost is not known: what the sidecar says is no status"
 
 
 def lost_steps(last_save: dict[str, Any] | None) -> str:

@@ -379,6 +379,18 @@ async def test_a_job_that_may_not_be_deleted_is_not_paused(
     assert running.containers.asked == []
 
 
+async def test_the_words_of_a_pod_neither_act_on_the_terminal_nor_keep_its_job(
+    running: FakeApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running.containers.execute = lambda asked: Ran(4, "\x1b]0;mine\x07\n", "")
+    with pytest.raises(ClusterUnavailable):
+        await deleted(running, monkeypatch)
+    assert "\x1b" not in capsys.readouterr().out
+    running.containers.execute = lambda asked: Ran(0, "", "")
+    await deleted(running, monkeypatch, now=True)
+    assert running.objects == {}
+
+
 async def test_now_says_what_is_lost(
     running: FakeApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
