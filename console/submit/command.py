@@ -114,7 +114,7 @@ Examples:
     "--from",
     "source",
     metavar="FILE",
-    help="Take the pod from this YAML: a Pod, or what makes pods. SubmitOptions change it.",
+    help="Take the pod from this YAML: a Pod, or what makes pods. Options change it.",
 )
 @click.option("--container", metavar="NAME", help="With --from: the container that trains.")
 @click.option(

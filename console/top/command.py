@@ -21,8 +21,6 @@ from console.style import on_terminal
 from console.top.live import show_live
 from console.top.screen import TopScene, top_grids
 
-_EXAMPLES = "\b\nExamples:\n  muster top digits\n  muster top digits -n team-a"
-
 IN_A_CLUSTER = "console.top.in_cluster:in_the_cluster"
 
 
