@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells that a job is not getting on: a metric of every sidecar, and an entry in the history.
+"""Reports that a job is not getting on: a metric of every sidecar, and an entry in the history.
 
 The eldest member writes the entry, once for each change of the state; the controller makes an Event
-of it. The entry is the memory of what was told: the next writer goes on from it.
+of it. The newest entry says what was reported last: the next writer goes on from it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rdzv.snapshot import Snapshot
 log = logging.getLogger(__name__)
 
 HELD_S: Mapping[Level, float] = {"fault": 30.0, "warning": 30.0, "note": 120.0, "ok": 30.0}
-"""Time that a state has to last before it is told, in seconds, by its level. Shorter: a world that
-forms again after a failure is told as one that fails. Worlds may take minutes to gather."""
+"""Time that a state has to last before it is reported, in seconds, by its level. Shorter: a world
+that forms again after a failure would be reported as failing. Worlds may take minutes to gather."""
 
 SETTLED_S = 30.0
 """Time for which the watch has to have worked, in seconds: what is read right after an outage is as
@@ -40,18 +40,18 @@ UNCHANGED_S = 60.0
 """Interval of looks at a job that has not changed, in seconds: only times can make it stuck."""
 
 TRAINS: State = "training"
-"""State of a job without an entry: it has to be told of no job that gets on."""
+"""State of a job without an entry: nothing is reported of a job that gets on."""
 
 
 def due(told: State, now: State, held_s: float) -> bool:
-    """Return whether a state that has lasted for ``held_s`` is to be told after ``told``."""
+    """Return whether to report a state that has lasted for ``held_s``, after ``told``."""
     level = STATES[now].level
     news = STATES[told].level != "ok" if level == "ok" else now != told
     return news and held_s >= HELD_S[level]
 
 
 def told_last(history: Sequence[HistoryEntry]) -> State:
-    """Return the state that the newest entry on states tells."""
+    """Return the state in the newest entry on states."""
     for entry in reversed(history):
         if entry.what == "state" and (state := entry.details.get("state")) in STATES:
             return cast(State, state)
@@ -75,7 +75,7 @@ class StateTeller:
         self._defect = ""
 
     async def run(self) -> None:
-        """Tell each change of the state until cancelled."""
+        """Report each change of the state until cancelled."""
         while True:
             snapshot = self._client.membership.snapshot()
             if self._is_eldest(snapshot):

@@ -168,7 +168,7 @@ async def _pass_on(options: ClusterOptions, job: str | None, passed: Passed) -> 
 
 
 async def _job_of(api: ClusterApi, member: str) -> str:
-    """Return the job of a pod; raises ``ConfigError`` if no job can be told."""
+    """Return the job of a pod; raises ``ConfigError`` if it has none."""
     if member and (found := await pod_named(api, api.namespace, member)) is not None and found.job:
         return found.job
     known = sorted(name for _, name in await jobs_in(api, api.namespace))

@@ -23,8 +23,8 @@ SHELL = (
 
 If the container runs out of memory, the kernel ends the command, and never the sidecar. Its stdin
 is open for as long as somebody is connected: the command ends with it. A container's runtime does
-not end what nobody listens to any more. Both children are waited for, as nobody else would: the
-first process of the container is the sidecar.
+not end a command whose connection is gone. The shell waits for both children: the first process of
+the container is the sidecar, which reaps none.
 """
 
 WITHOUT_ANSWER_MOST = 3
