@@ -66,7 +66,8 @@ class JobLogs:
     async def show(self, *, follow: bool) -> None:
         """Print the lines up to now, and then, with ``follow``, those that come, to the job's end.
 
-        Raises ``JobNotFound`` if it has no pods, ``ClusterRefused`` if its logs may not be read.
+        Raises ``JobNotFound`` if it has no pods, ``ClusterRefused`` if its logs may not be read,
+        and ``ClusterUnavailable``, after the lines that it has, if the past is not whole.
         """
         selector = quote(f"{LABEL}={job_label(self.job)}")
         path = f"{paths.core(self.api.namespace, 'pods')}?labelSelector={selector}"
@@ -97,7 +98,12 @@ class JobLogs:
         if not follow:
             for one in self.pages.rest():
                 self.print(one)
+            if reader.cut:
+                names, why = ", ".join(reader.cut), next(iter(reader.cut.values()))
+                raise ClusterUnavailable(f"lines of {names} are missing: {why}")
             return
+        for why in reader.cut.values():
+            self.note(f"earlier lines are missing: {why}")
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._follow(pods, reader), name="containers")]
             running.append(tasks.create_task(self._print_due(), name="lines"))

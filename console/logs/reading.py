@@ -23,6 +23,9 @@ OVERLAP_S = 10.0
 PAUSE_S, PAUSE_MOST_S = 0.5, 10.0
 """The time between two attempts to read a log, in seconds."""
 
+TRIES = 3
+"""The attempts to read a log up to now: one connection may break off."""
+
 
 @dataclass(slots=True)
 class Position:
@@ -54,17 +57,32 @@ class Reader:
     positions: dict[tuple[str, str], Position] = field(default_factory=dict)
     busy: set[tuple[str, str]] = field(default_factory=set)
     """The containers whose lines may not have all been read."""
+    cut: dict[str, str] = field(default_factory=dict)
+    """Why lines are missing from the past, by pod."""
 
     async def past(self, container: LoggedContainer) -> AsyncIterator[Line]:
         """Yield the lines up to now: of the container before its last restart, then its own."""
         began_s, position = monotonic(), self._position(container)
         if container.before:
-            async for line in self._lines(container, previous=True, tail=self.tail):
+            async for line in self._whole(container, previous=True):
                 yield line
         if container.state != "waiting":
-            async for line in self._lines(container, tail=self.tail):
+            async for line in self._whole(container, previous=False):
                 yield line
         position.read_s, position.restarts = began_s, container.restarts
+
+    async def _whole(self, container: LoggedContainer, *, previous: bool) -> AsyncIterator[Line]:
+        """Yield one life's lines up to now, over a few connections; note what is missing."""
+        for attempt in range(TRIES):
+            try:
+                async for line in self._read(container, previous=previous, tail=self.tail):
+                    yield line
+                return
+            except ClusterUnavailable as error:
+                if attempt == TRIES - 1:
+                    self.cut[container.pod] = str(error)
+                    return
+            await asyncio.sleep(PAUSE_S * 2**attempt)
 
     async def follow(
         self, pods: Collection[LoggedPod], key: tuple[str, str]
@@ -99,6 +117,16 @@ class Reader:
         return self.positions.setdefault(container.key, Position())
 
     async def _lines(
+        self, container: LoggedContainer, *, follow: bool = False, previous: bool = False
+    ) -> AsyncIterator[Line]:
+        """Yield the lines after the position up to where the log breaks off, and note why."""
+        try:
+            async for line in self._read(container, follow=follow, previous=previous):
+                yield line
+        except ClusterUnavailable as error:
+            self.note(str(error))
+
+    async def _read(
         self,
         container: LoggedContainer,
         *,
@@ -106,7 +134,7 @@ class Reader:
         previous: bool = False,
         tail: int | None = None,
     ) -> AsyncIterator[Line]:
-        """Yield the lines after the position, and move it."""
+        """Yield the lines after the position, and move it; raises ``ClusterUnavailable``."""
         position = self._position(container)
         at = last = position.last_unix_ns
         skips = last > 0
@@ -131,5 +159,3 @@ class Reader:
         except ClusterRefused as error:
             if error.status not in NOT_THERE:
                 raise
-        except ClusterUnavailable as error:
-            self.note(str(error))

@@ -264,3 +264,22 @@ async def test_the_past_has_the_container_before_too() -> None:
     (container,) = seen(restarts=1).containers
     assert [line.text async for line in reader.past(container)] == ["before", "now"]
     assert [how["tail"] for how in logs.asked] == [7, 7]
+
+
+async def test_the_past_is_read_again_after_a_connection_broke() -> None:
+    broken = ClusterUnavailable("the log broke off")
+    logs = Logs([at(1, "one"), broken], [at(1, "one"), at(2, "two")])
+    reader = Reader(logs, "team", lambda _: None)  # type: ignore[arg-type]
+    (container,) = seen().containers
+    assert [line.text async for line in reader.past(container)] == ["one", "two"]
+    assert not reader.cut
+
+
+async def test_lines_that_cannot_be_read_are_no_success(fake: FakeApi) -> None:
+    fake.containers.execute = Sidecars(world(5, 0, ["a", "b"], AT_S)).answer
+    await fake.containers.log("team", "a", "trainer", "a0")
+    fake.busy.add(f"{PODS}/b/log")
+    output = Output()
+    with pytest.raises(ClusterUnavailable, match="lines of b are missing"):
+        await shown(fake, output)
+    assert "[0] a0" in output.lines

@@ -73,7 +73,9 @@ def test_lines_have_their_ranks_through_a_join_and_a_drain(
 
         done = ran(*muster(job, "logs", "--rank=1", "--world=1"), timeout_s=SHOWN_S)
         assert done.returncode == 0, done.stderr
-        assert {(rank, size) for rank, _, size in STEP.findall(done.stdout)} == {("1", "3")}
+        assert {(rank, size) for rank, _, size in STEP.findall(done.stdout)} == {("1", "3")}, (
+            f"{done.stdout}{done.stderr}\nfollowed before:\n{text}"
+        )
 
         done = ran(*muster(job, "top"), timeout_s=SHOWN_S)
         assert done.returncode == 0, done.stderr
