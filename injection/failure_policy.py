@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from injection import facts
+from injection.kinds import Kind
 from injection.remarks import Remark, warning
-from injection.workloads import Kind, Template, Workload, at
+from injection.workloads import Template, Workload, at
 from injection.yaml_tree import value_of
 from launcher_shim.exit_status import EXIT_TERMINATED
 from rdzv.errors import ConfigError

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from injection import facts
+from injection.kinds import Kind
 from injection.launches import HOROVODRUN, words_of
-from injection.workloads import Kind, Role, Template, Workload
+from injection.workloads import Role, Template, Workload
 from injection.yaml_tree import value_of
 from launcher_shim.pod.horovodrun_options import (
     LEAST,

@@ -12,10 +12,11 @@ from typing import Any
 from injection import launches
 from injection.facts import listed
 from injection.horovod import starts_mpi
+from injection.kinds import Kind
 from injection.launches import ACCELERATE, HOROVODRUN, TORCHRUN, FoundLauncher
 from injection.member_spec import Demand
 from injection.remarks import Remark, warning
-from injection.workloads import Kind, Workload
+from injection.workloads import Workload
 from launcher_shim.pod.overruling import KEEP_FLAGS
 
 OVERRIDDEN = "container {name}: Muster overrides {options} of its {launcher} line"

@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from injection import facts
 from injection.horovod import TUNNEL_PORT, LauncherSays, line_of_job
+from injection.kinds import Kind
 from injection.launches import bounds
 from injection.settings import TABLE, TemplateSettings
-from injection.workloads import Kind, Role, Workload
+from injection.workloads import Role, Workload
 from rdzv.errors import ConfigError
 
 HTTP_PORT, RELAY_PORT = 9400, 29400

@@ -23,6 +23,7 @@ from injection.failure_policy import (
 from injection.grace import DEFAULT_GRACE_S, GRACE, SHORT_S, granted_s
 from injection.horovod import role_of
 from injection.job_label import job_label
+from injection.kinds import Kind
 from injection.launch_remarks import on_launches, world_of_its_own
 from injection.member_spec import Demand, demand
 from injection.previous import Former
@@ -31,7 +32,7 @@ from injection.schema import check
 from injection.settings import DOMAIN, LABEL, TABLE, Told, annotation
 from injection.sidecar import SidecarContainer
 from injection.sidecar_resources import MEMORY
-from injection.workloads import Kind, Role, Template, Workload, at
+from injection.workloads import Role, Template, Workload, at
 from injection.yaml_tree import child, value_of
 from rdzv.errors import ConfigError
 from rdzv.flags import named

@@ -8,7 +8,8 @@ from typing import Any
 
 from controller.admission.owner import Owner
 from injection.grace import GRACE
-from injection.workloads import KINDS, Role
+from injection.kinds import kind_of
+from injection.workloads import Role
 
 SERVERS_GRACE_S = 30
 """The grace that the API server sets by default; it looks the same as one that a user set."""
@@ -42,7 +43,7 @@ def manifest_of(
         else:
             below = {**beside.get(here, {}), words[depth]: below}
     metadata = {"name": owner.name, "namespace": namespace}
-    kind = KINDS.get((owner.group, owner.kind))
+    kind = kind_of(owner.api_version, owner.kind)
     is_launcher = kind is not None and owner.path == kind.launcher
     whole = {
         "apiVersion": owner.api_version,

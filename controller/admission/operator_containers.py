@@ -11,10 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from controller.admission.owner import Owner
-
-DELIVERED: Mapping[str, str] = {"MPIJob": "kubectl-delivery"}
-"""The init container that an operator adds, by the owner's kind: training-operator 1.8.1,
-``pkg/controller.v1/mpi/mpijob_controller.go``, for its launcher."""
+from injection.kinds import kind_of
 
 _SECURITY = "securityContext"
 
@@ -25,12 +22,13 @@ def with_security_context(pod: Mapping[str, Any], owner: Owner | None) -> Mappin
     It gets the security context of the template's first container. The pod is returned unchanged if
     that container has none, or the operator's has one already.
     """
-    name = DELIVERED.get(owner.kind) if owner is not None else None
+    kind = kind_of(owner.api_version, owner.kind) if owner is not None else None
+    name = kind.delivered if kind is not None else ""
     spec: Mapping[str, Any] = pod.get("spec") or {}
     inits: list[Mapping[str, Any]] = spec.get("initContainers") or []
     containers: list[Mapping[str, Any]] = spec.get("containers") or []
     users = containers[0].get(_SECURITY) if containers else None
-    if name is None or not users:
+    if not name or not users:
         return pod
     completed = [
         {**one, _SECURITY: users} if one.get("name") == name and not one.get(_SECURITY) else one

@@ -3,22 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-_TEMPLATE_HASH = "pod-template-hash"
-_JOBSET = "jobset.sigs.k8s.io/jobset-name"
-_JOBSET_PART = "jobset.sigs.k8s.io/replicatedjob-name"
-_RUNTIME_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
-_GROUP = "leaderworkerset.sigs.k8s.io/name"
-_KUBEFLOW_ROLE = "training.kubeflow.org/replica-type"
-_MPI_VERSION = "kubeflow.org/v2beta1"
-"""The version of MPIJob that belongs to mpi-operator, which makes launchers by a batch Job."""
-_MPI_ROLE = "training.kubeflow.org/job-role"
-_MPI_JOB = "training.kubeflow.org/job-name"
-_OPERATOR = "training.kubeflow.org/operator-name"
-_TASK = "volcano.sh/task-spec"
+from injection.kinds import FRAMEWORKS, KINDS, OF_VERSIONS, PLAIN_PATH, PodSigns, kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,58 +52,58 @@ def owner_of(pod: Mapping[str, Any]) -> Owner | None:
     if maker is None:
         return None
     made_by = Reference(maker["apiVersion"], maker["kind"], maker["name"], maker.get("uid", ""))
-    match made_by.api_version.rpartition("/")[0], made_by.kind:
-        case "apps", "ReplicaSet" if _TEMPLATE_HASH in labels:
-            name = made_by.name.removesuffix("-" + labels[_TEMPLATE_HASH])
-            return Owner(made_by.api_version, "Deployment", name, "spec.template")
-        case "apps", "StatefulSet" if _GROUP in labels:
-            path = "spec.leaderWorkerTemplate.workerTemplate"
-            version = "leaderworkerset.x-k8s.io/v1"
-            return Owner(version, "LeaderWorkerSet", labels[_GROUP], path)
-        case "batch", "Job" if labels.get(_OPERATOR) == "mpi-operator":
-            return _of_launcher(made_by, labels)
-        case "batch", "Job":
-            return _of_job(made_by, labels)
-        case "batch.volcano.sh", "Job":
-            path = f"spec.tasks.{labels.get(_TASK, 'worker')}.template"
-            return Owner(made_by.api_version, "Job", made_by.name, path)
-        case "kai.alibabacloud.com", "TrainingJob":
-            # Its operator names launchers this way; the labels differ between releases.
-            role = "launcher" if metadata.get("name", "").endswith("-launcher") else "worker"
-            path = f"spec.etReplicaSpecs.{role}.template"
-            return Owner(made_by.api_version, made_by.kind, made_by.name, path, made_by)
-        case "kubeflow.org", "PyTorchJob":
-            role = labels.get(_KUBEFLOW_ROLE, "worker").capitalize()
-            path = f"spec.pytorchReplicaSpecs.{role}.template"
-            return Owner(made_by.api_version, made_by.kind, made_by.name, path, made_by)
-        case "kubeflow.org", "MPIJob":
-            return _of_mpi(made_by, labels.get(_KUBEFLOW_ROLE) or labels.get(_MPI_ROLE))
-        case "kubeflow.org", kind:
-            why = (
-                f"a {kind} of kubeflow.org does not train through Muster: it knows PyTorchJob and"
-                " MPIJob"
-            )
-            return Owner(made_by.api_version, kind, made_by.name, "spec.template", obstacle=why)
-    return Owner(made_by.api_version, made_by.kind, made_by.name, "spec.template")
+    ways = _ways(made_by, labels)
+    if ways:
+        kind, shown = max(ways, key=lambda way: len(way[1].marks))
+        return _shown(kind, shown, made_by, pod)
+    owner = Owner(made_by.api_version, made_by.kind, made_by.name, PLAIN_PATH)
+    if owner.group not in FRAMEWORKS:
+        return owner
+    known = " and ".join(kind for group, kind in KINDS if group == owner.group)
+    why = f"a {owner.kind} of {owner.group} does not train through Muster: it knows {known}"
+    return replace(owner, obstacle=why)
 
 
-def _of_mpi(job: Reference, role: str | None) -> Owner:
-    path = f"spec.mpiReplicaSpecs.{(role or 'worker').capitalize()}.template"
+def _ways(maker: Reference, labels: Mapping[str, str]) -> list[tuple[str, PodSigns]]:
+    """Return the kinds that a pod of this maker may be of, and how such a pod shows it."""
+    of_maker = maker.api_version.rpartition("/")[0], maker.kind
+    own = kind_of(maker.api_version, maker.kind)
+    ways = [(maker.kind, one) for one in own.shown if one.maker is None] if own else []
+    for (*_, kind), row in (*KINDS.items(), *OF_VERSIONS.items()):
+        ways += [(kind, one) for one in row.shown if one.maker == of_maker]
+    return [(kind, one) for kind, one in ways if _has(labels, one.marks)]
+
+
+def _has(labels: Mapping[str, str], marks: Iterable[tuple[str, str]]) -> bool:
+    return all(label in labels and value in ("", labels[label]) for label, value in marks)
+
+
+def _shown(kind: str, shown: PodSigns, maker: Reference, pod: Mapping[str, Any]) -> Owner:
+    """Return the owner that a pod shows in this way."""
+    metadata = pod.get("metadata") or {}
+    labels: Mapping[str, str] = metadata.get("labels") or {}
+    name = labels.get(shown.named, "") if shown.named else maker.name
+    if shown.suffix:
+        name = name.removesuffix("-" + labels[shown.suffix])
+    part = next((labels[label] for label in shown.parts if labels.get(label)), "")
+    if shown.ending and metadata.get("name", "").endswith(f"-{shown.ending}"):
+        part = shown.ending
     why = None
-    if role not in ("launcher", "worker"):
-        why = f"no label of a pod of MPIJob {job.name} says whether it is launcher or worker"
-    must_be_read = job.api_version == _MPI_VERSION
-    return Owner(job.api_version, job.kind, job.name, path, job, why, must_be_read)
-
-
-def _of_launcher(job: Reference, labels: Mapping[str, str]) -> Owner:
-    """Return the MPIJob of a launcher, whose batch Job has its name and ``-launcher``."""
-    name = labels.get(_MPI_JOB, "")
-    role = labels.get(_MPI_ROLE)
-    owner = _of_mpi(Reference(_MPI_VERSION, "MPIJob", name, ""), role)
-    why = f"its labels are of mpi-operator, and Job {job.name} is no launcher of mpi-operator's"
-    is_launcher = role == "launcher" and job.name == f"{name}-launcher"
-    return replace(owner, read=job, obstacle=None if is_launcher else why)
+    if shown.made and (part not in shown.only or maker.name != shown.made.format(name=name)):
+        why = f"its labels are of {kind} {name}, and {maker.kind} {maker.name} is not its launcher"
+    elif shown.only and part not in shown.only:
+        only = " or ".join(shown.only)
+        why = f"no label of a pod of {kind} {name} says whether it is {only}"
+    part = part or shown.otherwise or "worker"
+    return Owner(
+        shown.version or maker.api_version,
+        kind,
+        name,
+        shown.path.format(part=part, Part=part.capitalize()),
+        maker if shown.read else None,
+        why,
+        shown.must_be_read,
+    )
 
 
 def maker_of(owner: Owner, read: Mapping[str, Any]) -> Reference | None:
@@ -128,15 +117,3 @@ def maker_of(owner: Owner, read: Mapping[str, Any]) -> Reference | None:
         if one.get("controller") and (maker.kind, maker.name) == (owner.kind, owner.name):
             return maker
     return None
-
-
-def _of_job(job: Reference, labels: Mapping[str, str]) -> Owner:
-    if _JOBSET not in labels:
-        return Owner(job.api_version, "Job", job.name, "spec.template", job)
-    part = labels.get(_JOBSET_PART, "workers")
-    if _RUNTIME_STEP in labels:
-        path = "spec.template.spec.replicatedJobs.node.template.spec.template"
-        version = "trainer.kubeflow.org/v1alpha1"
-        return Owner(version, "TrainingRuntime", labels[_JOBSET], path, job)
-    path = f"spec.replicatedJobs.{part}.template.spec.template"
-    return Owner("jobset.x-k8s.io/v1alpha2", "JobSet", labels[_JOBSET], path, job)

@@ -12,9 +12,10 @@ from typing import Any
 
 from controller.admission.owner import Owner
 from injection.annotations import ANNOTATION
+from injection.kinds import Kind, kind_of
 from injection.pod import inject_pod
 from injection.settings import ASKS, TABLE, annotation
-from injection.workloads import KINDS, Kind, Template, Workload
+from injection.workloads import Template, Workload
 from injection.yaml_tree import child, node_of, text_of, value_of
 from rdzv.errors import ConfigError
 
@@ -62,7 +63,7 @@ def obstacle_of_unread(
 
     Its own command has the size of the job, and its workers' pods do not.
     """
-    kind = KINDS.get((owner.group, owner.kind), Kind(()))
+    kind = kind_of(owner.api_version, owner.kind) or Kind(())
     if kind.launcher is None or owner.path != kind.launcher:
         return None
     annotations = (pod.get("metadata") or {}).get("annotations") or {}

@@ -6,21 +6,10 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
+from injection.kinds import kind_of
 from injection.settings import ASKS, LABEL
 
 SECRETS = "secrets"
-
-_PLURALS = {
-    ("apps", "Deployment"): "deployments",
-    ("apps", "StatefulSet"): "statefulsets",
-    ("jobset.x-k8s.io", "JobSet"): "jobsets",
-    ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): "leaderworkersets",
-    ("batch", "Job"): "jobs",
-    ("kubeflow.org", "PyTorchJob"): "pytorchjobs",
-    ("kubeflow.org", "MPIJob"): "mpijobs",
-    ("kai.alibabacloud.com", "TrainingJob"): "trainingjobs",
-}
-"""Plurals of the owner kinds to read: those that say more of a job than its pods do."""
 
 PODS_OF_JOBS = f"/api/v1/pods?labelSelector={LABEL}"
 """The pods that have a sidecar."""
@@ -68,8 +57,9 @@ def owner(api_version: str, kind: str, namespace: str, name: str) -> str | None:
     A pod may name any text as its owner: None if it is no name, as another path could result.
     """
     group, _, version = api_version.rpartition("/")
-    plural = _PLURALS.get((group, kind))
-    if plural is None or not all(map(_WORD.fullmatch, (version, namespace, name))):
+    known = kind_of(api_version, kind)
+    plural = known.plural if known is not None else ""
+    if not plural or not all(map(_WORD.fullmatch, (version, namespace, name))):
         return None
     return f"/apis/{group}/{version}/namespaces/{namespace}/{plural}/{name}"
 

@@ -149,7 +149,7 @@ class Owners:
             about,
             self._clock(),
             path,
-            replicas_of({"kind": owner.kind, **found}),
+            replicas_of({"apiVersion": owner.api_version, "kind": owner.kind, **found}),
             {key: str(value) for key, value in notes.items() if key.startswith(PREFIX)},
             is_autoscaled(found["metadata"]),
         )

@@ -104,7 +104,7 @@ def test_pods_that_only_look_like_a_launcher_stay_without_muster() -> None:
         made = launcher(HOROVODRUN)
         made["metadata"]["ownerReferences"][0]["name"] = name
         made["metadata"]["labels"][LABEL + "job-role"] = role
-        assert f"Job {name} is no launcher of mpi-operator's" in refusal(made, mpijob(HOROVODRUN))
+        assert f"Job {name} is not its launcher" in refusal(made, mpijob(HOROVODRUN))
     made = worker()
     del made["metadata"]["labels"][LABEL + "job-role"]
     assert "whether it is launcher or worker" in refusal(made, mpijob(HOROVODRUN))

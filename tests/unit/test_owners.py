@@ -13,6 +13,7 @@ from controller.owners.annotations import EVERY_S, due_s
 from controller.owners.owners import Owners
 from controller.owners.pods import pod_seen
 from controller.owners.scale import Scale, decide, is_autoscaled, replicas_of, steady_s
+from injection.kinds import KINDS
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
@@ -23,6 +24,7 @@ THEIRS = HistoryEntry("set", "me@desk", "desired is 2 (before: 3)", 2.0)
 MAX = HistoryEntry("set", "me@desk", "max is 8 (before: 4)", 2.0)
 
 
+VOLCANO = "batch.volcano.sh/v1alpha1"
 ASKS = {"metadata": {"labels": {"muster.dev/inject": "true"}}}
 REFUSES = {"metadata": {"labels": {"muster.dev/inject": "false"}}}
 INJECTED = {"metadata": {"annotations": {"muster.dev/added": "spec/volumes"}}}
@@ -76,11 +78,17 @@ def groups(**group: Any) -> dict[str, Any]:
         (groups(workerTemplate=ASKS), 2),
         ({"kind": "LeaderWorkerSet", "spec": {}}, None),
         ({"kind": "Deployment", "spec": None}, None),
+        (
+            {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "spec": {"parallelism": 4}},
+            None,
+        ),
         ({}, None),
     ],
 )
 def test_replicas_are_read_where_the_kind_has_them(owner: Any, replicas: int | None) -> None:
-    assert replicas_of(owner) == replicas
+    versions = {kind: f"{group}/v1" for group, kind in KINDS if group != "batch.volcano.sh"}
+    version = versions.get(owner.get("kind"), "v1")
+    assert replicas_of({"apiVersion": version, **owner}) == replicas
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +15,22 @@ from console.remote.scaling.departure import COST, WhoLeaves, ahead_of, departur
 from console.remote.scaling.owner import ScaledOwner, scaled_owner
 from console.remote.scaling.pods import ScaledPod, joined, scaled_pod
 from controller.admission.owner import Owner
+from injection.kinds import KINDS
 from rdzv.errors import ConfigError
 from rdzv.records.sizes import Sizes
 
 SIZES = Sizes(1, 4)
-SET = ScaledOwner("StatefulSet", "sts", "/apis/apps/v1/namespaces/n/statefulsets/sts", 3)
-DEPLOYMENT = ScaledOwner("Deployment", "dep", "/d/dep", 3, ordinal=False)
+WORKER = "spec.pytorchReplicaSpecs.Worker.template"
+
+
+def owner(group: str, kind: str, name: str, count: int) -> ScaledOwner:
+    way = KINDS[group, kind].scaled
+    assert way is not None
+    return ScaledOwner(kind, name, f"/p/{name}", count, way)
+
+
+SET = owner("apps", "StatefulSet", "sts", 3)
+DEPLOYMENT = owner("apps", "Deployment", "dep", 3)
 
 
 def pod(name: str, **fields: Any) -> ScaledPod:
@@ -232,16 +243,42 @@ def test_other_owners_are_refused_with_a_command(
 
 
 def test_a_pod_is_read_with_its_member() -> None:
-    seen = JobPod("n", "d-2-x7k4q", "u", node="a", phase="Running", ready=True, maker=("Job", "d"))
+    of_job = Owner("batch/v1", "Job", "d", "spec.template")
+    of_torch = Owner("kubeflow.org/v1", "PyTorchJob", "w", WORKER)
+    seen = JobPod(
+        "n",
+        "d-2-x7k4q",
+        "u",
+        node="a",
+        phase="Running",
+        ready=True,
+        owner=of_job,
+        maker=("Job", "d"),
+    )
     member = {"name": "d-2-x7k4q", "state": "listed", "doing": "training", "step": 7}
-    launcher = ScaledPod("d-launcher", role="launcher")
-    owner = ScaledOwner("MPIJob", "d", "/p", 1, role="worker")
-    (found,) = joined([scaled_pod(seen), launcher, ScaledPod("old", over=True)], owner, [member])
+    launcher = ScaledPod("d-launcher", launcher=True)
+    job = owner("batch", "Job", "d", 1)
+    (found,) = joined([scaled_pod(seen), launcher, ScaledPod("old", over=True)], job, [member])
     assert (found.index, found.node, found.maker) == (2, "a", "d")
     assert found.takes_part
     assert found.described == "training at step 7"
-    named = scaled_pod(JobPod("n", "w-worker-3", "u", maker=("PyTorchJob", "w")))
+    named = scaled_pod(JobPod("n", "w-worker-3", "u", owner=of_torch))
     assert named.index == 3
     assert not named.takes_part
     labelled = {"batch.kubernetes.io/job-completion-index": "4"}
     assert scaled_pod(JobPod("n", "x", "u", labels=labelled)).index == 4
+
+
+def test_a_master_and_a_launcher_are_not_scaled() -> None:
+    torch = owner("kubeflow.org", "PyTorchJob", "w", 3)
+    mpi = owner("kubeflow.org", "MPIJob", "m", 1)
+    worker = Owner("kubeflow.org/v1", "PyTorchJob", "w", WORKER)
+    master = replace(worker, path=WORKER.replace("Worker", "Master"))
+    paths = {"w-master-0": master, "w-worker-0": worker}
+    pods = [scaled_pod(JobPod("n", name, "u", owner=of)) for name, of in paths.items()]
+    assert {one.name: one.fixed for one in joined(pods, torch, [])} == {
+        "w-master-0": True,
+        "w-worker-0": False,
+    }
+    launcher = Owner("kubeflow.org/v1", "MPIJob", "m", "spec.mpiReplicaSpecs.Launcher.template")
+    assert joined([scaled_pod(JobPod("n", "m-launcher", "u", owner=launcher))], mpi, []) == ()

@@ -89,7 +89,7 @@ def withdrawn(
     there = [pod for pod in pods if not pod.deleting]
     if owner.ordinal:
         least = owner.first + count - owner.fixed
-        gone = [pod for pod in there if pod.index >= least and pod.role != "master"]
+        gone = [pod for pod in there if pod.index >= least and not pod.fixed]
     else:
         gone = [pod for pod in there if not pod.takes_part]
     if not gone:

@@ -147,7 +147,7 @@ def _order(pod: ScaledPod, *, spot_first: bool) -> tuple[object, ...]:
 
 def _highest(owner: ScaledOwner, pods: Sequence[ScaledPod], after: int) -> tuple[ScaledPod, ...]:
     least = owner.first + after - owner.fixed
-    taken = (pod for pod in pods if pod.index >= least and pod.role != "master")
+    taken = (pod for pod in pods if pod.index >= least and not pod.fixed)
     return tuple(sorted(taken, key=lambda pod: -pod.index))
 
 

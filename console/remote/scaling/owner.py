@@ -3,21 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from controller.admission.owner import Owner
+from injection.counts import below
+from injection.kinds import Kind, Scaling, kind_of
 from rdzv.errors import ConfigError
-
-_BY_HAND = {
-    "JobSet": "kubectl edit jobset/{name}   # parallelism and completions of its replicatedJobs",
-    "LeaderWorkerSet": "kubectl scale leaderworkersets/{name} --replicas=N   # N groups of pods",
-    "ReplicaSet": "kubectl scale replicasets/{name} --replicas=N",
-    "TrainingJob": "kubectl create -f FILE   # an object ScaleOut or ScaleIn of et-operator",
-    "TrainingRuntime": "kubectl edit trainjob/{name}   # spec.trainer.numNodes",
-}
-"""The command that changes the count of an owner that has no rule here, by its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,38 +18,47 @@ class ScaledOwner:
     """An owner and its count.
 
     ``count``: the pods that it asks for, of those that train; ``fixed`` of them have a template
-    that is not scaled, as a PyTorchJob's Master. ``ordinal``: its pods have indexes, and it drops
-    the highest; ``first`` is the lowest index. ``path``: of the object in the API. ``role``: the
-    template whose pods are counted, by the label ``training.kubeflow.org/replica-type``; empty if
-    it has one template. ``minimum``: the smallest count that it takes. ``uid``: as ``kind``, of the
-    object.
+    that is not scaled, as a PyTorchJob's Master. ``first``: the lowest index of its pods.
+    ``path``: of the object in the API. ``minimum``: the smallest count that it takes. ``uid``: of
+    the object. ``kind`` and ``way``: its kind, and how the count of that is changed.
     """
 
     kind: str
     name: str
     path: str
     count: int
+    way: Scaling
     uid: str = ""
-    ordinal: bool = True
     first: int = 0
     fixed: int = 0
-    role: str = ""
     minimum: int = 0
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
 
+    @property
+    def ordinal(self) -> bool:
+        """Whether its pods have indexes, and it drops the highest."""
+        return self.way.by_index
+
+    @property
+    def template(self) -> str:
+        """The path of the template whose pods are scaled."""
+        return f"{self.way.numbers[0].rpartition('.')[0]}.template"
+
     def change(self, count: int) -> tuple[str, dict[str, Any]]:
         """Return the path and the merge patch by which its pods become ``count``."""
         number = count - self.fixed
-        match self.kind:
-            case "Job":
-                return self.path, {"spec": {"completions": number, "parallelism": number}}
-            case "PyTorchJob":
-                return self.path, {"spec": {"pytorchReplicaSpecs": _workers(number)}}
-            case "MPIJob":
-                return self.path, {"spec": {"mpiReplicaSpecs": _workers(number)}}
-        return f"{self.path}/scale", {"spec": {"replicas": number}}
+        if self.way.by_scale:
+            return f"{self.path}/scale", {"spec": {"replicas": number}}
+        patch: dict[str, Any] = {}
+        for path in self.way.numbers:
+            *words, last = path.split(".")
+            there = patch
+            for word in words:
+                there = there.setdefault(word, {})
+            there[last] = number
+        return self.path, patch
 
 
 def scaled_owner(owner: Owner | None, path: str | None, read: Mapping[str, Any]) -> ScaledOwner:
@@ -69,64 +71,57 @@ def scaled_owner(owner: Owner | None, path: str | None, read: Mapping[str, Any])
             "its pods have no controller, which could make or end others: kubectl delete pod NAME"
             " ends one, after a save"
         )
-    spec = read.get("spec") or {}
-    uid = str((read.get("metadata") or {}).get("uid", ""))
-    made = ScaledOwner(owner.kind, owner.name, path or "", 0, uid)
-    match owner.group, owner.kind:
-        case "apps", "Deployment" if path:
-            return replace(made, count=_count(spec, "replicas"), ordinal=False)
-        case "apps", "StatefulSet" if path:
-            first = _count(spec.get("ordinals") or {}, "start", 0)
-            return replace(made, count=_count(spec, "replicas"), first=first)
-        case "batch", "Job" if path:
-            return replace(made, count=_of_job(owner, spec), minimum=1)
-        case "kubeflow.org", "PyTorchJob" if path:
-            parts = spec.get("pytorchReplicaSpecs") or {}
-            fixed = sum(_count(part, "replicas") for key, part in parts.items() if key != "Worker")
-            count = _of_workers(owner, parts) + fixed
-            return replace(made, count=count, fixed=fixed, role="worker", minimum=fixed)
-        case "kubeflow.org", "MPIJob" if path:
-            return replace(
-                made, count=_of_workers(owner, spec.get("mpiReplicaSpecs") or {}), role="worker"
-            )
-    raise ConfigError(_advice(owner))
+    kind = kind_of(owner.api_version, owner.kind) or Kind(())
+    if path is None or kind.scaled is None:
+        command = kind.by_hand or f"kubectl edit {owner.kind.lower()}/{{name}}"
+        raise ConfigError(
+            f"muster does not change the count of a {owner.kind}: use"
+            f" {command.format(name=owner.name)}; muster drain POD before saves first"
+        )
+    numbers = [_number(owner, read, one) for one in kind.scaled.numbers]
+    _check(owner, read, numbers)
+    parts = [] if kind.counts is None else list(kind.counts(read))
+    fixed = max(0, sum(part.pods for part in parts) - numbers[0])
+    return ScaledOwner(
+        owner.kind,
+        owner.name,
+        path,
+        numbers[0] + fixed,
+        kind.scaled,
+        str((read.get("metadata") or {}).get("uid", "")),
+        _at(read, kind.scaled.first, 0) if kind.scaled.first else 0,
+        fixed,
+        max(kind.scaled.least, fixed),
+    )
 
 
-def _of_job(owner: Owner, spec: Mapping[str, Any]) -> int:
-    completions, parallelism = spec.get("completions"), _count(spec, "parallelism")
-    if spec.get("completionMode") != "Indexed":
+def _check(owner: Owner, read: Mapping[str, Any], numbers: Sequence[int]) -> None:
+    """Refuse an object whose numbers of pods cannot be changed together, a Job's."""
+    if len(numbers) < 2:
+        return
+    if below(read, "spec").get("completionMode") != "Indexed":
         raise ConfigError(
             f"Job {owner.name} is not Indexed, and chooses itself which pods go: kubectl patch job"
             f' {owner.name} --type=merge -p \'{{"spec":{{"parallelism":N}}}}\' changes its count'
         )
-    if completions != parallelism:
+    if len(set(numbers)) > 1:
+        parallelism, completions = numbers
         raise ConfigError(
             f"Job {owner.name} has {completions} completions and a parallelism of {parallelism}:"
             " both are scaled together, and Kubernetes takes that only if they are equal"
         )
-    return parallelism
 
 
-def _of_workers(owner: Owner, parts: Mapping[str, Any]) -> int:
-    if "Worker" not in parts:
-        raise ConfigError(f"{owner.kind} {owner.name} has no Worker, which could be scaled")
-    return _count(parts["Worker"] or {}, "replicas")
+def _number(owner: Owner, read: Mapping[str, Any], path: str) -> int:
+    holder = path.split(".")[-2]
+    if holder != "spec" and not isinstance(_at(read, path.rpartition(".")[0]), Mapping):
+        raise ConfigError(f"{owner.kind} {owner.name} has no {holder}, which could be scaled")
+    number = _at(read, path)
+    return number if type(number) is int else 1
 
 
-def _advice(owner: Owner) -> str:
-    command = _BY_HAND.get(owner.kind, f"kubectl edit {owner.kind.lower()}/{{name}}")
-    if owner.group == "batch.volcano.sh":
-        command = "kubectl edit jobs.batch.volcano.sh/{name}   # minAvailable, replicas of a task"
-    return (
-        f"muster does not change the count of a {owner.kind}: use"
-        f" {command.format(name=owner.name)}; muster drain POD before saves first"
-    )
-
-
-def _workers(replicas: int) -> dict[str, Any]:
-    return {"Worker": {"replicas": replicas}}
-
-
-def _count(found: Mapping[str, Any], key: str, otherwise: int = 1) -> int:
-    number = found.get(key)
-    return number if type(number) is int else otherwise
+def _at(found: Any, path: str, otherwise: Any = None) -> Any:
+    """Return the value at a path; ``otherwise`` if there is none."""
+    for word in path.split("."):
+        found = found.get(word) if isinstance(found, Mapping) else None
+    return otherwise if found is None else found

@@ -3,34 +3,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from console.remote.pods import JobPod
 from console.remote.scaling.owner import ScaledOwner
+from injection.kinds import KINDS, Kind, kind_of
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 """Annotation of a pod: a ReplicaSet takes the pods with the lowest number first."""
-
-_ROLE = "training.kubeflow.org/replica-type"
-_JOB_ROLE = "training.kubeflow.org/job-role"
-_INDEXES = (
-    "batch.kubernetes.io/job-completion-index",
-    "training.kubeflow.org/replica-index",
-    "apps.kubernetes.io/pod-index",
-)
-"""Labels with a pod's index."""
-
-_LAST = re.compile(r"-(\d+)\Z", re.ASCII)
-_NAMES = {
-    "StatefulSet": _LAST,
-    "PyTorchJob": _LAST,
-    "MPIJob": _LAST,
-    "Job": re.compile(r"-(\d+)-[a-z0-9]{5}\Z", re.ASCII),
-}
-"""The index in the names that a maker gives, for pods without such a label."""
 
 TRAINS = frozenset({"training", "finishing"})
 """Activities of a member that has a place in a world."""
@@ -43,8 +25,9 @@ TAKES_PART = frozenset({"listed", "standby"})
 class ScaledPod:
     """One pod of a job.
 
-    ``index``: -1 without one. ``node``: empty before it is placed. ``role``: as its operator labels
-    it. ``maker``: the object that made it. ``pending``: no container of it has started; ``why``.
+    ``index``: -1 without one. ``node``: empty before it is placed. ``template``: the path of its
+    own in its owner; ``launcher``: that of a launcher; ``fixed``: one whose pods are not scaled.
+    ``maker``: the object that made it. ``pending``: no container of it has started; ``why``.
     ``over``: all of its containers have ended. ``created_s``: Unix time, 0.0 if unknown. ``cost``:
     its deletion cost, if a scale-in gives it one. ``state`` and ``doing``: those of its member in
     the store, empty without one. ``step``: the last one that it has reported.
@@ -54,7 +37,9 @@ class ScaledPod:
     uid: str = ""
     index: int = -1
     node: str = ""
-    role: str = ""
+    template: str = ""
+    launcher: bool = False
+    fixed: bool = False
     maker: str = ""
     pending: bool = False
     why: str = ""
@@ -91,14 +76,16 @@ class ScaledPod:
 
 def scaled_pod(pod: JobPod) -> ScaledPod:
     """Reduce a pod to what scaling needs."""
-    labels, (kind, maker) = pod.labels, pod.maker or ("", "")
+    owner, template = pod.owner, pod.owner.path if pod.owner else ""
+    kind = (kind_of(owner.api_version, owner.kind) if owner else None) or Kind(())
     return ScaledPod(
         name=pod.name,
         uid=pod.uid,
-        index=_index(labels, pod.name, kind),
+        index=_index(pod.labels, pod.name, kind),
         node=pod.node,
-        role=labels.get(_ROLE) or labels.get(_JOB_ROLE) or "",
-        maker=maker,
+        template=template,
+        launcher=bool(template) and template == kind.launcher,
+        maker=pod.maker[1] if pod.maker else "",
         pending=pod.phase == "Pending",
         why=pod.why_pending,
         ready=pod.ready,
@@ -119,13 +106,14 @@ def joined(
     by_name = {str(one.get("name")): one for one in members}
     found = []
     for pod in pods:
-        if pod.over or (owner.role and pod.role and pod.role not in ("worker", "master")):
+        if pod.over or pod.launcher:
             continue
         member = by_name.get(pod.name, {})
         step = member.get("step")
         found.append(
             replace(
                 pod,
+                fixed=pod.template not in ("", owner.template),
                 state=str(member.get("state") or ""),
                 doing=str(member.get("doing") or ""),
                 step=step if type(step) is int else None,
@@ -134,9 +122,12 @@ def joined(
     return tuple(sorted(found, key=lambda pod: (pod.index, pod.created_s, pod.name)))
 
 
-def _index(labels: Mapping[str, str], name: str, maker: str) -> int:
-    told = next((labels[key] for key in _INDEXES if key in labels), "")
-    pattern = _NAMES.get(maker)
-    if not told and pattern is not None and (found := pattern.search(name)):
-        told = found[1]
-    return int(told) if told.isdecimal() else -1
+def _index(labels: Mapping[str, str], name: str, kind: Kind) -> int:
+    """Return the index by a label, whichever object made the pod, or by its name."""
+    of_label = (row.index_label for row in KINDS.values() if row.index_label in labels)
+    label = next(of_label, None)
+    number = labels[label] if label else ""
+    pattern = kind.scaled.index if kind.scaled is not None else None
+    if not number and pattern is not None and (found := pattern.search(name)):
+        number = found[1]
+    return int(number) if number.isdecimal() else -1
