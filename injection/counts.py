@@ -9,14 +9,14 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class PodTemplate:
+class TemplateCount:
     """One pod template of an object, and the number of pods created from it."""
 
     template: Mapping[str, Any]
     pods: int
 
 
-Count = Callable[[Mapping[str, Any]], Iterator[PodTemplate]]
+Count = Callable[[Mapping[str, Any]], Iterator[TemplateCount]]
 """Returns the parts whose pods train, of an object."""
 
 
@@ -26,29 +26,29 @@ def of_replicas(path: str, *, needs_number: bool = False) -> Count:
     ``needs_number``: the API server fills the number in, so an object without it is not whole.
     """
 
-    def counted(owner: Mapping[str, Any]) -> Iterator[PodTemplate]:
+    def counted(owner: Mapping[str, Any]) -> Iterator[TemplateCount]:
         for replica in _at(owner, path.split(".")):
             if "replicas" in replica or not needs_number:
-                yield PodTemplate(below(replica, "template"), count(replica, "replicas"))
+                yield TemplateCount(below(replica, "template"), count(replica, "replicas"))
 
     return counted
 
 
-def of_job(owner: Mapping[str, Any]) -> Iterator[PodTemplate]:
+def of_job(owner: Mapping[str, Any]) -> Iterator[TemplateCount]:
     """Yield the part of a batch Job; no more pods run at a time than have to complete."""
     spec = below(owner, "spec")
     if "parallelism" in spec:
         yield _of_job(spec)
 
 
-def of_jobs(owner: Mapping[str, Any]) -> Iterator[PodTemplate]:
+def of_jobs(owner: Mapping[str, Any]) -> Iterator[TemplateCount]:
     """Yield the parts of an object with ``replicatedJobs``."""
     for job in below(owner, "spec").get("replicatedJobs") or []:
         part = _of_job(below(below(job, "template"), "spec"))
-        yield PodTemplate(part.template, part.pods * count(job, "replicas"))
+        yield TemplateCount(part.template, part.pods * count(job, "replicas"))
 
 
-def of_groups(owner: Mapping[str, Any]) -> Iterator[PodTemplate]:
+def of_groups(owner: Mapping[str, Any]) -> Iterator[TemplateCount]:
     """Yield the parts of groups of pods; a leader without a template of its own is a worker."""
     spec = below(owner, "spec")
     groups, group = count(spec, "replicas"), below(spec, "leaderWorkerTemplate")
@@ -56,9 +56,9 @@ def of_groups(owner: Mapping[str, Any]) -> Iterator[PodTemplate]:
         return
     size, leader = count(group, "size"), group.get("leaderTemplate")
     if leader is not None:
-        yield PodTemplate(below(group, "leaderTemplate"), groups)
+        yield TemplateCount(below(group, "leaderTemplate"), groups)
         size -= 1
-    yield PodTemplate(below(group, "workerTemplate"), groups * size)
+    yield TemplateCount(below(group, "workerTemplate"), groups * size)
 
 
 def below(found: Any, key: str) -> Mapping[str, Any]:
@@ -73,9 +73,9 @@ def count(found: Any, key: str, otherwise: int = 1) -> int:
     return number if type(number) is int else otherwise
 
 
-def _of_job(spec: Mapping[str, Any]) -> PodTemplate:
+def _of_job(spec: Mapping[str, Any]) -> TemplateCount:
     pods = count(spec, "parallelism")
-    return PodTemplate(below(spec, "template"), min(pods, count(spec, "completions", pods)))
+    return TemplateCount(below(spec, "template"), min(pods, count(spec, "completions", pods)))
 
 
 def _at(found: Any, words: list[str]) -> Iterator[Mapping[str, Any]]:

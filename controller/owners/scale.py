@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from injection.annotations import ANNOTATION
-from injection.counts import PodTemplate, below
+from injection.counts import TemplateCount, below
 from injection.kinds import kind_of
 from injection.settings import ASKS
 from rdzv.records.history import HistoryEntry
@@ -42,13 +42,13 @@ def replicas_of(owner: Mapping[str, Any]) -> int | None:
     return sum(part.pods for part in ours) if ours else None
 
 
-def _asks(part: PodTemplate) -> bool:
+def _asks(part: TemplateCount) -> bool:
     """Return whether a part's pods ask for a sidecar, or have one from ``muster inject``."""
     annotations = below(below(part.template, "metadata"), "annotations")
     return _label(part) == "true" or ANNOTATION in annotations
 
 
-def _label(part: PodTemplate) -> Any:
+def _label(part: TemplateCount) -> Any:
     return below(below(part.template, "metadata"), "labels").get(ASKS)
 
 

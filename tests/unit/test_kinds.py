@@ -26,6 +26,7 @@ from tests.support.injection.injecting import FLAGS, environ, loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "fleet.example.org/v1"
+CREW = "fleet.example.org/crew"
 FLEET = Kind(
     ("spec.crews.*.template",),
     plural="fleets",
@@ -55,7 +56,7 @@ def fleet() -> dict[str, Any]:
 
 def pod() -> dict[str, Any]:
     owner = {"apiVersion": VERSION, "kind": "Fleet", "name": "f", "uid": "u", "controller": True}
-    labels = {"fleet.example.org/crew": "rowers"}
+    labels = {CREW: "rowers"}
     return {
         "metadata": {"name": "f-rowers-0", "labels": labels, "ownerReferences": [owner]},
         "spec": template()["spec"],
