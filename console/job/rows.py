@@ -16,11 +16,13 @@ from console.job.output import Grid, Toned
 from console.job.pods import LEVELS
 from rdzv.counting import counted, duration
 
-Told = Mapping[str, Any]
+StatusObject = Mapping[str, Any]
 """One object of ``muster status --json``. Those of older sidecars have fewer fields."""
 
 UNKNOWN = "unknown"
 """The phase of a job whose sidecars do not answer."""
+
+UNREADABLE = "what its sidecar says cannot be read"
 
 WHY = "WHY"
 
@@ -117,7 +119,7 @@ class JobLine:
     saved_s: float | None = None
     age_s: float | None = None
     since_unix_s: float | None = None
-    last_save: Told | None = None
+    last_save: StatusObject | None = None
     pending: int = 0
     pods: tuple[PodLine, ...] = field(default=())
 
@@ -202,13 +204,13 @@ def pod_grid(pods: Sequence[PodLine], *, wide: bool) -> Grid:
 def job_line(
     namespace: str,
     name: str,
-    told: Told | None,
+    told: StatusObject | None,
     pods: Sequence[PodFacts],
     now_unix_s: float,
     *,
     trouble: str = "",
 ) -> JobLine:
-    """Return the row of a job: ``told`` is None if no sidecar said anything, for ``trouble``.
+    """Return the row of a job. ``trouble``: why ``told`` is None, or is the newest no more.
 
     What a sidecar says is no more to be trusted than its pod: it must not end a table of all jobs.
     """
@@ -218,15 +220,14 @@ def job_line(
         for pod in line.pods:
             pod.cells(wide=True)
     except (ArithmeticError, AttributeError, TypeError, ValueError):
-        trouble = "what its sidecar says cannot be read"
-        return _line_of(namespace, name, None, pods, now_unix_s, trouble)
+        return _line_of(namespace, name, None, pods, now_unix_s, UNREADABLE)
     return line
 
 
 def _line_of(
     namespace: str,
     name: str,
-    told: Told | None,
+    told: StatusObject | None,
     pods: Sequence[PodFacts],
     now_unix_s: float,
     trouble: str,
@@ -252,13 +253,17 @@ def _line_of(
     saved = told.get("last_save") or {}
     now = told.get("at_unix_s") or now_unix_s
     saved_at = saved.get("step_of_all_ranks_at_unix_s") or saved.get("at_unix_s")
-    whys = ["" if level == "ok" else str(found.get("why") or ""), _why_pending(pending, len(pods))]
+    whys = [
+        "" if level == "ok" else str(found.get("why") or ""),
+        _why_pending(pending, len(pods)),
+        trouble and f"not up to date: {trouble}",
+    ]
     listed = [one for one in told.get("members") or [] if one.get("state") == "listed"]
     return JobLine(
         namespace=namespace,
         name=str(told.get("job") or name),
         phase=state,
-        level=level,
+        level="warning" if trouble and level == "ok" else level,
         why="; ".join(filter(None, whys)),
         do=str(found.get("do") or ""),
         nodes=len(listed),
@@ -277,7 +282,9 @@ def _line_of(
     )
 
 
-def pod_lines(told: Told | None, pods: Sequence[PodFacts], now_unix_s: float) -> list[PodLine]:
+def pod_lines(
+    told: StatusObject | None, pods: Sequence[PodFacts], now_unix_s: float
+) -> list[PodLine]:
     """Return a row for each pod: by rank, then those without a rank, then those that do not run."""
     facts = {one.name: one for one in pods}
     members = [] if told is None else list(told.get("members") or [])
@@ -289,7 +296,7 @@ def pod_lines(told: Told | None, pods: Sequence[PodFacts], now_unix_s: float) ->
     return [*lines, *others]
 
 
-def _member(one: Told, fact: PodFacts | None, now_unix_s: float, told_at: float) -> PodLine:
+def _member(one: StatusObject, fact: PodFacts | None, now_unix_s: float, told_at: float) -> PodLine:
     doing = str(one.get("doing") or one.get("state") or UNKNOWN)
     age_s = None
     if fact is not None and fact.created_unix_s:
@@ -314,7 +321,7 @@ def _member(one: Told, fact: PodFacts | None, now_unix_s: float, told_at: float)
     )
 
 
-def _pod(fact: PodFacts, now_unix_s: float, told: Told | None) -> PodLine:
+def _pod(fact: PodFacts, now_unix_s: float, told: StatusObject | None) -> PodLine:
     """Return the row of a pod that is no member: in Kubernetes' words."""
     level: Level | None = {"Pending": "warning", "Failed": "fault"}.get(fact.phase)  # type: ignore[assignment]
     missing = told is not None and fact.phase == "Running" and fact.runs

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
+from console.remote.followed import FollowedCommand, last_object, object_in
 from console.remote.pods import JobPod
 from console.remote.sidecar import ask
 from controller.cluster.api import ClusterApi
@@ -18,16 +16,15 @@ from rdzv.records.history import HistoryEntry
 ANSWER_S = 30.0
 """Timeout of a question: a Python starts in a container whose processor may be throttled."""
 
-AGAIN_S = 2.0
-"""Pause before another sidecar is asked to follow the history."""
-
 
 def entries_in(text: str) -> list[HistoryEntry]:
     """Read the lines of ``muster history --json``; what another version writes is left out."""
     found = []
     for line in text.splitlines():
+        said = object_in(line)
+        if said is None:
+            continue
         try:
-            said = json.loads(line)
             found.append(
                 HistoryEntry(
                     said["what"],
@@ -38,7 +35,7 @@ def entries_in(text: str) -> list[HistoryEntry]:
                     int(said["revision"]),
                 )
             )
-        except (ValueError, KeyError, TypeError):
+        except (ArithmeticError, ValueError, KeyError, TypeError):
             continue
     return found
 
@@ -53,13 +50,13 @@ class Seats:
 
 def seats_in(text: str) -> Seats:
     """Read them from ``muster status --json``."""
+    said = last_object(text) or {}
     try:
-        said = json.loads(text)
         return Seats(
             {str(one["name"]): int(one["slots"]) for one in said["members"]},
             {int(one["round"]): tuple(map(str, one["nodes"])) for one in said["runs"]},
         )
-    except (ValueError, KeyError, TypeError):
+    except (ArithmeticError, ValueError, KeyError, TypeError):
         return Seats()
 
 
@@ -81,21 +78,15 @@ async def follow_history(
     api: ClusterApi,
     present: Callable[[], Sequence[JobPod]],
     took_in: Callable[[Sequence[HistoryEntry]], None],
+    fail: Callable[[str], None],
 ) -> None:
     """Pass on the history and what is added to it, until cancelled; an entry may come again.
 
-    ``present``: the pods that may be asked. Raises ``ClusterRefused`` if none may be.
+    ``present``: the pods that may be asked; ``fail`` gets why none says anything.
     """
-    while True:
-        rest = ""
+    argv = ("history", "--json", "--watch")
 
-        def wrote(is_stderr: bool, text: str) -> None:
-            nonlocal rest
-            if not is_stderr:
-                *lines, rest = (rest + text).split("\n")
-                took_in(entries_in("\n".join(lines)))
+    def took_line(line: str) -> None:
+        took_in(entries_in(line))
 
-        argv = ["history", "--json", "--watch"]
-        with suppress(ClusterUnavailable):  # its pod is gone, or its store is away
-            await ask(api, present(), argv, timeout_s=None, wrote=wrote)
-        await asyncio.sleep(AGAIN_S)
+    await FollowedCommand("muster logs", argv, present, took_line, fail).run(api)

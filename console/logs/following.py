@@ -21,6 +21,7 @@ from console.logs.reading import Reader
 from console.remote.passing import no_job
 from console.remote.pods import JobPod
 from console.remote.refusals import with_right
+from console.remote.sidecar import able
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
@@ -135,10 +136,11 @@ class JobLogs:
                     self._seating.cancel()
                 self._seating = tasks.create_task(self._seat(pods), name="slots")
 
-        try:
-            await follow_history(self.api, lambda: _pods_in(pods), take_in)
-        except ClusterRefused as error:
-            self.note(f"worlds that come are not known: {error}")
+        def fail(why: str) -> None:
+            if able(_pods_in(pods)):  # without any, the job starts or ends
+                self.note(f"worlds that come are not known: {why}")
+
+        await follow_history(self.api, lambda: _pods_in(pods), take_in, fail)
 
     async def _seat(self, pods: Collection[LoggedPod]) -> None:
         """Ask for the slots of a new world's members: now, and once its workers have started."""

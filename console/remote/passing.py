@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from time import time
 from typing import Any
 
@@ -27,6 +28,7 @@ from console.job.drain import ASKED_BY, requester
 from console.job.job_table import JobTable
 from console.job.output import print_grids
 from console.job.rows import job_line, pod_grid, pod_lines
+from console.remote.followed import AGAIN_S, Lines, last_object
 from console.remote.pods import JobPod, jobs_in, pod_named, pods_of
 from console.remote.reach import cluster
 from console.remote.refusals import with_right
@@ -35,7 +37,7 @@ from console.style import TERMINAL, is_styled
 from console.whereabouts import ClusterOptions
 from console.wrapping import columns_of
 from controller.cluster.api import ClusterApi
-from controller.cluster.executed import Ran
+from controller.cluster.executed import KEPT_MOST, Ran
 from launcher_shim.exit_status import (
     EXIT_BROKEN_PIPE,
     EXIT_DONE,
@@ -48,10 +50,8 @@ from rdzv.errors import ClusterUnavailable, ConfigError, JobNotFound
 ANSWER_S = 120.0
 """Timeout of a command that follows nothing."""
 
-AGAIN_S = 1.0
-SILENCE_S = 120.0
-"""If the pod that gives a view goes, another one is asked at the first interval, until the second
-is over without an answer."""
+GIVE_UP_S = 120.0
+"""If the pod that gives a view goes, others are asked for so long."""
 
 VIEWS = frozenset({"status", "hosts", "history", "doctor"})
 """Commands that write nothing: they may be run again in another pod."""
@@ -61,6 +61,9 @@ HERE = frozenset({*STORE_SETTINGS, "kubeconfig", "context", "namespace", "job", 
 
 UNKNOWN_WORDS = ("No such option", "there is no command", "No such command", "unexpected extra")
 """Words of click and Muster about an option or a command that a version does not have."""
+
+PRINTED_MOST = 10_000
+"""The lines of a history to know again: more than a store keeps of one job."""
 
 TAIL = 4096
 """Length of the end of stderr that is kept, to see why a command failed, in characters."""
@@ -221,8 +224,10 @@ class _Output:
     err: str = ""
     out: str = ""
     began: bool = False
-    _printed: set[str] = field(default_factory=set)
-    _rest: str = ""
+    _printed: dict[bytes, None] = field(default_factory=dict)
+    """Digests of the lines that were printed last."""
+    lines: Lines = field(default_factory=Lines)
+    """Those of one pod."""
     _held: dict[bool, str] = field(default_factory=dict)
     """The begin of a sequence whose end has not come yet, for stderr or not."""
 
@@ -234,17 +239,21 @@ class _Output:
             self._print(sys.stderr, text)
         elif self.whole:
             self.out += text
+            if len(self.out) > KEPT_MOST:
+                raise ValueError(f"it wrote more than {KEPT_MOST >> 20} MiB")
         elif self.history:
             self._take_lines(text)
         else:
             self._print(sys.stdout, text)
 
     def _take_lines(self, text: str) -> None:
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            if line not in self._printed:
-                self._printed.add(line)
+        for line in self.lines.take(text):
+            digest = blake2b(line.encode("utf-8", "replace"), digest_size=16).digest()
+            if digest not in self._printed:
                 self._print(sys.stdout, f"{line}\n")
+            self._printed[digest] = None
+            if len(self._printed) > PRINTED_MOST:
+                del self._printed[next(iter(self._printed))]
 
     def _print(self, stream: Any, text: str) -> None:
         held = self._held.get(stream is sys.stderr, "") + text
@@ -277,7 +286,7 @@ class _Passing:
             except ReaderGone:
                 return EXIT_BROKEN_PIPE
             except ClusterUnavailable:
-                if not (self.passed.follows and views and output.began) or silent_s >= SILENCE_S:
+                if not (self.passed.follows and views and output.began) or silent_s >= GIVE_UP_S:
                     raise
                 silent_s += AGAIN_S
                 await asyncio.sleep(AGAIN_S)
@@ -297,6 +306,7 @@ class _Passing:
         """Run it in the first pod that answers; raises ``ClusterUnavailable`` if none does."""
         failures = []
         for pod in able(pods, last=self.passed.member):
+            output.lines = Lines()
             try:
                 return pod, await ask_one(
                     self.api,
@@ -347,11 +357,7 @@ class _Passing:
 
 
 def _status_in(text: str, pod: JobPod) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
+    if (found := last_object(text)) is None:
         raise ClusterUnavailable(f"what the sidecar of pod {pod.name} says is no status")
     return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agent.verdict.states import Level
 from console.job.output import Grid, Toned
-from console.job.rows import JobLine, PodFacts, PodLine, Told, job_line
+from console.job.rows import JobLine, PodFacts, PodLine, StatusObject, job_line
 from rdzv.counting import duration
 
 EVENTS_SHOWN = 5
@@ -24,12 +24,12 @@ _LEVELS: dict[str, Level] = {"failed": "fault", "lost": "fault", "quarantine": "
 class TopScene:
     """The state of a job at one moment, as its sidecar or its store and its pods have it.
 
-    ``trouble``: why nothing is told.
+    ``trouble``: why nothing is told, or nothing new.
     """
 
     namespace: str
     job: str
-    told: Told | None
+    told: StatusObject | None
     pods: Sequence[PodFacts] = ()
     trouble: str = ""
 
@@ -104,7 +104,7 @@ def _pods(pods: Sequence[PodLine], chosen: str | None) -> Grid:
     return Grid("", ("POD", "STATE", "RANKS", "STEP", "NODE", "AGE", "WHY"), tuple(rows))
 
 
-def _event(one: Told, now_unix_s: float) -> tuple[str, ...]:
+def _event(one: StatusObject, now_unix_s: float) -> tuple[str, ...]:
     ago_s = max(0.0, now_unix_s - float(one.get("at_unix_s") or now_unix_s))
     what = str(one.get("what") or "")
     who, why = str(one.get("member") or ""), str(one.get("why") or "")

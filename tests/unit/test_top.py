@@ -8,7 +8,6 @@ import pytest
 from console.job.output import rendered
 from console.job.rows import PodFacts
 from console.job.status_json import status_json
-from console.top.in_cluster import News
 from console.top.keys import Verb, meaning_of, moved, verb_of
 from console.top.screen import TopScene, top_grids
 from rdzv.records.commit import LastCommit
@@ -79,15 +78,3 @@ def test_keys() -> None:
     assert moved(["a", "b"], "b", 1) == "b"
     assert moved(["a", "b"], "gone", -1) == "a"
     assert moved([], "a", 1) is None
-
-
-def test_news_are_whole_lines_of_json() -> None:
-    news = News()
-    news.take(False, '{"job": ')
-    assert not news.told
-    news.take(False, '"digits"}\nmuster: a remark\n{"job"')
-    assert news.told == {"job": "digits"}
-    news.fail("its pod went")
-    news.take(False, '{"job": "again"}\n')
-    assert news.told == {"job": "again"}
-    assert news.trouble == ""

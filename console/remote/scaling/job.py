@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import time
 from typing import Any
 
+from console.job.rows import UNREADABLE
+from console.remote.followed import last_object
 from console.remote.pods import JobPod, pods_of
 from console.remote.scaling.claim import OperationClaim, claim_of, refusal, release_patch
 from console.remote.scaling.departure import COST
@@ -81,10 +82,11 @@ class ScaledJob:
         try:
             ran = await self.told("status", "--json", seen=seen)
             if ran.status == EXIT_DONE:
-                status = json.loads(ran.out)
+                status = last_object(ran.out) or {}
+                silent = "" if status else UNREADABLE
             else:
                 silent = last_line(ran)
-        except (ClusterUnavailable, ValueError) as error:
+        except ClusterUnavailable as error:
             silent = str(error)
         sizes = _sizes(status)
         pods = joined(map(scaled_pod, seen), owner, status.get("members") or [])

@@ -13,12 +13,14 @@ from agent.config.parsers import count as count_of
 from agent.config.parsers import duration_s
 from console.help import Command
 from console.job.drain import STATUS as OUTCOMES
+from console.remote.followed import Lines
 from console.remote.reach import ClusterOptions, cluster, through_the_api_server
 from console.remote.scaling.departure import COST, ScaleInPlan, WhoLeaves, ahead_of, departure
 from console.remote.scaling.job import InUse, ScaledJob, Scene
 from console.remote.scaling.options import POLL_S, TIMEOUT, new_claim, note, read, say
 from console.remote.scaling.pods import ScaledPod
 from console.remote.scaling.scaleout import restored
+from controller.cluster.executed import Wrote
 from launcher_shim.exit_status import EXIT_DONE
 from rdzv.counting import counted, duration
 from rdzv.errors import ClusterError, ClusterUnavailable, ConfigError
@@ -177,7 +179,7 @@ class _ScaleIn:
         self._drained = list(self._found.drains)
         statuses = await asyncio.gather(
             *(
-                self._job.drained(pod, f"scale-in by {by}", deadline_s, _Lines(pod.name).wrote)
+                self._job.drained(pod, f"scale-in by {by}", deadline_s, _printer(pod.name))
                 for pod in self._drained
             )
         )
@@ -261,15 +263,12 @@ class _Stopped(Exception):
     """The reason why a scale-in ends before the count is changed."""
 
 
-class _Lines:
-    """The output of a drain, line by line, with the name of its pod."""
+def _printer(pod: str) -> Wrote:
+    """Return what prints the output of a drain, line by line, with the name of its pod."""
+    of_stream = {False: Lines(), True: Lines()}
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._rest = ""
+    def wrote(is_stderr: bool, text: str) -> None:
+        for line in of_stream[is_stderr].take(text):
+            say(f"{pod}  {line}")
 
-    def wrote(self, is_stderr: bool, text: str) -> None:
-        """Print the lines that ``text`` completes."""
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            say(f"{self._name}  {line}")
+    return wrote
