@@ -61,6 +61,8 @@ class FailureReporter:
         self._terms = terms
         self._clock = clock
         self._formed_s = clock()
+        self._lease_id: int | None = None
+        """The lease by which the others knew this pod in its world."""
         self._seen: frozenset[tuple[int, float]] = frozenset()
 
     async def run(self) -> None:
@@ -72,7 +74,7 @@ class FailureReporter:
             if own is not None and own.live and self._endpoint.trains_in(own):
                 if world is None or _place(own) != _place(world):
                     self._formed_s = self._clock()
-                world = own
+                world, self._lease_id = own, self._registrar.lease_id
             now = await self._endpoint.live_rounds_changed(now)
             if world is not None and self._has_left(world, now.own):
                 if not world.finishing:
@@ -149,6 +151,8 @@ class FailureReporter:
         if not same:  # all have left it; or the others have, while this pod was cut off
             alone = now.counts is None or {*now.counts.members, *now.counts.asking} <= {me.member}
             return True if alone and world.members == (me.member,) else None
+        if not self._registrar.registered.is_set() or self._registrar.lease_id != self._lease_id:
+            return None  # the others have lost this pod, whatever its workers did
         (later, *_) = same
         if later.ends or later.closed:
             return later.ends.startswith(LOST) and me.member in later.ends[len(LOST) :].split(", ")

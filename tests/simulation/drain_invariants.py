@@ -179,7 +179,10 @@ class DrainInvariants:
             return
         if rank.round not in self._rounds.frozen:
             return
-        unsaved = rank.world.trained.get(pod.name, 0) - rank.world.start
+        last, start = before.last_commit, rank.world.start
+        if last is not None and (last.run, last.round) == rank.round:
+            start = max(start, last.step)
+        unsaved = rank.world.trained.get(pod.name, 0) - start
         if unsaved > 0 and self._rounds.trains_whole(before, rank.round):
             self._break(f"I7: {pod.name} may go without a save, {unsaved} steps after the last one")
 

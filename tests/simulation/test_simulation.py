@@ -142,6 +142,15 @@ def test_i7_a_cancel_may_cross_the_grant_by_which_a_pod_goes(plot: str, seed: in
     _run(plot, seed, 1)
 
 
+def test_a_pod_that_was_cut_off_is_not_accused_of_the_end_of_its_world() -> None:
+    # It is away for longer than its lease, and the others form a world without it.
+    _run("refusals-and-cuts", 21566, 1)
+
+
+def test_i7_a_pod_whose_world_has_saved_all_its_steps_goes_without_another_save() -> None:
+    _run("cordons", 21679, 1)
+
+
 @pytest.mark.parametrize("seed", [84, 282])
 def test_i7_whoever_was_let_go_and_taken_back_is_let_go_anew(seed: int) -> None:
     _run("cordons", seed, 1)
