@@ -58,7 +58,7 @@ class Reader:
     busy: set[tuple[str, str]] = field(default_factory=set)
     """The containers whose lines may not have all been read."""
     cut: dict[str, str] = field(default_factory=dict)
-    """The reasons for missing lines of the past, by pod."""
+    """The reason for each pod whose past is not whole."""
 
     async def past(self, container: LoggedContainer) -> AsyncIterator[Line]:
         """Yield the lines up to now: of the container before its last restart, then its own."""
