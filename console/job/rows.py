@@ -14,6 +14,7 @@ from typing import Any
 from agent.verdict.states import STATES, Level
 from console.job.output import Grid, Toned
 from console.job.pods import LEVELS
+from injection.job_label import job_label
 from rdzv.counting import counted, duration
 
 StatusObject = Mapping[str, Any]
@@ -261,7 +262,7 @@ def _line_of(
     listed = [one for one in told.get("members") or [] if one.get("state") == "listed"]
     return JobLine(
         namespace=namespace,
-        name=str(told.get("job") or name),
+        name=_named(told, name),
         phase=state,
         level="warning" if trouble and level == "ok" else level,
         why="; ".join(filter(None, whys)),
@@ -280,6 +281,15 @@ def _line_of(
         pending=len(pending),
         pods=lines,
     )
+
+
+def _named(told: StatusObject, name: str) -> str:
+    """Return the job's whole name if a sidecar says it; ``name`` may be a label, which is short.
+
+    A sidecar may not take another job's name.
+    """
+    whole = str(told.get("job") or name)
+    return whole if job_label(whole) == job_label(name) else name
 
 
 def pod_lines(

@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 from urllib.parse import quote
 
 from console.job.rows import PodFacts
@@ -35,6 +36,9 @@ Of a number that is too long to be one, Python would make no integer, and no flo
 NAMES = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """Objects without their spec and status."""
 
+STARTS = (None, "PodInitializing", "ContainerCreating")
+"""The kubelet's words for a container that waits without trouble."""
+
 SPOT = (
     "karpenter.sh/capacity-type=spot",
     "eks.amazonaws.com/capacityType=SPOT",
@@ -50,12 +54,12 @@ class JobPod:
     """One pod of a job.
 
     ``job``: its job's name, as a label has it. ``phase``: Kubernetes' own. ``ready``: its
-    condition. ``deleting``: its termination has begun. ``why_pending``: why it does not run; empty
-    if it does. ``owner``: the object that lives as long as the job. ``maker``: kind and name of the
-    object that made the pod. ``spot``: whether its node is of that kind; None if nodes may not be
-    read. ``sidecar``: the name of that container, empty without one; ``sidecar_runs``: it can be
-    asked. ``image``: the sidecar's. ``containers``: the user's own. ``steps``: how many their
-    launch line asks for; None if it does not say.
+    condition. ``deleting``: its termination has begun. ``why_pending``: why it, or a container of
+    it, does not run; empty if all do. ``owner``: the object that lives as long as the job.
+    ``maker``: kind and name of the object that made the pod. ``spot``: whether its node is of that
+    kind; None if nodes may not be read. ``sidecar``: the name of that container, empty without one;
+    ``sidecar_runs``: it can be asked. ``image``: the sidecar's. ``containers``: the user's own.
+    ``steps``: how many their launch line asks for; None if it does not say.
     """
 
     namespace: str
@@ -122,7 +126,7 @@ def job_pod(pod: Object, spot_nodes: frozenset[str] | None = None) -> JobPod:
             for one in status.get("conditions") or []
         ),
         deleting=seen.deleted,
-        why_pending=_why_pending(status) if status.get("phase") == "Pending" else "",
+        why_pending=_why_pending(status),
         owner=seen.owner,
         maker=(maker["kind"], maker["name"]) if maker else None,
         spot=None if spot_nodes is None or not seen.node else seen.node in spot_nodes,
@@ -145,6 +149,15 @@ def job_pod(pod: Object, spot_nodes: frozenset[str] | None = None) -> JobPod:
         ),
         labels=metadata.get("labels") or {},
     )
+
+
+def _why_pending(status: Object) -> str:
+    match status.get("phase"):
+        case "Pending":
+            return why_it_waits(status) or "its containers start"
+        case "Running":  # one of its containers may wait all the same
+            return why_it_waits(status)
+    return ""
 
 
 async def pods_of(api: ClusterApi, namespace: str, job: str) -> list[JobPod]:
@@ -206,20 +219,23 @@ async def _listed(
         more = f"&continue={quote(following)}"
 
 
-def _why_pending(status: Object) -> str:
-    """Return why a pod waits: for a node, or for a container of it."""
+def why_it_waits(status: Mapping[str, Any]) -> str:
+    """Return why a pod waits: for a node, or for a container that cannot start; empty if it starts.
+
+    ``status``: its own, as the API server has it.
+    """
     for one in status.get("conditions") or []:
         if one.get("type") == "PodScheduled" and one.get("status") == "False":
-            return str(one.get("message") or one.get("reason") or "no node yet")
+            return str(one.get("message") or one.get("reason") or "it has no node yet")
     waiting = (
         (one.get("state") or {}).get("waiting") or {}
         for kind in ("initContainerStatuses", "containerStatuses")
         for one in status.get(kind) or []
     )
     for one in waiting:
-        if one.get("reason") not in (None, "PodInitializing"):
+        if one.get("reason") not in STARTS:
             return ": ".join(filter(None, (one["reason"], one.get("message"))))
-    return "its containers start"
+    return ""
 
 
 def _unix_s(timestamp: str | None) -> float:

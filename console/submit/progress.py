@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from console.remote.pods import why_it_waits
 from injection import sidecar
 from launcher_shim.exit_status import EXIT_DONE, EXIT_FAULT, EXIT_TERMINATED
 from rdzv.counting import counted
@@ -73,7 +74,11 @@ def _running(owner: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> str
         said += f"; {counted(ended, 'pod')} ended with {EXIT_DONE}"
     if without := without_sidecar(there):
         return f"{said}; {without} has no sidecar, and trains without Muster"
-    waiting = ((one["metadata"]["name"], why) for one in there if (why := why_it_waits(one)))
+    waiting = (
+        (one["metadata"]["name"], why)
+        for one in there
+        if (why := why_it_waits(one.get("status") or {}))
+    )
     if (first := next(waiting, None)) is not None:
         said += f"; {first[0]} waits: {first[1]}"
     return said
@@ -85,19 +90,6 @@ def without_sidecar(pods: Sequence[Mapping[str, Any]]) -> str:
         first = (one.get("spec") or {}).get("initContainers") or []
         if not any(each.get("name") == sidecar.NAME for each in first):
             return str(one["metadata"]["name"])
-    return ""
-
-
-def why_it_waits(pod: Mapping[str, Any]) -> str:
-    """Return why a pod does not run: no node, or a container that cannot start; else empty."""
-    status = pod.get("status") or {}
-    for one in status.get("conditions") or []:
-        if one.get("type") == "PodScheduled" and one.get("status") == "False":
-            return str(one.get("message") or one.get("reason") or "it has no node")
-    for one in _statuses(pod):
-        waiting = (one.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
-            return ": ".join(filter(None, (waiting["reason"], waiting.get("message"))))
     return ""
 
 

@@ -41,7 +41,7 @@ def top(config: JobConfig) -> None:
 async def _of_store(config: JobConfig) -> AsyncIterator[TopScene]:
     async with following(config) as views:
         async for view in views:
-            yield TopScene(view.namespace, view.name, status_json(view, time()))
+            yield TopScene(view.namespace, view.name, status_json(view, time()), None)
 
 
 async def show_scenes(scenes: AsyncIterator[TopScene]) -> None:

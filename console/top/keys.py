@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from console.job.rows import JobLine
-
 HELP = "↑↓ choose a pod · d drain it · p pause or resume · l logs · q quit"
 
 _ARROWS = {"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down"}
@@ -24,6 +22,7 @@ _MEANINGS = {"k": "up", "j": "down", "d": "drain", "p": "pause", "l": "logs", "q
 class Verb:
     """A command to run, after ``question`` is answered with yes; empty: at once."""
 
+    name: str
     words: tuple[str, ...]
     question: str = ""
 
@@ -42,16 +41,20 @@ def moved(pods: Sequence[str], chosen: str | None, step: int) -> str | None:
     return pods[max(0, min(len(pods) - 1, pods.index(chosen) + step))]
 
 
-def verb_of(meaning: str, line: JobLine, chosen: str | None) -> Verb | None:
-    """Return the command that a key asks for; None for none."""
+def verb_of(meaning: str, job: str, chosen: str | None, *, paused: bool) -> Verb | None:
+    """Return the command that a key asks for; None for none.
+
+    ``job`` and ``chosen`` are names as the user and the API server give them: a sidecar, which a
+    tenant may replace, does not say what a command acts on.
+    """
     if meaning == "drain" and chosen is not None:
-        return Verb(("drain", chosen, "--job", line.name), f"drain {chosen}?")
-    if meaning == "pause" and line.phase == "paused":
-        return Verb(("resume", "--job", line.name), f"resume {line.name}?")
+        return Verb("drain", ("--job", job, "--", chosen), f"drain {chosen}?")
+    if meaning == "pause" and paused:
+        return Verb("resume", ("--job", job), f"resume {job}?")
     if meaning == "pause":
-        return Verb(("pause", "--job", line.name), f"save and pause {line.name}?")
+        return Verb("pause", ("--job", job), f"save and pause {job}?")
     if meaning == "logs":
-        return Verb(("logs", line.name, "--follow", "--tail", "20"))
+        return Verb("logs", ("--follow", "--tail", "20", "--", job))
     return None
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from agent.telemetry.logs import printable
 from console.job.output import rendered
 from console.style import is_styled
 from console.top.keys import HELP, Keyboard, Verb, meaning_of, moved, verb_of
@@ -54,13 +55,14 @@ async def show_live(scenes: AsyncIterator[TopScene]) -> None:
                     meaning = meaning_of(key.result())
                     key = asyncio.ensure_future(keyboard.key())
                     line = scene.line(time())
-                    pods = [pod.name for pod in line.pods]
+                    pods = scene.choices(line)
                     if meaning == "quit":
                         key.cancel()
                         return
                     if meaning in ("up", "down"):
                         chosen = moved(pods, chosen, 1 if meaning == "down" else -1)
-                    verb = verb_of(meaning, line, chosen)
+                    chosen = chosen if chosen in pods else None
+                    verb = verb_of(meaning, scene.job, chosen, paused=line.phase == "paused")
                 key.cancel()
             await _run(verb, where)
     except StopAsyncIteration:
@@ -79,12 +81,12 @@ def _drawn(scene: TopScene, chosen: str | None, console: Console) -> Text:
 
 async def _run(verb: Verb, where: list[str]) -> None:
     """Run a command in the terminal, and return when its user has seen what it said."""
-    if verb.question and not await asyncio.to_thread(click.confirm, verb.question):
+    if verb.question and not await asyncio.to_thread(click.confirm, printable(verb.question)):
         return
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C ends the command, not this
     try:
-        words = [sys.executable, "-m", "console.main", *verb.words, *where]
+        words = [sys.executable, "-m", "console.main", verb.name, *where, *verb.words]
         process = await asyncio.create_subprocess_exec(*words)
         await process.wait()
     finally:

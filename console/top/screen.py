@@ -24,20 +24,30 @@ _LEVELS: dict[str, Level] = {"failed": "fault", "lost": "fault", "quarantine": "
 class TopScene:
     """The state of a job at one moment, as its sidecar or its store and its pods have it.
 
-    ``trouble``: why nothing is told, or nothing new.
+    ``pods``: those that the API server lists; None without one. ``trouble``: why nothing is told,
+    or nothing new.
     """
 
     namespace: str
     job: str
     told: StatusObject | None
-    pods: Sequence[PodFacts] = ()
+    pods: Sequence[PodFacts] | None = ()
     trouble: str = ""
 
     def line(self, now_unix_s: float) -> JobLine:
         """Return the job and its pods."""
         return job_line(
-            self.namespace, self.job, self.told, self.pods, now_unix_s, trouble=self.trouble
+            self.namespace, self.job, self.told, self.pods or (), now_unix_s, trouble=self.trouble
         )
+
+    def choices(self, line: JobLine) -> list[str]:
+        """Return the pods that a key may be for, in the order of ``line``.
+
+        Of a cluster they are those that the API server lists: a sidecar may make names up.
+        """
+        names = dict.fromkeys(pod.name for pod in line.pods)
+        listed = None if self.pods is None else {pod.name for pod in self.pods}
+        return [name for name in names if listed is None or name in listed]
 
 
 def top_grids(

@@ -96,6 +96,14 @@ def test_a_pending_pod_says_why(status: dict[str, Any], why: str) -> None:
     assert job_pod(pod(phase="Pending", **status)).why_pending == why
 
 
+def test_a_pod_that_runs_says_which_container_does_not() -> None:
+    waits = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}
+    containers = [{"name": "trainer", "state": waits}]
+    found = job_pod(pod(phase="Running", containerStatuses=containers))
+    assert found.why_pending == "CrashLoopBackOff: back-off 40s"
+    assert job_pod(pod(phase="Running")).why_pending == ""
+
+
 @pytest.mark.parametrize(
     ("words", "steps"),
     [

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from console.job.rows import PodFacts, job_grid, job_line, pod_grid, pod_lines
+from injection.job_label import job_label
 
 NOW = 1_000_000.0
 
@@ -92,6 +93,13 @@ def test_an_older_sidecar_leaves_columns_empty() -> None:
     line = job_line("team", "digits", told, [], NOW)
     assert (line.phase, line.step, line.rate, line.saved_s) == ("unknown", None, None, None)
     assert line.pods[0].state == "listed"
+
+
+def test_a_sidecar_completes_the_name_of_its_job_and_takes_no_other() -> None:
+    whole = "digits-" * 20
+    label = job_label(whole)
+    assert job_line("team", label, {**TOLD, "job": whole}, PODS, NOW).name == whole
+    assert job_line("team", "digits", {**TOLD, "job": "payroll"}, PODS, NOW).name == "digits"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from console.job.output import rendered
@@ -58,15 +60,31 @@ def test_a_job_whose_sidecars_are_silent_is_shown_by_its_pods() -> None:
 
 def test_the_chosen_pod_is_marked_and_drained() -> None:
     shown = scene()
-    line = shown.line(NOW_S)
     assert "> b" in screen(shown, chosen="b")
-    assert verb_of("drain", line, "b") == Verb(("drain", "b", "--job", "digits"), "drain b?")
-    assert verb_of("drain", line, None) is None
+    words = ("--job", "digits", "--", "b")
+    assert verb_of("drain", "digits", "b", paused=False) == Verb("drain", words, "drain b?")
+    assert verb_of("drain", "digits", None, paused=False) is None
+
+
+def test_a_key_is_for_pods_that_the_api_server_lists_and_for_the_job_that_the_user_named() -> None:
+    hostile = {
+        "job": "other",
+        "members": [{"name": name, "state": "listed"} for name in ("a", "--cancel", "other-0")],
+    }
+    shown = TopScene("team", "digits", hostile, (PodFacts("a", "Running"),))
+    line = shown.line(NOW_S)
+    assert shown.choices(line) == ["a"]
+    assert line.name == "digits"
+
+
+def test_a_key_is_for_every_member_of_a_store() -> None:
+    of_store = replace(scene(), pods=None)
+    assert of_store.choices(of_store.line(NOW_S)) == ["a", "b"]
 
 
 def test_p_pauses_a_job_and_resumes_one_that_is_paused() -> None:
-    words = [verb_of("pause", scene(paused=paused).line(NOW_S), None) for paused in (False, True)]
-    assert [verb.words[0] for verb in words if verb is not None] == ["pause", "resume"]
+    verbs = [verb_of("pause", "digits", None, paused=paused) for paused in (False, True)]
+    assert [verb.name for verb in verbs if verb is not None] == ["pause", "resume"]
 
 
 def test_keys() -> None:
