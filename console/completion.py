@@ -45,7 +45,7 @@ def _of_cluster(ctx: click.Context, *, pods: bool) -> list[str]:
     if not (options.kubeconfig or options.context or is_cluster_known(os.environ)):
         return []
     # Late, as it needs the client of the API server, and only here.
-    names_in: Callable[..., list[str]] = import_module("console.remote.names").names_in
+    names_in: Callable[..., list[str]] = import_module("console.remote.pods").names_in
     job = params.get("named") or params.get("job") or ""
     return names_in(options, job=str(job) if pods else "", pods=pods, timeout_s=PATIENCE_S)
 

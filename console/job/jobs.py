@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial, reduce
 from time import time
+from typing import Any
 
 import click
 
@@ -29,11 +30,23 @@ ANEW_S = 2.0
 IN_THE_CLUSTER = "console.remote.get:in_the_cluster"
 """The function that runs both commands in a cluster."""
 
-NAMESPACE = click.option("-n", "--namespace", metavar="NAME", help="Show those of one namespace.")
-EVERYWHERE = click.option(
-    "-A", "--all-namespaces", "everywhere", is_flag=True, help="Show those of all namespaces."
-)
-WIDE = click.option("--wide", is_flag=True, help="Show more columns.")
+
+def _listing(command: Callable[..., None]) -> Callable[..., Any]:
+    """Decorate a command with the options that both have."""
+    shared = (
+        configured_by(AccessConfig, elsewhere=IN_THE_CLUSTER),
+        click.option("-n", "--namespace", metavar="NAME", help="Show those of one namespace."),
+        click.option(
+            "-A",
+            "--all-namespaces",
+            "everywhere",
+            is_flag=True,
+            help="Show those of all namespaces.",
+        ),
+        click.option("--wide", is_flag=True, help="Show more columns."),
+        partial(shown_with, forms=("json", "wide", "yaml")),
+    )
+    return reduce(lambda made, add: add(made), reversed(shared), command)
 
 
 @click.command(
@@ -41,11 +54,7 @@ WIDE = click.option("--wide", is_flag=True, help="Show more columns.")
     cls=Command,
     epilog="\b\nExamples:\n  muster list\n  muster list -n team-a -o json\n  muster list -A -w",
 )
-@configured_by(AccessConfig, elsewhere=IN_THE_CLUSTER)
-@NAMESPACE
-@EVERYWHERE
-@WIDE
-@partial(shown_with, forms=("json", "wide", "yaml"))
+@_listing
 def list_jobs(
     config: AccessConfig,
     namespace: str | None,
@@ -69,12 +78,8 @@ def list_jobs(
     epilog="\b\nExamples:\n  muster get\n  muster get digits\n  muster get digits -w\n"
     "  muster get digits -o yaml",
 )
-@configured_by(AccessConfig, elsewhere=IN_THE_CLUSTER)
+@_listing
 @click.argument("named", metavar="[JOB]", required=False, shell_complete=job_names)
-@NAMESPACE
-@EVERYWHERE
-@WIDE
-@partial(shown_with, forms=("json", "wide", "yaml"))
 def get(
     config: AccessConfig,
     named: str | None,
@@ -139,5 +144,5 @@ async def _all(config: AccessConfig, namespace: str | None) -> list[JobLine]:
 
 def _line(view: JobView) -> JobLine:
     now_unix_s = time()
-    told: Mapping[str, object] = status_json(view, now_unix_s)
-    return job_line(view.namespace, view.name, told, (), now_unix_s)
+    status: Mapping[str, object] = status_json(view, now_unix_s)
+    return job_line(view.namespace, view.name, status, (), now_unix_s)

@@ -205,18 +205,18 @@ def pod_grid(pods: Sequence[PodLine], *, wide: bool) -> Grid:
 def job_line(
     namespace: str,
     name: str,
-    told: StatusObject | None,
+    status: StatusObject | None,
     pods: Sequence[PodFacts],
     now_unix_s: float,
     *,
     trouble: str = "",
 ) -> JobLine:
-    """Return the row of a job. ``trouble``: why ``told`` is None, or is the newest no more.
+    """Return the row of a job. ``trouble``: why ``status`` is None, or is the newest no more.
 
     What a sidecar says is no more to be trusted than its pod: it must not end a table of all jobs.
     """
     try:
-        line = _line_of(namespace, name, told, pods, now_unix_s, trouble)
+        line = _line_of(namespace, name, status, pods, now_unix_s, trouble)
         line.cells(wide=True, everywhere=True)
         for pod in line.pods:
             pod.cells(wide=True)
@@ -228,12 +228,12 @@ def job_line(
 def _line_of(
     namespace: str,
     name: str,
-    told: StatusObject | None,
+    status: StatusObject | None,
     pods: Sequence[PodFacts],
     now_unix_s: float,
     trouble: str,
 ) -> JobLine:
-    lines = tuple(pod_lines(told, pods, now_unix_s))
+    lines = tuple(pod_lines(status, pods, now_unix_s))
     pending = [one for one in pods if one.phase == "Pending"]
     ages = [line.age_s for line in lines if line.age_s is not None]
     base = JobLine(
@@ -245,74 +245,76 @@ def _line_of(
         pending=len(pending),
         pods=lines,
     )
-    if told is None:
+    if status is None:
         return _without_word(base, pods, trouble)
-    found = told.get("verdict") or {}
+    found = status.get("verdict") or {}
     state = str(found.get("state") or UNKNOWN)
     meaning = STATES.get(state)  # type: ignore[call-overload]
     level: Level | None = meaning.level if meaning is not None else None
-    saved = told.get("last_save") or {}
-    now = told.get("at_unix_s") or now_unix_s
+    saved = status.get("last_save") or {}
+    now = status.get("at_unix_s") or now_unix_s
     saved_at = saved.get("step_of_all_ranks_at_unix_s") or saved.get("at_unix_s")
     whys = [
         "" if level == "ok" else str(found.get("why") or ""),
         _why_pending(pending, len(pods)),
         trouble and f"not up to date: {trouble}",
     ]
-    listed = [one for one in told.get("members") or [] if one.get("state") == "listed"]
+    listed = [one for one in status.get("members") or [] if one.get("state") == "listed"]
     return JobLine(
         namespace=namespace,
-        name=_named(told, name),
+        name=_named(status, name),
         phase=state,
         level="warning" if trouble and level == "ok" else level,
         why="; ".join(filter(None, whys)),
         do=str(found.get("do") or ""),
         nodes=len(listed),
-        least=told.get("min"),
-        most=told.get("max"),
+        least=status.get("min"),
+        most=status.get("max"),
         step=saved.get("seen_step"),
-        rate=told.get("steps_per_s"),
+        rate=status.get("steps_per_s"),
         last_step=base.last_step,
         saved_step=saved.get("step_of_all_ranks"),
         saved_s=max(0.0, now - saved_at) if saved_at else None,
         age_s=base.age_s,
         since_unix_s=found.get("since_unix_s"),
-        last_save=told.get("last_save"),
+        last_save=status.get("last_save"),
         pending=len(pending),
         pods=lines,
     )
 
 
-def _named(told: StatusObject, name: str) -> str:
+def _named(status: StatusObject, name: str) -> str:
     """Return the job's whole name if a sidecar says it; ``name`` may be a label, which is short.
 
     A sidecar may not take another job's name.
     """
-    whole = str(told.get("job") or name)
+    whole = str(status.get("job") or name)
     return whole if job_label(whole) == job_label(name) else name
 
 
 def pod_lines(
-    told: StatusObject | None, pods: Sequence[PodFacts], now_unix_s: float
+    status: StatusObject | None, pods: Sequence[PodFacts], now_unix_s: float
 ) -> list[PodLine]:
     """Return a row for each pod: by rank, then those without a rank, then those that do not run."""
     facts = {one.name: one for one in pods}
-    members = [] if told is None else list(told.get("members") or [])
+    members = [] if status is None else list(status.get("members") or [])
     known = {str(one.get("name")) for one in members}
-    now = now_unix_s if told is None else told.get("at_unix_s") or now_unix_s
+    now = now_unix_s if status is None else status.get("at_unix_s") or now_unix_s
     lines = [_member(one, facts.get(str(one.get("name"))), now_unix_s, now) for one in members]
     lines.sort(key=lambda line: (not line.ranks, _first_rank(line.ranks)))
-    others = (_pod(one, now_unix_s, told) for one in pods if one.name not in known)
+    others = (_pod(one, now_unix_s, status) for one in pods if one.name not in known)
     return [*lines, *others]
 
 
-def _member(one: StatusObject, fact: PodFacts | None, now_unix_s: float, told_at: float) -> PodLine:
+def _member(
+    one: StatusObject, fact: PodFacts | None, now_unix_s: float, said_at_unix_s: float
+) -> PodLine:
     doing = str(one.get("doing") or one.get("state") or UNKNOWN)
     age_s = None
     if fact is not None and fact.created_unix_s:
         age_s = max(0.0, now_unix_s - fact.created_unix_s)
     elif joined := one.get("joined_unix_s"):
-        age_s = max(0.0, told_at - joined)
+        age_s = max(0.0, said_at_unix_s - joined)
     why = str(one.get("why") or "")
     if fact is not None and not fact.runs:
         why = "; ".join(filter(None, (why, fact.why)))
@@ -331,10 +333,10 @@ def _member(one: StatusObject, fact: PodFacts | None, now_unix_s: float, told_at
     )
 
 
-def _pod(fact: PodFacts, now_unix_s: float, told: StatusObject | None) -> PodLine:
+def _pod(fact: PodFacts, now_unix_s: float, status: StatusObject | None) -> PodLine:
     """Return the row of a pod that is no member: in Kubernetes' words."""
     level: Level | None = {"Pending": "warning", "Failed": "fault"}.get(fact.phase)  # type: ignore[assignment]
-    missing = told is not None and fact.phase == "Running" and fact.runs
+    missing = status is not None and fact.phase == "Running" and fact.runs
     why = fact.why or ("not registered yet" if missing else "")
     age_s = max(0.0, now_unix_s - fact.created_unix_s) if fact.created_unix_s else None
     return PodLine(fact.name, fact.phase.lower(), level, "", fact.node, fact.spot, None, age_s, why)

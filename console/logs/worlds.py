@@ -74,8 +74,8 @@ def begun(known: Sequence[PastWorld], at_unix_s: float) -> int:
 def _world(before: PastWorld | None, entry: HistoryEntry, change: _Change) -> PastWorld:
     nodes, number, at = _count(entry, "nodes"), _count(entry, "round"), entry.revision
     shown = number % ROUNDS_PER_LIFE
-    told = entry.details.get("members")
-    members = tuple(map(str, told)) if isinstance(told, list) else ()
+    listed = entry.details.get("members")
+    members = tuple(map(str, listed)) if isinstance(listed, list) else ()
     if entry.what == "closed":
         here = before.members if before is not None else members
         return PastWorld(shown, entry.at_unix_s, nodes, here, f"── {entry.why} ──", at, entry.why)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import click
 from agent.telemetry.logs import printable
 from console.job.drain import ASKED_BY, requester
 from console.job.node_drain import nothing_on, show, who_leaves, worst
+from console.remote.followed import Lines, object_in
 from console.remote.passing import (
     ANSWER_S,
     TAIL,
@@ -139,7 +139,7 @@ class _NodeDrains:
     job: NodeJob
     as_json: bool
     _reported: set[str] = field(default_factory=set)
-    _rest: str = ""
+    _lines: Lines = field(default_factory=Lines)
     _err: str = ""
 
     async def run(self, words: Sequence[str]) -> int:
@@ -178,8 +178,8 @@ class _NodeDrains:
         if is_stderr:
             self._err = (self._err + text)[-TAIL:]
             return
-        *lines, self._rest = (self._rest + text).split("\n")
-        for member, phase, sentence, outcome in map(phase_in, filter(None, lines)):
+        lines = filter(None, self._lines.take(text))
+        for member, phase, sentence, outcome in map(phase_in, lines):
             self._reported.add(member)
             try:
                 show(self.job.name, member, phase, sentence, outcome, as_json=self.as_json)
@@ -195,11 +195,8 @@ def phase_in(line: str) -> tuple[str, str, str, str]:
 
     Raises ``ClusterUnavailable`` if it says something else.
     """
-    try:
-        told = json.loads(line)
-        member, phase, sentence, outcome = (told[name] for name in NAMES)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ClusterUnavailable("what its sidecar says is no phase of a drain") from error
-    if not all(isinstance(one, str) for one in (member, phase, sentence, outcome)):
-        raise ClusterUnavailable("what its sidecar says is no phase of a drain")
-    return member, phase, sentence, outcome
+    said = object_in(line) or {}
+    match [said.get(name) for name in NAMES]:
+        case [str(member), str(phase), str(sentence), str(outcome)]:
+            return member, phase, sentence, outcome
+    raise ClusterUnavailable("what its sidecar says is no phase of a drain")

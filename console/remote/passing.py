@@ -335,9 +335,9 @@ class _Passing:
             )
         idle = [one.facts for one in pods if not one.sidecar_runs]
         if output.whole and ran.status == EXIT_DONE:
-            told = _status_in(output.out, pod)
+            status = _status_in(output.out, pod)
             more = [line.as_json() for line in pod_lines(None, idle, time())]
-            click.echo(json.dumps({**told, "not_running": more}))
+            click.echo(json.dumps({**status, "not_running": more}))
         elif output.whole:
             click.echo(harmless(output.out), nl=False)
         elif self.passed.verb == "status" and not self.passed.follows and idle:

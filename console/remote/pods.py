@@ -12,6 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 from console.job.rows import PodFacts
+from console.remote.reach import cluster
+from console.whereabouts import ClusterOptions
 from controller.admission.owner import Owner
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
@@ -240,3 +242,22 @@ def why_it_waits(status: Mapping[str, Any]) -> str:
 
 def _unix_s(timestamp: str | None) -> float:
     return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
+
+
+def names_in(options: ClusterOptions, *, job: str, pods: bool, timeout_s: float) -> list[str]:
+    """Return the names of jobs or of ``pods`` in the namespace, those of one job if it is given."""
+
+    async def read() -> list[str]:
+        async with asyncio.timeout(timeout_s), cluster(options) as api:
+            return await _first_names(api, job=job, pods=pods, timeout_s=timeout_s)
+
+    return asyncio.run(read())
+
+
+async def _first_names(api: ClusterApi, *, job: str, pods: bool, timeout_s: float) -> list[str]:
+    """Return the names that one page of a list has."""
+    selector = quote(f"{LABEL}={job_label(job)}" if job else LABEL)
+    path = f"{paths.core(api.namespace, 'pods')}?labelSelector={selector}&limit={PAGE}"
+    page = await api.get(path, timeout_s, accept=NAMES)
+    found = [one["metadata"] for one in page.get("items") or []]
+    return [one["name"] if pods else one["labels"][LABEL] for one in found]

@@ -25,10 +25,10 @@ def with_right(command: str, right: str, namespace: str | None) -> Iterator[None
         raise ClusterRefused(forbidden(command, right, namespace, str(error)), FORBIDDEN) from error
 
 
-def forbidden(command: str, right: str, namespace: str | None, told: str) -> str:
-    """Return the sentence; ``told``: the error, with what Kubernetes says at its end."""
+def forbidden(command: str, right: str, namespace: str | None, error: str) -> str:
+    """Return the sentence; ``error``: its text, with what Kubernetes says at its end."""
     where = "all namespaces" if namespace is None else f"namespace {namespace}"
-    said = told.partition(f"with {FORBIDDEN}: ")[2] or told
+    said = error.partition(f"with {FORBIDDEN}: ")[2] or error
     return (
         f"{command} may not {right} in {where}: ask for that right, as in"
         f" docs/verbs.md#rights (Kubernetes: {said})"

@@ -86,7 +86,7 @@ async def follow(api: ClusterApi, job: Followed, out: Outputs) -> int:
 
 async def _state(api: ClusterApi, job: Followed, out: Outputs) -> JobProgress:
     """Say each change of the job's state; return the last one."""
-    told, looked_s, seen = "", -PODS_LOOK_S, None
+    said, looked_s, seen = "", -PODS_LOOK_S, None
     pods: list[Object] = []
     answered_s, is_away = monotonic(), False
     while True:
@@ -108,9 +108,9 @@ async def _state(api: ClusterApi, job: Followed, out: Outputs) -> JobProgress:
                 is_away = True
             await asyncio.sleep(LOOK_S)
             continue
-        if progress.sentence != told:
-            told = progress.sentence
-            out.say(told)
+        if progress.sentence != said:
+            said = progress.sentence
+            out.say(said)
         if progress.status is not None:
             return progress
         await asyncio.sleep(LOOK_S)

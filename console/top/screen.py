@@ -24,20 +24,20 @@ _LEVELS: dict[str, Level] = {"failed": "fault", "lost": "fault", "quarantine": "
 class TopScene:
     """The state of a job at one moment, as its sidecar or its store and its pods have it.
 
-    ``pods``: those that the API server lists; None without one. ``trouble``: why nothing is told,
-    or nothing new.
+    ``pods``: those that the API server lists; None without one. ``trouble``: why no state is
+    known, or no new one.
     """
 
     namespace: str
     job: str
-    told: StatusObject | None
+    status: StatusObject | None
     pods: Sequence[PodFacts] | None = ()
     trouble: str = ""
 
     def line(self, now_unix_s: float) -> JobLine:
         """Return the job and its pods."""
         return job_line(
-            self.namespace, self.job, self.told, self.pods or (), now_unix_s, trouble=self.trouble
+            self.namespace, self.job, self.status, self.pods or (), now_unix_s, trouble=self.trouble
         )
 
     def choices(self, line: JobLine) -> list[str]:
@@ -60,10 +60,10 @@ def top_grids(
         grids.append(Grid(f"→ {line.do}", (), (), line.level))
     if line.pods:
         grids.append(_pods(line.pods, chosen))
-    told = scene.told or {}
-    if slow := str(told.get("slow_save") or ""):
+    status = scene.status or {}
+    if slow := str(status.get("slow_save") or ""):
         grids.append(Grid(slow, (), (), "warning"))
-    if events := list(told.get("events") or [])[-EVENTS_SHOWN:]:
+    if events := list(status.get("events") or [])[-EVENTS_SHOWN:]:
         rows = tuple(_event(one, now_unix_s) for one in events)
         grids.append(Grid("", ("AGO", "EVENT", "POD", "WHY"), rows, key=2))
     return [*grids, *([Grid(keys, (), (), "note")] if keys else [])]

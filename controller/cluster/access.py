@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +41,20 @@ again only near the end that it gave."""
 LINE_MAX = 4 * 2**20
 """Maximum size of one watch event, in bytes; etcd, which stores the object, allows no more."""
 
-_READERS_LOG = logging.getLogger("kubernetes.aio.config.kube_config")
+_faults: ContextVar[list[str] | None] = ContextVar("faults", default=None)
+"""The faults of the plug-in that the present load runs; None outside of one."""
+
+
+def _hear(record: logging.LogRecord) -> bool:
+    """Take in a plug-in's fault: the package logs it, and goes on without credentials."""
+    faults = _faults.get()
+    if faults is None or record.levelno < logging.ERROR:
+        return True
+    faults.append(record.getMessage())
+    return False
+
+
+logging.getLogger("kubernetes.aio.config.kube_config").addFilter(_hear)
 
 
 class _Loader(KubeConfigLoader):
@@ -160,20 +174,9 @@ async def _load(loader: KubeConfigLoader, configuration: Configuration) -> None:
     It blocks: it is run in an event loop of its own.
     """
     faults: list[str] = []
-
-    def hear(record: logging.LogRecord) -> bool:
-        if record.levelno < logging.ERROR:
-            return True
-        faults.append(record.getMessage())
-        return False
-
-    # The package logs a plug-in's fault, and goes on without credentials.
-    _READERS_LOG.addFilter(hear)
-    try:
-        async with asyncio.timeout(PLUGIN_TIMEOUT_S):
-            await loader.load_and_set(configuration)
-    finally:
-        _READERS_LOG.removeFilter(hear)
+    _faults.set(faults)  # of this event loop's context alone
+    async with asyncio.timeout(PLUGIN_TIMEOUT_S):
+        await loader.load_and_set(configuration)
     if faults:
         raise ConfigException(f"its plug-in gave no credentials: {_reason(faults[-1])}")
     if not configuration.host:

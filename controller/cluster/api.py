@@ -137,9 +137,9 @@ class ClusterApi:
                 async for line in _lines(answer):
                     event: Object = json.loads(line)
                     if event.get("type") == "ERROR":
-                        told = event.get("object") or {}
-                        code = int(told.get("code") or 500)
-                        raise ClusterRefused(f"the watch of {path} ended: {told}", code)
+                        failure = event.get("object") or {}
+                        code = int(failure.get("code") or 500)
+                        raise ClusterRefused(f"the watch of {path} ended: {failure}", code)
                     yield event
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise ClusterUnavailable(
@@ -370,10 +370,12 @@ def _text(content: bytes) -> str:
 def _refusal(method: str, path: str, status: int, content: bytes) -> ClusterError:
     """Build the error for a status of 400 or above: a refusal, or unavailability."""
     try:
-        told = json.loads(content)["message"]
+        message = json.loads(content)["message"]
     except (ValueError, KeyError, TypeError):
-        told = content[:200].decode("utf-8", "replace")
+        message = content[:200].decode("utf-8", "replace")
     path = path.partition("?")[0]
     if status >= 500 or status == BUSY:
-        return ClusterUnavailable(f"the API server cannot do {method} {path} ({status}): {told}")
-    return ClusterRefused(f"the API server refused {method} {path} with {status}: {told}", status)
+        return ClusterUnavailable(f"the API server cannot do {method} {path} ({status}): {message}")
+    return ClusterRefused(
+        f"the API server refused {method} {path} with {status}: {message}", status
+    )

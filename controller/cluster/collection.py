@@ -113,11 +113,11 @@ class Collection(Generic[T]):
         async for event in self._api.watch(self._path, self._version):
             yielded = True
             self._is_answered()
-            told = event.get("object") or {}
-            metadata = told.get("metadata") or {}
+            found = event.get("object") or {}
+            metadata = found.get("metadata") or {}
             match event.get("type"):
                 case "ADDED" | "MODIFIED":
-                    self._take_in(metadata["uid"], self._seen(metadata["uid"], told))
+                    self._take_in(metadata["uid"], self._seen(metadata["uid"], found))
                 case "DELETED":
                     self._defective.discard(metadata["uid"])
                     self._items.pop(metadata["uid"], None)

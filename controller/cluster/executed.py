@@ -81,11 +81,13 @@ def _exit_status(content: bytes) -> int | str:
     if not content:
         return "the connection ended before the command did"
     try:
-        told: dict[str, Any] = json.loads(content)
-        if told.get("status") == "Success":
+        status: dict[str, Any] = json.loads(content)
+        if status.get("status") == "Success":
             return 0
-        causes = (told.get("details") or {}).get("causes") or []
+        causes = (status.get("details") or {}).get("causes") or []
         codes = [one["message"] for one in causes if one.get("reason") == "ExitCode"]
-        return int(codes[0]) if codes else str(told.get("message") or "it failed without a reason")
+        return (
+            int(codes[0]) if codes else str(status.get("message") or "it failed without a reason")
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"its status cannot be read: {content[:200].decode('utf-8', 'replace')}"

@@ -132,6 +132,27 @@ async def test_a_plug_in_runs_again_near_the_end_that_it_gave(
     assert fake.tokens == ["Bearer 4", "Bearer 4"]
 
 
+async def test_a_plug_in_that_fails_ends_no_other_reading_of_credentials(
+    fake: FakeApi, tmp_path: Path
+) -> None:
+    bad, good = tmp_path / "bad", tmp_path / "good"
+    wait = f"for _ in $(seq 3000); do test -e {bad} && break; sleep 0.01; done; "
+    slow = plugin(tmp_path)
+    slow["exec"]["args"][1] = f"touch {good}; {wait}sleep 0.2; {slow['exec']['args'][1]}"
+    fails = plugin(tmp_path)
+    begun = f"until test -e {good}; do sleep 0.01; done; touch {bad}; exit 1"
+    fails["exec"]["args"][1] = begun
+
+    async def read(user: dict[str, Any], name: str) -> None:
+        async with reached(Kubeconfig(fake, tmp_path / name, user)) as api:
+            await api.get(POD)
+
+    results = await asyncio.gather(read(slow, "slow"), read(fails, "fails"), return_exceptions=True)
+    assert results[0] is None
+    assert isinstance(results[1], ConfigError)
+    assert fake.tokens == ["Bearer 1"]
+
+
 async def test_credentials_last_while_their_plug_in_fails_later(
     fake: FakeApi,
     tmp_path: Path,

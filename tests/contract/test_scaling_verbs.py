@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from time import time
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,9 @@ from console.remote.scaling.departure import WhoLeaves
 from console.remote.scaling.scalein import scale_in
 from console.remote.scaling.scaleout import More, scale_out
 from rdzv.errors import ClusterRefused, ConfigError
+from tests.support.containers import Asked
 from tests.support.scaled_cluster import COST, PODS, ScaledCluster, scaled
+from tests.support.waiting import DEADLINE_S
 
 ENOUGH_S = 100.0
 
@@ -166,3 +169,62 @@ async def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
         assert await scale_out(job, More(1, None, ENOUGH_S, dry_run=True)) == 0
         made = {method for method, _ in cluster.api.calls[len(before) :]}
         assert made == {"GET"}
+
+
+async def _until_said(capsys: pytest.CaptureFixture[str], words: str) -> None:
+    said = ""
+    async with asyncio.timeout(DEADLINE_S):
+        while words not in said:
+            await asyncio.sleep(0.01)
+            said += capsys.readouterr().out
+
+
+async def test_a_roll_back_leaves_a_count_that_another_one_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scaleout, "POLL_S", ENOUGH_S)
+    async with scaled(tmp_path, "Deployment", 2, room=3) as (cluster, job):
+        running = asyncio.create_task(scale_out(job, More(None, 4, ENOUGH_S, whole=True)))
+        await _until_said(capsys, "of 4 take part")
+        held = cluster.api.objects[cluster.path]
+        await cluster.api.put(cluster.path, {**held, "spec": {"replicas": 3}})
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert (cluster.count, cluster.values["max"]) == (3, 8)
+        assert "was changed from 4 to 3" in capsys.readouterr().err
+        assert _costs(cluster) == {}
+
+
+def _costs(cluster: ScaledCluster) -> dict[str, str]:
+    """The deletion costs of pods."""
+    held = {name: cluster.api.objects[f"{PODS}/{name}"]["metadata"] for name in cluster.names}
+    notes = {name: one.get("annotations") or {} for name, one in held.items()}
+    return {name: one[COST] for name, one in notes.items() if COST in one}
+
+
+async def test_what_was_done_stays_done_if_the_claim_cannot_be_taken_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with scaled(tmp_path, "Deployment", 2) as (cluster, job):
+        running = asyncio.create_task(scale_out(job, More(None, 3, ENOUGH_S)))
+        await cluster.api.until(cluster.path, lambda held: held["spec"]["replicas"] == 3)
+        cluster.api.refused_methods.add(("PATCH", cluster.path))
+        assert await running == 0
+        assert "Deployment digits takes no other operation until" in capsys.readouterr().err
+
+
+async def test_a_mark_that_stays_keeps_no_other_from_being_taken_back(tmp_path: Path) -> None:
+    async with scaled(tmp_path, "Deployment", 4) as (cluster, job):
+        drain = cluster.api.containers.execute
+
+        def execute(asked: Asked) -> Any:
+            if "drain" in asked.argv:
+                cluster.api.refused_methods.add(("PATCH", f"{PODS}/digits-1"))
+            return drain(asked)
+
+        cluster.api.containers.execute = execute
+        cluster.fails["drain"] = 4
+        names = ("digits-1", "digits-2")
+        assert await scale_in(job, WhoLeaves(names=names), ENOUGH_S) == 4
+        assert list(_costs(cluster)) == ["digits-1"]

@@ -29,7 +29,7 @@ def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ASKED.append({"options": options, **asked})
         return ["digits-0", "digits-1", "other-0"] if asked["pods"] else ["digits", "other"]
 
-    monkeypatch.setattr("console.remote.names.names_in", names_in)
+    monkeypatch.setattr("console.remote.pods.names_in", names_in)
 
 
 def offered(line: str) -> list[str]:
@@ -65,7 +65,7 @@ def test_an_error_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> list[str]:
         raise RuntimeError("no API server")
 
-    monkeypatch.setattr("console.remote.names.names_in", broken)
+    monkeypatch.setattr("console.remote.pods.names_in", broken)
     assert offered("muster status di") == []
 
 
@@ -76,7 +76,7 @@ def test_a_slow_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
         never.wait()
         return ["digits"]
 
-    monkeypatch.setattr("console.remote.names.names_in", slow)
+    monkeypatch.setattr("console.remote.pods.names_in", slow)
     monkeypatch.setattr(completion, "PATIENCE_S", 0.05)
     assert offered("muster status di") == []
     never.set()

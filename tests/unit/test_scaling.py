@@ -10,7 +10,7 @@ import pytest
 
 from console.remote.pods import JobPod
 from console.remote.scaling.arrival import arrival, came, waiting, withdrawn
-from console.remote.scaling.claim import OperationClaim, claim_of, refusal
+from console.remote.scaling.claim import OperationClaim, claim_of, claim_patch, refusal
 from console.remote.scaling.departure import COST, WhoLeaves, ahead_of, departure
 from console.remote.scaling.owner import ScaledOwner, scaled_owner
 from console.remote.scaling.pods import ScaledPod, joined, scaled_pod
@@ -185,9 +185,7 @@ def test_all_that_came_train_before_it_is_done() -> None:
 
 def test_one_operation_at_a_time() -> None:
     claim = OperationClaim("scaleout to 8", "me@desk", 100.0, "t")
-    patch = claim.patch("7")
-    assert patch["metadata"]["resourceVersion"] == "7"
-    held = claim_of(patch)
+    held = claim_of(claim_patch(claim))
     assert held == claim
     assert "me@desk runs scaleout to 8 on it, until 1970-01-01T00:01:40Z" in refusal(held, 99.0)
     assert refusal(held, 100.0) == ""
@@ -211,7 +209,9 @@ def test_each_owner_is_changed_by_its_own_means() -> None:
     torch = {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 2}}}
     made = of("kubeflow.org/v1", "PyTorchJob", torch)
     assert made.count == 3
-    assert made.change(5)[1] == {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 4}}}}
+    patch = made.change(5)[1]
+    assert patch == {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 4}}}}
+    assert made.count_in(patch) == 5
     mpi = {"mpiReplicaSpecs": {"Launcher": {"replicas": 1}, "Worker": {"replicas": 2}}}
     assert of("kubeflow.org/v1", "MPIJob", mpi).change(1) == (
         "/p",

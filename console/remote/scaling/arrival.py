@@ -95,14 +95,14 @@ def withdrawn(
     if not gone:
         return gone, "nothing is withdrawn"
     names = ", ".join(pod.name for pod in gone)
-    told = f"{counted(len(gone), 'pod')} withdrawn: {names}"
+    sentence = f"{counted(len(gone), 'pod')} withdrawn: {names}"
     lost = [pod.name for pod in gone if pod.takes_part]
     if lost:
-        told += (
+        sentence += (
             f"; {', '.join(lost)} had come, but {owner} drops its highest indexes, and a lower one"
             " gets the room"
         )
-    return gone, told
+    return gone, sentence
 
 
 def waiting(pods: Sequence[ScaledPod]) -> str:

@@ -29,14 +29,11 @@ class OperationClaim:
     token: str
     most: int | None = None
 
-    def patch(self, version: str) -> dict[str, Any]:
-        """Return the merge patch that writes it to an owner that still has ``version``."""
-        return _patch(version, json.dumps(asdict(self)))
 
-
-def release_patch(version: str) -> dict[str, Any]:
-    """Return the merge patch that takes a claim away."""
-    return _patch(version, None)
+def claim_patch(claim: OperationClaim | None) -> dict[str, Any]:
+    """Return the merge patch that writes a claim to an owner, or takes it away."""
+    value = None if claim is None else json.dumps(asdict(claim))
+    return {"metadata": {"annotations": {ANNOTATION: value}}}
 
 
 def claim_of(owner: Mapping[str, Any]) -> OperationClaim | None:
@@ -64,7 +61,3 @@ def refusal(held: OperationClaim | None, now_unix_s: float) -> str:
         f"{held.by} runs {held.what} on it, until {moment(held.until_unix_s)} at the latest: wait"
         " for that"
     )
-
-
-def _patch(version: str, value: str | None) -> dict[str, Any]:
-    return {"metadata": {"resourceVersion": version, "annotations": {ANNOTATION: value}}}

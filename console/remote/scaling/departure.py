@@ -125,8 +125,8 @@ def _chosen(
     if selection.node:
         chosen = tuple(pod for pod in pods if pod.node == selection.node)
         nodes = ", ".join(sorted({pod.node for pod in pods if pod.node})) or "none"
-        told = f"no pod is on node {selection.node}: they are on {nodes}"
-        return chosen, f"those on node {selection.node}" if chosen else told
+        elsewhere = f"no pod is on node {selection.node}: they are on {nodes}"
+        return chosen, f"those on node {selection.node}" if chosen else elsewhere
     count = selection.count or 1
     if owner.ordinal and not selection.spot_first:
         return _highest(owner, pods, owner.count - count), "the highest indexes"
@@ -153,11 +153,11 @@ def _highest(owner: ScaledOwner, pods: Sequence[ScaledPod], after: int) -> tuple
 
 def _other_goes(owner: ScaledOwner, chosen: Sequence[ScaledPod], taken: Sequence[ScaledPod]) -> str:
     wanted = ", ".join(pod.name for pod in chosen)
-    told = ", ".join(pod.name for pod in taken) or "a pod that is not there yet"
+    highest = ", ".join(pod.name for pod in taken) or "a pod that is not there yet"
     count = len(chosen)
     return (
-        f"{owner} drops its highest indexes: {told} would go, and not {wanted}. --count {count}"
-        f" takes {told}; --idle drains {wanted} and leaves the count, so that"
+        f"{owner} drops its highest indexes: {highest} would go, and not {wanted}. --count {count}"
+        f" takes {highest}; --idle drains {wanted} and leaves the count, so that"
         f" {'it idles' if count == 1 else 'they idle'}"
     )
 

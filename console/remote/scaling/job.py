@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import time
 from typing import Any
 
+from agent.verdict.view import moment
 from console.job.rows import UNREADABLE
 from console.remote.followed import last_object
 from console.remote.pods import JobPod, pods_of
-from console.remote.scaling.claim import OperationClaim, claim_of, refusal, release_patch
+from console.remote.scaling.claim import OperationClaim, claim_of, claim_patch, refusal
 from console.remote.scaling.departure import COST
+from console.remote.scaling.options import note
 from console.remote.scaling.owner import ScaledOwner, scaled_owner
 from console.remote.scaling.pods import ScaledPod, joined, scaled_pod
 from console.remote.sidecar import ask
@@ -22,15 +24,22 @@ from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from controller.cluster.executed import Ran, Wrote
 from launcher_shim.exit_status import EXIT_DONE
-from rdzv.errors import ClusterRefused, ClusterUnavailable, JobNotFound, MusterError
+from rdzv.errors import (
+    ClusterError,
+    ClusterRefused,
+    ClusterUnavailable,
+    JobNotFound,
+    MusterError,
+)
 from rdzv.records.sizes import Sizes
 
 ASK_TIMEOUT_S = 60.0
 """Timeout of a command in a sidecar that only reads or writes the store."""
 
 NOT_FOUND, CONFLICT = 404, 409
-CLAIM_TRIES = 10
-"""Attempts to write a claim: an owner's status is written at any time, and each write counts."""
+WRITE_TRIES = 10
+"""Attempts of a write by compare: an owner's status is written at any time, and each write counts.
+"""
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 """Annotation of a pod: a ReplicaSet takes the pods with the lowest number first."""
@@ -80,7 +89,7 @@ class ScaledJob:
         status: dict[str, Any] = {}
         silent = ""
         try:
-            ran = await self.told("status", "--json", seen=seen)
+            ran = await self.ran("status", "--json", seen=seen)
             if ran.status == EXIT_DONE:
                 status = last_object(ran.out) or {}
                 silent = "" if status else UNREADABLE
@@ -93,7 +102,7 @@ class ScaledJob:
         paused = bool(status.get("paused"))
         return Scene(owner, pods, sizes, paused, claim_of(read), silent)
 
-    async def told(
+    async def ran(
         self,
         *argv: str,
         first: str = "",
@@ -106,23 +115,15 @@ class ScaledJob:
         ``seen``: the job's pods, if they were just read. Raises ``ClusterError``.
         """
         seen = seen or await pods_of(self._api, self._api.namespace, self.name)
-        while True:
-            seen = sorted(seen, key=lambda one: one.name != first)
-            try:
-                return await ask(self._api, seen, argv, timeout_s=timeout_s, wrote=wrote)
-            except ClusterRefused as error:
-                there = await pods_of(self._api, self._api.namespace, self.name)
-                gone = {one.uid for one in seen} - {one.uid for one in there}
-                if error.status != NOT_FOUND or not gone:
-                    raise
-                seen = there  # the pod that was asked is gone: another one answers
+        seen = sorted(seen, key=lambda one: one.name != first)
+        return await ask(self._api, seen, argv, timeout_s=timeout_s, wrote=wrote)
 
     async def drained(self, pod: ScaledPod, reason: str, deadline_s: float, wrote: Wrote) -> int:
         """Drain a pod until the end of it; return the exit status of ``muster drain``."""
         words = ("drain", pod.name, "--wait", "--reason", reason, "--deadline", f"{deadline_s:.0f}")
         # Its own sidecar first: each command takes memory beside the sidecar that it runs with.
         limit_s = deadline_s + ASK_TIMEOUT_S
-        ran = await self.told(*words, first=pod.name, timeout_s=limit_s, wrote=wrote)
+        ran = await self.ran(*words, first=pod.name, timeout_s=limit_s, wrote=wrote)
         return ran.status
 
     async def set_values(self, *, most: int | None = None, desired: int) -> str:
@@ -132,21 +133,34 @@ class ScaledJob:
         """
         raised = [] if most is None else ["--max", str(most)]
         try:
-            ran = await self.told("set", *raised, "--desired", str(desired))
+            ran = await self.ran("set", *raised, "--desired", str(desired))
         except ClusterUnavailable as error:
             return str(error)
         return "" if ran.status == EXIT_DONE else last_line(ran)
 
-    async def scale(self, owner: ScaledOwner, count: int, *, dry: bool = False) -> None:
-        """Write the owner's count; ``dry``: only ask whether the API server would take it."""
+    async def try_scale(self, owner: ScaledOwner, count: int) -> None:
+        """Ask whether the API server would take the count; raises ``ClusterRefused`` if not."""
         path, body = owner.change(count)
-        await self._api.merge(f"{path}?dryRun=All" if dry else path, body)
+        await self._api.merge(f"{path}?dryRun=All", body)
+
+    async def scale(self, owner: ScaledOwner, count: int) -> None:
+        """Write the owner's count if it is still that of ``owner``; else raise ``InUse``."""
+
+        def change(read: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+            now = owner.count_in(read)
+            if now == count:  # a write whose answer was lost may have been done
+                return None
+            if now != owner.count:
+                raise InUse(f"the count of {owner} was changed from {owner.count} to {now}")
+            return owner.change(count)
+
+        await self._compared(owner, change)
 
     async def check_count(self, owner: ScaledOwner) -> None:
         """Raise ``InUse`` if the owner's count is no longer what was decided on."""
         now = (await self.look()).owner.count
         if now != owner.count:
-            raise InUse(f"the count of {owner} was changed from {owner.count} to {now} meanwhile")
+            raise InUse(f"the count of {owner} was changed from {owner.count} to {now}")
 
     async def mark(self, pods: Sequence[ScaledPod], before: dict[str, str | None]) -> None:
         """Give pods the lowest deletion cost; ``before`` gets what each had, before its write."""
@@ -156,13 +170,19 @@ class ScaledJob:
             await self._annotate(pod.name, str(COST))
 
     async def unmark(self, before: dict[str, str | None]) -> None:
-        """Give pods the deletion cost back that they had; those that are gone are left out."""
+        """Give pods the deletion cost back that they had; those that are gone are left out.
+
+        Raises the first error once all were tried.
+        """
+        failed: list[ClusterError] = []
         for name, cost in before.items():
             try:
                 await self._annotate(name, cost)
-            except ClusterRefused as error:
-                if error.status != NOT_FOUND:
-                    raise
+            except ClusterError as error:
+                if not (isinstance(error, ClusterRefused) and error.status == NOT_FOUND):
+                    failed.append(error)
+        if failed:
+            raise failed[0]
 
     @asynccontextmanager
     async def claimed(self, owner: ScaledOwner, claim: OperationClaim) -> AsyncIterator[None]:
@@ -171,32 +191,53 @@ class ScaledJob:
         try:
             yield
         finally:
-            await self._write(owner, claim.token, None)
+            try:
+                await self._write(owner, claim.token, None)
+            except ClusterError as error:  # what was done stays done
+                until = moment(claim.until_unix_s)
+                note(f"{owner} takes no other operation until {until}: {error}")
 
     async def write_claim(self, owner: ScaledOwner, claim: OperationClaim) -> None:
         """Write or change the claim; raises ``InUse`` if another operation has it."""
         await self._write(owner, claim.token, claim)
 
     async def _write(self, owner: ScaledOwner, token: str, claim: OperationClaim | None) -> None:
-        for _ in range(CLAIM_TRIES):
-            read = await self._api.get(owner.path)
-            metadata, held = read["metadata"], claim_of(read)
+        def change(read: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+            held = claim_of(read)
             ours = held is not None and held.token == token
             if claim is None and not ours:
-                return  # another one has taken it over, or it is gone
+                return None  # another one has taken it over, or it is gone
             if claim is not None and not ours and (why := refusal(held, time())):
                 raise InUse(f"{owner} is in use: {why}")
-            version = str(metadata["resourceVersion"])
-            patch = release_patch(version) if claim is None else claim.patch(version)
+            return owner.path, claim_patch(claim)
+
+        await self._compared(owner, change)
+
+    async def _compared(
+        self,
+        owner: ScaledOwner,
+        change: Callable[[dict[str, Any]], tuple[str, dict[str, Any]] | None],
+    ) -> None:
+        """Write the patch that ``change`` makes of the object, if it stays as read; else again.
+
+        ``change`` returns the patch with its path, or None for none.
+        """
+        for _ in range(WRITE_TRIES):
+            read = await self._api.get(owner.path)
+            if (patch := change(read)) is None:
+                return
+            path, body = patch
+            version = {"resourceVersion": str(read["metadata"]["resourceVersion"])}
+            metadata = {**body.get("metadata", {}), **version}
             try:
-                await self._api.merge(owner.path, patch)
+                await self._api.merge(path, {**body, "metadata": metadata})
             except ClusterRefused as error:
                 if error.status != CONFLICT:
                     raise
                 await asyncio.sleep(0.1)
                 continue
             return
-        raise ClusterUnavailable(f"{owner} changes all the time: {CLAIM_TRIES} writes were late")
+        raise ClusterUnavailable(f"{owner} changes all the time: {WRITE_TRIES} writes were late")
 
     async def _annotate(self, name: str, cost: str | None) -> None:
         body = {"metadata": {"annotations": {DELETION_COST: cost}}}
@@ -209,8 +250,8 @@ class ScaledJob:
 def last_line(ran: Ran) -> str:
     """Return what a command said last, without its prefix."""
     lines = (ran.err or ran.out).strip().splitlines()
-    told = lines[-1].removeprefix("muster: ") if lines else ""
-    return told or f"it ended with {ran.status}"
+    last = lines[-1].removeprefix("muster: ") if lines else ""
+    return last or f"it ended with {ran.status}"
 
 
 def _sizes(status: dict[str, Any]) -> Sizes | None:

@@ -3,25 +3,56 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import socket
 from collections.abc import Callable
 from time import time
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from agent.config.parsers import count as count_of
+from agent.config.parsers import duration_s
 from agent.telemetry.logs import printable
 from console.job.drain import requester
+from console.remote.reach import through_the_api_server
 from console.remote.scaling.claim import GRACE_S, OperationClaim
 from rdzv.errors import ConfigError
 
 T = TypeVar("T")
+Command = Callable[..., Any]
 
 POLL_S = 1.0
 """Interval at which the job is looked at. Shorter: more commands in its sidecars."""
 
-TIMEOUT = "10m"
+NUMBER = count_of(1, 100_000)
+"""Parses a number of pods."""
+
+
+def scaling(*, count: str, timeout: str, dry_run: str) -> Callable[[Command], Command]:
+    """Return a decorator that gives a command JOB, the cluster, and what both commands take.
+
+    ``count``, ``timeout`` and ``dry_run``: the help of the options. The command gets ``count``, or
+    None, as a number, and ``timeout_s``.
+    """
+    shared = (
+        click.argument("job", metavar="JOB"),
+        through_the_api_server,
+        click.option("--count", metavar="N", help=count),
+        click.option("--timeout", metavar="TIME", default="10m", show_default=True, help=timeout),
+        click.option("--dry-run", is_flag=True, help=dry_run),
+    )
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def parsed(count: str | None, timeout: str, **arguments: Any) -> Any:
+            limit_s = read("--timeout", duration_s(1, 86_400), timeout) or 0.0
+            return command(count=read("--count", NUMBER, count), timeout_s=limit_s, **arguments)
+
+        return functools.reduce(lambda made, add: add(made), reversed(shared), parsed)
+
+    return decorate
 
 
 def read(flag: str, parse: Callable[[str], T], text: str | None) -> T | None:

@@ -60,6 +60,11 @@ class ScaledOwner:
             there[last] = number
         return self.path, patch
 
+    def count_in(self, read: Mapping[str, Any]) -> int:
+        """Return the count in the same object as it was read again."""
+        number = _at(read, self.way.numbers[0])
+        return self.fixed + (number if type(number) is int else 1)
+
 
 def scaled_owner(owner: Owner | None, path: str | None, read: Mapping[str, Any]) -> ScaledOwner:
     """Return an owner that can be scaled, as ``read`` at ``path``.

@@ -9,15 +9,13 @@ from time import monotonic
 
 import click
 
-from agent.config.parsers import count as count_of
-from agent.config.parsers import duration_s
 from console.help import Command
 from console.job.drain import STATUS as OUTCOMES
 from console.remote.followed import Lines
-from console.remote.reach import ClusterOptions, cluster, through_the_api_server
+from console.remote.reach import ClusterOptions, cluster
 from console.remote.scaling.departure import COST, ScaleInPlan, WhoLeaves, ahead_of, departure
 from console.remote.scaling.job import InUse, ScaledJob, Scene
-from console.remote.scaling.options import POLL_S, TIMEOUT, new_claim, note, read, say
+from console.remote.scaling.options import POLL_S, new_claim, note, say, scaling
 from console.remote.scaling.pods import ScaledPod
 from console.remote.scaling.scaleout import restored
 from controller.cluster.executed import Wrote
@@ -45,26 +43,24 @@ Examples:
   muster scalein digits --node gpu-17
 """,
 )
-@click.argument("job", metavar="JOB")
+@scaling(
+    count="Pods to take away.",
+    timeout="Time to save and go.",
+    dry_run="Say who would go, and end.",
+)
 @click.argument("pods", metavar="[POD]...", nargs=-1)
-@through_the_api_server
-@click.option("--count", metavar="N", help="Pods to take away.")
 @click.option("--node", metavar="NODE", help="Take the pods on this node.")
 @click.option("--spot-first", is_flag=True, help="Take pods on spot nodes first; --count of them.")
 @click.option("--idle", is_flag=True, help="Drain only: the count stays, and the pods idle.")
-@click.option(
-    "--timeout", metavar="TIME", default=TIMEOUT, show_default=True, help="Time to save and go."
-)
-@click.option("--dry-run", is_flag=True, help="Say who would go, and end.")
 def scalein(
     options: ClusterOptions,
     job: str,
     pods: tuple[str, ...],
-    count: str | None,
+    count: int | None,
     node: str | None,
     spot_first: bool,
     idle: bool,
-    timeout: str,
+    timeout_s: float,
     dry_run: bool,
 ) -> int:
     """Take pods away from JOB: all ranks save, then its owner ends them.
@@ -72,16 +68,14 @@ def scalein(
     A StatefulSet, an Indexed Job, a PyTorchJob and an MPIJob drop the highest index: another pod is
     refused, or idles (--idle) until its drain is cancelled. A Deployment drops the pods you name.
     """
-    less = read("--count", count_of(1, 100_000), count)
-    if sum((bool(pods), node is not None, less is not None or spot_first)) != 1:
+    if sum((bool(pods), node is not None, count is not None or spot_first)) != 1:
         raise ConfigError("give one of --count, names of pods, --node and --spot-first")
-    selection = WhoLeaves(less, pods, node or "", spot_first)
-    limit_s = read("--timeout", duration_s(1, 86_400), timeout) or 0.0
+    selection = WhoLeaves(count, pods, node or "", spot_first)
 
     async def run() -> int:
         async with cluster(options) as api:
             scaled = ScaledJob(api, job)
-            return await scale_in(scaled, selection, limit_s, idle=idle, dry_run=dry_run)
+            return await scale_in(scaled, selection, timeout_s, idle=idle, dry_run=dry_run)
 
     return asyncio.run(run())
 
@@ -139,7 +133,7 @@ class _ScaleIn:
         until_s = monotonic() + timeout_s
         claim = new_claim(f"scalein of {', '.join(self._names)[:100]}", timeout_s)
         if count is not None:
-            await self._job.scale(owner, count, dry=True)
+            await self._job.try_scale(owner, count)
         async with self._job.claimed(owner, claim):
             await self._job.check_count(owner)
             marked: dict[str, str | None] = {}
@@ -152,7 +146,6 @@ class _ScaleIn:
                     say(f"{', '.join(self._names)}: idle until muster drain POD --cancel")
                     return EXIT_DONE if saved else UNSAVED
                 await self._until_first(until_s)
-                await self._job.check_count(owner)
                 await self._job.scale(owner, count)
             except (asyncio.CancelledError, Exception) as error:
                 await self._undo(marked)
@@ -234,12 +227,12 @@ class _ScaleIn:
                 note(f"the deletion costs of {', '.join(marked)} are still set: {error}")
         for pod in self._drained:
             try:
-                ran = await self._job.told("drain", pod.name, "--cancel")
-                told = "" if ran.status == EXIT_DONE else f": it ended with {ran.status}"
+                ran = await self._job.ran("drain", pod.name, "--cancel")
+                why = "" if ran.status == EXIT_DONE else f"it ended with {ran.status}"
             except ClusterError as error:
-                told = f": {error}"
-            if told:
-                note(f"the drain of {pod.name} is not cancelled{told}")
+                why = str(error)
+            if why:
+                note(f"the drain of {pod.name} is not cancelled: {why}")
         await self._want_again()
 
     async def _want_again(self) -> None:

@@ -9,18 +9,16 @@ from time import monotonic
 
 import click
 
-from agent.config.parsers import count as count_of
-from agent.config.parsers import duration_s
 from console.help import Command
-from console.remote.reach import ClusterOptions, cluster, through_the_api_server
+from console.remote.reach import ClusterOptions, cluster
 from console.remote.scaling.arrival import Came, ScaleOutPlan, arrival, came, waiting, withdrawn
 from console.remote.scaling.claim import OperationClaim
 from console.remote.scaling.job import InUse, ScaledJob, Scene
-from console.remote.scaling.options import POLL_S, TIMEOUT, new_claim, note, read, say
+from console.remote.scaling.options import NUMBER, POLL_S, new_claim, note, read, say, scaling
 from console.remote.scaling.pods import ScaledPod
 from launcher_shim.exit_status import EXIT_DONE
 from rdzv.counting import counted, duration
-from rdzv.errors import ClusterUnavailable, ConfigError
+from rdzv.errors import ClusterUnavailable, ConfigError, MusterError
 from rdzv.records.sizes import Sizes
 
 PARTLY, ROLLED_BACK, IN_USE = 3, 4, 5
@@ -54,22 +52,18 @@ Examples:
   muster scaleout digits --to 8 --max --all-or-nothing
 """,
 )
-@click.argument("job", metavar="JOB")
-@through_the_api_server
-@click.option("--count", metavar="N", help="Pods to add.")
+@scaling(count="Pods to add.", timeout="Time to come.", dry_run="Say what would be done, and end.")
 @click.option("--to", metavar="N", help="Pods to have.")
-@click.option("--timeout", metavar="TIME", default=TIMEOUT, show_default=True, help="Time to come.")
 @click.option("--max", "raises_max", is_flag=True, help="Raise the job's max if it is too low.")
 @click.option(
     "--all-or-nothing", "whole", is_flag=True, help="Admit all of them together, or none."
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and end.")
 def scaleout(
     options: ClusterOptions,
     job: str,
-    count: str | None,
+    count: int | None,
     to: str | None,
-    timeout: str,
+    timeout_s: float,
     raises_max: bool,
     whole: bool,
     dry_run: bool,
@@ -79,11 +73,10 @@ def scaleout(
     Pods that take part by the time-out stay; the count becomes that of those that came. Ctrl-C
     leaves the count as asked for; with --all-or-nothing it undoes it.
     """
-    number = count_of(1, 100_000)
     request = More(
-        read("--count", number, count),
-        read("--to", number, to),
-        read("--timeout", duration_s(1, 86_400), timeout) or 0.0,
+        count,
+        read("--to", NUMBER, to),
+        timeout_s,
         raises_max=raises_max,
         whole=whole,
         dry_run=dry_run,
@@ -163,7 +156,7 @@ class _ScaleOut:
         until_s = monotonic() + timeout_s
         claim = new_claim(f"scaleout to {self._found.count}", timeout_s)
         owner, found = self._scene.owner, self._found
-        await self._job.scale(owner, found.count, dry=True)
+        await self._job.try_scale(owner, found.count)
         async with self._job.claimed(owner, claim):
             await self._job.check_count(owner)
             holds = self._whole and self._scene.sizes is not None
@@ -178,14 +171,14 @@ class _ScaleOut:
                 if not self._whole:
                     note(f"the count of {owner} stays {found.count}: muster scalein undoes it")
                     raise
-                await self._roll_back("Ctrl-C")
+                await self._undo("Ctrl-C")
                 raise
             except InUse:
                 await self._set_back(owner.count)
                 raise
             except Exception:
                 if self._whole:
-                    await self._roll_back("it could not be done")
+                    await self._undo("it could not be done")
                 raise
         return status
 
@@ -252,19 +245,25 @@ class _ScaleOut:
         judged = came(self._found, scene.pods, paused=scene.paused)
         if judged.complete:
             return EXIT_DONE
-        gone, told = withdrawn(scene.owner, scene.pods, judged.count)
-        await self._mark(gone)
-        await self._job.scale(scene.owner, judged.count)
+        gone, what_goes = withdrawn(scene.owner, scene.pods, judged.count)
+        await self._withdraw(gone, judged.count)
         await self._let_in(judged.count)
-        say(f"not all came in time: {judged.count} of {self._found.count} stay; {told}")
+        say(f"not all came in time: {judged.count} of {self._found.count} stay; {what_goes}")
         return PARTLY
 
+    async def _undo(self, why: str) -> None:
+        """Set all back after an error or Ctrl-C; what fails is said, and hides no error."""
+        try:
+            await self._roll_back(why)
+        except MusterError as error:
+            await self._set_back(self._found.before)
+            note(f"{why}, and {self._scene.owner} is not as it was: {error}")
+
     async def _roll_back(self, why: str) -> None:
-        """Set count and bounds back as they were."""
+        """Set count and bounds back as they were; raises ``InUse`` if the count is another's."""
         before = self._found.before
         scene = await self._look()
-        await self._mark(self._new(scene))
-        await self._job.scale(self._scene.owner, before)
+        await self._withdraw(self._new(scene), before)
         until_s = monotonic() + GONE_S
         while monotonic() < until_s:
             scene = await self._look()
@@ -278,10 +277,20 @@ class _ScaleOut:
         pods = () if scene is None else scene.pods
         return [pod for pod in pods if pod.uid not in self._before and not pod.deleting]
 
-    async def _mark(self, pods: list[ScaledPod]) -> None:
-        """Let a Deployment take these; any other owner takes the highest index."""
-        if not self._scene.owner.ordinal:
-            await self._job.mark(pods, {})
+    async def _withdraw(self, pods: list[ScaledPod], count: int) -> None:
+        """Write a lower count; a Deployment takes these pods, any other owner the highest indexes.
+
+        Raises ``InUse`` if the count is no longer what this operation has asked for.
+        """
+        marked: dict[str, str | None] = {}
+        asked_for = replace(self._scene.owner, count=self._found.count)
+        try:
+            if not asked_for.ordinal:
+                await self._job.mark(pods, marked)
+            await self._job.scale(asked_for, count)
+        except (MusterError, asyncio.CancelledError):
+            await self._job.unmark(marked)
+            raise
 
     async def _set_back(self, count: int) -> None:
         """Set the bounds back that newcomers were kept waiting by."""
