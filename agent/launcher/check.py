@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from agent.rundir.launch_report import LaunchReport
 from launcher_shim.pod.torchrun_line import bounds
+from rdzv.counting import counted
 from rdzv.records.bypass import Bypass
 
 FINE = Bypass()
@@ -51,6 +52,7 @@ class LauncherView:
     and whether each has shown another ``--nnodes`` than its sidecar's. ``others``: run ids that
     torchruns of other members are in. ``ranks``: training processes have published their progress.
     ``workers``: the number that its torchrun has started in the present round; 0: unknown.
+    ``plain``: why workers started without the zygote that ``MUSTER_WARM`` asks for, by local rank.
     """
 
     expected: bool = False
@@ -60,6 +62,7 @@ class LauncherView:
     others: frozenset[str] = frozenset()
     ranks: bool = False
     workers: int = 0
+    plain: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,10 @@ def decide(
 ) -> Bypass:
     """Return the finding, in a sentence that stays the same for as long as it is so."""
     found = _fault(now, seen, sight, policy)
-    if not sight.runs or seen.workers in (0, policy.slots):
+    other = sight.runs and seen.workers not in (0, policy.slots)
+    if not found.kind and sight.plain:
+        found = Bypass("plain", _plain(sight.plain))
+    if not other:
         return found
     if found.kind:
         return replace(found, slots=seen.workers)
@@ -136,6 +142,13 @@ def _fault(
     if now - seen.waiting_since_s < policy.patience_s:
         return FINE
     return _of_absent(sight, policy)
+
+
+def _plain(reasons: tuple[str, ...]) -> str:
+    """Return the sentence on workers that started plainly, and why."""
+    those = counted(len(reasons), "worker")
+    several = "; ".join(dict.fromkeys(reasons))
+    return f"{those} started without the zygote, so later than with it: {several}"
 
 
 def _of_connected(

@@ -26,7 +26,7 @@ from launcher_shim.c10d.stages import torch_run_id
 from rdzv.errors import RecordError, StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
-from rdzv.records.bypass import KINDS, Bypass
+from rdzv.records.bypass import KINDS, REMARKS, Bypass
 from rdzv.store import Delete, Operation, Put
 
 log = logging.getLogger(__name__)
@@ -73,19 +73,21 @@ class LauncherWatcher:
     async def run(self) -> None:
         """Poll the launcher until cancelled."""
         while True:
-            launch, ranks, commands = await asyncio.to_thread(self._look)
-            sight = self._sight(launch, ranks=ranks, commands=commands)
+            sight = self._sight(*await asyncio.to_thread(self._look))
             now = self._clock()
             self._seen = observe(now, self._seen, sight, self._policy)
             self._log_change(check.decide(now, self._seen, sight, self._policy))
             await self._write()
             await asyncio.sleep(self._look_s)
 
-    def _look(self) -> tuple[LaunchReport | None, bool, bool]:
-        ranks, commands = self._run_dir.ranks(), self._run_dir.commands()
-        return self._run_dir.launch(), bool(ranks), commands is not None
+    def _look(self) -> tuple[LaunchReport | None, bool, bool, tuple[str, ...]]:
+        run_dir = self._run_dir
+        commands = run_dir.commands() is not None
+        return run_dir.launch(), bool(run_dir.ranks()), commands, run_dir.plain_starts()
 
-    def _sight(self, launch: LaunchReport | None, *, ranks: bool, commands: bool) -> LauncherView:
+    def _sight(
+        self, launch: LaunchReport | None, ranks: bool, commands: bool, plain: tuple[str, ...]
+    ) -> LauncherView:
         me, snapshot = self._registrar.identity, self._client.membership.snapshot()
         driven = commands or (launch is not None and launch.launcher == "horovodrun")
         driven = driven or any(one.role == "launcher" for one in snapshot.members.values())
@@ -107,6 +109,7 @@ class LauncherWatcher:
             ),
             ranks=ranks,
             workers=self._endpoint.workers,
+            plain=plain,
         )
 
     def _log_change(self, finding: Bypass) -> None:
@@ -114,11 +117,11 @@ class LauncherWatcher:
             return
         before, self.finding = self.finding, finding
         if not finding.kind:
-            if before.kind == "slots":
+            if before.kind in REMARKS:
                 return  # nothing was wrong
             log.info("the launcher uses its sidecar correctly again", extra={"event": "launcher"})
             return
-        level = logging.INFO if finding.kind in ("unseen", "slots") else logging.WARNING
+        level = logging.INFO if finding.kind in REMARKS | {"unseen"} else logging.WARNING
         sentence = f"{self._registrar.identity.member}: {finding.sentence}"
         log.log(level, "%s", sentence, extra={"event": "launcher", "kind": finding.kind})
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from agent.config.sidecar import Config
 from agent.rundir.failure_report import FailureReport, read_failures
 from agent.rundir.gate_page import GatePage
-from agent.rundir.launch_report import LaunchReport, read_launch
+from agent.rundir.launch_report import LaunchReport, read_launch, read_plain_starts
 from agent.rundir.programs import EXEC_PROGRAMS, PROGRAMS, exec_program, program
 from agent.rundir.progress import read_ranks
 from launcher_shim.rundir import layout
@@ -107,6 +107,7 @@ class RunDir:
         with self._usable():
             self._make_dir(self.path / layout.PROGRESS, 0o1777)
             self._make_dir(self.path / layout.LAUNCH, 0o1777)
+            self._make_dir(self.path / layout.PLAIN_STARTS, 0o1777)
             self._make_dir(self.path / layout.RANK_ERRORS, 0o1777)
             self._page.make()
             self._make_dir(self.path / layout.MODULES, 0o755)
@@ -233,6 +234,10 @@ class RunDir:
     def launch(self) -> LaunchReport | None:
         """Read the report of ``muster-run`` on its launcher; None if there is none."""
         return read_launch(self.path)
+
+    def plain_starts(self) -> tuple[str, ...]:
+        """Read why workers of this pod started without a zygote, by local rank."""
+        return read_plain_starts(self.path)
 
     def failures(self) -> tuple[FailureReport, ...]:
         """Read the errors that the ranks of this pod have reported, the earliest first."""

@@ -16,6 +16,9 @@ from launcher_shim.rundir.safe_open import read_untrusted
 from rdzv.errors import RecordError
 from rdzv.records.codec import load_record, take
 
+PLAIN_STARTS_MAX = 64
+"""The most files to read: a pod has a worker for each of its devices."""
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchReport:
@@ -53,6 +56,22 @@ def read_launch(run_dir: Path) -> LaunchReport | None:
         )
     except RecordError:
         return None
+
+
+def read_plain_starts(run_dir: Path) -> tuple[str, ...]:
+    """Read why workers started without the zygote, by local rank; skip what cannot be read."""
+    reasons = []
+    try:
+        paths = sorted((run_dir / layout.PLAIN_STARTS).iterdir())[:PLAIN_STARTS_MAX]
+    except OSError:
+        return ()
+    for path in paths:
+        try:
+            content = read_untrusted(path, REPORT_MAX_BYTES)
+        except OSError:
+            continue
+        reasons.append(_text(content.decode("utf-8", errors="replace")))
+    return tuple(filter(None, reasons))
 
 
 def _text(value: object) -> str:

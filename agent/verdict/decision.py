@@ -10,6 +10,7 @@ from agent.verdict.cures import cure, launcher_cure
 from agent.verdict.states import State
 from agent.verdict.view import JobView, RunView
 from rdzv.counting import counted, duration
+from rdzv.records.bypass import REMARKS, Bypass
 
 STUCK_S = 300.0
 """Time without a step after which a world is stuck, in seconds: longer than most evaluations and
@@ -88,7 +89,7 @@ def _without_run(view: JobView, least: int) -> JobVerdict:
     if here < least:
         return _too_few(view, here, least)
     why, do = "no torchrun has asked for a world yet", ""
-    if faults := sorted(view.bypasses.items()):
+    if faults := _faults(view):
         name, fault = faults[0]
         why, do = f"{name}: {fault.sentence}", launcher_cure(view, name, fault)
     return JobVerdict("starting", why, do, _last(view, "join"))
@@ -106,13 +107,18 @@ def _too_few(view: JobView, here: int, least: int) -> JobVerdict:
 
 def _forming(view: JobView, run: RunView, now_unix_s: float) -> JobVerdict:
     why, asking = view.awaited(run, now_unix_s), run.places.asking
-    faults = [(name, one) for name, one in sorted(view.bypasses.items()) if name not in asking]
+    faults = [(name, one) for name, one in _faults(view) if name not in asking]
     if not faults:
         return JobVerdict("gathering", why)
     name, fault = faults[0]
     return JobVerdict(
         "gathering", f"{why}; {name}: {fault.sentence}", launcher_cure(view, name, fault)
     )
+
+
+def _faults(view: JobView) -> list[tuple[str, Bypass]]:
+    """Return the launchers that do not take part, by member."""
+    return [one for one in sorted(view.bypasses.items()) if one[1].kind not in REMARKS]
 
 
 def _training(view: JobView, run: RunView, now_unix_s: float) -> JobVerdict:

@@ -14,11 +14,15 @@ from rdzv.errors import RecordError
 from rdzv.records.codec import dump_record, load_record, take
 from rdzv.store import KeyValue
 
-Kind = Literal["", "unseen", "absent", "elsewhere", "run_id", "nnodes", "slots"]
+Kind = Literal["", "unseen", "absent", "elsewhere", "run_id", "nnodes", "slots", "plain"]
 """The fault. ``unseen``: nothing is known of the training container yet. ``absent``: it runs, and
 its launcher has not connected. ``elsewhere``: the launcher was given another rendezvous.
 ``run_id``: it asks for another run than the others. ``nnodes``: its ``--nnodes`` is not its
-sidecar's. ``slots``: it started another number of workers than its sidecar's slots."""
+sidecar's. ``slots``: it started another number of workers than its sidecar's slots. ``plain``:
+with ``MUSTER_WARM`` some start without the zygote."""
+
+REMARKS: frozenset[Kind] = frozenset({"slots", "plain"})
+"""The kinds that are no fault: the launcher takes part as it should."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SENTENCE_LENGTH = 400

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from agent.rundir.launch_report import read_plain_starts
 from agent.rundir.programs import program
 from launcher_shim.pod import torchrun_line
 from launcher_shim.pod.warm.circumstances import OF_A_ROUND
@@ -75,9 +76,11 @@ class Torchrun:
 
     def __init__(self, root: Path, *, warm: bool, environ: Mapping[str, str] = {}) -> None:
         self._root, self._count = root, 0
-        run_dir, image = root / "run", root / "site-packages"
+        self.run_dir = run_dir = root / "run"
+        image = root / "site-packages"
         programs, modules = run_dir / layout.PROGRAMS, run_dir / layout.MODULES
-        for folder in (programs, modules, image / "torch/distributed/launcher"):
+        notes = run_dir / layout.PLAIN_STARTS
+        for folder in (programs, modules, notes, image / "torch/distributed/launcher"):
             folder.mkdir(parents=True, exist_ok=True)
         (programs / layout.TORCHRUN).write_bytes(program(layout.TORCHRUN))
         source = Path(torchrun_line.__file__).parent / layout.STARTUP
@@ -92,6 +95,7 @@ class Torchrun:
                 "PATH": os.defpath,
                 "PYTHONPATH": f"{modules}{os.pathsep}{image}",
                 "MUSTER_WARM": "1" if warm else "0",
+                "MUSTER_RUN_DIR": str(run_dir),
                 **DELIVERED,
                 **environ,
             },
@@ -320,6 +324,25 @@ def test_one_that_is_given_something_else_starts_plainly_and_says_so(
     assert warm.err.startswith(SAID)
     assert OTHERS[what]["why"] in warm.err
     assert json.loads(warm.out) == json.loads(fresh.out)
+
+
+def test_the_sidecar_knows_which_workers_start_plainly_and_why(
+    both: tuple[Torchrun, Torchrun], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('here')")
+    _, warm = both
+    for former in (warm.run_dir / layout.PLAIN_STARTS).iterdir():
+        former.unlink()
+    warm.start(str(script), LOCAL_RANK="3", CUDA_VISIBLE_DEVICES="3")
+    warm.start(str(script), LOCAL_RANK="4", before=["nice", "-n", "3"])
+    first, second = read_plain_starts(warm.run_dir)
+    assert "differs from torchrun's in CUDA_VISIBLE_DEVICES" in first
+    assert "another nice" in second
+    warm.start(str(script), LOCAL_RANK="3")
+    assert read_plain_starts(warm.run_dir) == (second,)
+    warm.start(str(script), LOCAL_RANK="4")
+    assert read_plain_starts(warm.run_dir) == ()
 
 
 WATCHES = {

@@ -16,7 +16,7 @@ from agent.launcher.check import (
     observe,
 )
 from agent.rundir.launch_report import LaunchReport
-from rdzv.records.bypass import Bypass
+from rdzv.records.bypass import REMARKS, Bypass
 from rdzv.store import KeyValue
 
 POLICY = LauncherPolicy("digits", 2, 4, 29400)
@@ -72,6 +72,19 @@ def test_one_that_was_sent_elsewhere_is_named_at_once(launch: LaunchReport, part
     assert found.kind == "elsewhere"
     assert part in found.sentence
     assert "localhost:29400" in found.sentence
+
+
+def test_workers_that_start_without_the_zygote_are_named_and_no_fault() -> None:
+    sight = replace(READY, launch=HERE, runs={"digits": False}, workers=1)
+    found = Watching().shows(replace(sight, plain=("its limits differ", "its limits differ")))
+    assert found.kind in REMARKS
+    assert found.sentence == (
+        "2 workers started without the zygote, so later than with it: its limits differ"
+    )
+    other = Watching().shows(replace(sight, plain=("why",), workers=3))
+    assert (other.kind, other.slots) == ("plain", 3)
+    gone = Watching().shows(replace(READY, launch=replace(HERE, standalone=True), plain=("why",)))
+    assert gone.kind == "elsewhere"
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:29400", "127.0.0.1:29400", "[::1]:29400"])

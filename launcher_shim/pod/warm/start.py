@@ -15,10 +15,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from typing import Any, Dict, List, Mapping
 
 from launcher_shim.pod.warm import wire
+from launcher_shim.pod.warm.stub import note
 from launcher_shim.pod.warm.zygote import MARK, ROOM, command
+from launcher_shim.rundir import layout
 
 log = logging.getLogger(__name__)
 
@@ -53,13 +56,17 @@ def offer(archive: str) -> None:
 
     ``archive`` has Muster's modules. An interpreter that the user has set stays.
     """
+    notes = os.path.join(os.environ.get("MUSTER_RUN_DIR", ""), layout.PLAIN_STARTS)
+    with suppress(OSError):  # those on the workers of a torchrun before this one
+        for name in os.listdir(notes):
+            os.unlink(os.path.join(notes, name))
     if wire.OVERRIDE in os.environ:
-        log.info("workers start without a zygote: %s is set", wire.OVERRIDE)
+        _without(f"{wire.OVERRIDE} is set")
         return
     try:
         folder = tempfile.mkdtemp(prefix=FOLDER)  # no other user may look into it
     except OSError as error:
-        log.warning("workers start without a zygote: there is no folder for it: %s", error)
+        _without(f"there is no folder for it: {error}")
         return
     # The zygote removes it as well: it is there after a SIGKILL to this process.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -69,9 +76,15 @@ def offer(archive: str) -> None:
             file.write(_STUB.format(python=sys.executable, archive=archive))
         subprocess.run([stub, wire.TRIAL], check=True, timeout=TRIAL_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("workers start without a zygote: no program runs in %s: %s", folder, error)
+        _without(f"no program runs in {folder}: {error}")
         return
     os.environ[wire.OVERRIDE] = stub
+
+
+def _without(why: str) -> None:
+    """Say that no worker of this torchrun starts warm: in its log, and to its sidecar."""
+    log.warning("workers start without a zygote: %s", why)
+    note(os.environ, why)
 
 
 def begin(entrypoint: object, archive: str) -> None:
@@ -84,6 +97,7 @@ def begin(entrypoint: object, archive: str) -> None:
         return  # the user's own, or none
     if entrypoint != stub:
         del os.environ[wire.OVERRIDE]
+        _without("torchrun starts another program than Python")
         return
     if any(one.poll() is None for one in _zygotes):
         return

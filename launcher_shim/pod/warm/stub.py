@@ -13,16 +13,20 @@ import select
 import signal
 import socket
 import sys
-from typing import Any, Dict, List, NoReturn
+from typing import Any, Dict, List, Mapping, NoReturn
 
 from launcher_shim.pod.warm import wire
 from launcher_shim.pod.warm.circumstances import circumstances
+from launcher_shim.rundir import layout
 
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 60.0
 """The zygote may still be importing what this worker would have to import itself."""
 EXIT_LOST = 128 + signal.SIGKILL
 """The zygote is gone, and with it the worker's status."""
+
+ALL = "all"
+"""The file on all workers of a torchrun, in the place of a local rank."""
 
 _NOT_PASSED = frozenset(
     {
@@ -47,6 +51,7 @@ def main() -> NoReturn:
     try:
         line = _asked(environ)
         pid = _pid(line)
+        note(environ, "")
     except (OSError, ValueError, wire.Unsaid) as error:
         signal.set_wakeup_fd(before)
         _start_plainly(environ, str(error) or type(error).__name__, _numbers(reader))
@@ -102,6 +107,27 @@ def _pid(line: socket.socket) -> int:
     return int(answer["pid"])
 
 
+def note(environ: Mapping[str, str], why: str) -> None:
+    """Leave the reason for a plain start in the run directory, for its sidecar; empty: none.
+
+    It is one file for each local rank. The log has it where there is no such folder.
+    """
+    name = os.path.basename(environ.get("LOCAL_RANK", "")) or ALL
+    path = os.path.join(environ.get("MUSTER_RUN_DIR", ""), layout.PLAIN_STARTS, name)
+    aside = "%s.%d" % (path, os.getpid())
+    try:
+        if why:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with open(os.open(aside, flags, 0o644), "w", encoding="utf-8") as file:
+                os.fchmod(file.fileno(), 0o644)  # the sidecar may be another user
+                file.write(why)
+            os.replace(aside, path)
+        else:
+            os.unlink(path)
+    except OSError:
+        return
+
+
 def _to_group(pid: int, number: int) -> None:
     try:
         os.killpg(pid, number)
@@ -111,6 +137,7 @@ def _to_group(pid: int, number: int) -> None:
 
 def _start_plainly(environ: Dict[str, str], why: str, signals: bytes) -> NoReturn:
     """Become the interpreter; signals that have come meanwhile count for it."""
+    note(environ, why)
     sys.stderr.write("muster-run: a worker starts without the zygote: %s\n" % why)
     sys.stderr.flush()
     for number in signal.valid_signals() - _NOT_PASSED:
