@@ -17,13 +17,11 @@ from agent.telemetry.logs import printable
 from console.job.drain import STATUS, DrainByHand, write
 from console.job.reading import connected, look_at_all
 from launcher_shim.exit_status import EXIT_DONE, EXIT_UNAVAILABLE
+from rdzv.drain.transactions import TOGETHER_MOST
 from rdzv.errors import MusterError
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Operation
-
-TOGETHER_MOST = 40
-"""The most drains that one transaction starts: each compares three keys, and etcd takes 128."""
 
 FROM_BAD_TO_WORSE = ("committed", "uncommitted", "cancelled", "expired", "lost")
 """The outcomes of drains; any other end, as that of a job that cannot be asked, is worse."""

@@ -28,7 +28,7 @@ from controller.notices.decision import (
 from controller.notices.node import NodeSeen
 from controller.notices.policy import NoticePolicy
 from controller.owners.pods import PodSeen
-from rdzv.drain.transactions import cancel, first_write, preempted
+from rdzv.drain.transactions import TOGETHER_MOST, cancel, first_write, preempted
 from rdzv.errors import StoreAmbiguous, StoreError
 from rdzv.keys import JobKeys
 from rdzv.records.drain import CONTROLLER, Drain
@@ -132,7 +132,10 @@ class NoticeExecutor:
             return made.wake_at_s
         try:
             marked = [await self._mark(one) for one in made.marks]
-            asked = [await self._ask(one) for one in made.asks]
+            asked = [
+                await self._ask(keys, made.asks[at : at + TOGETHER_MOST])
+                for at in range(0, len(made.asks), TOGETHER_MOST)
+            ]
             lifted = [await self._lift(one) for one in made.lifts]
         except Exception as error:
             self._tell(keys, error)
@@ -146,11 +149,34 @@ class NoticeExecutor:
             self._defective.add(keys)
             tell_defect(f"cannot request drains in job {keys.job_name}: {error}", error)
 
-    async def _ask(self, ask: NoticeGiven) -> bool:
-        job = self._jobs.state(ask.keys)
+    async def _ask(self, keys: JobKeys, asks: Sequence[NoticeGiven]) -> bool:
+        """Request drains in one transaction: sidecars that see one without the others save twice."""
+        job = self._jobs.state(keys)
         if job is None or job.snapshot.job is None:
             return False
-        record = Drain(
+        live = keys.in_generation(job.snapshot.job.generation)
+        compares: list[Compare] = []
+        operations: list[Operation] = []
+        for ask in asks:
+            planned = first_write(keys, job.snapshot, self._drain(ask))
+            member = Compare(live.member(ask.member.name), "mod", "=", ask.member.mod_revision)
+            compares += [*planned[0], member]
+            operations += planned[1]
+        if not await self._write(keys, compares, operations):
+            return False
+        for ask in asks:
+            self._asked[keys] = after_ask(self._asked[keys], ask)
+            log.info(
+                "requested a drain of %s of job %s: %s",
+                ask.member.name,
+                keys.job_name,
+                ask.reason,
+                extra={"event": "notice_given", "member": ask.member.name, "reason": ask.reason},
+            )
+        return True
+
+    def _drain(self, ask: NoticeGiven) -> Drain:
+        return Drain(
             pod_uid=ask.member.pod_uid,
             member=ask.member.name,
             reason=ask.reason,
@@ -161,20 +187,6 @@ class NoticeExecutor:
             preempted=ask.preempted,
             at_unix_s=time(),
         )
-        compares, operations = first_write(ask.keys, job.snapshot, record)
-        key = ask.keys.in_generation(job.snapshot.job.generation).member(ask.member.name)
-        compares.append(Compare(key, "mod", "=", ask.member.mod_revision))
-        if not await self._write(ask.keys, compares, operations):
-            return False
-        self._asked[ask.keys] = after_ask(self._asked[ask.keys], ask)
-        log.info(
-            "requested a drain of %s of job %s: %s",
-            ask.member.name,
-            ask.keys.job_name,
-            ask.reason,
-            extra={"event": "notice_given", "member": ask.member.name, "reason": ask.reason},
-        )
-        return True
 
     async def _mark(self, mark: PreemptionSeen) -> bool:
         job = self._jobs.state(mark.keys)

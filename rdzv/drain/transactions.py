@@ -17,6 +17,9 @@ from rdzv.store import Compare, Delete, Operation, Put
 COUNTED_MAX = 64
 """Bound on the members counted by ``min`` that one transaction compares: etcd takes 128 at most."""
 
+TOGETHER_MOST = 40
+"""Bound on the drains that one transaction starts: each compares three keys."""
+
 
 def transaction(
     keys: JobKeys, snapshot: DrainingSnapshot, decision: DrainDecision
