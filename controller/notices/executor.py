@@ -150,7 +150,7 @@ class NoticeExecutor:
             tell_defect(f"cannot request drains in job {keys.job_name}: {error}", error)
 
     async def _ask(self, keys: JobKeys, asks: Sequence[NoticeGiven]) -> bool:
-        """Request drains in one transaction: sidecars that see one without the others save twice."""
+        """Request drains in one transaction: sidecars that see only one of two save twice."""
         job = self._jobs.state(keys)
         if job is None or job.snapshot.job is None:
             return False
