@@ -18,9 +18,11 @@ from agent.verdict.decision import verdict
 from agent.verdict.states import STATES, Level
 from agent.verdict.view import JobView
 from console.help import Command
+from console.job.beside import not_running
 from console.job.jobs import list_jobs
 from console.job.output import Face, Grid, Toned, show
 from console.job.pods import pods_of
+from console.job.rows import pod_grid
 from console.job.status_json import status_json
 from console.options import configured_by, job_named, shown_with
 from console.running import found as running_job
@@ -76,9 +78,9 @@ def status(config: JobConfig, as_json: bool, watch: bool, interval_s: float, wid
     """
     store = StoreState()
     face = Face(
-        lambda view: [*_grids(view, wide=wide), *store.warnings()],
-        _line,
-        lambda view: {**status_json(view, time()), **store.as_json()},
+        lambda view: [*_grids(view, wide=wide), *store.warnings(), *_beside()],
+        lambda view: "; ".join((_line(view), *_waiting())),
+        lambda view: {**status_json(view, time()), **store.as_json(), **_beside_json()},
     )
     show(
         config,
@@ -140,6 +142,24 @@ class StoreState:
     def as_json(self) -> dict[str, object]:
         """Return it for ``--json``."""
         return {"store_authenticated": self.enabled, "store_full": self.full}
+
+
+def _beside() -> list[Grid]:
+    lines = not_running(os.environ, time())
+    return [pod_grid(lines, wide=False)] if lines else []
+
+
+def _waiting() -> list[str]:
+    return [
+        f"{one.name} is {one.state}: {one.why}"
+        for one in not_running(os.environ, time())
+        if one.why
+    ]
+
+
+def _beside_json() -> dict[str, object]:
+    lines = not_running(os.environ, time())
+    return {"not_running": [one.as_json() for one in lines]} if lines else {}
 
 
 def _headline(view: JobView) -> str:

@@ -17,9 +17,7 @@ from console.job.node_drain import nothing_on, show, who_leaves, worst
 from console.remote.followed import Lines, object_in
 from console.remote.passing import (
     ANSWER_S,
-    TAIL,
     UNKNOWN_WORDS,
-    ReaderGone,
     in_a_sidecar,
     no_job,
 )
@@ -27,6 +25,7 @@ from console.remote.pods import JobPod, jobs_in, pods_of
 from console.remote.reach import cluster
 from console.remote.refusals import FORBIDDEN, with_right
 from console.remote.sidecar import ask
+from console.remote.terminal import TAIL, ReaderGone
 from console.whereabouts import ClusterOptions
 from controller.cluster.api import ClusterApi
 from launcher_shim.exit_status import (

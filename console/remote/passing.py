@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
-import socket
 import sys
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
-from time import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic, time
 from typing import Any
 
 import click
@@ -24,7 +22,7 @@ from click.core import ParameterSource
 
 from agent.config.sidecar import STORE_SETTINGS
 from console.help import near
-from console.job.drain import ASKED_BY, requester
+from console.job.beside import beside
 from console.job.job_table import JobTable
 from console.job.output import print_grids
 from console.job.rows import job_line, pod_grid, pod_lines
@@ -33,11 +31,10 @@ from console.remote.pods import JobPod, jobs_in, pod_named, pods_of
 from console.remote.reach import cluster
 from console.remote.refusals import with_right
 from console.remote.sidecar import able, ask_one
-from console.style import TERMINAL, is_styled
+from console.remote.terminal import Output, ReaderGone, environment, harmless
 from console.whereabouts import ClusterOptions
-from console.wrapping import columns_of
 from controller.cluster.api import ClusterApi
-from controller.cluster.executed import KEPT_MOST, Ran
+from controller.cluster.executed import Ran
 from launcher_shim.exit_status import (
     EXIT_BROKEN_PIPE,
     EXIT_DONE,
@@ -56,46 +53,17 @@ GIVE_UP_S = 120.0
 VIEWS = frozenset({"status", "hosts", "history", "doctor"})
 """Commands that write nothing: they may be run again in another pod."""
 
+REDRAWN = frozenset({"status", "hosts"})
+"""Views that are drawn over and over in the window, if there is one."""
+
+WINDOW_LOOK_S, PODS_LOOK_S = 0.5, 5.0
+"""Intervals at which the size of the window, and the pods that do not run, are looked at."""
+
 HERE = frozenset({*STORE_SETTINGS, "kubeconfig", "context", "namespace", "job", "named"})
 """Parameters that are for this side: a sidecar has its own job, namespace and store."""
 
 UNKNOWN_WORDS = ("No such option", "there is no command", "No such command", "unexpected extra")
 """Words of click and Muster about an option or a command that a version does not have."""
-
-PRINTED_MOST = 10_000
-"""The lines of a history to know again: more than a store keeps of one job."""
-
-TAIL = 4096
-"""Length of the end of stderr that is kept, to see why a command failed, in characters."""
-
-
-_SEQUENCE = re.compile(r"\x1b\[(?:[0-9;]{0,32}[A-HJKm]|\?(?:25|1049)[hl])")
-"""The sequences that Muster itself prints: colours, moves of the cursor, the screen of a table."""
-_BEGUN = re.compile(r"\x1b(?:\[[0-9;?]{0,32})?\Z")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
-
-
-def cut_sequence(text: str) -> tuple[str, str]:
-    """Cut off the begin of a terminal's sequence at the end of ``text``: pure."""
-    begun = _BEGUN.search(text)
-    at = begun.start() if begun else len(text)
-    return text[:at], text[at:]
-
-
-def harmless(text: str) -> str:
-    """Return ``text`` with those sequences alone that Muster prints: pure.
-
-    A pod may have anything in the place of its sidecar. Its words must not act on the terminal.
-    """
-    pieces, at = [], 0
-    for found in _SEQUENCE.finditer(text):
-        pieces += [_shown(text[at : found.start()]), found.group()]
-        at = found.end()
-    return "".join([*pieces, _shown(text[at:])])
-
-
-def _shown(text: str) -> str:
-    return _CONTROL.sub(lambda one: repr(one.group())[1:-1], text.replace("\x1b", "\\x1b"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,64 +176,6 @@ def _without_sidecar(passed: Passed, job: str, pods: Sequence[JobPod]) -> int:
     return EXIT_DONE
 
 
-class ReaderGone(Exception):
-    """The reader of our output has exited."""
-
-
-@dataclass(slots=True)
-class _Output:
-    """The output of the command, on its way to the user.
-
-    ``history``: lines that another pod has printed before are left out. ``err``: the end of stderr.
-    """
-
-    whole: bool
-    history: bool = False
-    err: str = ""
-    out: str = ""
-    began: bool = False
-    _printed: dict[bytes, None] = field(default_factory=dict)
-    """Digests of the lines that were printed last."""
-    lines: Lines = field(default_factory=Lines)
-    """Those of one pod."""
-    _held: dict[bool, str] = field(default_factory=dict)
-    """The begin of a sequence whose end has not come yet, for stderr or not."""
-
-    def take(self, is_stderr: bool, text: str) -> None:
-        """Print a piece of output, or keep it if it is to be shown as a whole."""
-        self.began = True
-        if is_stderr:
-            self.err = (self.err + text)[-TAIL:]
-            self._print(sys.stderr, text)
-        elif self.whole:
-            self.out += text
-            if len(self.out) > KEPT_MOST:
-                raise ValueError(f"it wrote more than {KEPT_MOST >> 20} MiB")
-        elif self.history:
-            self._take_lines(text)
-        else:
-            self._print(sys.stdout, text)
-
-    def _take_lines(self, text: str) -> None:
-        for line in self.lines.take(text):
-            digest = blake2b(line.encode("utf-8", "replace"), digest_size=16).digest()
-            if digest not in self._printed:
-                self._print(sys.stdout, f"{line}\n")
-            self._printed[digest] = None
-            if len(self._printed) > PRINTED_MOST:
-                del self._printed[next(iter(self._printed))]
-
-    def _print(self, stream: Any, text: str) -> None:
-        held = self._held.get(stream is sys.stderr, "") + text
-        whole, self._held[stream is sys.stderr] = cut_sequence(held)
-        try:
-            stream.write(harmless(whole))
-            stream.flush()
-        except BrokenPipeError as error:
-            # The client of the API server takes an OSError for one of its connection.
-            raise ReaderGone from error
-
-
 @dataclass(slots=True)
 class _Passing:
     """The run of one command in one sidecar after the other."""
@@ -278,11 +188,11 @@ class _Passing:
         """Run it; return the exit status."""
         views = self.passed.is_view
         whole = self.passed.verb == "status" and self.passed.as_json and not self.passed.follows
-        output = _Output(whole, history=self.passed.verb == "history" and self.passed.follows)
+        output = Output(whole, history=self.passed.verb == "history" and self.passed.follows)
         silent_s = 0.0
         while True:
             try:
-                pod, ran = await self._in_one(pods, output)
+                pod, ran = await self._up_to_date(pods, output)
             except ReaderGone:
                 return EXIT_BROKEN_PIPE
             except ClusterUnavailable:
@@ -302,7 +212,44 @@ class _Passing:
                 return ran.status
             return self._ended(pod, ran, output, pods)
 
-    async def _in_one(self, pods: Sequence[JobPod], output: _Output) -> tuple[JobPod, Ran]:
+    async def _up_to_date(self, pods: Sequence[JobPod], output: Output) -> tuple[JobPod, Ran]:
+        """Run it as ``_in_one``; again if the window, or the pods that do not run, change."""
+        environ = environment()
+        if not (self.passed.follows and self.passed.verb in REDRAWN):
+            return await self._in_one(pods, output, environ)
+        while True:
+            environ = {**environment(), **beside(one.facts for one in pods)}
+            running = asyncio.create_task(self._in_one(pods, output, environ), name="view")
+            changed = asyncio.create_task(self._changed(pods, environ), name="beside")
+            try:
+                await asyncio.wait((running, changed), return_when=asyncio.FIRST_COMPLETED)
+                if running.done():
+                    return running.result()
+                pods = changed.result()
+            finally:
+                for one in (running, changed):
+                    one.cancel()
+                await asyncio.wait((running, changed))
+            if "COLUMNS" in environ:
+                click.clear()  # what it has drawn does not fit
+
+    async def _changed(
+        self, pods: Sequence[JobPod], environ: Mapping[str, str]
+    ) -> Sequence[JobPod]:
+        """Wait until the view was made for other surroundings; return the pods as they are then."""
+        looked_s = monotonic()
+        while True:
+            await asyncio.sleep(WINDOW_LOOK_S)
+            if monotonic() - looked_s >= PODS_LOOK_S:
+                looked_s = monotonic()
+                with suppress(ClusterUnavailable):  # the view says what goes on
+                    pods = await pods_of(self.api, self.api.namespace, self.job)
+            if {**environment(), **beside(one.facts for one in pods)} != environ:
+                return pods
+
+    async def _in_one(
+        self, pods: Sequence[JobPod], output: Output, environ: Mapping[str, str]
+    ) -> tuple[JobPod, Ran]:
         """Run it in the first pod that answers; raises ``ClusterUnavailable`` if none does."""
         failures = []
         for pod in able(pods, last=self.passed.member):
@@ -314,7 +261,7 @@ class _Passing:
                     self.passed.words,
                     timeout_s=None if self.passed.follows else ANSWER_S,
                     wrote=output.take,
-                    environ=environment(),
+                    environ=environ,
                 )
             except ClusterUnavailable as error:
                 if output.began and not (self.passed.is_view and self.passed.follows):
@@ -326,7 +273,7 @@ class _Passing:
         why = "; ".join(failures) or "none runs"
         raise ClusterUnavailable(f"no sidecar of job {self.job} answers: {why}")
 
-    def _ended(self, pod: JobPod, ran: Ran, output: _Output, pods: Sequence[JobPod]) -> int:
+    def _ended(self, pod: JobPod, ran: Ran, output: Output, pods: Sequence[JobPod]) -> int:
         if ran.status == EXIT_USAGE and any(word in output.err for word in UNKNOWN_WORDS):
             _say(
                 f"pod {pod.name} has a sidecar of the image {pod.image}, whose muster does not have"
@@ -360,22 +307,6 @@ def _status_in(text: str, pod: JobPod) -> dict[str, Any]:
     if (found := last_object(text)) is None:
         raise ClusterUnavailable(f"what the sidecar of pod {pod.name} says is no status")
     return found
-
-
-def environment() -> dict[str, str]:
-    """Return the variables by which a command prints for this terminal, and knows who asks."""
-    far = [name for name, one in (("stdout", sys.stdout), ("stderr", sys.stderr)) if one.isatty()]
-    environ = {ASKED_BY: requester(socket.gethostname())}
-    if not far:
-        return environ
-    environ[TERMINAL] = ",".join(far)
-    shown = sys.stdout if sys.stdout.isatty() else sys.stderr
-    environ["COLUMNS"] = str(columns_of(shown))
-    environ["LINES"] = str(os.get_terminal_size(shown.fileno()).lines or 24)
-    environ["TERM"] = os.environ.get("TERM", "xterm")
-    if not is_styled(shown):
-        environ["NO_COLOR"] = "1"
-    return environ
 
 
 def _say(sentence: str) -> None:

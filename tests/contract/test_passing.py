@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from console.job.beside import not_running
 from console.job.job_table import JobTable
 from console.remote import get, passing
 from console.remote.passing import Passed
@@ -170,6 +171,53 @@ async def test_pods_that_wait_are_shown_with_why(
     assert [(one["name"], one["why"]) for one in told["not_running"]] == [
         ("digits-2", "0/2 nodes are available")
     ]
+
+
+def beside_of(asked: Asked) -> list[str]:
+    """The names of the pods that came with a command."""
+    return [one.name for one in not_running(dict(word.split("=", 1) for word in _set(asked)), 0.0)]
+
+
+def _set(asked: Asked) -> list[str]:
+    return [word for word in asked.argv[4 : asked.argv.index("--")] if "=" in word]
+
+
+async def test_a_status_that_is_followed_is_drawn_again_beside_other_pods(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def execute(asked: Asked) -> Answer:
+        await asked.write(False, "drawn\n")
+        match beside_of(asked):
+            case []:
+                await fake.put("/api/v1/namespaces/team/pods/digits-2", pod(phase="Pending"))
+            case ["digits-2"]:
+                return Ran(0, "", "")
+        await asyncio.Event().wait()
+        return None
+
+    fake.containers.execute = execute
+    monkeypatch.setattr(passing, "PODS_LOOK_S", 0.0)
+    assert await run(Passed("status", ("status", "--watch"), follows=True)) == 0
+    assert [beside_of(asked) for asked in fake.containers.asked] == [[], ["digits-2"]]
+
+
+async def test_a_status_that_is_followed_is_drawn_again_for_another_window(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = ["80"]
+
+    async def execute(asked: Asked) -> Answer:
+        await asked.write(False, "drawn\n")
+        if "COLUMNS=40" in asked.argv:
+            return Ran(0, "", "")
+        columns[0] = "40"
+        await asyncio.Event().wait()
+        return None
+
+    fake.containers.execute = execute
+    monkeypatch.setattr(passing, "environment", lambda: {"COLUMNS": columns[0]})
+    assert await run(Passed("status", ("status", "--watch"), follows=True)) == 0
+    assert len(fake.containers.asked) == 2
 
 
 async def test_a_job_without_a_running_pod_is_shown_by_its_pods(

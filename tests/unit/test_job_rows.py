@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from console.job.beside import NOT_RUNNING, beside, not_running
 from console.job.rows import PodFacts, job_grid, job_line, pod_grid, pod_lines
 from injection.job_label import job_label
 
@@ -116,3 +118,18 @@ def test_what_makes_no_sense_ends_no_table(wrong: dict[str, Any]) -> None:
     line = job_line("team", "digits", {**TOLD, **wrong}, PODS[:3], NOW)
     assert (line.phase, line.why) == ("unknown", "what its sidecar says cannot be read")
     assert [pod.name for pod in line.pods] == ["a", "b", "c"]
+
+
+def test_pods_that_do_not_run_come_with_a_command() -> None:
+    sent = beside([*PODS, replace(WAITING, name="e")])
+    assert [(one.name, one.state, one.why) for one in not_running(sent, NOW)] == [
+        ("d", "pending", "0/2 nodes are available"),
+        ("e", "pending", "0/2 nodes are available"),
+    ]
+    assert beside(PODS[:-1]) == {}
+    many = not_running(beside(replace(WAITING, name=str(n)) for n in range(30)), NOW)
+    assert (len(many), many[-1].name) == (21, "and 10 more pods")
+    newer = {NOT_RUNNING: json.dumps([{"name": "d", "phase": "Pending", "colour": "blue"}])}
+    assert [one.name for one in not_running(newer, NOW)] == ["d"]
+    for wrong in ("[1]", "{}", "[{}]", "?"):
+        assert not_running({NOT_RUNNING: wrong}, NOW) == []

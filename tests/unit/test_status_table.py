@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 
 from console import style
+from console.job import status
+from console.job.beside import NOT_RUNNING, beside
 from console.job.history import _details
 from console.job.known import meant
 from console.job.output import Grid, Toned, rendered
 from console.job.pods import pods_of, rate
+from console.job.rows import PodFacts
 from console.job.status import _grids
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.keys import JobKeys
@@ -157,3 +160,13 @@ def test_details_of_history_are_words_on_a_terminal_and_pairs_elsewhere() -> Non
     entry = HistoryEntry("drain", "b", "spot", NOW_S, details)
     assert _details(entry) == ["outcome=expired", "saved_after_s=0.1437", "took_s=24.995"]
     assert _details(entry, spelt=True) == ["outcome expired", "saved after 0.144 s", "took 25 s"]
+
+
+def test_pods_that_do_not_run_are_beside_what_the_store_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits = PodFacts("d", "Pending", why="0/2 nodes are available", runs=False)
+    monkeypatch.setenv(NOT_RUNNING, beside([waits])[NOT_RUNNING])
+    (grid,) = status._beside()
+    assert grid.rows[0][:2] == ("d", "pending")
+    assert status._waiting() == ["d is pending: 0/2 nodes are available"]
