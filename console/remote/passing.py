@@ -31,7 +31,7 @@ from console.remote.pods import JobPod, jobs_in, pod_named, pods_of
 from console.remote.reach import cluster
 from console.remote.refusals import with_right
 from console.remote.sidecar import able, ask_one
-from console.remote.terminal import Output, ReaderGone, environment, harmless
+from console.remote.terminal import ShownOutput, ReaderGone, environment, harmless
 from console.whereabouts import ClusterOptions
 from controller.cluster.api import ClusterApi
 from controller.cluster.executed import Ran
@@ -188,7 +188,7 @@ class _Passing:
         """Run it; return the exit status."""
         views = self.passed.is_view
         whole = self.passed.verb == "status" and self.passed.as_json and not self.passed.follows
-        output = Output(whole, history=self.passed.verb == "history" and self.passed.follows)
+        output = ShownOutput(whole, history=self.passed.verb == "history" and self.passed.follows)
         silent_s = 0.0
         while True:
             try:
@@ -212,7 +212,7 @@ class _Passing:
                 return ran.status
             return self._ended(pod, ran, output, pods)
 
-    async def _up_to_date(self, pods: Sequence[JobPod], output: Output) -> tuple[JobPod, Ran]:
+    async def _up_to_date(self, pods: Sequence[JobPod], output: ShownOutput) -> tuple[JobPod, Ran]:
         """Run it as ``_in_one``; again if the window, or the pods that do not run, change."""
         environ = environment()
         if not (self.passed.follows and self.passed.verb in REDRAWN):
@@ -248,7 +248,7 @@ class _Passing:
                 return pods
 
     async def _in_one(
-        self, pods: Sequence[JobPod], output: Output, environ: Mapping[str, str]
+        self, pods: Sequence[JobPod], output: ShownOutput, environ: Mapping[str, str]
     ) -> tuple[JobPod, Ran]:
         """Run it in the first pod that answers; raises ``ClusterUnavailable`` if none does."""
         failures = []
@@ -273,7 +273,7 @@ class _Passing:
         why = "; ".join(failures) or "none runs"
         raise ClusterUnavailable(f"no sidecar of job {self.job} answers: {why}")
 
-    def _ended(self, pod: JobPod, ran: Ran, output: Output, pods: Sequence[JobPod]) -> int:
+    def _ended(self, pod: JobPod, ran: Ran, output: ShownOutput, pods: Sequence[JobPod]) -> int:
         if ran.status == EXIT_USAGE and any(word in output.err for word in UNKNOWN_WORDS):
             _say(
                 f"pod {pod.name} has a sidecar of the image {pod.image}, whose muster does not have"

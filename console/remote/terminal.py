@@ -58,7 +58,7 @@ class ReaderGone(Exception):
 
 
 @dataclass(slots=True)
-class Output:
+class ShownOutput:
     """The output of the command, on its way to the user.
 
     ``history``: lines that another pod has printed before are left out. ``err``: the end of stderr.
