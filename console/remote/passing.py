@@ -31,7 +31,7 @@ from console.remote.pods import JobPod, jobs_in, pod_named, pods_of
 from console.remote.reach import cluster
 from console.remote.refusals import with_right
 from console.remote.sidecar import able, ask_one
-from console.remote.terminal import ShownOutput, ReaderGone, environment, harmless
+from console.remote.terminal import ReaderGone, ShownOutput, environment, harmless
 from console.whereabouts import ClusterOptions
 from controller.cluster.api import ClusterApi
 from controller.cluster.executed import Ran
