@@ -2,7 +2,7 @@
 """The jobs that ``muster local`` runs on this machine: how other commands find them, and locks.
 
 Each has a file in the user's state directory, which the run holds a lock on. One without a lock is
-stale: its run was killed.
+stale: its run was killed. What has ended is kept, one run of each job, as its logs are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
@@ -25,6 +25,9 @@ from rdzv.flags import named, variable_of
 ATTEMPTS = 10
 PAUSE_S = 0.05
 """A command that looks for jobs holds each lock for a moment: a run tries again."""
+
+ENDED = "ended"
+"""The directory of the files of jobs that have ended."""
 
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 """Answers of a file system without locks, such as Lustre, or NFS without its lock daemon."""
@@ -43,8 +46,7 @@ class RunningJob:
     @property
     def file(self) -> Path:
         """Its file; a run of the same job in the same store has the same one."""
-        key = "\n".join((self.endpoints, self.namespace, self.job))
-        return directory() / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        return directory() / _file_name(self.endpoints, self.namespace, self.job)
 
     def __str__(self) -> str:
         return f"job {self.job} of muster local, pid {self.pid}, in its store at {self.endpoints}"
@@ -71,7 +73,11 @@ def published(job: RunningJob) -> Iterator[bool]:
             known = stack.enter_context(lock)
         except OSError:
             known = False  # a home that takes no writes: the endpoint has to be given
-        yield known
+        try:
+            yield known
+        finally:
+            if known:
+                _keep(job)  # its logs stay
 
 
 @contextmanager
@@ -140,6 +146,33 @@ def found(flags: Mapping[str, str | None], environ: Mapping[str, str]) -> Runnin
     return fitting[0] if fitting else None
 
 
+def ended(job: str | None, namespace: str | None) -> RunningJob | None:
+    """Return the job that ended last here, whose logs are there; None for none."""
+    try:
+        kept = sorted((directory() / ENDED).glob("*.json"), key=lambda one: one.stat().st_mtime)
+    except OSError:
+        return None
+    for one in filter(None, map(_job_in, reversed(kept))):
+        fits = job in (None, one.job) and namespace in (None, one.namespace)
+        if fits and one.logs and Path(one.logs).is_dir():
+            return one
+    return None
+
+
+def _keep(job: RunningJob) -> None:
+    """Note a job that has ended, in place of the run of the same name before it."""
+    if not job.logs:
+        return
+    path = directory() / ENDED / _file_name(job.namespace, job.job)
+    with suppress(OSError):  # its directory of logs was printed, too
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        path.write_text(json.dumps(asdict(job)))
+
+
+def _file_name(*words: str) -> str:
+    return f"{hashlib.sha256(chr(10).join(words).encode()).hexdigest()[:16]}.json"
+
+
 def _lock(path: Path) -> TextIO | None:
     for _ in range(ATTEMPTS):
         file = path.open("a+")
@@ -162,12 +195,17 @@ def _running_job(path: Path) -> RunningJob | None:
     try:
         with path.open("a+") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)  # nobody holds it: its run was killed
+            if (killed := _job_in(path)) is not None:
+                _keep(killed)
+            path.unlink(missing_ok=True)  # nobody holds it
             return None
     except BlockingIOError:
-        pass
+        return _job_in(path)
     except OSError:
         return None
+
+
+def _job_in(path: Path) -> RunningJob | None:
     fields = _read(path)
     try:
         return RunningJob(

@@ -24,9 +24,10 @@ from console.logs.ranks import rank_of
 from console.remote.passing import no_job
 from console.remote.pods import pods_of
 from console.remote.reach import ClusterOptions, cluster, through_the_api_server
-from console.running import found
+from console.running import ended, found
 from console.style import is_styled
-from rdzv.errors import ConfigError
+from console.whereabouts import is_cluster_known
+from rdzv.errors import ConfigError, JobNotFound
 from rdzv.records.history import HistoryEntry
 
 _EXAMPLES = """\b
@@ -97,11 +98,12 @@ def logs(
         pages = Pages(wanted)
         _show_local(LocalLogs(local, pages, Screen().print, tail, with_sidecar), follow, why)
         return
+    before = None if options.kubeconfig or options.context else ended(name, options.namespace)
+    if before is not None and not (name and is_cluster_known(os.environ)):
+        _show_ended(LocalLogs(before, Pages(wanted), Screen().print, tail, with_sidecar), why)
+        return
     if not name:
         raise ConfigError("no job is named: give its name, or set MUSTER_JOB")
-    if why:
-        asyncio.run(_show_why(options, name))
-        return
     screen = Screen()
 
     async def show() -> None:
@@ -111,7 +113,12 @@ def logs(
             )
             await of_job.show(follow=follow)
 
-    asyncio.run(show())
+    try:
+        asyncio.run(_show_why(options, name) if why else show())
+    except JobNotFound:
+        if before is None:
+            raise
+        _show_ended(LocalLogs(before, Pages(wanted), screen.print, tail, with_sidecar), why)
 
 
 def _show_local(of_local: LocalLogs, follow: bool, why: bool) -> None:
@@ -127,7 +134,23 @@ def _show_local(of_local: LocalLogs, follow: bool, why: bool) -> None:
         raise ConfigError(
             "past lines of muster local have no times: give --rank and --world with --follow"
         )
-    asyncio.run(of_local.show(config, follow=follow))
+    if follow:
+        asyncio.run(of_local.follow(config))
+    else:
+        of_local.show_past()
+
+
+def _show_ended(of_local: LocalLogs, why: bool) -> None:
+    """Show the logs of a job that ``muster local`` ran here last."""
+    job = of_local.job
+    click.echo(f"muster: job {job.job} of muster local has ended: {job.logs}", err=True)
+    if why or not of_local.pages.wanted.all:
+        raise ConfigError(
+            f"the store of job {job.job} ended with it, so its ranks, worlds and failures are no"
+            " longer known: leave --why, --rank and --world out, or start it with --report DIR"
+        )
+    of_local.ended = True
+    of_local.show_past()
 
 
 @dataclass(slots=True)

@@ -56,24 +56,33 @@ class LogFile:
                     yield self._rest
                     self._rest = ""
 
+    def all(self) -> Iterator[str]:
+        """Yield what is new of a file that is written no more, also a line without its end."""
+        yield from self.lines()
+        if self._rest:
+            yield self._rest
+
 
 @dataclass(slots=True)
 class LocalLogs:
-    """The logs of one job of ``muster local``."""
+    """The logs of one job of ``muster local``; ``ended``: nothing is added to them."""
 
     job: RunningJob
     pages: Pages
     print: Print
     tail: int | None = None
     with_sidecar: bool = False
+    ended: bool = False
     _files: dict[Path, LogFile] = field(default_factory=dict)
 
-    async def show(self, config: JobConfig, *, follow: bool) -> None:
-        """Print the lines up to now, node by node, and those that come, to the job's end."""
-        await asyncio.to_thread(self._find)
-        await asyncio.to_thread(self._show_past)
-        if not follow:
-            return
+    def show_past(self) -> None:
+        """Print the lines up to now, node by node; blocks on the disk."""
+        self._find()
+        self._show_past()
+
+    async def follow(self, config: JobConfig) -> None:
+        """Print the lines up to now, and those that come, to the job's end."""
+        await asyncio.to_thread(self.show_past)
         worlds = asyncio.create_task(self._follow_worlds(config), name="worlds")
         try:
             while True:
@@ -90,7 +99,8 @@ class LocalLogs:
     def _show_past(self) -> None:
         """Print what is there, node by node; blocks on the disk."""
         for one in self._files.values():
-            past = one.lines() if self.tail is None else deque(one.lines(), self.tail)
+            lines = one.all() if self.ended else one.lines()
+            past = lines if self.tail is None else deque(lines, self.tail)
             for text in past:
                 if not self.pages.wanted.all:
                     continue  # their rank and world are not known

@@ -15,9 +15,6 @@ from console.logs.printing import Pages
 from console.running import RunningJob
 from rdzv.records.history import HistoryEntry
 
-CONFIG: Any = None
-"""No store is asked for what is past."""
-
 
 @pytest.fixture
 def file(tmp_path: Path) -> LogFile:
@@ -66,7 +63,7 @@ def test_past_lines_are_node_by_node(
     printed: list[str] = []
     job = RunningJob("127.0.0.1:1", "local", "local", 1, str(tmp_path))
     logs = LocalLogs(job, Pages(), lambda one: printed.append(str(one)), **more)
-    asyncio.run(logs.show(CONFIG, follow=False))
+    logs.show_past()
     assert printed == lines
 
 

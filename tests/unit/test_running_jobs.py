@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -18,7 +19,10 @@ from click.testing import CliRunner
 
 from agent.config.sidecar import AccessConfig, JobConfig, StoreConfig
 from console.job import jobs, status
+from console.logs.command import logs
 from console.options import configured_by, job_named
+from console.remote.scaling.scalein import scalein
+from console.remote.scaling.scaleout import scaleout
 from console.running import RunningJob, found, locked, published, running
 from rdzv.errors import ConfigError
 
@@ -196,3 +200,54 @@ def test_a_state_directory_of_another_user_is_no_fault(
     monkeypatch.setattr(Path, "open", refused)
     with published(job()) as known:
         assert not known
+
+
+@pytest.fixture
+def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+
+
+def has_run(folder: Path, name: str, text: str, *, killed: bool = False) -> None:
+    """Run a job whose only node writes ``text``."""
+    (folder / "node-0").mkdir(parents=True)
+    (folder / "node-0" / "torchrun.log").write_text(text)
+    one = RunningJob(STORE, "local", name, os.getpid(), str(folder))
+    if killed:
+        one.file.parent.mkdir(parents=True, exist_ok=True)
+        one.file.write_text(json.dumps(asdict(one)))
+        return
+    with published(one):
+        pass
+
+
+@pytest.mark.usefixtures("no_cluster")
+def test_logs_of_a_job_that_has_ended_are_its_files(tmp_path: Path) -> None:
+    has_run(tmp_path / "first", "digits", "old\n")
+    has_run(tmp_path / "other", "other", "another job\n")
+    has_run(tmp_path / "second", "digits", "epoch 1\nepoch 2")
+    ran = CliRunner().invoke(logs, ["digits"], catch_exceptions=False)
+    assert ran.stdout == "[node-0] epoch 1\n[node-0] epoch 2\n"
+    assert "job digits of muster local has ended" in ran.stderr
+    assert CliRunner().invoke(logs, ["digits", "--tail", "1", "-f"]).stdout == "[node-0] epoch 2\n"
+    for option in (["--why"], ["--rank", "0"]):
+        error = CliRunner().invoke(logs, ["digits", *option]).exception
+        assert isinstance(error, ConfigError)
+        assert "no longer known" in str(error)
+    assert running() == []
+
+
+@pytest.mark.usefixtures("no_cluster")
+def test_logs_of_a_job_that_was_killed_are_found(tmp_path: Path) -> None:
+    has_run(tmp_path / "killed", "digits", "epoch 1\n", killed=True)
+    assert CliRunner().invoke(logs, []).stdout == "[node-0] epoch 1\n"
+
+
+@pytest.mark.parametrize(
+    "words", [(scaleout, "--count", "1"), (scalein, "--count", "1"), (scalein, "node-0")]
+)
+def test_a_job_of_muster_local_is_not_scaled(words: tuple[click.Command, ...]) -> None:
+    command, *options = words
+    with published(job("digits")):
+        error = CliRunner().invoke(command, ["digits", *map(str, options)]).exception
+    assert isinstance(error, ConfigError)
+    assert "muster drain NODE takes one out after a save" in str(error)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import secrets
 import socket
 from collections.abc import Callable
@@ -16,8 +17,9 @@ from agent.config.parsers import count as count_of
 from agent.config.parsers import duration_s
 from agent.telemetry.logs import printable
 from console.job.drain import requester
-from console.remote.reach import through_the_api_server
+from console.remote.reach import ClusterOptions, through_the_api_server
 from console.remote.scaling.claim import GRACE_S, OperationClaim
+from console.running import found
 from rdzv.errors import ConfigError
 
 T = TypeVar("T")
@@ -47,12 +49,23 @@ def scaling(*, count: str, timeout: str, dry_run: str) -> Callable[[Command], Co
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def parsed(count: str | None, timeout: str, **arguments: Any) -> Any:
+            _refuse_local(arguments["job"], arguments["options"])
             limit_s = read("--timeout", duration_s(1, 86_400), timeout) or 0.0
             return command(count=read("--count", NUMBER, count), timeout_s=limit_s, **arguments)
 
         return functools.reduce(lambda made, add: add(made), reversed(shared), parsed)
 
     return decorate
+
+
+def _refuse_local(job: str, options: ClusterOptions) -> None:
+    """Raise ``ConfigError`` for a job that ``muster local`` runs here: it has no owner to scale."""
+    named = {"job": job, "namespace": options.namespace}
+    if not (options.kubeconfig or options.context) and found(named, os.environ) is not None:
+        raise ConfigError(
+            f"muster local runs job {job} here, and its nodes have no owner: muster drain NODE"
+            " takes one out after a save, and muster local --event=add@... plans one more"
+        )
 
 
 def read(flag: str, parse: Callable[[str], T], text: str | None) -> T | None:
