@@ -48,8 +48,9 @@ def transaction(
         counted = snapshot.listing.listed[:least]
         compares += [Compare(here.member(one.name), "create", ">", 0) for one in counted]
         if not snapshot.listing.listed:
-            # All drain, so none is kept: a member that has come since would be a replacement.
-            compares.append(Compare(here.members, "create", "<", snapshot.revision + 1, True))
+            # All drain, so none is kept: a member that has come since would be a replacement, also
+            # one that has taken the name, and so the key, of a pod that is gone.
+            compares.append(Compare(here.members, "mod", "<", snapshot.revision + 1, True))
     operations: list[Operation] = []
     if decision.commit is not None:
         operations.append(Put(here.commit, decision.commit.to_json()))

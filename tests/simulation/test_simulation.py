@@ -147,6 +147,10 @@ def test_a_pod_that_was_cut_off_is_not_accused_of_the_end_of_its_world() -> None
     _run("refusals-and-cuts", 21566, 1)
 
 
+def test_i10_a_replacement_that_takes_a_name_keeps_the_last_pod_that_drains() -> None:
+    _run("names-taken-over", 24096, 1)
+
+
 def test_i7_a_pod_whose_world_has_saved_all_its_steps_goes_without_another_save() -> None:
     _run("cordons", 21679, 1)
 
