@@ -181,7 +181,13 @@ class OwnDrain:
                 left_s = drain.seconds_left
                 self._recorded = (left_s, None if left_s is None else now_s + left_s)
                 notes = notes.and_drain(drain, now_s)
-            self.notes = replace(notes, generation=job.generation, revision=drain.mod_revision)
+            self.notes = replace(
+                notes,
+                generation=job.generation,
+                revision=drain.mod_revision,
+                outcome=drain.outcome,
+                step=drain.step,
+            )
         elif notes is not None and notes.generation == job.generation:
             if not self._is_cancelled(snapshot, notes):
                 # A store that was emptied or restored has lost the drain: store it again.

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from typing import get_args
 
 from agent.drain.notice import Notice
 from launcher_shim.pod.grace import reserve_s
 from launcher_shim.rundir import layout
 from rdzv.errors import RecordError
 from rdzv.records.codec import dump_record, load_record, take, take_seconds
-from rdzv.records.drain import CONTROLLER, ENDING_SOURCES, SIGNS, Drain
+from rdzv.records.drain import CONTROLLER, ENDING_SOURCES, SIGNS, Drain, Outcome
 
 SAME_DEADLINE_S = 1.0
 """Tolerance between equal deadlines, in seconds: a repeated notice differs by its own delay."""
@@ -29,7 +30,8 @@ class OwnDrainRecord:
     """The notes on this pod's drain. Times are of the boot clock, None if there is none.
 
     ``sources`` are those of all notices. ``generation`` is the one in whose store keys the drain
-    was last seen, 0 for none, and ``revision`` that of its record then.
+    was last seen, 0 for none, and ``revision`` that of its record then. ``outcome`` and ``step``
+    are those that it had, so that a store that has lost them does not decide once more.
     """
 
     pod_uid: str
@@ -39,6 +41,8 @@ class OwnDrainRecord:
     reserve_s: float
     generation: int = 0
     revision: int = 0
+    outcome: Outcome = ""
+    step: int | None = None
 
     @classmethod
     def of_notice(
@@ -102,7 +106,7 @@ class OwnDrainRecord:
         A drain of a pod that is being ended cannot be cancelled: such a notice came later.
         """
         left = tuple(source for source in self.sources if source in ENDING_SOURCES)
-        return replace(self, sources=left, generation=0) if left else None
+        return replace(self, sources=left, generation=0, outcome="", step=None) if left else None
 
     def record(self, member: str, now_boot_s: float) -> Drain:
         """Build the drain record as of ``now_boot_s``."""
@@ -116,6 +120,8 @@ class OwnDrainRecord:
             reserve_s=self.reserve_s,
             requested_by=member,
             ending=self.ending,
+            outcome=self.outcome,
+            step=self.step,
         )
 
     def to_json(self) -> bytes:
@@ -129,6 +135,9 @@ class OwnDrainRecord:
         sources = take(layout.DRAIN, fields, "sources", list)
         if not sources or not all(isinstance(source, str) for source in sources):
             raise RecordError(f"{layout.DRAIN}: 'sources' is {sources!r}, expected who gave notice")
+        outcome, step = fields.get("outcome", ""), fields.get("step")
+        if outcome not in get_args(Outcome):
+            raise RecordError(f"{layout.DRAIN}: 'outcome' is {outcome!r}, which no drain ends with")
         return cls(
             take(layout.DRAIN, fields, "pod_uid", str),
             tuple(sources),
@@ -139,4 +148,6 @@ class OwnDrainRecord:
             take_seconds(layout.DRAIN, fields, "reserve_s"),
             take(layout.DRAIN, fields, "generation", int),
             take(layout.DRAIN, fields, "revision", int),
+            outcome,
+            None if step is None else take(layout.DRAIN, fields, "step", int),
         )

@@ -33,7 +33,7 @@ from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
 from rdzv.members.pacing import Pacing
 from rdzv.members.registration import Held, Identity, Refuse, Register, RetryLater, plan
 from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Incarnation
+from rdzv.records.job import Incarnation, Job
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 
@@ -92,6 +92,7 @@ class Registrar:
         self._on_held = on_held
         self._empty_since_s: float | None = None
         self._refused: Refuse | None = None
+        self._known: Job | None = None
         self._pacing = Pacing(lease_ttl_s)
         self._lease: MemberLease | None = None
         self._diary = Diary(log)
@@ -232,6 +233,7 @@ class Registrar:
             lease_ttl_s=self._lease_ttl_s,
             waited_s=waited_s,
             trained=self._trained(),
+            known=self._known,
         )
 
     def _trained(self) -> bool:
@@ -392,6 +394,7 @@ class Registrar:
         assert self.held is not None
         if snapshot.job is None:
             return _Loss("the store has lost the job: registering again")
+        self._known = snapshot.job
         if snapshot.job.generation != self.held.generation:
             generation = snapshot.job.generation
             return _Loss(f"the job is in generation {generation}: registering there", usual=True)

@@ -132,12 +132,13 @@ def plan(
     lease_ttl_s: float,
     waited_s: float = 0.0,
     trained: bool = True,
+    known: Job | None = None,
 ) -> Register | RetryLater | Refuse:
     """Decide on registering, given the snapshot and what was held before.
 
     ``empty_for_s`` is for how long a healthy watch has shown no member; ``waited_s`` for how long
     this sidecar has wanted to register. ``trained``: whether the present generation has ever had a
-    world.
+    world. ``known``: the job as the store had it last.
     """
     holder = snapshot.incarnations.get(identity.member)
     foreign = holder is not None and holder.pod_uid != identity.pod_uid
@@ -174,6 +175,8 @@ def plan(
     incarnation = _next_incarnation(snapshot, identity, held)
     stored = snapshot.job
     superseded = stored.generation if stored and stored.generation != job.generation else None
+    if stored is None and known is not None:
+        reason += _fallen_back(known, job)
     return Register(
         job=job,
         job_changes=stored is None or job != stored,
@@ -185,6 +188,13 @@ def plan(
         alone_at=alone_at,
         takes_over=(holder.pod_uid, snapshot.revision) if holder and foreign else None,
     )
+
+
+def _fallen_back(known: Job, job: Job) -> str:
+    """Name what was set by hand, and was lost with the store's data; empty for nothing."""
+    lost = [change_between(known, job)] + ["it is not paused any more"] * known.paused
+    lost = list(filter(None, lost))
+    return f"; what was set by hand is lost with its data: {', '.join(lost)}" if lost else ""
 
 
 def _after_the_leaver(

@@ -17,6 +17,7 @@ from rdzv.drain.inputs import DrainPolicy
 from rdzv.drain.transactions import cancel, take_over
 from rdzv.records.drain import Drain
 from rdzv.store import Delete, Put
+from rdzv.store.intervals import Interval
 from rdzv.store.memory.client import MemoryStore
 from tests.support.sidecars.drains import HERE, RUN, Job, Pod, job
 from tests.support.sidecars.jobs import KEYS, begin_next_life
@@ -294,6 +295,21 @@ async def test_a_drain_outlives_a_store_that_is_emptied() -> None:
         round_key = HERE.run(RUN).round
         await one.until(lambda: round_key in one.mirror.kvs)
         assert await client.release() == "committed"
+
+
+async def test_the_outcome_of_a_drain_outlives_a_store_that_is_emptied() -> None:
+    async with job("abc", trains="abc") as one:
+        step = (await one.pods["b"].notice("control", 3600).last()).step
+        await one.form("ac")
+        await one.training()
+        await one.lose_store()
+        key = Interval.of(HERE.drain(one.pods["b"].uid), prefix=True)
+        await one.until(lambda: bool(one.engine.read(key)))
+        await one.goes_on()
+        await asyncio.sleep(30)
+        (drain,) = map(Drain.from_kv, one.engine.read(key))
+        assert (drain.outcome, drain.step) == ("committed", step)
+        assert one.history() == [], "its end is not announced once more"
 
 
 async def test_a_drain_that_nobody_has_cancelled_outlives_a_store_that_has_come_as_far_again() -> (

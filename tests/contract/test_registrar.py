@@ -15,7 +15,7 @@ from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Held, Identity
 from rdzv.records.drain import Drain, Outcome
 from rdzv.records.history import HISTORY_LENGTH, HistoryEntry
-from rdzv.store import Put
+from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults
 from tests.support.clocks.virtual import now
@@ -251,6 +251,24 @@ async def test_a_store_that_was_emptied_is_seeded_again_with_the_held_generation
         assert member.generation == 4
         assert member.held is not None
         assert member.held.incarnation > 70
+
+
+async def test_a_store_that_lost_its_data_says_what_was_set_by_hand() -> None:
+    async with client(MemoryEngine(now)) as one, member_of(one) as member:
+        job = one.membership.snapshot().job
+        assert job is not None
+        most = job.max_workers
+        await one.store.txn([], [Put(KEYS.job, replace(job, max_workers=most - 1).to_json())])
+        await until(one, lambda s: s.job is not None and s.job.max_workers == most - 1)
+        await asyncio.sleep(TTL_S)  # changes in quick succession are seen as one
+        before = member.held
+        await one.store.txn([], [Delete(KEYS.job)])
+        await until(one, lambda s: s.job is not None and member.held != before)
+        reasons = [HistoryEntry.from_kv(kv).why for kv in one.mirror.under(KEYS.history)]
+        assert reasons[-1] == (
+            "the job was not in the store; what was set by hand is lost with its data:"
+            f" max is {most} (before: {most - 1})"
+        )
 
 
 async def test_a_registration_that_took_the_last_room_counts() -> None:

@@ -33,6 +33,7 @@ def decide(
     waited_s: float = 0,
     *,
     trained: bool = True,
+    known: Job | None = None,
 ) -> Register | RetryLater | Refuse:
     return plan(
         snapshot,
@@ -42,12 +43,25 @@ def decide(
         lease_ttl_s=TTL_S,
         waited_s=waited_s,
         trained=trained,
+        known=known,
     )
 
 
 def registered(decision: Register | RetryLater | Refuse) -> Register:
     assert isinstance(decision, Register), decision
     return decision
+
+
+def test_what_was_set_by_hand_and_is_lost_with_a_store_is_named() -> None:
+    usual = replace(JOB, mod_revision=0)
+    for known, lost in (
+        (replace(usual, max_workers=2), "max is 4 (before: 2)"),
+        (replace(usual, paused=True), "it is not paused any more"),
+        (usual, ""),
+    ):
+        reason = registered(decide(Snapshot(3), held=Held(5, 70), known=known)).reason
+        named = f"; what was set by hand is lost with its data: {lost}" if lost else ""
+        assert reason == f"the job was not in the store{named}"
 
 
 def test_the_first_member_makes_the_job() -> None:
