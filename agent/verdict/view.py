@@ -299,7 +299,9 @@ class JobView:
         if now_unix_s - newest.at_unix_s > FAILING_S:
             return None
         again_s = FAILING_AGAIN_S + 2 * run.round.start_s
-        past = newest.count < IN_A_ROW or now_unix_s - newest.at_unix_s > again_s
+        formed = (one.at_unix_s for one in self.history if one.what == "round")
+        since_unix_s = max((newest.at_unix_s, *formed))  # its next world may wait for minutes
+        past = newest.count < IN_A_ROW or now_unix_s - since_unix_s > again_s
         return None if past and run.state == "training" else newest
 
     def back_off(self, run: RunView) -> BackOff:

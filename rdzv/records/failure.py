@@ -24,7 +24,7 @@ BRIEF_MAX = 100
 NAME_MAX = 100
 """The longest name of an exception, and place in a script, in characters."""
 
-_PLACE = re.compile(r"\[/\S+:\d+\] ?")
+_PLACE = re.compile(r"\[(enforce fail at )?/\S+:\d+\] ?")
 """A place in the source of a library, as Gloo begins its errors with."""
 
 

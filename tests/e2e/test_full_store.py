@@ -7,7 +7,6 @@ simulation (``refusals``); here an operator needs a while to see to it.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -15,8 +14,7 @@ from itertools import pairwise
 import pytest
 
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.full import SMALL, cure, fill
-from tests.support.store.patient_store import PatientEtcdStore
+from tests.support.store.full import SMALL, cure, fill_at_once
 from tests.support.training.drain_job import draining_job, saves_held, trains
 from tests.support.training.job import Job, RunJob
 from tests.support.training.step_log import World
@@ -39,14 +37,7 @@ def small() -> Iterator[EtcdCluster]:
 
 
 def fill_up(job: Job, cluster: EtcdCluster) -> None:
-    async def run() -> None:
-        store = PatientEtcdStore(cluster.access())
-        try:
-            await fill(store)
-        finally:
-            await store.close()
-
-    asyncio.run(run())
+    fill_at_once(cluster)
     job.tell("the store takes no writes")
 
 

@@ -32,6 +32,13 @@ def test_a_failure_says_who_and_what_and_how_often() -> None:
     assert Failure("b", "digits", 7, 0, "KeyboardInterrupt").sentence == "rank 0: KeyboardInterrupt"
 
 
+def test_a_place_in_the_source_of_gloo_takes_no_room_from_what_is_wrong() -> None:
+    place = f"/__w/pytorch/pytorch/{40 * 'long/'}device.cc:84"
+    for text in (f"[{place}] Unable to find", f"[enforce fail at {place}] Unable to find"):
+        brief = replace(ECC, text=text).brief_error
+        assert brief == "RuntimeError: Unable to find (train.py:31)"
+
+
 @given(st.builds(Failure, st.just("b"), st.text(), st.integers(0), text=st.text(max_size=400)))
 def test_a_record_comes_back_as_it_was_in_one_bounded_line(failure: Failure) -> None:
     assert Failure.from_kv(kv(failure)) == replace(failure, mod_revision=3)

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 from rdzv.errors import StoreAmbiguous, StoreFull, StoreUnavailable
 from rdzv.store import Put, Store
 from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.patient_store import PatientEtcdStore
 
 SMALL = ("--quota-backend-bytes=16777216",)
 """Arguments of an etcd that is soon full."""
@@ -26,6 +28,19 @@ async def fill(store: Store) -> None:
         except (StoreAmbiguous, StoreUnavailable):
             continue
         number += 1
+
+
+def fill_at_once(cluster: EtcdCluster) -> None:
+    """Fill it up, from a thread without an event loop."""
+
+    async def run() -> None:
+        store = PatientEtcdStore(cluster.access())
+        try:
+            await fill(store)
+        finally:
+            await store.close()
+
+    asyncio.run(run())
 
 
 def cure(cluster: EtcdCluster) -> None:
