@@ -45,6 +45,30 @@ def formed(number: int, *members: str, closed: ClosedWhy = "") -> WatchEvent:
     return put(ROUND, round_.to_json())
 
 
+def test_a_world_that_loads_for_long_says_so_once_a_round(
+    clock: HandClock, told: list[Moment], timeline: Timeline
+) -> None:
+    rounds = RoundFollower(KEYS, "digits", 2, timeline)
+
+    def loading(last_step_s: float, *events: WatchEvent) -> list[str]:
+        """The lines of a round that forms, and makes no step for a minute."""
+        told.clear()
+        rounds.take_in(events)
+        for _ in range(60):
+            rounds.note_loading(last_step_s)
+            clock.now_s += 1
+        return [f"{one.what} {one.who} {one.detail}" for one in told if one.what == "loading"]
+
+    said = "loads: no step since it formed 5 s ago"
+    assert loading(0.0) == []
+    assert loading(0.0, formed(0, "node-0")) == [f"loading 0 a world of 2 ranks {said}"]
+    assert loading(0.0, formed(1, "node-0")) == [], "a script that reports no steps"
+    again = formed(2, "node-0", "node-1")
+    assert loading(30.0, again) == [f"loading 2 a world of 4 ranks {said}"]
+    assert loading(timeline.now_s(), formed(3, "node-0")) == [], "it steps"
+    assert loading(30.0, formed(4, "node-0", closed="success")) == []
+
+
 def test_moments_are_told_as_they_happen_and_kept(
     clock: HandClock, told: list[Moment], timeline: Timeline
 ) -> None:

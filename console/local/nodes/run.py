@@ -355,6 +355,7 @@ class LocalRun:
                 self._see_leader(self.leader)
             self._see_outage()
             self._see_standstill()
+            self.rounds.note_loading(self.last_step_s)
             nodes = tuple(self.nodes.values())
             for node, failure in await asyncio.to_thread(self._worker_watch.look, nodes):
                 reason = self._worker_watch.record(node, failure)

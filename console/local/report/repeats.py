@@ -9,7 +9,7 @@ from console.local.report.timeline import Moment
 
 SHOWN_TIMES = 3
 
-REPEATING = ("round", "error", "ended")
+REPEATING = ("round", "loading", "error", "ended")
 """The moments that repeat: failing workers cause a new round, whose workers fail, too."""
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")

@@ -15,6 +15,9 @@ from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry
 from rdzv.store import KeyValue, WatchEvent
 
+LOADING_S = 5.0
+"""Time after a round has formed at which a world without a step is said to load."""
+
 _WITHOUT_SAVE = {
     "expired": "it ran out of time before all ranks had saved",
     "uncommitted": "there was nothing to save, or a rank takes no part in saving",
@@ -36,6 +39,7 @@ class RoundFollower:
         self.last_rank_0 = ""
         """The member with rank 0 in the newest complete round; empty before the first."""
         self._failure: Closing | None = None
+        self._loading: int | None = None
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -80,6 +84,23 @@ class RoundFollower:
                     self._see_round(event.kv)
             except RecordError as error:
                 self._timeline.record("membership", "corrupt", "", str(error))
+
+    def note_loading(self, last_step_s: float) -> None:
+        """Put on the timeline, once a round, that its world has made no step for long.
+
+        ``last_step_s``: when a step was seen last, 0.0 for never. A script that reports none gets
+        one line.
+        """
+        if not self.nodes or self.round.closed or self.began_s is None:
+            return
+        age_s = self._timeline.now_s() - self.began_s
+        said = self._loading == self.round.number or (self._loading is not None and not last_step_s)
+        if said or age_s < LOADING_S or last_step_s >= self.began_s:
+            return
+        self._loading = self.round.number
+        ranks = counted(len(self.nodes) * self._slots, "rank")
+        why = f"a world of {ranks} loads: no step since it formed {age_s:.0f} s ago"
+        self._timeline.record("round", "loading", f"{self.round.shown}", why)
 
     def _is_round(self, key: str) -> bool:
         generation = key.removeprefix(f"{self._keys.prefix}g/").partition("/")[0]
