@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -21,7 +22,7 @@ from console.extra import missing
 from console.help import STORE_SECTION, SectionedOption
 from console.running import found, running
 from console.whereabouts import ClusterOptions, is_cluster_known, with_cluster_options
-from rdzv.errors import ConfigError
+from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.flags import named, variable_of
 
 _SHORT = {"--namespace": "-n"}
@@ -29,6 +30,9 @@ _SHORT = {"--namespace": "-n"}
 
 IN_A_SIDECAR = "console.remote.passing:in_a_sidecar"
 """The function that runs a command about one job in a cluster."""
+
+LISTENS_TIMEOUT_S = 1.0
+"""Ends a look at a loopback address; even a process that is stopped is connected to at once."""
 
 CLUSTER_OPTIONS = ("kubeconfig", "context")
 
@@ -63,6 +67,8 @@ def configured_by(
                 flags, in_cluster = _located(flags, options, elsewhere, named_job)
                 if in_cluster is not None:
                     return in_cluster(flags.get("job"))
+                if not (flags["etcd_endpoints"] or os.environ.get("MUSTER_ETCD_ENDPOINTS")):
+                    _check_usual_store(named_job, settings["etcd_endpoints"].default_text({}) or "")
             if kind is JobConfig and not (flags["job"] or os.environ.get("MUSTER_JOB")):
                 if arguments.get(all_jobs_by):
                     return command(config=load(StoreConfig, flags, os.environ), **arguments)
@@ -71,10 +77,6 @@ def configured_by(
                     " the jobs of the store"
                 )
             config = load(kind, flags, os.environ)
-            if kind is JobConfig and isinstance(config, JobConfig):
-                store = flags["etcd_endpoints"] or os.environ.get("MUSTER_ETCD_ENDPOINTS")
-                if not store:
-                    _say_what_runs_instead(config)
             return command(config=config, **arguments)
 
         read: Command = functools.wraps(command)(read_settings)
@@ -164,14 +166,33 @@ def _with_running_job(
     return {name: known.get(name, value) for name, value in flags.items()}
 
 
-def _say_what_runs_instead(config: JobConfig) -> None:
-    """Name the jobs of ``muster local`` here if ``config``, in the default store, is of another."""
-    if jobs := ", ".join(one.job for one in running()):
+def _check_usual_store(job: str | None, endpoint: str) -> None:
+    """Say what runs here instead if no store is named and ``job`` is of none of these runs.
+
+    Raises ``StoreUnavailable`` if nothing listens at ``endpoint``, which is meant then.
+    """
+    jobs = ", ".join(one.job for one in running())
+    here = f"muster local runs job {jobs} here" if jobs else "no muster local runs here"
+    if not listens(endpoint):
+        raise StoreUnavailable(
+            f"{f'no job {job}: ' if job else ''}{here}, and no store is named (nothing listens at"
+            f" {endpoint}): start a job by muster local, or name a store by"
+            f" {named('--etcd-endpoints')}"
+        )
+    if jobs:
+        what = f"{job} is" if job else "jobs are"
         click.echo(
-            f"muster: muster local runs job {jobs} here; {config.job} is looked for at"
-            f" {','.join(config.etcd_endpoints)}, as no --etcd-endpoints is given",
+            f"muster: {here}; {what} looked for at {endpoint}, as no --etcd-endpoints is given",
             err=True,
         )
+
+
+def listens(endpoint: str) -> bool:
+    """Return whether anything on this machine listens at a loopback endpoint."""
+    host, _, port = endpoint.rpartition(":")
+    with socket.socket() as tried:
+        tried.settimeout(LISTENS_TIMEOUT_S)
+        return tried.connect_ex((host, int(port))) == 0
 
 
 def job_named(command: Command) -> Command:

@@ -25,8 +25,7 @@ _CURES = (
     (
         r"ModuleNotFoundError|ImportError|undefined symbol|shared object file|no kernel image"
         r"|driver version is insufficient|has no attribute '__version__'",
-        "{whose} image or environment lacks it, or has another version: use the right"
-        " one{describe}",
+        "{whose} {image}environment lacks it, or has another version: use the right one{describe}",
     ),
     (
         r"SOCKET_IFNAME|[Ii]nterface|find address for|connectFullMesh|No route to host"
@@ -72,7 +71,7 @@ def cure(view: JobView, failure: Failure) -> str:
         "member": name,
         "job": view.name,
         "place": f"{name} on {node}" if node not in ("", name) else name,
-        "whose": "the pods'" if common else f"{name}'s",
+        "whose": f"the {'pods' if view.in_cluster else 'nodes'}'" if common else f"{name}'s",
         **_by_kubectl(view, name),
     }
     for sign, sentence in _CURES:
@@ -90,6 +89,7 @@ def _by_kubectl(view: JobView, name: str) -> dict[str, str]:
         "cordon": " kubectl cordon its node, then",
         "delete": f", and delete the pod {name}",
         "describe": f": kubectl describe pod {name}",
+        "image": "image or ",
     }
     return parts if view.in_cluster else dict.fromkeys(parts, "")
 

@@ -9,6 +9,7 @@ from agent.verdict.clocks import skews
 from agent.verdict.cures import cure, launcher_cure
 from agent.verdict.states import State
 from agent.verdict.view import JobView, RunView
+from launcher_shim.c10d.rounds.back_off import BackOff
 from rdzv.counting import counted, duration
 from rdzv.records.bypass import REMARKS, Bypass
 
@@ -61,18 +62,30 @@ def verdict(view: JobView, now_unix_s: float) -> JobVerdict:
         # Survivors have failed, too, as their world ended: that is no cause.
         return _too_few(view, len(view.listing.listed), rules.sizes.smallest)
     wait, at_once = view.back_off(run), f"to try at once: muster resume {view.name}"
+    waits = _waits(view, wait, run.round.number, now_unix_s)
     if wait.alike and (failed := view.failures.get(wait.member)) is not None:
-        return JobVerdict("failing", wait.reason, f"{cure(view, failed)}; {at_once}")
+        return JobVerdict("failing", waits, f"{cure(view, failed)}; {at_once}")
     if (failing := view.failing(now_unix_s)) is not None:
         do = cure(view, failing)
-        if wait.reason:
-            return JobVerdict("failing", wait.reason, f"{do}; {at_once}")
+        if waits:
+            return JobVerdict("failing", waits, f"{do}; {at_once}")
         return JobVerdict("failing", view.failed(failing, now_unix_s), do)
     if run.state == "forming":
         return _forming(view, run, now_unix_s)
     if run.round.finishing:
         return JobVerdict("finishing", "first ranks have ended well, and nothing is left to save")
     return _training(view, run, now_unix_s)
+
+
+def _waits(view: JobView, wait: BackOff, number: int, now_unix_s: float) -> str:
+    """Return why the next world waits, with the time left if it is on record; empty if not."""
+    begun = [
+        one.at_unix_s
+        for one in view.history
+        if one.what == "wait" and one.details.get("round") == number
+    ]
+    left_s = wait.wait_s - (now_unix_s - begun[0]) if begun else 0.0
+    return wait.left(left_s) if 0 < left_s <= wait.wait_s else wait.reason
 
 
 def _without_run(view: JobView, least: int) -> JobVerdict:
@@ -88,7 +101,7 @@ def _without_run(view: JobView, least: int) -> JobVerdict:
     here = len(view.listing.listed)
     if here < least:
         return _too_few(view, here, least)
-    why, do = "no torchrun has asked for a world yet", ""
+    why, do = "its torchruns start, and none has asked for a world yet", ""
     if faults := _faults(view):
         name, fault = faults[0]
         why, do = f"{name}: {fault.sentence}", launcher_cure(view, name, fault)

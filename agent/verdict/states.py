@@ -59,7 +59,7 @@ class StateMeaning:
 
 STATES: Mapping[State, StateMeaning] = {
     "starting": StateMeaning(
-        "note", "launchers", "Starting", "no torchrun has asked for a world yet"
+        "note", "launchers", "Starting", "its torchruns start, and none has asked for a world yet"
     ),
     "below min": StateMeaning("warning", "members", "BelowMin", "fewer than min pods can train"),
     "gathering": StateMeaning("note", "launchers", "Gathering", "a world is about to form"),

@@ -34,7 +34,10 @@ _LEVELS: Mapping[str, Level] = {
 }
 """The colours of entries; any other is shown in the terminal's own."""
 
-OMITTED = frozenset({"error", "in_a_row", "members", "pod_uid", "rank", "saved_round", "state"})
+OMITTED = frozenset(
+    {"error", "failed_starts", "in_a_row", "members", "pod_uid", "rank", "run_id", "saved_round"}
+    | {"state", "wait_s"}
+)
 """Details for programs, or in the sentence, too: shown in JSON only."""
 
 INDENT = len("2026-01-02T03:04:05Z  quarantine ")
@@ -77,12 +80,13 @@ async def _follow(
 
 
 def _line(entry: HistoryEntry) -> str:
-    return printable(" ".join([_sentence(entry), *_details(entry)]))
+    details = ", ".join(_details(entry))
+    return printable(f"{_sentence(entry)} ({details})" if details else _sentence(entry))
 
 
 def _wrapped(entry: HistoryEntry) -> str:
     """Format an entry for a terminal: the sentence, with its details below it."""
-    details = printable(", ".join(_details(entry, spelt=True)))
+    details = printable(", ".join(_details(entry)))
     lines = [printable(_sentence(entry)), *([" " * INDENT + details] if details else [])]
     text = "\n".join(wrapped(line, sys.stdout, INDENT) for line in lines)
     level = _LEVELS.get(entry.what)
@@ -94,8 +98,8 @@ def _sentence(entry: HistoryEntry) -> str:
     return f"{moment(entry.at_unix_s)}  {entry.what:<10} {entry.member}: {entry.why}"
 
 
-def _details(entry: HistoryEntry, *, spelt: bool = False) -> list[str]:
-    """Return the details as ``key=value``, or ``spelt`` for people: ``saved after 0.14 s``."""
+def _details(entry: HistoryEntry) -> list[str]:
+    """Return the details in words: ``saved after 0.14 s``."""
     shown = {
         key: value
         for key, value in entry.details.items()
@@ -103,8 +107,6 @@ def _details(entry: HistoryEntry, *, spelt: bool = False) -> list[str]:
     }
     if isinstance(number := shown.get("round"), int):
         shown["round"] = shown_round(number)
-    if not spelt:
-        return [f"{key}={value}" for key, value in shown.items()]
     return [
         f"{key[:-2].replace('_', ' ')} {value:.3g} s"
         if key.endswith("_s") and isinstance(value, int | float)

@@ -11,7 +11,9 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 from launcher_shim.c10d.rounds.back_off import FIRST_S, FREE_STARTS, LONGEST_S
 from rdzv.records.failure import Failure
+from rdzv.records.history import HistoryEntry
 from rdzv.store import Put
+from rdzv.store.intervals import Interval
 from rdzv.store.memory.client import MemoryStore
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS
@@ -24,14 +26,19 @@ SOON_S = 15.0
 """A world that waits for nothing forms in less."""
 
 
-async def fails(one: Job, names: str = "ab") -> None:
-    """Let the workers of the present world fail alike, as a script that cannot be imported."""
-    number = one.sidecars["a"].rendezvous.round.number
+async def told(one: Job, names: str, number: int) -> None:
+    """Put on record that the workers of a world have failed."""
     store, here = MemoryStore(one.engine), KEYS.in_generation(1)
     for name in names:
         failure = Failure(name, RUN_ID, number, 0, "ImportError", "no module", "train.py:1")
         lease = one.sidecars[name].registrar.lease_id
         await store.txn([], [Put(here.failure(name), failure.to_json(), lease or 0)])
+
+
+async def fails(one: Job, names: str = "ab", *, on_record: bool = True) -> None:
+    """Let the workers of the present world fail alike, as a script that cannot be imported."""
+    number = one.sidecars["a"].rendezvous.round.number
+    await told(one, names if on_record else "", number)
     for name in names:
         one.torchruns[name].order("rejoin")
     await one.until(lambda: one.sidecars["a"].rendezvous.round.number > number)
@@ -67,6 +74,22 @@ async def test_the_next_try_waits_longer_each_time_and_no_torchrun_gives_up() ->
         for seconds, least_s in zip(took_s[FREE_STARTS - 1 :], expected, strict=True):
             assert least_s - 2 <= seconds < least_s + SOON_S
         assert not any(one.torchruns[name].ended for name in "ab")
+
+
+async def test_a_wait_is_in_the_history_once_whoever_is_seen_to_fail_last() -> None:
+    async with job(POLICY, world="ab") as one:
+        await failed(one, FREE_STARTS + 1)
+        here = one.sidecars["a"].rendezvous
+        number = here.round.number
+        await fails(one, on_record=False)
+        await one.passed(SOON_S)
+        for name in "ba":
+            await told(one, name, number)
+            await one.passed(SOON_S)
+        entries = map(HistoryEntry.from_kv, one.engine.read(Interval.of(KEYS.history, prefix=True)))
+        waits = [entry.details["round"] for entry in entries if entry.what == "wait"]
+        assert waits[-1] == here.round.number
+        assert len(set(waits)) == len(waits), waits
 
 
 async def test_a_new_pod_ends_the_wait_and_so_does_a_change_of_the_job() -> None:

@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 
+from agent.verdict.cures import cure
 from agent.verdict.states import STATES, Check, State
 from agent.verdict.view import JobView
 from console.doctor.command import the_one_thing
@@ -76,6 +77,14 @@ def failing(kind: str, text: str, *names: str) -> JobView:
     one = replace(FAILED, kind=kind, text=text, count=7)
     failures = {name: replace(one, member=name) for name in names or "b"}
     return view(ASKING, failures=failures, members=of_a_member("b", node="gpu-17"))
+
+
+def test_a_node_of_this_machine_has_no_image() -> None:
+    one = replace(FAILED, kind="ModuleNotFoundError", text="No module named 'x'")
+    failures = {name: replace(one, member=name) for name in "ab"}
+    here = [member for name in "ab" for member in of_a_member(name, node=name)]
+    do = cure(view(ASKING, failures=failures, members=here), one)
+    assert do == "the nodes' environment lacks it, or has another version: use the right one"
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,9 @@ def test_a_job_that_has_lost_too_many_nodes_says_what_it_waits_for() -> None:
         "nothing can train: 1 node left (min 2); node-10 and node-3 are drained"
         " (muster drain node-10 --cancel takes it back); next: add node-3 at 75 s"
     )
+    assert awaited(job(drained, least=2), "").endswith(
+        "; muster set --min 1 trains with fewer; Ctrl-C ends the run"
+    )
     assert awaited(job({**drained, "node-2": ""}), "") == "", "one that drains may train on"
     assert awaited(None, "") == ""
 

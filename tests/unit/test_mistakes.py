@@ -7,10 +7,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from console import options
 from console.job.outage import cause
 from console.main import main as command_line
+
+HERE = "and no store is named (nothing listens at 127.0.0.1:2379): start a job by muster local, or"
+
+
+@pytest.fixture(autouse=True)
+def usual_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something listens where the usual store would."""
+    monkeypatch.setattr(options, "listens", lambda _: True)
+
 
 MISTAKES = (
     ("stauts", 2, "there is no command 'stauts': did you mean 'status'?"),
@@ -67,6 +79,29 @@ def test_a_mistake_says_what_is_wrong_and_what_to_type(
     assert said in shown.err
     assert all(one.startswith("muster: ") for one in shown.err.splitlines())
     assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "job"),
+    [("status", ""), ("why", ""), ("list", ""), ("history", ""), ("why a", "a"), ("status a", "a")],
+)
+def test_no_store_and_no_local_job_is_one_story_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    line: str,
+    job: str,
+) -> None:
+    monkeypatch.delenv("MUSTER_JOB", raising=False)
+    monkeypatch.delenv("MUSTER_ETCD_ENDPOINTS", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(options, "listens", lambda _: False)
+    monkeypatch.setattr("sys.argv", ["muster", *line.split()])
+    with pytest.raises(SystemExit) as ended:
+        command_line()
+    assert ended.value.code == 69
+    missing = f"no job {job}: " if job else ""
+    assert capsys.readouterr().err.startswith(f"muster: {missing}no muster local runs here, {HERE}")
 
 
 def test_muster_alone_prints_its_help(

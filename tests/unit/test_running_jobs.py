@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from agent.config.sidecar import AccessConfig, JobConfig, StoreConfig
+from console import options
 from console.job import jobs, status
 from console.logs.command import logs
 from console.options import configured_by, job_named
@@ -32,6 +33,7 @@ STORE = "127.0.0.1:1234"
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(options, "listens", lambda _: True)
     for name in ("ETCD_ENDPOINTS", "NAMESPACE", "JOB"):
         monkeypatch.delenv(f"MUSTER_{name}", raising=False)
     return tmp_path / "muster" / "local"

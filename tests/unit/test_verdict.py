@@ -26,7 +26,7 @@ ERROR = "b failed 8 s ago: rank 1: ValueError: bad shape (t.py:3)"
         (view(names=""), "starting", "no sidecar has registered yet"),
         (view(run(), paused=True), "paused", ""),
         (view(least=3), "below min", "2 of at least 3 pods can train"),
-        (view(), "starting", "no torchrun has asked for a world yet"),
+        (view(), "starting", "its torchruns start, and none has asked for a world yet"),
         (
             view(bypasses={"a": Bypass("elsewhere", "its torchrun goes elsewhere")}),
             "starting",
@@ -106,6 +106,13 @@ def test_the_cure_stands_on_a_line_of_its_own() -> None:
     assert JobVerdict("done", since_unix_s=1).lines("x", 42) == ["x was done 41 s ago"]
 
 
+def test_a_world_that_has_just_formed_after_a_long_wait_is_no_success() -> None:
+    failures = {"b": replace(FAILED, count=5, at_unix_s=NOW_S - 150)}
+    formed = HistoryEntry("round", "a", "", NOW_S - 2)
+    assert verdict(view(run(), failures=failures, history=(formed,)), NOW_S).state == "failing"
+    assert verdict(view(run(), failures=failures), NOW_S).state == "training"
+
+
 def test_a_job_that_waits_after_failed_starts_says_so_and_what_ends_it() -> None:
     opened = Round(6, former=("a", "b"), mod_revision=4, failed_starts=4, waits=1)
     nodes = tuple(replace(ASKS[0], member=name, ask=7) for name in "ab")
@@ -117,6 +124,9 @@ def test_a_job_that_waits_after_failed_starts_says_so_and_what_ends_it() -> None
         f"waits 40 s before round 6: all failed alike before a step was reported, 4 times: {error}"
     )
     assert found.do.endswith("muster resume digits")
+    begun = HistoryEntry("wait", "a", "", NOW_S - 13, {"round": 6})
+    late = view(run(opened, nodes), least=2, failures=failures, history=(begun,))
+    assert verdict(late, NOW_S).why.startswith("waits 40 s (27 s left) before round 6: all failed")
     new = (nodes[0], replace(nodes[1], ask=1))
     tried = verdict(view(run(opened, new), least=2, failures=failures), NOW_S)
     assert "waits" not in tried.why

@@ -89,6 +89,8 @@ def awaited(view: JobView | None, coming: str) -> str:
         sentences.append(
             f"{_listed(idle)} {are} drained (muster drain {idle[0]} --cancel takes it back)"
         )
+    if not coming and here:
+        sentences.append(f"muster set --min {here} trains with fewer")
     sentences.append(f"next: {coming}" if coming else "Ctrl-C ends the run")
     return "; ".join(sentences)
 

@@ -34,16 +34,25 @@ LONGEST_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class BackOff:
-    """A wait since the round was opened, and its ``reason`` in one sentence; 0.0 for none.
+    """A wait since the round was opened, and ``why``, the end of a sentence; 0.0 for none.
 
     ``alike``: whether all have failed with one error. ``member``: whose sidecar writes it to the
     history.
     """
 
     wait_s: float = 0.0
-    reason: str = ""
+    why: str = ""
     alike: bool = False
     member: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The wait in one sentence; empty for none."""
+        return f"waits {self.wait_s:g} s {self.why}" if self.why else ""
+
+    def left(self, left_s: float) -> str:
+        """Say it with the time that is left of it."""
+        return f"waits {self.wait_s:g} s ({left_s:.0f} s left) {self.why}"
 
 
 NO_WAIT = BackOff()
@@ -84,7 +93,7 @@ def back_off(snapshot: RunSnapshot, chosen: Sequence[Node], sizes: Sizes) -> Bac
         what = f"all failed alike before a step was reported, {current.failed_starts} times"
     return BackOff(
         wait_s,
-        f"waits {wait_s:g} s before round {current.shown}: {what}: {newest.brief_error};"
+        f"before round {current.shown}: {what}: {newest.brief_error};"
         " a new pod or muster resume ends the wait",
         alike,
         newest.member,

@@ -135,6 +135,9 @@ class DecisionLoop:
         }
         entry = HistoryEntry("wait", wait.member, wait.reason, time(), details)
         present = [kv.key for kv in self._client.mirror.under(keys.history)]
+        others = (keys.history_entry(current.mod_revision, name, "wait") for name in current.former)
+        if not set(others).isdisjoint(present):
+            return  # another node's failure was the newest when it was written
         await write_entry(self._client.store, keys, entry, current.mod_revision, present)
 
     async def _write(self, wanted: Round, stored: RunSnapshot) -> None:
