@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launcher_shim.c10d.rounds.records import Round
 from rdzv.counting import duration
+from rdzv.drain.cursors import verdict
+from rdzv.records.commit import LastCommit
+from rdzv.records.saves import PodSaves
 
 LATE_S = 30.0
 """Time from the first members' save of a step until the others are late, in seconds: reports come
@@ -101,6 +106,37 @@ class LastSave:
             "seen_at_unix_s": self.seen_at_unix_s or None,
             "steps_at_risk": self.steps_at_risk,
         }
+
+
+def last_save(last: LastCommit | None, told: Sequence[PodSaves], world: Round) -> LastSave | None:
+    """Return the last save and the steps since, by what the pods of ``world`` have told.
+
+    ``last``: the newest save of all ranks of its run. None if nothing is known.
+    """
+    if last is None and not told:
+        return None
+    furthest = max(told, key=lambda one: one.step, default=None)
+    step = -1 if last is None else last.step
+    newest = max((one.newest for one in told if one.newest is not None), default=step)
+    ahead = [one for one in told if one.newest == newest]
+    named = {one.member for one in ahead}
+    behind = [seat.member for seat in world.frozen if seat.member not in named]
+    before = max((s for one in ahead for s in one.steps if step < s < newest), default=step)
+    caught_up = {one.member for one in told if (one.newest or 0) >= before}
+    return LastSave(
+        step=None if last is None else last.step,
+        at_unix_s=0.0 if last is None else last.at_unix_s,
+        periodic=last is not None and last.periodic,
+        newest=newest if newest > step else None,
+        newest_at_unix_s=min((one.at_unix_s for one in ahead), default=0.0),
+        awaited=tuple(behind),
+        overtaken=tuple(name for name in behind if before > step and name not in caught_up),
+        finishing=world.finishing,
+        seen_step=None if furthest is None or furthest.step < 0 else furthest.step,
+        seen_at_unix_s=0.0 if furthest is None else furthest.at_unix_s,
+        tag="" if last is None else last.tag,
+        samples="" if last is None else verdict(last.samples, last.cursor),
+    )
 
 
 def _ago(at_unix_s: float, now_unix_s: float) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from agent.verdict.clocks import sentence, skews
-from agent.verdict.last_save import LastSave
+from agent.verdict.last_save import LastSave, last_save
 from launcher_shim.c10d.rounds.back_off import NO_WAIT, BackOff, back_off
 from launcher_shim.c10d.rounds.decision import would_form
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
@@ -17,7 +17,6 @@ from launcher_shim.c10d.rounds.run_membership import run_membership
 from launcher_shim.horovod.hosts import Host, host_of
 from rdzv import listing
 from rdzv.counting import duration
-from rdzv.drain.cursors import verdict
 from rdzv.drain.inputs import DrainPolicy
 from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError
@@ -123,13 +122,16 @@ class JobView:
     @property
     def places(self) -> Places:
         """The places in the run that counts."""
-        newest = _newest(self.runs)
-        return newest.places if newest else NO_ROUND
+        return self.newest_run.places if self.newest_run else NO_ROUND
 
     @property
     def newest_run(self) -> RunView | None:
-        """The run whose places count; None if there is none, or all are closed."""
-        return _newest(self.runs)
+        """The run whose places count, as sidecars choose it; None for none, or all are closed."""
+        return max(
+            (run for run in self.runs if not run.round.closed),
+            key=lambda run: (run.round.complete, run.round.mod_revision, run.run_id),
+            default=None,
+        )
 
     @property
     def pause(self) -> str:
@@ -174,62 +176,39 @@ class JobView:
         return "; ".join(reasons) or self.back_off(run).reason or "all ask: it begins in moments"
 
     def _joined(self, member: Member, now_unix_s: float) -> str:
-        joins = [
-            entry.at_unix_s
-            for entry in self.history
-            if entry.member == member.name and entry.what == "join"
-        ]
+        joins = [e for e in self.history if e.member == member.name and e.what == "join"]
         if not joins:
             return ""
-        return f" (joined {duration(max(0.0, now_unix_s - joins[-1]))} ago)"
+        return f" (joined {duration(max(0.0, now_unix_s - joins[-1].at_unix_s))} ago)"
 
     @property
     def slow_save(self) -> str:
         """Say which pod has the least time for the saves that its world makes; empty if all do."""
-        run = _newest(self.runs)
-        told = _told(run, self.saves) if run is not None and run.round.complete else []
-        slow = [one for one in told if one.too_slow]
+        slow = [one for one in self._told if one.too_slow]
         return min(slow, key=lambda one: one.grace_s - one.save_s).too_slow if slow else ""
 
     @property
     def last_save(self) -> LastSave | None:
         """The last save and the steps since, as far as known; None if nothing is."""
-        run = _newest(self.runs)
-        told = _told(run, self.saves) if run is not None and run.round.complete else []
-        last = self.snapshot.commit_to_start_from
+        run, last = self.newest_run, self.snapshot.commit_to_start_from
         if last is not None and run is not None and not last.is_of(run.run_id):
             last = None  # a run before it has its own steps
-        if last is None and not told:
-            return None
-        furthest = max(told, key=lambda one: one.step, default=None)
-        step = -1 if last is None else last.step
-        newest = max((one.newest for one in told if one.newest is not None), default=step)
-        ahead = [one for one in told if one.newest == newest]
-        behind = [] if run is None else [s.member for s in run.round.frozen]
-        behind = [name for name in behind if name not in {one.member for one in ahead}]
-        before = max((s for one in ahead for s in one.steps if step < s < newest), default=step)
-        caught_up = {one.member for one in told if (one.newest or 0) >= before}
-        return LastSave(
-            step=None if last is None else last.step,
-            at_unix_s=0.0 if last is None else last.at_unix_s,
-            periodic=last is not None and last.periodic,
-            newest=newest if newest > step else None,
-            newest_at_unix_s=min((one.at_unix_s for one in ahead), default=0.0),
-            awaited=tuple(behind),
-            overtaken=tuple(name for name in behind if before > step and name not in caught_up),
-            finishing=run is not None and run.round.finishing,
-            seen_step=None if furthest is None or furthest.step < 0 else furthest.step,
-            seen_at_unix_s=0.0 if furthest is None else furthest.at_unix_s,
-            tag="" if last is None else last.tag,
-            samples="" if last is None else verdict(last.samples, last.cursor),
-        )
+        return last_save(last, self._told, run.round if run is not None else Round())
 
     @property
     def steps(self) -> Mapping[str, int]:
         """By member of the world: the last step that its ranks have reported there."""
-        run = _newest(self.runs)
-        told = _told(run, self.saves) if run is not None and run.round.complete else []
-        return {one.member: one.step for one in told if one.step >= 0}
+        return {one.member: one.step for one in self._told if one.step >= 0}
+
+    @property
+    def _told(self) -> list[PodSaves]:
+        """The reports of the pods of a complete round in that round, in rank order."""
+        run = self.newest_run
+        if run is None or not run.round.complete:
+            return []
+        told = (self.saves.get(seat.member) for seat in run.round.frozen)
+        here = (run.run_id, run.round.number)
+        return [one for one in told if one is not None and (one.run, one.round) == here]
 
     def members(self, now_unix_s: float = 0.0) -> list[tuple[Member, str, str]]:
         """Return every member with its state, the reason for it, and its launcher's fault.
@@ -258,7 +237,7 @@ class JobView:
 
     def finishes(self, member: str) -> bool:
         """Return whether first ranks of the member's round have ended well."""
-        run = _newest(self.runs)
+        run = self.newest_run
         if run is None or not run.round.finishing:
             return False
         return any(seat.member == member for seat in run.round.frozen)
@@ -275,7 +254,7 @@ class JobView:
         taken = "max are listed" if full else f"{here} are listed, and the next size needs more"
         if not younger:
             return taken
-        run = _newest(self.runs)
+        run = self.newest_run
         asks = run is not None and member.name in run.places.asking
         why = "it was there first" if asks else "no torchrun asks for one here"
         return f"{taken}: {younger[-1]} has its place, as {why}"
@@ -352,13 +331,14 @@ def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobVi
     kvs = tuple(kv for kv in kvs if spelled(kv.key[len(keys.prefix) :]))
     generation = keys.in_generation(snapshot.job.generation if snapshot.job else 1)
     runs, sets = _runs(generation, kvs), ShardView(keys, kvs)
+    history = by_last_name(kvs, keys.history, HistoryEntry.from_kv)
     view = JobView(
         keys.namespace,
         keys.job_name,
         snapshot,
         Listing(snapshot.revision),
         runs,
-        _history(keys, kvs),
+        tuple(sorted(history.values(), key=lambda entry: entry.revision)),
         by_last_name(kvs, generation.bypasses, Bypass.from_kv),
         by_last_name(kvs, generation.saves, PodSaves.from_kv),
         {name: sets.ledger(name) for name in sets.names},
@@ -376,22 +356,6 @@ def moment(unix_s: float) -> str:
     """Format a Unix time in UTC as ISO 8601, to the second."""
     spelt = datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
     return spelt.replace("+00:00", "Z")
-
-
-def _told(run: RunView, saves: Mapping[str, PodSaves]) -> list[PodSaves]:
-    """Return what the pods of the run's round have reported in that round, in rank order."""
-    told = (saves.get(seat.member) for seat in run.round.frozen)
-    here = (run.run_id, run.round.number)
-    return [one for one in told if one is not None and (one.run, one.round) == here]
-
-
-def _newest(runs: Iterable[RunView]) -> RunView | None:
-    """Choose the run whose places count, as sidecars do; None if all are closed."""
-    return max(
-        (run for run in runs if not run.round.closed),
-        key=lambda run: (run.round.complete, run.round.mod_revision, run.run_id),
-        default=None,
-    )
 
 
 def _runs(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> tuple[RunView, ...]:
@@ -413,14 +377,3 @@ def _runs(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> tuple[RunView, ...]:
         RunView(run_id, rounds.get(run_id, Round()), tuple(nodes.get(run_id, ())))
         for run_id in sorted(rounds.keys() | nodes.keys())
     )
-
-
-def _history(keys: JobKeys, kvs: Iterable[KeyValue]) -> tuple[HistoryEntry, ...]:
-    entries = []
-    for kv in kvs:
-        if kv.key.startswith(keys.history):
-            try:
-                entries.append(HistoryEntry.from_kv(kv))
-            except RecordError:
-                continue
-    return tuple(sorted(entries, key=lambda entry: entry.revision))
