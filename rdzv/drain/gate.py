@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self, TypeGuard, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeGuard
 
 from rdzv.drain.cursors import TAGS, agreed, difference, left_to_others, samples_of
 from rdzv.drain.decision import granted
 from rdzv.drain.inputs import LiveRound
-from rdzv.errors import RecordError
-from rdzv.records.codec import dump_record, load_record, take, take_cursor, take_seconds, take_tag
+from rdzv.records.codec import Seconds, decode, encode, load_record
 from rdzv.records.commit import Commit, LastCommit, Phase, Vote
 from rdzv.records.drain import Drain
 
@@ -50,7 +49,7 @@ class Gate:
     """Whether this pod drains."""
     granted: bool = False
     """Whether its leave is granted."""
-    deadline_boot_s: float | None = None
+    deadline_boot_s: Seconds | None = None
     """The CLOCK_BOOTTIME at which SIGTERM is passed at the latest; None without a drain or a
     deadline."""
     reason: str = ""
@@ -73,42 +72,20 @@ class Gate:
 
     def to_json(self) -> bytes:
         """Encode the gate for the run directory."""
-        fields = asdict(self)
-        if (last := fields["last_commit"]) is not None:
-            shown = ("step", "round", "epoch", "cursor", "tag")
-            fields["last_commit"] = {name: last[name] for name in shown}
-        return dump_record(fields)
+        return encode(self, last_commit=self.last_commit and _shown(self.last_commit))
 
     @classmethod
     def from_json(cls, name: str, content: bytes) -> Self:
         """Decode a gate; raise ``RecordError`` naming the file if it is malformed."""
-        fields = load_record(name, content)
-        phase: Any = fields.get("phase")
-        if phase not in get_args(Phase):
-            raise RecordError(f"{name}: 'phase' is {phase!r}, which is no phase of a commit")
-        step, deadline = fields.get("step"), fields.get("deadline_boot_s")
-        last = fields.get("last_commit")
-        return cls(
-            epoch=take(name, fields, "epoch", int),
-            run=take(name, fields, "run", str),
-            round=take(name, fields, "round", int),
-            master=take(name, fields, "master", str),
-            phase=phase,
-            step=None if step is None else take(name, fields, "step", int),
-            leaving=take(name, fields, "leaving", bool),
-            granted=take(name, fields, "granted", bool),
-            deadline_boot_s=None
-            if deadline is None
-            else take_seconds(name, fields, "deadline_boot_s"),
-            reason=take(name, fields, "reason", str),
-            last_commit=None if last is None else _last_commit(name, last),
-            of_former_life=take(name, fields, "of_former_life", bool, False),
-            ended=take(name, fields, "ended", bool, False),
-            ask=take(name, fields, "ask", int, 0),
-            ending=take(name, fields, "ending", bool, False),
-            cut=take(name, fields, "cut", bool, False),
-            on_cut=take(name, fields, "on_cut", bool, False),
-        )
+        return decode(cls, name, load_record(name, content), _OF_ALL_VERSIONS)
+
+
+_OF_ALL_VERSIONS = ("epoch", "run", "round", "master", "phase", "leaving", "granted", "reason")
+
+
+def _shown(last: LastCommit) -> dict[str, Any]:
+    """Return what the ranks are shown of the last commit."""
+    return {one: getattr(last, one) for one in ("step", "round", "epoch", "cursor", "tag")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,14 +239,7 @@ def _wanted(
             granted=let_go,
             ended=let_go and round.succeeded,
             deadline_boot_s=here.deadline_boot_s if drain is not None else None,
-            last_commit=last_commit
-            and LastCommit(
-                last_commit.step,
-                last_commit.round,
-                last_commit.epoch,
-                cursor=last_commit.cursor,
-                tag=last_commit.tag,
-            ),
+            last_commit=last_commit and LastCommit(**_shown(last_commit)),
             of_former_life=of_former_life,
         )
         if commit is not None and round.live and commit.is_of(round.run, round.number):
@@ -384,15 +354,3 @@ def _failure(rank: RankProgress, epoch: int) -> str | None:
     if not takes_part and not (rank.acked and rank.acked[0] == epoch):
         return f"local rank {rank.local_rank} has left its training loop"
     return None
-
-
-def _last_commit(name: str, fields: object) -> LastCommit:
-    if not isinstance(fields, dict):
-        raise RecordError(f"{name}: 'last_commit' is {fields!r}, expected a record")
-    return LastCommit(
-        take(name, fields, "step", int),
-        take(name, fields, "round", int),
-        take(name, fields, "epoch", int),
-        cursor=take_cursor(name, fields),
-        tag=take_tag(name, fields),
-    )

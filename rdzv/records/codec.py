@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from dataclasses import MISSING, is_dataclass
+from dataclasses import fields as fields_of
+from functools import cache, partial
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
@@ -22,6 +26,8 @@ SCHEMA = 1
 
 MAX_S = 1e9
 """Upper bound on a duration in a record: some 30 years."""
+
+INT64_MAX = 2**63 - 1
 
 LAST_UNIX_S = 253_402_300_799
 """The end of the year 9999: the last second that a calendar date can show."""
@@ -101,6 +107,14 @@ def take_own_name(key: str, fields: Mapping[str, Any], name: str) -> str:
     return text
 
 
+def take_count(key: str, fields: Mapping[str, Any], name: str) -> int:
+    """Take a number that a client of torch's store can hold, from 0 on."""
+    value = fields.get(name)
+    if type(value) is int and 0 <= value <= INT64_MAX:
+        return value
+    raise RecordError(f"{key}: {name!r} is {value!r}, expected a number from 0 on")
+
+
 def take_cursor(key: str, fields: Mapping[str, Any], name: str = "cursor") -> str:
     """Take one data cursor, empty if it is missing; raise ``RecordError`` for one too long."""
     text = take(key, fields, name, str, "")
@@ -109,11 +123,11 @@ def take_cursor(key: str, fields: Mapping[str, Any], name: str = "cursor") -> st
     return text
 
 
-def take_tag(key: str, fields: Mapping[str, Any]) -> str:
+def take_tag(key: str, fields: Mapping[str, Any], name: str = "tag") -> str:
     """Take the save tag, empty if it is missing; raise ``RecordError`` for another text."""
-    text = take(key, fields, "tag", str, "")
+    text = take(key, fields, name, str, "")
     if TAG.fullmatch(text) is None:
-        raise RecordError(f"{key}: 'tag' is {text[:80]!r}, which is no save tag")
+        raise RecordError(f"{key}: {name!r} is {text[:80]!r}, which is no save tag")
     return text
 
 
@@ -139,3 +153,92 @@ def take_unix_s(key: str, fields: Mapping[str, Any], name: str) -> float:
     if isinstance(value, int | float) and 0 <= value <= LAST_UNIX_S:
         return float(value)
     raise RecordError(f"{key}: {name!r} is {value!r}, which is no time")
+
+
+# --- the codec of a record, derived from its class ---
+
+Taking = Callable[[str, Mapping[str, Any], str], Any]
+
+Count = Annotated[int, take_count]
+Seconds = Annotated[float, take_seconds]
+Cursor = Annotated[str, take_cursor]
+Tag = Annotated[str, take_tag]
+"""Types of fields that say how they are taken."""
+
+
+def encode(
+    record: Any, *, without: Collection[str] = (), sparse: Collection[str] = (), **instead: object
+) -> bytes:
+    """Encode the fields of a record, but for ``without``, and ``sparse`` ones at their default.
+
+    Older versions do not know a sparse field. ``instead``: what to write for a field, or beside it.
+    """
+    values = {one.name: getattr(record, one.name) for one in fields_of(record) if one.init}
+    unsaid = {one.name for one in fields_of(record) if values.get(one.name) == one.default}
+    left_out = unsaid.intersection(sparse).union(without)
+    return dump_record({name: at for name, at in values.items() if name not in left_out} | instead)
+
+
+def decode(
+    cls: type[T], key: str, fields: Mapping[str, Any], required: Collection[str] = (), **known: Any
+) -> T:
+    """Build a record of ``cls``: each field is taken as its annotation says, or is ``known``.
+
+    One that has a default may be missing, unless it is ``required``: an older writer does not know
+    it. Raises ``RecordError``, which names ``key``.
+    """
+    taken = {
+        name: taking(key, fields, name)
+        for name, (taking, is_optional) in _takings(cls).items()  # type: ignore[arg-type]
+        if name not in known and (name in fields or name in required or not is_optional)
+    }
+    return cls(**taken, **known)
+
+
+@cache
+def _takings(cls: type) -> Mapping[str, tuple[Taking, bool]]:
+    """Return by field of ``cls`` the function that takes it, and whether it has a default."""
+    kinds = get_type_hints(cls, include_extras=True)
+    return {
+        one.name: (_taking(kinds[one.name]), one.default is not MISSING)
+        for one in fields_of(cls)
+        if one.init
+    }
+
+
+def _taking(kind: Any) -> Taking:
+    origin, (first, *others) = get_origin(kind), get_args(kind) or (None,)
+    if origin is Annotated:
+        return others[0]  # type: ignore[no-any-return]
+    if origin is Literal:
+        return partial(_take_choice, choices=get_args(kind))
+    if origin is tuple:
+        return partial(_take_all, kind=first)
+    if origin in (Union, UnionType):
+        return partial(_take_if_any, taking=_taking(first))
+    return partial(take_part if is_dataclass(kind) else take, kind=kind)
+
+
+def _take_choice(
+    key: str, fields: Mapping[str, Any], name: str, *, choices: Collection[Any]
+) -> Any:
+    value = fields.get(name)
+    if value not in choices:
+        raise RecordError(f"{key}: {name!r} is {value!r}, expected one of {choices}")
+    return value
+
+
+def _take_all(key: str, fields: Mapping[str, Any], name: str, *, kind: type) -> tuple[Any, ...]:
+    values = take(key, fields, name, list)
+    if not all(type(value) is kind for value in values):
+        raise RecordError(f"{key}: {name!r} is {values!r}, expected a list of {kind.__name__}")
+    return tuple(values)
+
+
+def _take_if_any(key: str, fields: Mapping[str, Any], name: str, *, taking: Taking) -> Any:
+    return None if fields.get(name) is None else taking(key, fields, name)
+
+
+def take_part(key: str, fields: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """Take a record within a record."""
+    return decode(kind, key, take(key, fields, name, dict))

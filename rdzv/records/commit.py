@@ -14,6 +14,8 @@ from typing import Any, Literal, Self, get_args
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys
 from rdzv.records.codec import (
+    Cursor,
+    Tag,
     dump_record,
     load_record,
     take,
@@ -206,9 +208,9 @@ class LastCommit:
     forgotten: bool = False
     periodic: bool = False
     at_unix_s: float = 0.0
-    cursor: str = ""
+    cursor: Cursor = ""
     run: str = ""
-    tag: str = ""
+    tag: Tag = ""
     samples: str = ""
     mod_revision: int = 0
 

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
-from launcher_shim.c10d.rounds.records import INT64_MAX, Node, Round, Seat
+from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
+from rdzv.records.codec import INT64_MAX
 from rdzv.records.commit import Commit, LastCommit, Vote, vote_transaction
 from rdzv.records.drain import Drain
 from rdzv.records.job import Incarnation, Job, Member

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
-from rdzv.records.codec import dump_record, load_record, take, take_seconds
+from rdzv.records.codec import Count, Seconds, decode, encode, load_record, take, take_count
 from rdzv.records.round_number import ROUNDS_PER_LIFE, shown_round
 from rdzv.store import KeyValue
 
@@ -22,15 +22,10 @@ LeftReason = Literal["", "exit", "closed", "hung", "done"]
 ClosedWhy = Literal["", "success", "failure"]
 Progress = Literal["", "loads", "steps", "mute"]
 
-INT64_MAX = 2**63 - 1
-
 LOST = "it has lost "
 """The begin of the sentence why a world ends that has lost nodes; their names follow."""
 
 _STATES = get_args(NodeState)
-_LEFT_REASONS = get_args(LeftReason)
-_CLOSED = get_args(ClosedWhy)
-_PROGRESS = get_args(Progress)
 
 
 class Seat(NamedTuple):
@@ -44,6 +39,19 @@ class Seat(NamedTuple):
     """Number of the request: grows with each join of one torchrun."""
 
 
+def _take_seats(key: str, fields: Mapping[str, Any], name: str) -> tuple[Seat, ...]:
+    seats: dict[str, Seat] = {}
+    for item in take(key, fields, name, list):
+        match item:
+            case [str(member), str(nonce), int(ask)] if not isinstance(ask, bool):
+                seats[member] = Seat(member, nonce, ask)
+            case _:
+                raise RecordError(f"{key}: no node of a frozen list: {item!r}")
+    if len(seats) < len(fields[name]):
+        raise RecordError(f"{key}: a node is frozen twice")
+    return tuple(seats.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One torchrun's request or place, as written by the sidecar that serves it."""
@@ -53,13 +61,13 @@ class Node:
     """``asking``: wants a place in a round. ``in``: has one in ``round``. ``left``: a tombstone."""
     nonce: str
     """Name of the connection; see ``Seat``."""
-    ask: int
+    ask: Count
     """The number of times that this torchrun has asked; see ``Seat``."""
     addr: str
     """With ``pid`` and ``local_id``, torch's description of the node."""
-    pid: int
-    local_id: int
-    round: int = 0
+    pid: Count
+    local_id: Count
+    round: Count = 0
     """The round that the node is ``in``."""
     left_reason: LeftReason = ""
     """``exit``: torch took the node off. ``closed``: its connection ended, or it closed the run.
@@ -99,49 +107,25 @@ class Node:
 
     def to_json(self) -> bytes:
         """Encode for the store."""
-        fields: dict[str, object] = {
-            "state": self.state,
-            "nonce": self.nonce,
-            "ask": self.ask,
-            "addr": self.addr,
-            "pid": self.pid,
-            "local_id": self.local_id,
-        }
-        if self.state == "in":
-            fields["round"] = self.round
-            if self.finished:
-                fields["finished"] = True
-            if self.silent:
-                fields["silent"] = True
-        if self.state == "left":
-            fields["left_reason"] = self.left_reason
-        if self.flavour:
-            fields["flavour"] = self.flavour
-        return dump_record(fields)
+        without = ("member", "mod_revision", *_WITHOUT[self.state])
+        return encode(self, without=without, sparse=("finished", "silent", "flavour"))
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode; raises ``RecordError``."""
         fields = load_record(kv.key, kv.value)
-        state: Any = fields.get("state")
-        left_reason = fields.get("left_reason", "")
-        if state not in _STATES or left_reason not in _LEFT_REASONS:
-            raise RecordError(f"{kv.key}: no state of a node: {state!r} {left_reason!r}")
-        return cls(
-            member=last_name(kv.key),
-            state=state,
-            nonce=take(kv.key, fields, "nonce", str),
-            ask=_count(kv.key, fields, "ask"),
-            addr=take(kv.key, fields, "addr", str),
-            pid=_count(kv.key, fields, "pid"),
-            local_id=_count(kv.key, fields, "local_id"),
-            round=_count(kv.key, fields, "round") if state == "in" else 0,
-            left_reason=left_reason,
-            flavour=take(kv.key, fields, "flavour", str) if "flavour" in fields else "",
-            mod_revision=kv.mod_revision,
-            finished=state == "in" and take(kv.key, fields, "finished", bool, False),
-            silent=state == "in" and take(kv.key, fields, "silent", bool, False),
-        )
+        known: dict[str, Any] = {"member": last_name(kv.key), "mod_revision": kv.mod_revision}
+        if fields.get("state") != "in":
+            known |= {"round": 0, "finished": False, "silent": False}
+        return decode(cls, kv.key, fields, ("round",), **known)
+
+
+_WITHOUT: Mapping[NodeState, tuple[str, ...]] = {
+    "asking": ("round", "finished", "silent", "left_reason"),
+    "in": ("left_reason",),
+    "left": ("round", "finished", "silent"),
+}
+"""The fields that the record of a node in a state does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +139,7 @@ class Round:
     """The reason why no round will follow; empty while one may."""
     finishing: bool = False
     """Whether an agent waits in the exit barrier."""
-    frozen: tuple[Seat, ...] = ()
+    frozen: Annotated[tuple[Seat, ...], _take_seats] = ()
     """The world in rank order, once ``complete``."""
     mod_revision: int = 0
     """The store's revision of the record; 0 before it is stored."""
@@ -166,7 +150,7 @@ class Round:
     """Whether the store had lost it, and it was written again, or has lost keys of it. Keys that
     its nodes had stored for each other, such as the master's address, may be gone, so no node
     enters it any more, and none in it waits for such a key."""
-    restored_at: int = 0
+    restored_at: Count = 0
     """The store's revision at which the loss was noticed; 0 if unknown. Node records up to that
     revision may come from the backup and be older than this round."""
     ends: str = ""
@@ -176,13 +160,13 @@ class Round:
     """The progress of the world's ranks. ``loads``: they have imported Muster, and made no step
     yet. ``steps``: they have made their first one. ``mute``: they import it, but report no steps;
     so for the worlds after it. Empty: they have reported nothing."""
-    start_s: float = 0.0
+    start_s: Seconds = 0.0
     """Seconds from a round's completion to the first step of its ranks, of the newest world that
     made one, or for which newcomers waited in vain; 0 if none has."""
-    failed_starts: int = 0
+    failed_starts: Count = 0
     """Number of worlds in a row, up to the one before, that ended by a failure before their first
     step."""
-    waits: int = 0
+    waits: Count = 0
     """Number of worlds in a row that waited for such failures; this one counts once complete."""
 
     def is_world_of(self, node: Node) -> bool:
@@ -221,64 +205,22 @@ class Round:
 
     def to_json(self) -> bytes:
         """Encode for the store."""
-        fields: dict[str, object] = {
-            "round": self.number,
-            "complete": self.complete,
-            "closed": self.closed,
-            "finishing": self.finishing,
-            "frozen": self.frozen,
-        }
-        if self.former:
-            fields["former"] = self.former
-        if self.restored:
-            fields["restored"] = True
-            fields["restored_at"] = self.restored_at
-        if self.ends:
-            fields["ends"] = self.ends
-        if self.progress:
-            fields["progress"] = self.progress
-        if self.start_s:
-            fields["start_s"] = self.start_s
-        if self.failed_starts:
-            fields["failed_starts"] = self.failed_starts
-        if self.waits:
-            fields["waits"] = self.waits
-        return dump_record(fields)
+        without = ("number", "mod_revision")
+        return encode(self, without=without, sparse=_OF_LATER_VERSIONS, round=self.number)
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode; raises ``RecordError``."""
         fields = load_record(kv.key, kv.value)
-        closed: Any = fields.get("closed")
-        if closed not in _CLOSED:
-            raise RecordError(f"{kv.key}: 'closed' is {closed!r}, expected success or failure")
-        frozen = tuple(_seat(kv.key, item) for item in take(kv.key, fields, "frozen", list))
-        if len({seat.member for seat in frozen}) != len(frozen):
-            raise RecordError(f"{kv.key}: a node is frozen twice")
-        former = take(kv.key, fields, "former", list, [])
-        progress: Any = fields.get("progress", "")
-        if progress not in _PROGRESS:
-            raise RecordError(f"{kv.key}: 'progress' is {progress!r}, expected one of {_PROGRESS}")
-        if not all(isinstance(member, str) for member in former):
-            raise RecordError(f"{kv.key}: 'former' is {former!r}, expected names of members")
-        return cls(
-            number=_count(kv.key, fields, "round"),
-            complete=take(kv.key, fields, "complete", bool),
-            closed=closed,
-            finishing=take(kv.key, fields, "finishing", bool),
-            frozen=frozen,
-            mod_revision=kv.mod_revision,
-            former=tuple(former),
-            restored=take(kv.key, fields, "restored", bool, False),
-            restored_at=_count(kv.key, fields, "restored_at") if "restored_at" in fields else 0,
-            ends=take(kv.key, fields, "ends", str, ""),
-            progress=progress,
-            start_s=take_seconds(kv.key, fields, "start_s") if "start_s" in fields else 0.0,
-            failed_starts=_count(kv.key, fields, "failed_starts")
-            if "failed_starts" in fields
-            else 0,
-            waits=_count(kv.key, fields, "waits") if "waits" in fields else 0,
-        )
+        number, required = take_count(kv.key, fields, "round"), _OF_ALL_VERSIONS
+        return decode(cls, kv.key, fields, required, number=number, mod_revision=kv.mod_revision)
+
+
+_OF_ALL_VERSIONS = ("complete", "closed", "finishing", "frozen")
+_OF_LATER_VERSIONS = (
+    *("former", "restored", "restored_at", "ends", "progress", "start_s"),
+    *("failed_starts", "waits"),
+)
 
 
 def first_round(generation: int) -> Round:
@@ -289,17 +231,3 @@ def first_round(generation: int) -> Round:
     and write those of the present world.
     """
     return Round((generation - 1) * ROUNDS_PER_LIFE)
-
-
-def _count(key: str, fields: Mapping[str, Any], name: str) -> int:
-    value = fields.get(name)
-    if type(value) is int and 0 <= value <= INT64_MAX:
-        return value
-    raise RecordError(f"{key}: {name!r} is {value!r}, expected a number from 0 on")
-
-
-def _seat(key: str, item: object) -> Seat:
-    match item:
-        case [str(member), str(nonce), int(ask)] if not isinstance(ask, bool):
-            return Seat(member, nonce, ask)
-    raise RecordError(f"{key}: no node of a frozen list: {item!r}")

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher_shim.c10d.rounds.records import INT64_MAX
 from launcher_shim.c10d.torch.state_codec import NodeDesc, TorchState
+from rdzv.records.codec import INT64_MAX
 
 ADDRESS_MAX = 255
 """Maximum length of a host name or address, in characters."""
