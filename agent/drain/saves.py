@@ -22,11 +22,11 @@ from launcher_shim.pod.grace import reserve_s
 from rdzv.diary import Diary
 from rdzv.drain import last_save
 from rdzv.drain.cursors import DIFFER
-from rdzv.drain.gate import RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
 from rdzv.drain.last_save import differing, saves_of, timed, transaction
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
+from rdzv.records.progress import RankProgress
 from rdzv.records.saves import PodSaves
 from rdzv.store import Compare, Put
 

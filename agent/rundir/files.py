@@ -29,11 +29,11 @@ from agent.rundir.progress import read_ranks
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.safe_open import read_untrusted
 from launcher_shim.rundir.step_lines import StepLine, read_steps
-from rdzv.drain.gate import RankProgress
 from rdzv.errors import ConfigError, RecordError
 from rdzv.flags import named
 from rdzv.members.registration import Held
 from rdzv.records.codec import dump_record, load_record, take, take_name
+from rdzv.records.progress import RankProgress
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,13 @@ others, as when rank 0 alone saves and reports: it does not contradict them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import NamedTuple
 
 from rdzv.records.codec import KEPT
+from rdzv.records.commit import LastCommit
+from rdzv.records.progress import RankProgress
 
 CURSORS = "the data cursors of step "
 TAGS = "the save tags of step "
@@ -28,44 +33,47 @@ SHOWN_CHARACTERS = 80
 """The number of different cursors that the sentence shows, and the characters of each."""
 
 
-def difference(
-    step: int, given: Iterable[tuple[Sequence[int], str, str]], what: str = CURSORS
-) -> str:
-    """Return a sentence that names who gave which cursor; empty if all that gave one agree.
+class Said(NamedTuple):
+    """What ranks of one member say of a step that they have saved; each empty for nothing."""
 
-    ``given`` are the numbers of ranks, the member they are of, and what they gave: by default
-    their cursor.
-    """
-    by_cursor: dict[str, list[tuple[Sequence[int], str]]] = {}
-    for ranks, member, cursor in given:
-        if cursor:
-            by_cursor.setdefault(cursor, []).append((ranks, member))
-    if len(by_cursor) < 2:
-        return ""
-    groups = sorted(by_cursor.items(), key=lambda group: (min(group[1]), group[0]))
-    shown = [
-        f"{_who(who)} gave {cursor[:SHOWN_CHARACTERS]}" for cursor, who in groups[:SHOWN_GROUPS]
-    ]
-    more = [f"and {len(groups) - SHOWN_GROUPS} others"] if len(groups) > SHOWN_GROUPS else []
-    return f"{what}{step} differ: {', '.join(shown + more)}"
+    ranks: Sequence[int]
+    """Their numbers. A sidecar of an earlier version names none."""
+    member: str
+    cursor: str
+    tag: str = ""
+    samples: str = ""
+
+    @classmethod
+    def by(cls, rank: RankProgress, step: int, member: str) -> Said:
+        """Return what ``rank``, which is of ``member``, says of its save of ``step``."""
+        return cls((rank.rank,), member, rank.cursor_of(step), rank.tag, rank.samples)
 
 
-def left_to_others(given: Iterable[tuple[Sequence[int], str, str]]) -> str:
-    """Return who gave no cursor while others gave one, to end a sentence with; empty for none.
+def difference(step: int, said: Sequence[Said]) -> str:
+    """Return a sentence that names who gave which cursor, or tag; empty if all that did agree."""
+    for what, given in ((CURSORS, attrgetter("cursor")), (TAGS, attrgetter("tag"))):
+        by_value: dict[str, list[Said]] = {}
+        for one in filter(given, said):
+            by_value.setdefault(given(one), []).append(one)
+        if len(by_value) > 1:
+            groups = sorted(by_value.items(), key=lambda group: (min(group[1]), group[0]))
+            shown = [f"{_who(who)} gave {value[:SHOWN_CHARACTERS]}" for value, who in groups]
+            more = [f"and {len(shown) - SHOWN_GROUPS} others"] if len(shown) > SHOWN_GROUPS else []
+            return f"{what}{step} differ: {', '.join(shown[:SHOWN_GROUPS] + more)}"
+    return ""
 
-    A sidecar of an earlier version names no ranks, and does not report what they gave: it is
-    omitted.
-    """
-    said = list(given)
-    none = [(ranks, member) for ranks, member, cursor in said if ranks and not cursor]
-    if not none or not agreed(said):
+
+def left_to_others(said: Sequence[Said]) -> str:
+    """Return who gave no cursor while others gave one, to end a sentence with; empty for none."""
+    none = [one for one in said if one.ranks and not one.cursor]
+    if not none or not agreed(one.cursor for one in said):
         return ""
     return f"; {_who(none)} gave no data cursor, which is left to the others"
 
 
-def _who(who: Sequence[tuple[Sequence[int], str]]) -> str:
-    ranks = sorted({rank for numbers, _ in who for rank in numbers})
-    members = list(dict.fromkeys(member for _, member in who))
+def _who(who: Sequence[Said]) -> str:
+    ranks = sorted({rank for one in who for rank in one.ranks})
+    members = list(dict.fromkeys(one.member for one in who))
     names = ", ".join(members[:3]) + (", ..." if len(members) > 3 else "")
     return f"rank{'' if len(ranks) == 1 else 's'} {spell(ranks)} ({names})"
 
@@ -81,9 +89,10 @@ def spell(ranks: Sequence[int]) -> str:
     return ", ".join(f"{a}-{b}" if b > a else f"{a}" for a, b in spans)
 
 
-def agreed(given: Iterable[tuple[Sequence[int], str, str]]) -> str:
-    """Return the cursor that all gave, provided that there is no ``difference``; empty for none."""
-    return next((cursor for _, _, cursor in given if cursor), "")
+def agreed(given: Iterable[str]) -> str:
+    """Return what all gave that gave anything; empty if that is nothing, or not the same."""
+    values = set(filter(None, given))
+    return values.pop() if len(values) == 1 else ""
 
 
 def samples_of(said: Iterable[str]) -> str:
@@ -98,3 +107,10 @@ def samples_of(said: Iterable[str]) -> str:
 def verdict(samples: str, cursor: str) -> str:
     """Return whether a commit keeps the samples, and why not: it has a verdict in any case."""
     return samples or (NO_VERDICT if cursor else NO_CURSOR)
+
+
+def with_agreement(last: LastCommit, said: Sequence[Said]) -> LastCommit:
+    """Return ``last`` with what all say of it, who do not differ."""
+    cursor = agreed(one.cursor for one in said)
+    samples = verdict(samples_of(one.samples for one in said), cursor)
+    return replace(last, cursor=cursor, tag=agreed(one.tag for one in said), samples=samples)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rdzv.drain.cursors import DIFFER, TAGS, agreed, difference, left_to_others, samples_of, verdict
+from rdzv.drain.cursors import DIFFER, Said, difference, left_to_others, with_agreement
 from rdzv.drain.inputs import (
     DrainingSnapshot,
     DrainObservations,
@@ -484,20 +484,19 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
     missing = [m for m in round.members if m not in votes or votes[m].acked is None]
     if not missing and saved:
         (step,) = saved
-        given = [(vote.ranks, member, vote.cursor) for member, vote in votes.items()]
-        tags = [(vote.ranks, member, vote.tag) for member, vote in votes.items()]
-        differ = difference(step, given) or difference(step, tags, TAGS)
-        if differ:
+        said = [
+            Said(vote.ranks, member, vote.cursor, vote.tag, vote.samples)
+            for member, vote in votes.items()
+        ]
+        if differ := difference(step, said):
             return _useless(scene, differ, for_good=False)
         if not scene.snapshot.is_known(step, round):
             # Another attempt would be of the same world. The next requests of its ranks for shards
             # tell them to end, and newcomers come in then.
             why = f"the store has lost which records the weights of step {step} contain"
             return _useless(scene, why, for_good=True)
-        cursor = agreed(given)
-        samples = verdict(samples_of(vote.samples for vote in votes.values()), cursor)
         decision = scene.becomes(
-            f"all have saved step {step}{left_to_others(given)}",
+            f"all have saved step {step}{left_to_others(said)}",
             phase="done",
             step=step,
             leaving=tuple(scene.leavers),
@@ -506,8 +505,7 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
             took_s=scene.now - scene.observations.epoch_since_s,
         )
         last = LastCommit(step, round.number, commit.epoch, run=round.run)
-        last = replace(last, cursor=cursor, tag=agreed(tags), samples=samples)
-        return replace(decision, last_commit=last)
+        return replace(decision, last_commit=with_agreement(last, said))
     if not _anybody(scene):
         return _void(scene, _NONE_PENDING)
     if round.finishing:

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeGuard
 
-from rdzv.drain.cursors import TAGS, agreed, difference, left_to_others, samples_of
+from rdzv.drain.cursors import Said, agreed, difference, left_to_others, samples_of
 from rdzv.drain.decision import granted
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.codec import Seconds, decode, encode, load_record
 from rdzv.records.commit import Commit, LastCommit, Phase, Vote
 from rdzv.records.drain import Drain
+from rdzv.records.progress import RankProgress
 
 REASON_CHARACTERS = 500
 """Maximum length of a gate's reason: the page has a fixed size."""
@@ -86,56 +87,6 @@ _OF_ALL_VERSIONS = ("epoch", "run", "round", "master", "phase", "leaving", "gran
 def _shown(last: LastCommit) -> dict[str, Any]:
     """Return what the ranks are shown of the last commit."""
     return {one: getattr(last, one) for one in ("step", "round", "epoch", "cursor", "tag")}
-
-
-@dataclass(frozen=True, slots=True)
-class RankProgress:
-    """The published progress of one rank of this pod.
-
-    The record of a rank that has ended still counts: it passes no further step, and progress does
-    not decide whether its round is over.
-    """
-
-    local_rank: int
-    local_world_size: int
-    master: str
-    """The name of the rank's round (``LiveRound.master``)."""
-    step: int
-    """The newest step boundary that it has reached."""
-    drain: bool
-    """Whether it is within ``muster.drain()``."""
-    held: bool
-    """Whether it waits at a boundary."""
-    acked: tuple[int, int] | None = None
-    """(epoch, step) of its newest save."""
-    failed: tuple[int, str] | None = None
-    """(epoch, reason) of its newest failed save."""
-    away: bool = False
-    """Whether it is between two blocks of ``muster.drain()``, as while it evaluates; its next
-    boundary is in the second."""
-    saved: tuple[int, ...] = ()
-    """Steps that it has saved, for whatever cause: the newest, and some before."""
-    rank: int = 0
-    """Its number in the world."""
-    cursors: tuple[str, ...] = ()
-    """The data cursor of each step of ``saved``, empty for none; no cursors at all if the rank
-    gives none."""
-    saver: bool = False
-    """Whether it saves when a Horovod launcher's drain asks for it."""
-    answered: tuple[int, int] | None = None
-    """(ask, step) of its newest save of that kind."""
-    page: bool = False
-    """Whether it reads the gate's page; one of 0.1 reads ``gate.json`` alone."""
-    tag: str = ""
-    """The save tag that its script has asked for; empty for none."""
-    save_s: float = 0.0
-    """Seconds that its newest periodic save has taken; 0.0 if that is unknown, or short."""
-    samples: str = ""
-    """Whether its saves keep the samples, or why not; empty if it does not say."""
-
-    def cursor_of(self, step: int) -> str:
-        """Return the data cursor that the rank gave with the save of ``step``; empty for none."""
-        return dict(zip(self.saved, self.cursors, strict=False)).get(step, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,18 +280,15 @@ def _acknowledge(here: Here, commit: Commit, round: LiveRound, vote: Vote) -> Mo
         why = f"the ranks of {here.member} saved different steps: {sorted(set(saved))}"
         return Move(vote=replace(vote, failed=why), reason=why)
     step = saved[0]
-    said = [((r.rank,), here.member, r.cursor_of(step)) for r in ranks]
-    tags = [((r.rank,), here.member, r.tag) for r in ranks]
-    differ = difference(step, said) or difference(step, tags, TAGS)
-    if differ:
+    said = [Said.by(r, step, here.member) for r in ranks]
+    if differ := difference(step, said):
         return Move(vote=replace(vote, failed=differ), reason=differ)
-    numbers = tuple(sorted(r.rank for r in ranks))
     acknowledged = replace(
         vote,
         acked=step,
-        cursor=agreed(said),
-        ranks=numbers,
-        tag=agreed(tags),
+        cursor=agreed(one.cursor for one in said),
+        ranks=tuple(sorted(r.rank for r in ranks)),
+        tag=agreed(r.tag for r in ranks),
         samples=samples_of(r.samples for r in ranks),
     )
     return Move(vote=acknowledged, reason=f"all ranks saved step {step}{left_to_others(said)}")

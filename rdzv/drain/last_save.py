@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rdzv.drain.cursors import TAGS, agreed, difference, left_to_others, samples_of, verdict
-from rdzv.drain.gate import RankProgress
+from rdzv.drain.cursors import Said, agreed, difference, left_to_others, samples_of, with_agreement
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
 from rdzv.keys import JobKeys
 from rdzv.records.commit import LastCommit
+from rdzv.records.progress import RankProgress
 from rdzv.records.saves import STEPS_MAX, PodSaves
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Operation, Put
@@ -35,14 +35,11 @@ def saves_of(
     if not own or any(rank.local_world_size != len(own) for rank in own):
         return None
     common = frozenset.intersection(*(frozenset(rank.saved) for rank in own))
-    tags = [((rank.rank,), member, rank.tag) for rank in own]
-    if difference(-1, tags, TAGS):
-        common = frozenset()
-    said = {step: [((r.rank,), member, r.cursor_of(step)) for r in own] for step in common}
+    said = {step: [Said.by(rank, step, member) for rank in own] for step in common}
     alike = [step for step in common if not difference(step, said[step])]
     steps = tuple(sorted(alike, reverse=True))[:STEPS_MAX]
     named = [step for rank in own for step in rank.saved]
-    cursors = tuple(agreed(said[step]) for step in steps)
+    cursors = tuple(agreed(one.cursor for one in said[step]) for step in steps)
     return PodSaves(
         member,
         pod_uid,
@@ -53,7 +50,7 @@ def saves_of(
         max(rank.step for rank in own),
         cursors=cursors if any(cursors) else (),
         ranks=tuple(sorted(rank.rank for rank in own)),
-        tag=agreed(tags) if common else "",
+        tag=agreed(rank.tag for rank in own) if common else "",
         save_s=max(rank.save_s for rank in own),
         samples=samples_of(rank.samples for rank in own) if steps else "",
     )
@@ -74,10 +71,7 @@ def differing(ranks: Iterable[RankProgress], round: LiveRound | None, member: st
     """Return what this pod's ranks say differently of one save; empty if they agree."""
     own = [rank for rank in ranks if round is not None and rank.master == round.master]
     for step in sorted({step for rank in own for step in rank.saved}, reverse=True):
-        said = [((r.rank,), member, r.cursor_of(step)) for r in own if step in r.saved]
-        tags = [((r.rank,), member, r.tag) for r in own]
-        differ = difference(step, said) or difference(step, tags, TAGS)
-        if differ:
+        if differ := difference(step, [Said.by(rank, step, member) for rank in own]):
             return differ
     return ""
 
@@ -116,31 +110,21 @@ def decide(
         return None, f"{len(round.members) - len(told)} members have reported no new save"
     common = frozenset.intersection(*(frozenset(one.steps) for one in told))
     newer = sorted((step for step in common if step > _floor(snapshot, round)), reverse=True)
-    said = {step: [(one.ranks, one.member, one.cursor_of(step)) for one in told] for step in newer}
-    tags = [(one.ranks, one.member, one.tag) for one in told]
-    differ = {
-        step: difference(step, given) or difference(step, tags, TAGS)
-        for step, given in said.items()
+    said = {
+        step: [
+            Said(one.ranks, one.member, one.cursor_of(step), one.tag, one.samples) for one in told
+        ]
+        for step in newer
     }
+    differ = {step: difference(step, given) for step, given in said.items()}
     alike = (step for step in newer if not differ[step])
     step = next((step for step in alike if snapshot.is_known(step, round)), None)
     if step is None:
         lost = "the store has lost which records their weights contain"
         return None, (differ[newer[0]] or lost) if newer else "no newer step is saved by all ranks"
     epoch = last.epoch if last is not None else 0
-    cursor = agreed(said[step])
-    samples = verdict(samples_of(one.samples for one in told), cursor)
-    saved = LastCommit(
-        step,
-        round.number,
-        epoch,
-        membership.job.uid,
-        periodic=True,
-        cursor=cursor,
-        run=round.run,
-        tag=agreed(tags),
-        samples=samples,
-    )
+    saved = LastCommit(step, round.number, epoch, membership.job.uid, periodic=True, run=round.run)
+    saved = with_agreement(saved, said[step])
     return saved, f"all ranks have saved step {step}{left_to_others(said[step])}"
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from rdzv import listing
 from rdzv.drain.decision import decide
-from rdzv.drain.gate import RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain
 from rdzv.records.job import Job
+from rdzv.records.progress import RankProgress
 from rdzv.snapshot import Snapshot
 from tests.support.records import member
 

@@ -16,12 +16,13 @@ from muster.cursor import CURSOR_MAX_BYTES, CommittedStep, decode, encode
 from muster.gate import parse
 from muster.progress import BLOCK_BYTES, ProgressFile
 from muster.saved_steps import SavedSteps
-from rdzv.drain.cursors import NO_VERDICT, difference
-from rdzv.drain.gate import Gate, Here, RankProgress, local
+from rdzv.drain.cursors import NO_VERDICT, Said, difference
+from rdzv.drain.gate import Gate, Here, local
 from rdzv.drain.last_save import decide as decide_last
 from rdzv.drain.last_save import differing, saves_of
 from rdzv.records import codec
 from rdzv.records.commit import LastCommit, Vote
+from rdzv.records.progress import RankProgress
 from rdzv.records.saves import PodSaves
 from tests.support.commits import (
     HERE,
@@ -163,7 +164,9 @@ def test_i12_a_periodic_save_counts_only_where_all_stand_at_the_same_sample() ->
     saves = saves_of(ranks, ROUND, "a", "uid-a")
     assert saves is not None
     assert (saves.steps, saves.newest) == ((), 10)
-    assert differing(ranks, ROUND, "a") == difference(10, [((0,), "a", HERE), ((1,), "a", THERE)])
+    assert differing(ranks, ROUND, "a") == difference(
+        10, [Said((0,), "a", HERE), Said((1,), "a", THERE)]
+    )
 
     alone = saves_of((rank(0, HERE), rank(1, "")), ROUND, "a", "uid-a")
     assert alone is not None
@@ -188,5 +191,5 @@ def test_i12_a_periodic_save_counts_only_where_all_stand_at_the_same_sample() ->
 
 
 def test_many_ranks_that_differ_make_no_long_sentence() -> None:
-    said = [((rank,), f"pod-{rank % 7}", f'{{"samples":{rank}}}' * 9) for rank in range(1000)]
+    said = [Said((rank,), f"pod-{rank % 7}", f'{{"samples":{rank}}}' * 9) for rank in range(1000)]
     assert len(difference(10, said)) < 600

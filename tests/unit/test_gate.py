@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from muster.boundary import CUT
 from muster.gate import parse
-from rdzv.drain.gate import ON_CUT_S, Gate, Here, Move, RankProgress, local
+from rdzv.drain.gate import ON_CUT_S, Gate, Here, Move, local
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import RecordError
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain
+from rdzv.records.progress import RankProgress
 
 MASTER = "10.0.0.1:29500"
 ROUND = LiveRound("run", 3, True, ("a", "b"), master=MASTER, mod_revision=70)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from muster.saved_steps import SPREAD, SavedSteps
 from rdzv import listing
 from rdzv.drain.cursors import NO_CURSOR
-from rdzv.drain.gate import RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
 from rdzv.drain.last_save import decide, saves_of, timed, transaction
 from rdzv.keys import JobKeys
 from rdzv.records.commit import Commit, LastCommit, Phase
 from rdzv.records.job import Job
+from rdzv.records.progress import RankProgress
 from rdzv.records.saves import PodSaves
 from rdzv.records.shards import Plan, PodShards, Saved, ShardWorld, Share, TrainedShards
 from rdzv.shards.ledger import ShardLedger

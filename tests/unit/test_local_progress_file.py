@@ -21,7 +21,7 @@ from agent.rundir.progress import is_gone, read_line, read_lines, read_ranks
 from launcher_shim.rundir.progress_line import is_whole
 from muster.progress import BLOCK_BYTES, ProgressFile
 from muster.tag import world_tag
-from rdzv.drain.gate import RankProgress
+from rdzv.records.progress import RankProgress
 
 ROOT = Path(muster.__file__).parent
 

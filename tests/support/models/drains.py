@@ -24,13 +24,14 @@ from rdzv import listing
 from rdzv.drain import decision as draining
 from rdzv.drain import gate, transactions
 from rdzv.drain.cursors import DIFFER
-from rdzv.drain.gate import WAITS, Gate, Here, Move, RankProgress
+from rdzv.drain.gate import WAITS, Gate, Here, Move
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
 from rdzv.keys import JobKeys
 from rdzv.listing import Listing
 from rdzv.records.commit import Commit, LastCommit, Vote, vote_transaction
 from rdzv.records.drain import Drain
 from rdzv.records.job import Job, Member
+from rdzv.records.progress import RankProgress
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put
 from tests.support.models.explorer import Broken, put

@@ -10,7 +10,8 @@ from launcher_shim.rundir import layout
 from muster import boundary, tag
 from muster.progress import RankIdentity
 from muster.saved_steps import SavedSteps
-from rdzv.drain.gate import Gate, RankProgress
+from rdzv.drain.gate import Gate
+from rdzv.records.progress import RankProgress
 
 
 class BoundaryRank:

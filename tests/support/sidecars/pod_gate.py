@@ -12,8 +12,9 @@ from threading import Thread
 
 from agent.rundir.files import RunDir
 from agent.rundir.gate_page import GatePage
-from agent.rundir.progress import ProgressLine, read_line
+from agent.rundir.progress import read_line
 from rdzv.drain.gate import Gate
+from rdzv.records.progress import RankProgress
 
 DEADLINE_S = 100.0
 
@@ -49,7 +50,7 @@ class PodGate:
         if self.page is not None:
             RunDir(str(self.run_dir)).put_gate(gate.to_json())
 
-    def told(self, local_rank: int = 0) -> ProgressLine:
+    def told(self, local_rank: int = 0) -> RankProgress:
         """What a rank has told last."""
         line = read_line(self.run_dir / "progress" / f"{local_rank}.json")
         assert line is not None
@@ -57,7 +58,7 @@ class PodGate:
 
     def until(
         self,
-        condition: Callable[[ProgressLine], object],
+        condition: Callable[[RankProgress], object],
         local_rank: int = 0,
         timeout_s: float = DEADLINE_S,
     ) -> None:

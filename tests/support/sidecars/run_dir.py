@@ -16,7 +16,7 @@ from agent.rundir.files import RunDir, State
 from agent.rundir.launch_report import LaunchReport
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.step_lines import StepLine
-from rdzv.drain.gate import RankProgress
+from rdzv.records.progress import RankProgress
 
 
 class MemoryRunDir(RunDir):
