@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from time import time
 
@@ -29,14 +29,12 @@ from rdzv.members.registration import Identity
 from rdzv.race import first_of
 from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Operation
+from rdzv.store import GuardedWrites
 
 log = logging.getLogger(__name__)
 
 AGAIN_S = 0.2
 """Retry interval after a failed write to the store or to the disk."""
-
-Writes = tuple[Sequence[Compare], Sequence[Operation]]
 
 
 class OwnDrain:
@@ -244,7 +242,7 @@ class OwnDrain:
         except TimeoutError:
             return False
 
-    def _writes(self, snapshot: Snapshot, drain: Drain | None) -> Writes | None:
+    def _writes(self, snapshot: Snapshot, drain: Drain | None) -> GuardedWrites | None:
         notes, job, now_s = self.notes, snapshot.job, self._boot_s()
         if notes is None or job is None:
             return None

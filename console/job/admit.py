@@ -20,7 +20,7 @@ from rdzv.errors import MembershipError
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Delete, Operation
+from rdzv.store import Compare, Delete, GuardedWrites
 
 
 @click.command(
@@ -44,7 +44,7 @@ async def _admit(config: JobConfig, member: str) -> None:
     async with connected(config) as client:
         _check(config, client.membership.snapshot(), member)
 
-        def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
+        def plan(snapshot: Snapshot) -> GuardedWrites | None:
             record = snapshot.quarantines.get(member)
             if snapshot.job is None or record is None or not record.out:
                 return None

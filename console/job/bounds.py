@@ -28,7 +28,7 @@ from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
 from rdzv.records.job_change import change_between
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Operation, Put
+from rdzv.store import Compare, GuardedWrites, Put
 
 NODES_MAX = 100_000
 
@@ -166,7 +166,7 @@ async def _set(config: JobConfig, wanted: Wanted) -> tuple[Job, Job, str]:
     done: tuple[Job, Job, str] | None = None
     async with connected(config) as client:
 
-        def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
+        def plan(snapshot: Snapshot) -> GuardedWrites | None:
             nonlocal done
             before = present_job(config, client, snapshot)
             after = wanted.of(before)

@@ -30,7 +30,7 @@ from rdzv.mirror import Mirror
 from rdzv.records.drain import Drain
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Delete, Operation, Put, Range, Store
+from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put, Range, Store
 
 WRITE_TIMEOUT_S = 10.0
 
@@ -73,9 +73,7 @@ class DrainByHand:
             await write(client, partial(self.planned, deadline_s=deadline_s))
             return await self.follow(client, pod_uid, to_the_end=wait)
 
-    def planned(
-        self, snapshot: Snapshot, *, deadline_s: float
-    ) -> tuple[list[Compare], list[Operation]] | None:
+    def planned(self, snapshot: Snapshot, *, deadline_s: float) -> GuardedWrites | None:
         """Return the write that starts the drain or takes it over; None if there is none to make.
 
         Raises ``ConfigError`` if the job does not have the member.
@@ -93,7 +91,7 @@ class DrainByHand:
             pod_uid, generation = self._find(before).pod_uid, _generation(before)
             tried = False
 
-            def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
+            def plan(snapshot: Snapshot) -> GuardedWrites | None:
                 nonlocal tried
                 gone = pod_uid not in snapshot.drains and not _began_anew(snapshot, generation)
                 if tried and gone:
@@ -129,9 +127,7 @@ class DrainByHand:
             at_unix_s=time(),
         )
 
-    def _notice(
-        self, snapshot: Snapshot, member: Member, record: Drain
-    ) -> tuple[list[Compare], list[Operation]]:
+    def _notice(self, snapshot: Snapshot, member: Member, record: Drain) -> GuardedWrites:
         assert snapshot.job is not None
         keys = self._keys.in_generation(snapshot.job.generation)
         compares, operations = first_write(self._keys, snapshot, record)
@@ -257,7 +253,7 @@ def requester(host: str) -> str:
 
 async def write(
     client: JobClient,
-    plan: Callable[[Snapshot], tuple[list[Compare], list[Operation]] | None],
+    plan: Callable[[Snapshot], GuardedWrites | None],
 ) -> None:
     """Write what ``plan`` makes of the newest snapshot; plan again after a conflicting write.
 

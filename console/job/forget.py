@@ -18,7 +18,7 @@ from console.options import configured_by, job_named
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Delete, Operation, Put
+from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
 
 
 @click.command(
@@ -45,7 +45,7 @@ async def _forget(config: JobConfig) -> str:
         if before.commit_to_start_from is None and keys.last_commit not in before.corrupt:
             return f"job {config.job} has no last commit: there is nothing to forget"
 
-        def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
+        def plan(snapshot: Snapshot) -> GuardedWrites | None:
             present = [kv.key for kv in client.mirror.under(keys.history)]
             return forgetting(keys, snapshot, requester(socket.gethostname()), time(), present)
 
@@ -60,7 +60,7 @@ async def _forget(config: JobConfig) -> str:
 
 def forgetting(
     keys: JobKeys, snapshot: Snapshot, author: str, at_unix_s: float, present: list[str]
-) -> tuple[list[Compare], list[Operation]] | None:
+) -> GuardedWrites | None:
     """Return the transaction that forgets the last commit; None if there is nothing to forget.
 
     A readable record stays, marked, because later commits need epochs above its own. ``present``:

@@ -21,7 +21,7 @@ from rdzv.drain.transactions import TOGETHER_MOST
 from rdzv.errors import MusterError
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Operation
+from rdzv.store import Compare, GuardedWrites, Operation
 
 FROM_BAD_TO_WORSE = ("committed", "uncommitted", "cancelled", "expired", "lost")
 """The outcomes of drains; any other end, as that of a job that cannot be asked, is worse."""
@@ -114,7 +114,7 @@ async def _drain(config: JobConfig, asked: NodeDrain) -> int:
         def by_hand(name: str) -> DrainByHand:
             return DrainByHand(config, name, asked.reason, report)
 
-        def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
+        def plan(snapshot: Snapshot) -> GuardedWrites | None:
             compares: list[Compare] = []
             operations: list[Operation] = []
             uids.clear()

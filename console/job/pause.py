@@ -25,7 +25,7 @@ from rdzv.errors import ConfigError, MembershipError
 from rdzv.job import JobClient
 from rdzv.records.history import Happening, HistoryEntry
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Operation, Put
+from rdzv.store import Compare, GuardedWrites, Put
 
 STATUS = {"paused": 0, "resumed": 4, "unsaved": 6}
 """Exit status by the outcome of the wait."""
@@ -174,7 +174,7 @@ async def _write(
     """Write ``paused`` into the job's record, ``anyhow`` or if that changes it; tell if it did."""
     changed = False
 
-    def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
+    def plan(snapshot: Snapshot) -> GuardedWrites | None:
         nonlocal changed
         job = present_job(config, client, snapshot)
         if job.paused == paused and not anyhow:

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import time
 
 from controller.cluster.collection import Collection
@@ -28,7 +28,7 @@ from controller.notices.decision import (
 from controller.notices.node import NodeSeen
 from controller.notices.policy import NoticePolicy
 from controller.owners.pods import PodSeen
-from rdzv.drain.transactions import TOGETHER_MOST, cancel, first_write, preempted
+from rdzv.drain.transactions import TOGETHER_MOST, cancel, change, first_write
 from rdzv.errors import StoreAmbiguous, StoreError
 from rdzv.keys import JobKeys
 from rdzv.records.drain import CONTROLLER, Drain
@@ -192,7 +192,8 @@ class NoticeExecutor:
         job = self._jobs.state(mark.keys)
         if job is None or job.snapshot.job is None:
             return False
-        if not await self._write(mark.keys, *preempted(mark.keys, job.snapshot, mark.drain)):
+        marked = change(mark.keys, job.snapshot, replace(mark.drain, preempted=True))
+        if not await self._write(mark.keys, *marked):
             return False
         log.info(
             "%s of job %s is preempted: it waits for no replacement",

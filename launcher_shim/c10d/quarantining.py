@@ -29,7 +29,7 @@ from rdzv.records.quarantine import (
     after_time,
 )
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Delete, Operation, Put
+from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ class Quarantining:
 
     def _transaction(
         self, snapshot: Snapshot, decision: QuarantineDecision, revision: int
-    ) -> tuple[list[Compare], list[Operation]]:
+    ) -> GuardedWrites:
         assert snapshot.job is not None
         here = self._client.keys.in_generation(snapshot.job.generation)
         # No other torchrun has died meanwhile: of those that die together, one is the first.

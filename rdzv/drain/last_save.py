@@ -14,12 +14,13 @@ from dataclasses import replace
 
 from rdzv.drain.cursors import Said, agreed, difference, left_to_others, samples_of, with_agreement
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
+from rdzv.drain.transactions import unchanged
 from rdzv.keys import JobKeys
 from rdzv.records.commit import LastCommit
 from rdzv.records.progress import RankProgress
 from rdzv.records.saves import STEPS_MAX, PodSaves
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Operation, Put
+from rdzv.store import Compare, GuardedWrites, Put
 
 
 def saves_of(
@@ -137,23 +138,12 @@ def _floor(snapshot: DrainingSnapshot, round: LiveRound) -> int:
     return -1 if last.forgotten and last.round != round.number else last.step
 
 
-def transaction(
-    keys: JobKeys, snapshot: DrainingSnapshot, saved: LastCommit
-) -> tuple[list[Compare], list[Operation]]:
+def transaction(keys: JobKeys, snapshot: DrainingSnapshot, saved: LastCommit) -> GuardedWrites:
     """Build the transaction that stores ``saved``; the caller adds its registration guard.
 
     It requires that the round is still the live one, that no commit has begun or ended since, and
     that no other sidecar has stored another step.
     """
-    membership, round = snapshot.membership, snapshot.round
-    assert membership.job is not None
-    assert round is not None
-    here = keys.in_generation(membership.job.generation)
-    last = membership.last_commit.mod_revision if membership.last_commit else 0
-    compares = [
-        Compare(keys.job, "mod", "=", membership.job.mod_revision),
-        Compare(here.commit, "mod", "=", snapshot.commit.mod_revision),
-        Compare(here.run(round.run).round, "mod", "=", round.mod_revision),
-        Compare(keys.last_commit, "mod", "=", last),
-    ]
-    return compares, [Put(keys.last_commit, saved.to_json())]
+    last = snapshot.membership.last_commit
+    known = Compare(keys.last_commit, "mod", "=", last.mod_revision if last else 0)
+    return [*unchanged(keys, snapshot), known], [Put(keys.last_commit, saved.to_json())]

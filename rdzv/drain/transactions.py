@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from rdzv.drain.decision import DrainDecision
@@ -12,7 +11,7 @@ from rdzv.keys import JobKeys
 from rdzv.records.commit import Commit
 from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Delete, Operation, Put
+from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
 
 COUNTED_MAX = 64
 """Bound on the members counted by ``min`` that one transaction compares: etcd takes 128 at most."""
@@ -23,7 +22,7 @@ TOGETHER_MOST = 40
 
 def transaction(
     keys: JobKeys, snapshot: DrainingSnapshot, decision: DrainDecision
-) -> tuple[list[Compare], list[Operation]]:
+) -> GuardedWrites:
     """Build the transaction that carries out ``decision``; the caller adds its registration guard.
 
     It requires that the commit, the round and the job are what they are in ``snapshot``, that each
@@ -33,16 +32,10 @@ def transaction(
     rules = snapshot.membership.rules
     assert rules is not None
     here = keys.in_generation(rules.generation)
-    compares = [
-        Compare(keys.job, "mod", "=", rules.mod_revision),
-        Compare(here.commit, "mod", "=", snapshot.commit.mod_revision),
-        # Blind to deletions: a cancel changes the commit as well. Not by the membership's revision:
-        # a foreign key among the drains does not advance that.
-        Compare(here.drains, "mod", "<", snapshot.revision + 1, prefix=True),
-    ]
-    if snapshot.round is not None:
-        round_key = here.run(snapshot.round.run).round
-        compares.append(Compare(round_key, "mod", "=", snapshot.round.mod_revision))
+    compares = unchanged(keys, snapshot)
+    # Blind to deletions: a cancel changes the commit as well. Not by the membership's revision: a
+    # foreign key among the drains does not advance that.
+    compares.append(Compare(here.drains, "mod", "<", snapshot.revision + 1, prefix=True))
     if decision.drains:
         least = min(rules.sizes.smallest, COUNTED_MAX)
         counted = snapshot.listing.listed[:least]
@@ -72,9 +65,21 @@ def transaction(
     return compares, operations
 
 
-def first_write(
-    keys: JobKeys, snapshot: Snapshot, drain: Drain
-) -> tuple[list[Compare], list[Operation]]:
+def unchanged(keys: JobKeys, snapshot: DrainingSnapshot) -> list[Compare]:
+    """Return the compares which hold while the job, the commit and the round are as they were."""
+    job, round = snapshot.membership.job, snapshot.round
+    assert job is not None
+    here = keys.in_generation(job.generation)
+    compares = [
+        Compare(keys.job, "mod", "=", job.mod_revision),
+        Compare(here.commit, "mod", "=", snapshot.commit.mod_revision),
+    ]
+    if round is not None:
+        compares.append(Compare(here.run(round.run).round, "mod", "=", round.mod_revision))
+    return compares
+
+
+def first_write(keys: JobKeys, snapshot: Snapshot, drain: Drain) -> GuardedWrites:
     """Build the transaction that first stores a drain.
 
     A retry, or a delayed attempt, would find no record after a cancellation, just as at first; but
@@ -91,9 +96,7 @@ def first_write(
     return compares, [Put(key, drain.to_json())]
 
 
-def take_over(
-    keys: JobKeys, snapshot: Snapshot, drain: Drain
-) -> tuple[list[Compare], list[Operation]] | None:
+def take_over(keys: JobKeys, snapshot: Snapshot, drain: Drain) -> GuardedWrites | None:
     """Build the transaction that takes a drain over from the controller.
 
     ``drain`` is what its new source would have stored. The controller withdraws it no more, and the
@@ -103,7 +106,8 @@ def take_over(
     if snapshot.job is None or held is None or held.outcome or held.source != CONTROLLER:
         return None
     after = replace(held, source=drain.source, reason=drain.reason, requested_by=drain.requested_by)
-    if _left_s(drain) < _left_s(held):
+    left_s, held_s = drain.seconds_left, held.seconds_left
+    if left_s is not None and (held_s is None or left_s < held_s):
         after = replace(
             after,
             seconds_left=drain.seconds_left,
@@ -113,29 +117,16 @@ def take_over(
     return change(keys, snapshot, after)
 
 
-def preempted(
-    keys: JobKeys, snapshot: Snapshot, drain: Drain
-) -> tuple[list[Compare], list[Operation]]:
-    """Build the transaction that marks a drain, as it is, as one of a pod that makes room."""
-    return change(keys, snapshot, replace(drain, preempted=True))
-
-
-def change(
-    keys: JobKeys, snapshot: Snapshot, after: Drain
-) -> tuple[list[Compare], list[Operation]]:
+def change(keys: JobKeys, snapshot: Snapshot, after: Drain) -> GuardedWrites:
     """Build the transaction that stores a drain as ``after``, if it is at its ``mod_revision``."""
     assert snapshot.job is not None
     key = keys.in_generation(snapshot.job.generation).drain(after.pod_uid)
     return [Compare(key, "mod", "=", after.mod_revision)], [Put(key, after.to_json())]
 
 
-def _left_s(drain: Drain) -> float:
-    return math.inf if drain.seconds_left is None else drain.seconds_left
-
-
 def cancel(
     keys: JobKeys, snapshot: Snapshot, pod_uid: str, *, sign_gone: bool = False
-) -> tuple[list[Compare], list[Operation]] | str:
+) -> GuardedWrites | str:
     """Build the transaction that cancels a drain, or return why it cannot be cancelled."""
     drain = snapshot.drains.get(pod_uid)
     if snapshot.job is None or drain is None:
@@ -150,7 +141,7 @@ def cancel(
 
 def lift(
     keys: JobKeys, snapshot: Snapshot, drain: Drain, *, sign_gone: bool = False
-) -> tuple[list[Compare], list[Operation]]:
+) -> GuardedWrites:
     """Build the transaction that ends a drain before its pod: the pod is listed again.
 
     If its leave was granted, its round ends all the same, and it joins the next one. ``sign_gone``:

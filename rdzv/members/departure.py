@@ -16,7 +16,7 @@ from rdzv.membership import snapshot_of
 from rdzv.paging import read_all
 from rdzv.records.history import HistoryEntry
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Delete, Operation, Put
+from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Departure:
                 await asyncio.sleep(RETRY_PAUSE_S)
             snapshot, fresh = await self._read(), True
 
-    def _transaction(self, snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
+    def _transaction(self, snapshot: Snapshot) -> GuardedWrites | None:
         """Build the deletion of this registration's record in ``snapshot``; None if it has none."""
         job, me = snapshot.job, snapshot.members.get(self._member)
         if job is None or me is None or me.incarnation != self._held.incarnation:

@@ -35,7 +35,7 @@ from rdzv.members.registration import Held, Identity, Refuse, Register, RetryLat
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Delete, Operation, Put
+from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
 
 log = logging.getLogger(__name__)
 
@@ -277,9 +277,7 @@ class Registrar:
             sentence += f"; the job goes by this pod's template now: {decision.change}"
         return _Registration(held, lease, revision, sentence), revision
 
-    def _transaction(
-        self, decision: Register, lease_id: int
-    ) -> tuple[list[Compare], list[Operation]]:
+    def _transaction(self, decision: Register, lease_id: int) -> GuardedWrites:
         keys = self.keys.in_generation(decision.job.generation)
         incarnation_key = self.keys.incarnation(self.identity.member)
         compares = [

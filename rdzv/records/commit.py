@@ -26,7 +26,7 @@ from rdzv.records.codec import (
     take_unix_s,
 )
 from rdzv.records.drain import Drain
-from rdzv.store import Compare, KeyValue, Operation, Put
+from rdzv.store import Compare, GuardedWrites, KeyValue, Put
 
 Phase = Literal["idle", "hold", "commit", "done", "void"]
 """The phase of a commit. ``hold``: every rank waits at its next boundary while the sidecars vote.
@@ -261,7 +261,7 @@ class LastCommit:
 
 def vote_transaction(
     keys: GenerationKeys, member: str, vote: Vote, commit: Commit, drain: Drain | None
-) -> tuple[list[Compare], list[Operation]]:
+) -> GuardedWrites:
     """Build the transaction that writes a vote; the caller adds its registration guard.
 
     A vote is created once, and only while ``commit`` is the one it was cast for. A stored one

@@ -8,7 +8,7 @@ from rdzv.records.job import Member
 from rdzv.records.shards import PodShards
 from rdzv.shards.ledger import ShardLedger
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Delete, Operation, Put
+from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
 
 
 def transaction(
@@ -18,7 +18,7 @@ def transaction(
     membership: Snapshot,
     before: ShardLedger,
     after: ShardLedger,
-) -> tuple[list[Compare], list[Operation]]:
+) -> GuardedWrites:
     """Build the change of the store from ``before`` to ``after``; no operations if they are equal.
 
     ``revision`` is the one up to which ``before`` is complete. The transaction requires that the

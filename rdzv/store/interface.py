@@ -77,6 +77,8 @@ class Range:
 
 
 Operation = Put | Delete | Range
+GuardedWrites = tuple[list[Compare], list[Operation]]
+"""What has to hold for a transaction to succeed, and what it does then."""
 
 
 class RangeResult(NamedTuple):
