@@ -10,7 +10,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from random import Random
 from time import time
 
 from agent.drain.own import OwnDrain
@@ -26,8 +25,8 @@ from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.records.commit import LastCommit
 from rdzv.records.drain import Drain
+from rdzv.records.history import HistoryEntry
 from rdzv.snapshot import Snapshot
-from rdzv.store import Operation
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +90,6 @@ class Coordinator:
         policy: DrainPolicy,
         *,
         clock: Callable[[], float],
-        random: Random,
     ) -> None:
         self._client = client
         self._registrar = registrar
@@ -100,12 +98,8 @@ class Coordinator:
         self._own = own
         self._policy = policy
         self._clock = clock
-        self._random = random
-        self._me = registrar.identity.member
         self._observations = DrainObservations()
         self._chronicle = Chronicle()
-        self._due_since_s: float | None = None
-        self._patience_s = 0.0
         self._reason = ""
         self._reason_since_s = 0.0
         self._diary = Diary(log)
@@ -123,12 +117,14 @@ class Coordinator:
             decision = draining.decide(now, snapshot, self._observations, self._policy)
             wait_s = min(decision.wake_at_s - now, self._standing_s(now, snapshot, decision))
             if decision.commit or decision.last_commit or decision.drains:
-                wait_s = self._turn_s(now, snapshot)
+                wait_s = LOOK_S[1]
+                if self._registrar.registered.is_set():
+                    wait_s = self._writing.turn_in_s(snapshot.round, STAGGER_S)
                 if wait_s <= 0:
                     await self._carry_out(now, snapshot, decision)
                     continue
             else:
-                self._due_since_s = None
+                self._writing.turn_over()
             if snapshot.commands and self._own.active:
                 wait_s = min(wait_s, COMMANDS_LOOK_S)
             await self._sight.changed_from(snapshot, max(LOOK_S[0], wait_s))
@@ -151,42 +147,27 @@ class Coordinator:
         self._diary.say(decision.reason)
         return math.inf
 
-    def _turn_s(self, now: float, snapshot: DrainingSnapshot) -> float:
-        """Return the seconds until this sidecar's turn to write what is due; 0 or less: now."""
-        if not self._registrar.registered.is_set():
-            return LOOK_S[1]
-        if self._due_since_s is None:
-            self._due_since_s = now
-            self._patience_s = self._random.uniform(*STAGGER_S)
-        current = snapshot.round
-        present = [m for m in current.members if m not in current.left] if current else []
-        first = present[0] if present else None
-        if self._me == first or first is None:
-            return 0.0
-        return self._due_since_s + self._patience_s - now
-
     async def _carry_out(
         self, now: float, snapshot: DrainingSnapshot, decision: DrainDecision
     ) -> None:
-        keys = self._client.keys
         drains = _at_once(decision.drains)
-        last = decision.last_commit and replace(decision.last_commit, at_unix_s=time())
-        ended = replace(decision, last_commit=last, drains=drains)
-        compares, operations = transaction(keys, snapshot, ended)
-        for at, drain in enumerate(drains.values()):
-            entry, *surplus = self._entry(now, drain, snapshot.membership.last_commit)
-            operations += [entry] if at else [entry, *surplus]
-        commit = ended.commit
+        written = decision.last_commit and replace(decision.last_commit, at_unix_s=time())
+        decision = replace(decision, last_commit=written, drains=drains)
+        compares, operations = transaction(self._client.keys, snapshot, decision)
+        commit, last = decision.commit, snapshot.membership.last_commit
+        entries = [self._entry(now, drain, last) for drain in drains.values()]
         if commit is not None and commit.refused and commit.mute:
+            me = self._registrar.identity.member
             details = {"run_id": commit.run, "round": commit.round, "mute": list(commit.mute)}
-            operations += self._writing.history("round", self._me, commit.reason, details)
+            entries.append(HistoryEntry("round", me, commit.reason, time(), details))
+        operations += self._client.history(*entries)
         if await self._writing.txn(compares, operations):
-            self._due_since_s = None
-            if decision.commit is None:
+            self._writing.turn_over()
+            if commit is None:
                 # Every pod logs a commit when it shows the gate.
                 self._diary.say(decision.reason)
 
-    def _entry(self, now: float, drain: Drain, last: LastCommit | None) -> tuple[Operation, ...]:
+    def _entry(self, now: float, drain: Drain, last: LastCommit | None) -> HistoryEntry:
         committed = drain.outcome == "committed" and last is not None and last.step == drain.step
         details: dict[str, object] = {
             "outcome": drain.outcome,
@@ -198,7 +179,7 @@ class Coordinator:
             **self._chronicle.phases_s(now, drain.pod_uid),
             "samples": last.samples if committed and last is not None else "",
         }
-        return self._writing.history("drain", drain.member, drain.reason, details)
+        return HistoryEntry("drain", drain.member, drain.reason, time(), details)
 
 
 def _at_once(drains: Mapping[str, Drain]) -> dict[str, Drain]:

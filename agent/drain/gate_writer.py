@@ -11,7 +11,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import replace
 
 from agent.drain.own import OwnDrain
@@ -26,6 +25,7 @@ from rdzv.drain.launcher_save import ask_of, asked
 from rdzv.errors import RecordError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
+from rdzv.race import first_of
 from rdzv.records.commit import Vote, vote_transaction
 
 log = logging.getLogger(__name__)
@@ -108,9 +108,7 @@ class GateWriter:
                 wanted = held_on_cut(wanted, shown, self._leaseless_s, self._on_cut_s)
                 if wanted != shown:
                     await self._show(wanted)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._look_in_s):
-                    await mirror.changed_after(0)
+            await first_of(mirror.changed_after(0), timeout_s=self._look_in_s)
 
     async def run(self) -> None:
         """Follow the store and the ranks until cancelled."""

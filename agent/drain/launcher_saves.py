@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
@@ -13,6 +12,7 @@ from rdzv.drain.launcher_save import answer, asked
 from rdzv.drain.transactions import change
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
+from rdzv.race import first_of
 from rdzv.records.drain import Drain
 from rdzv.snapshot import Snapshot
 
@@ -53,9 +53,8 @@ class LauncherSaves:
                 )
                 if said is not None and await self._say(snapshot, said):
                     continue
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S if saves else None):
-                    await self._client.membership.changed_from(snapshot)
+            changed = self._client.membership.changed_from(snapshot)
+            await first_of(changed, timeout_s=LOOK_S if saves else None)
 
     async def _say(self, snapshot: Snapshot, drain: Drain) -> bool:
         if not await self._writing.txn(*change(self._client.keys, snapshot, drain)):

@@ -96,13 +96,9 @@ class NoticeSocket:
         self._notify(notice)
         phase: Phase | None = None
         while phase is None or not phase.last:
-            phase = await self._next(reader, phase)
-            if phase is None:
-                return
+            news = await first_of(self._phase_after(phase), reader.read(1))
+            if not isinstance(news, Phase):
+                return  # the client has disconnected
+            phase = news
             writer.write(phase.line())
             await writer.drain()
-
-    async def _next(self, reader: asyncio.StreamReader, before: Phase | None) -> Phase | None:
-        """Wait for the next phase and return it, or None if the client has disconnected."""
-        news = await first_of(self._phase_after(before), reader.read(1))
-        return news if isinstance(news, Phase) else None

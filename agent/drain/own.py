@@ -113,14 +113,12 @@ class OwnDrain:
 
     def notify(self, notice: Notice) -> None:
         """Take a notice: begin the drain, or add the notice to the one that is there."""
-        now_s = self._boot_s()
+        now_s, uid = self._boot_s(), self._identity.pod_uid
+        noted = OwnDrainRecord.of_notice(uid, notice, now_s, self._grace_s)
         if self.notes is None:
-            self._phase = None
-            self.notes = OwnDrainRecord.of_notice(
-                self._identity.pod_uid, notice, now_s, self._grace_s
-            )
-            assert self.notes.deadline_boot_s is not None
-            left_s = round(self.notes.deadline_boot_s - now_s, 1)
+            self._phase, self.notes = None, noted
+            assert noted.deadline_boot_s is not None
+            left_s = round(noted.deadline_boot_s - now_s, 1)
             log.info(
                 "draining, this pod has to go within %.1f s (%s): %s",
                 left_s,
@@ -129,7 +127,7 @@ class OwnDrain:
                 extra={"event": "notice", "source": notice.source, "seconds_left": left_s},
             )
         else:
-            self.notes = self.notes.and_notice(notice, now_s, self._grace_s)
+            self.notes = self.notes.joined(noted)
         self._stirred.set()
 
     async def phase_after(self, before: Phase | None) -> Phase:
@@ -178,7 +176,7 @@ class OwnDrain:
             if drain.seconds_left != self._recorded[0] or drain.source not in notes.sources:
                 left_s = drain.seconds_left
                 self._recorded = (left_s, None if left_s is None else now_s + left_s)
-                notes = notes.and_drain(drain, now_s)
+                notes = notes.joined(OwnDrainRecord.of_drain(drain, now_s))
             self.notes = replace(
                 notes,
                 generation=job.generation,
@@ -296,9 +294,7 @@ class OwnDrain:
         if notes is None:
             was_going = self._phase is not None and not self._phase.last
             return Phase("cancelled", "the drain was cancelled") if was_going else None
-        stand = None
-        if drain is not None:
-            stand = phase_of(snapshot, drain, finishing=self._finishing)
+        stand = phase_of(snapshot, drain, finishing=self._finishing) if drain else None
         if stand is not None and stand.outcome:
             saved = stand.step if stand.outcome == "committed" else None
             return Phase("released", stand.sentence, stand.outcome, saved)

@@ -7,14 +7,13 @@ Notices come in any order and number, and make one drain: the earliest deadline 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import get_args
+from dataclasses import dataclass, replace
 
 from agent.drain.notice import Notice
 from launcher_shim.pod.grace import reserve_s
 from launcher_shim.rundir import layout
 from rdzv.errors import RecordError
-from rdzv.records.codec import dump_record, load_record, take, take_seconds
+from rdzv.records.codec import Seconds, decode, encode, load_record
 from rdzv.records.drain import CONTROLLER, ENDING_SOURCES, SIGNS, Drain, Outcome
 
 SAME_DEADLINE_S = 1.0
@@ -37,8 +36,8 @@ class OwnDrainRecord:
     pod_uid: str
     sources: tuple[str, ...]
     reason: str
-    deadline_boot_s: float | None
-    reserve_s: float
+    deadline_boot_s: Seconds | None
+    reserve_s: Seconds
     generation: int = 0
     revision: int = 0
     outcome: Outcome = ""
@@ -59,19 +58,12 @@ class OwnDrainRecord:
         deadline_s = None if left_s is None else now_boot_s + left_s
         return cls(drain.pod_uid, (drain.source,), drain.reason, deadline_s, drain.reserve_s)
 
-    def and_notice(self, notice: Notice, now_boot_s: float, grace_s: float) -> OwnDrainRecord:
-        """Return the notes with another notice added: the earliest deadline counts."""
-        return self._with(OwnDrainRecord.of_notice(self.pod_uid, notice, now_boot_s, grace_s))
+    def joined(self, other: OwnDrainRecord) -> OwnDrainRecord:
+        """Return these notes with the sources of ``other``, and its deadline if it is earlier.
 
-    def and_drain(self, drain: Drain, now_boot_s: float) -> OwnDrainRecord:
-        """Return the notes with a drain just stored by another: the earliest deadline counts.
-
-        A process that takes a drain over may leave it less time, or make it an order.
+        Those are of another notice, or of a drain just stored by another process, which may leave
+        it less time, or make it an order.
         """
-        return self._with(OwnDrainRecord.of_drain(drain, now_boot_s))
-
-    def _with(self, other: OwnDrainRecord) -> OwnDrainRecord:
-        """Return these notes with the sources of ``other``, and its deadline if it is earlier."""
         both = replace(self, sources=tuple(dict.fromkeys((*self.sources, *other.sources))))
         ours_s = math.inf if self.deadline_boot_s is None else self.deadline_boot_s
         if other.deadline_boot_s is None or other.deadline_boot_s > ours_s - SAME_DEADLINE_S:
@@ -126,28 +118,13 @@ class OwnDrainRecord:
 
     def to_json(self) -> bytes:
         """Encode the notes for the run directory."""
-        return dump_record(asdict(self))
+        return encode(self)
 
     @classmethod
     def from_json(cls, content: bytes) -> OwnDrainRecord:
         """Decode the notes; raise ``RecordError`` if they are malformed."""
         fields = load_record(layout.DRAIN, content)
-        sources = take(layout.DRAIN, fields, "sources", list)
-        if not sources or not all(isinstance(source, str) for source in sources):
-            raise RecordError(f"{layout.DRAIN}: 'sources' is {sources!r}, expected who gave notice")
-        outcome, step = fields.get("outcome", ""), fields.get("step")
-        if outcome not in get_args(Outcome):
-            raise RecordError(f"{layout.DRAIN}: 'outcome' is {outcome!r}, which no drain ends with")
-        return cls(
-            take(layout.DRAIN, fields, "pod_uid", str),
-            tuple(sources),
-            take(layout.DRAIN, fields, "reason", str),
-            None
-            if fields.get("deadline_boot_s") is None
-            else take_seconds(layout.DRAIN, fields, "deadline_boot_s"),
-            take_seconds(layout.DRAIN, fields, "reserve_s"),
-            take(layout.DRAIN, fields, "generation", int),
-            take(layout.DRAIN, fields, "revision", int),
-            outcome,
-            None if step is None else take(layout.DRAIN, fields, "step", int),
-        )
+        notes = decode(cls, layout.DRAIN, fields, ("generation", "revision"))
+        if not notes.sources:
+            raise RecordError(f"{layout.DRAIN}: 'sources' is empty, expected who gave notice")
+        return notes

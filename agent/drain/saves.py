@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from random import Random
 from time import time
 
 from agent.drain.view import DrainView, RoundSource
@@ -49,9 +48,9 @@ STEP_S = 30.0
 GROWN = 1.5
 """Factor by which a slow save must have grown to be reported again."""
 
-PATIENCE = (1.0, 2.0)
-"""Jitter, in poll intervals: the first member of the round stores a common step at once, the others
-after this long, if it is still due."""
+STAGGER_S = (LOOK_S, 2 * LOOK_S)
+"""Jitter: the first member of the round stores a common step at once, the others after this long,
+if it is still due."""
 
 
 class SaveReporter:
@@ -68,7 +67,6 @@ class SaveReporter:
         *,
         grace_s: float,
         clock: Callable[[], float],
-        random: Random,
     ) -> None:
         self.own: PodSaves | None = None
         """The saves of this pod's ranks in their round, as of the last poll."""
@@ -81,10 +79,7 @@ class SaveReporter:
         self._grace_s = grace_s
         self._slow_s = 0.0
         self._clock = clock
-        self._random = random
         self._reported_s = -math.inf
-        self._due_since_s: float | None = None
-        self._patience_s = 0.0
         self._differed = ""
         self._diary = Diary(log)
 
@@ -92,7 +87,8 @@ class SaveReporter:
         """Poll the ranks and the store until cancelled."""
         while True:
             snapshot = await self._sight.snapshot()
-            ranks, imported = await asyncio.to_thread(self._look)
+            run_dir = self._run_dir
+            ranks, imported = await asyncio.to_thread(lambda: (run_dir.ranks(), run_dir.imported()))
             me = self._registrar.identity
             # Ranks of another run save for themselves: their round is not the one that counts.
             own = saves_of(ranks, snapshot.round, me.member, me.pod_uid)
@@ -106,9 +102,6 @@ class SaveReporter:
             await self._conclude(snapshot)
             reports_start = self._pass_on(ranks, imported, snapshot.own_round)
             await asyncio.sleep(START_LOOK_S if reports_start else LOOK_S)
-
-    def _look(self) -> tuple[Sequence[RankProgress], str]:
-        return self._run_dir.ranks(), self._run_dir.imported()
 
     def _pass_on(
         self, ranks: Sequence[RankProgress], imported: str, round: LiveRound | None
@@ -181,22 +174,14 @@ class SaveReporter:
     async def _conclude(self, snapshot: DrainingSnapshot) -> None:
         """Store the newest step that all ranks have saved, if it is this pod's turn."""
         saved, why = last_save.decide(snapshot, self._client.membership.saves())
-        now = self._clock()
         if saved is None and why.startswith(DIFFER):
             self._warn(why)
         if saved is None or not self._registrar.registered.is_set():
-            self._due_since_s = None
+            self._writing.turn_over()
             return
-        if self._due_since_s is None:
-            self._due_since_s = now
-            self._patience_s = LOOK_S * self._random.uniform(*PATIENCE)
-        round = snapshot.round
-        assert round is not None
-        present = [member for member in round.members if member not in round.left]
-        first = present[:1] == [self._registrar.identity.member]
-        if not first and now - self._due_since_s < self._patience_s:
+        if self._writing.turn_in_s(snapshot.round, STAGGER_S) > 0:
             return
         saved = replace(saved, at_unix_s=time())
         if await self._writing.txn(*transaction(self._client.keys, snapshot, saved)):
-            self._due_since_s = None
+            self._writing.turn_over()
             self._diary.say(why)

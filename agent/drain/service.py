@@ -72,13 +72,11 @@ class Drains:
         self.coordinator = Coordinator(
             *(client, registrar, sight, writing(), self.own, policy),
             clock=clock,
-            random=random,
         )
         self.saves = SaveReporter(
             *(run_dir, client, registrar, sight, rounds, writing()),
             grace_s=grace_s,
             clock=clock,
-            random=random,
         )
         self.launcher_saves = LauncherSaves(run_dir, client, registrar, writing())
         self.notices = NoticeSocket(notice_path, self.own.notify, self.own.phase_after)

@@ -73,7 +73,6 @@ class DrainView:
         own = [] if rounds.own is None else [rounds.own]
         self._ending = ending_in(membership, own) or self._ending
         lost = self._ending.put_back_into(membership, own) if self._ending is not None else None
-        told = self._client.membership.saves()
         return DrainingSnapshot(
             membership=membership,
             listing=self._listing_of(membership, places_of(rounds.counts)),
@@ -85,9 +84,8 @@ class DrainView:
             used_epoch=self.seen,
             own_round=rounds.own,
             ledgers=self._ledgers(),
-            lost_commit=lost[0] if lost is not None else None,
-            lost_last_commit=lost[1] if lost is not None else None,
-            saves=of_round(rounds.counts, membership, told) if rounds.counts is not None else (),
+            lost=lost,
+            saves=of_round(rounds.counts, membership, self._client.membership.saves()),
         )
 
     def _listing_of(self, membership: Snapshot, places: Places) -> Listing:

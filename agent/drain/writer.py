@@ -11,6 +11,7 @@ from random import Random
 from time import time
 
 from rdzv.diary import Diary
+from rdzv.drain.inputs import LiveRound
 from rdzv.errors import StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
@@ -43,8 +44,26 @@ class DrainWriter:
         self._registrar = registrar
         self._random = random
         self._lost_before = False
+        self._turn_s: float | None = None
         self.diary = Diary(log)
         """The log of failed writes about drains: one sentence until another follows."""
+
+    def turn_in_s(self, round: LiveRound | None, stagger_s: tuple[float, float]) -> float:
+        """Return the seconds until it is this sidecar's turn to write what is due; 0 or less: now.
+
+        The first member of the round writes it at once, the others after a random time between
+        those of ``stagger_s``, if it is still due: until ``turn_over``.
+        """
+        if self._turn_s is None:
+            self._turn_s = self._clock() + self._random.uniform(*stagger_s)
+        first = next((m for m in round.members if m not in round.left), None) if round else None
+        if first in (None, self._registrar.identity.member):
+            return 0.0
+        return self._turn_s - self._clock()
+
+    def turn_over(self) -> None:
+        """Note that nothing is due any more."""
+        self._turn_s = None
 
     async def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
         """Execute the transaction once; return whether it was certainly written.
@@ -56,7 +75,7 @@ class DrainWriter:
         if generation is None:
             await self._pause()
             return False
-        guarded = [*compares, *self._registered(generation)]
+        guarded = [*compares, self._registrar.guard(generation).holds()]
         try:
             result = await self._client.store.txn(guarded, list(operations))
         except StoreError as error:
@@ -92,9 +111,6 @@ class DrainWriter:
     ) -> tuple[Operation, ...]:
         """Return the operations that write an entry."""
         return self._client.history(HistoryEntry(what, member, why, time(), details))
-
-    def _registered(self, generation: int) -> list[Compare]:
-        return [self._registrar.guard(generation).holds()]
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._random.uniform(*PAUSE_S))

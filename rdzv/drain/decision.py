@@ -68,8 +68,8 @@ def decide(
     """Decide the next change of the commit record, and which drains end."""
     if snapshot.membership.job is None:
         return DrainDecision(reason="there is no job yet")
-    if snapshot.lost_commit is not None:
-        return _put_back(snapshot, snapshot.lost_commit)
+    if snapshot.lost is not None:
+        return _put_back(snapshot, *snapshot.lost)
     scene = _Scene(now, snapshot, observations, policy)
     moved = _commit(scene) if scene.round is not None else DrainDecision(reason="no round is live")
     ended = dict(moved.drains)
@@ -96,9 +96,9 @@ def decide(
     return replace(moved, drains=ended, reason="; ".join(reasons), wake_at_s=wake_at_s)
 
 
-def _put_back(snapshot: DrainingSnapshot, lost: Commit) -> DrainDecision:
+def _put_back(snapshot: DrainingSnapshot, lost: Commit, last: LastCommit | None) -> DrainDecision:
     """Put a commit that ends its round back into a restored store, which had lost it."""
-    last, rounds = snapshot.lost_last_commit, (snapshot.round, snapshot.own_round)
+    rounds = (snapshot.round, snapshot.own_round)
     ended = [one for one in rounds if one is not None and lost.is_of(one.run, one.number)]
     if last and not all(snapshot.is_known(last.step, one) for one in ended):
         last = None  # No world could begin from it.

@@ -108,17 +108,16 @@ class DrainingSnapshot:
     """The round that this pod's ranks are in; None if they are in none."""
     ledgers: Sequence[ShardLedger] = ()
     """The ledgers of the data sets that are handed out in shards."""
-    lost_commit: Commit | None = None
-    """The commit that ends a live round, which the store has lost (``rdzv.drain.round_ending``)."""
-    lost_last_commit: LastCommit | None = None
-    """The last commit that the store has lost with it."""
+    lost: tuple[Commit, LastCommit | None] | None = None
+    """The commit that ends a live round, and the last commit with it, which the store has lost
+    (``rdzv.drain.round_ending``)."""
     saves: Sequence[PodSaves] = ()
     """The saves that members of the round have reported of it, in rank order."""
 
     @property
     def commit_in_force(self) -> Commit | None:
         """The commit that gates go by: the record, or what the store has lost of it."""
-        return self.lost_commit or self.membership.commit
+        return self.lost[0] if self.lost else self.membership.commit
 
     @property
     def commit(self) -> Commit:

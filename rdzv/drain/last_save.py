@@ -78,9 +78,11 @@ def differing(ranks: Iterable[RankProgress], round: LiveRound | None, member: st
 
 
 def of_round(
-    round: LiveRound, membership: Snapshot, saves: Mapping[str, PodSaves]
+    round: LiveRound | None, membership: Snapshot, saves: Mapping[str, PodSaves]
 ) -> Sequence[PodSaves]:
     """Return the reports of the members of ``round`` about it, in rank order."""
+    if round is None:
+        return ()
     told = (saves.get(member) for member in round.members)
     here = (round.run, round.number)
     return [

@@ -15,7 +15,7 @@ from agent.drain.notice import Notice, Source
 from agent.drain.own_record import OwnDrainRecord
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.pod.grace import reserve_s
-from rdzv.drain.transactions import cancel, preempted
+from rdzv.drain.transactions import cancel, change
 from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
@@ -82,7 +82,7 @@ async def test_i10_a_pod_that_makes_room_waits_for_no_replacement() -> None:
         await one.until(one.phase_is("done"))
         assert "released" not in client.phases
         held = one.snapshot.drains["uid-b"]
-        _, writes = preempted(KEYS, one.snapshot, held)
+        _, writes = change(KEYS, one.snapshot, replace(held, preempted=True))
         await one.put(*writes)
         assert await client.release() == "committed"
 
@@ -288,25 +288,29 @@ def test_the_reserve_is_a_third_of_a_short_grace_and_at_least_a_second() -> None
     assert [reserve_s(grace_s) for grace_s in (1, 5, 15, 30, 600)] == [1, 5 / 3, 5, 5, 5]
 
 
+def noticed(notes: OwnDrainRecord, another: Notice, now_boot_s: float) -> OwnDrainRecord:
+    return notes.joined(OwnDrainRecord.of_notice("uid", another, now_boot_s, 30))
+
+
 def test_the_earliest_deadline_counts_with_its_own_reserve() -> None:
     notes = OwnDrainRecord.of_notice("uid", notice("control", 600), 100, 30)
     assert due_boot_s(notes) == 695
-    sooner = notes.and_notice(notice("sigterm", 5), 100, 30)
+    sooner = noticed(notes, notice("sigterm", 5), 100)
     assert due_boot_s(sooner) == pytest.approx(105 - 5 / 3)
     assert sooner.sources == ("control", "sigterm")
-    assert due_boot_s(sooner.and_notice(notice("prestop", None), 100, 30)) == due_boot_s(sooner)
+    assert due_boot_s(noticed(sooner, notice("prestop", None), 100)) == due_boot_s(sooner)
 
 
 def test_a_notice_that_is_repeated_changes_nothing() -> None:
     notes = OwnDrainRecord.of_notice("uid", notice("sigterm", 30), 100, 30)
     for left_s in (29, 12, 3, 0.5):
-        again = notes.and_notice(notice("sigterm", left_s), 130 - left_s - 0.1, 30)
+        again = noticed(notes, notice("sigterm", left_s), 130 - left_s - 0.1)
         assert again == notes
 
 
 def test_an_operators_drain_without_end_takes_the_time_of_a_notice() -> None:
     notes = OwnDrainRecord("uid", ("operator",), "by hand", None, 0)
-    assert due_boot_s(notes.and_notice(notice("prestop", None), 50, 30)) == 75
+    assert due_boot_s(noticed(notes, notice("prestop", None), 50)) == 75
 
 
 def test_notes_survive_the_file() -> None:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher_shim.pod.grace import reserve_s
-from rdzv.drain.transactions import cancel, first_write, preempted
+from rdzv.drain.transactions import cancel, change, first_write
 from rdzv.errors import StoreFull
 from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.store.memory.client import transact
@@ -95,7 +96,7 @@ def _mark(story: Story, pod: Pod) -> None:
     drain = snapshot.drains.get(pod.pod_uid)
     if drain is not None and not drain.outcome:
         story.say(pod, "it makes room for another pod")
-        transact(story.job.engine, *preempted(KEYS, snapshot, drain))
+        transact(story.job.engine, *change(KEYS, snapshot, replace(drain, preempted=True)))
 
 
 def _stays(story: Story) -> Pod | None:

@@ -132,8 +132,7 @@ def lost(*ledgers: ShardLedger) -> DrainingSnapshot:
         "uid-a",
         revision=90,
         ledgers=ledgers,
-        lost_commit=ENDS,
-        lost_last_commit=LAST,
+        lost=(ENDS, LAST),
     )
 
 
