@@ -105,6 +105,7 @@ def _make_datetime(arguments: tuple[object, ...]) -> datetime:
 
 
 _DATE = Struct(">HBBBBB")
+_U8 = Struct("B")
 _U16 = Struct("<H")
 _I32 = Struct("<i")
 _U32 = Struct("<I")
@@ -203,59 +204,12 @@ class _Interpreter:
         self._stack.pop()
         return at
 
-    def _mark(self, at: int) -> int:
-        self._stack.append(_Mark)
-        return at
-
-    def _none(self, at: int) -> int:
-        self._stack.append(None)
-        return at
-
-    def _true(self, at: int) -> int:
-        self._stack.append(True)
-        return at
-
-    def _false(self, at: int) -> int:
-        self._stack.append(False)
-        return at
-
-    def _int8(self, at: int) -> int:
-        self._stack.append(self._program[at])
-        return at + 1
-
-    def _int16(self, at: int) -> int:
-        self._stack += _U16.unpack_from(self._program, at)
-        return at + 2
-
-    def _int32(self, at: int) -> int:
-        self._stack += _I32.unpack_from(self._program, at)
-        return at + 4
-
     def _long(self, at: int) -> int:
         size = self._program[at]
         if size > 8:
             raise StateError(f"a number of {size} bytes")
         number = int.from_bytes(self._take(at + 1, size), "little", signed=True)
         self._stack.append(number)
-        return at + 1 + size
-
-    def _float(self, at: int) -> int:
-        self._stack += _F64.unpack_from(self._program, at)
-        return at + 8
-
-    def _short_text(self, at: int) -> int:
-        size = self._program[at]
-        self._stack.append(self._take(at + 1, size).decode())
-        return at + 1 + size
-
-    def _text(self, at: int) -> int:
-        (size,) = _U32.unpack_from(self._program, at)
-        self._stack.append(self._take(at + 4, size).decode())
-        return int(at + 4 + size)
-
-    def _short_bytes(self, at: int) -> int:
-        size = self._program[at]
-        self._stack.append(self._take(at + 1, size))
         return at + 1 + size
 
     def _name(self, at: int) -> int:
@@ -296,41 +250,11 @@ class _Interpreter:
             self._memo[unbuilt.memo_at] = built
         return at
 
-    def _empty_tuple(self, at: int) -> int:
-        self._stack.append(())
-        return at
-
     def _tuple(self, items: Sequence[object]) -> None:
         self._stack.append(tuple(_only(_ARGUMENT, items)))
 
-    def _tuple_1(self, at: int) -> int:
-        self._tuple([self._stack.pop()])
-        return at
-
-    def _tuple_2(self, at: int) -> int:
-        second, first = self._stack.pop(), self._stack.pop()
-        self._tuple((first, second))
-        return at
-
-    def _tuple_3(self, at: int) -> int:
-        third, second, first = self._stack.pop(), self._stack.pop(), self._stack.pop()
-        self._tuple((first, second, third))
-        return at
-
     def _tuple_of_batch(self, at: int) -> int:
         self._tuple(self._items())
-        return at
-
-    def _empty_list(self, at: int) -> int:
-        self._stack.append([])
-        return at
-
-    def _empty_dict(self, at: int) -> int:
-        self._stack.append({})
-        return at
-
-    def _empty_set(self, at: int) -> int:
-        self._stack.append(set())
         return at
 
     def _append(self, at: int) -> int:
@@ -372,42 +296,87 @@ class _Interpreter:
         target.update(zip(_only(PLAIN, items[::2]), items[1::2], strict=True))
 
 
+_Operation = Callable[[_Interpreter, int], int]
+
+
+def _push(value: object) -> _Operation:
+    def operation(of: _Interpreter, at: int) -> int:
+        of._stack.append(value)
+        return at
+
+    return operation
+
+
+def _push_new(kind: type) -> _Operation:
+    def operation(of: _Interpreter, at: int) -> int:
+        of._stack.append(kind())
+        return at
+
+    return operation
+
+
+def _push_number(form: Struct) -> _Operation:
+    def operation(of: _Interpreter, at: int) -> int:
+        of._stack += form.unpack_from(of._program, at)
+        return at + form.size
+
+    return operation
+
+
+def _push_sized(size_form: Struct, value: Callable[[bytes], object]) -> _Operation:
+    def operation(of: _Interpreter, at: int) -> int:
+        size, start = size_form.unpack_from(of._program, at)[0], at + size_form.size
+        of._stack.append(value(of._take(start, size)))
+        return int(start + size)
+
+    return operation
+
+
+def _push_tuple(size: int) -> _Operation:
+    def operation(of: _Interpreter, at: int) -> int:
+        items = [of._stack.pop() for _ in range(size)]
+        of._tuple(items[::-1])
+        return at
+
+    return operation
+
+
 _STOP = ord(".")
 _MEMOIZE = 0x94
 _BINGET = ord("h")
-_OPERATIONS: dict[int, Callable[[_Interpreter, int], int]] = {
+_OPERATIONS: dict[int, _Operation] = {
     0x80: _Interpreter._protocol,
     0x95: _Interpreter._frame,
     ord("j"): _Interpreter._long_binget,
     ord("0"): _Interpreter._pop,
-    ord("("): _Interpreter._mark,
-    ord("N"): _Interpreter._none,
-    0x88: _Interpreter._true,
-    0x89: _Interpreter._false,
-    ord("K"): _Interpreter._int8,
-    ord("M"): _Interpreter._int16,
-    ord("J"): _Interpreter._int32,
+    ord("("): _push(_Mark),
+    ord("N"): _push(None),
+    0x88: _push(True),
+    0x89: _push(False),
+    ord("K"): _push_number(_U8),
+    ord("M"): _push_number(_U16),
+    ord("J"): _push_number(_I32),
     0x8A: _Interpreter._long,
-    ord("G"): _Interpreter._float,
-    0x8C: _Interpreter._short_text,
-    ord("X"): _Interpreter._text,
-    ord("C"): _Interpreter._short_bytes,
+    ord("G"): _push_number(_F64),
+    0x8C: _push_sized(_U8, bytes.decode),
+    ord("X"): _push_sized(_U32, bytes.decode),
+    ord("C"): _push_sized(_U8, bytes),
     0x93: _Interpreter._name,
     0x81: _Interpreter._new,
     ord("R"): _Interpreter._reduce,
     ord("b"): _Interpreter._build,
-    ord(")"): _Interpreter._empty_tuple,
-    0x85: _Interpreter._tuple_1,
-    0x86: _Interpreter._tuple_2,
-    0x87: _Interpreter._tuple_3,
+    ord(")"): _push(()),
+    0x85: _push_tuple(1),
+    0x86: _push_tuple(2),
+    0x87: _push_tuple(3),
     ord("t"): _Interpreter._tuple_of_batch,
-    ord("]"): _Interpreter._empty_list,
+    ord("]"): _push_new(list),
     ord("a"): _Interpreter._append,
     ord("e"): _Interpreter._appends,
-    ord("}"): _Interpreter._empty_dict,
+    ord("}"): _push_new(dict),
     ord("s"): _Interpreter._set_item,
     ord("u"): _Interpreter._set_items,
-    0x8F: _Interpreter._empty_set,
+    0x8F: _push_new(set),
     0x90: _Interpreter._add_items,
 }
 
