@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
 
 from rdzv.confirmation import Confirmation
+from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror, Watching
 from rdzv.records.history import HistoryEntry, entry_operations
-from rdzv.store import Operation, Store
+from rdzv.store import Compare, Operation, Store
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,18 @@ class JobClient:
             for one in entry_operations(self.keys, entry, self.mirror.revision, present)
         )
         return tuple(dict.fromkeys(operations))
+
+    async def note(self, entry: HistoryEntry, at_revision: int) -> None:
+        """Write an entry that is in no other transaction; try once, as history is worth no more."""
+        key = self.keys.history_entry(at_revision, entry.member, entry.what)
+        present = [kv.key for kv in self.mirror.under(self.keys.history)]
+        operations = entry_operations(self.keys, entry, at_revision, present)
+        try:
+            await self.store.txn([Compare(key, "create", "=", 0)], operations)
+        except StoreError as error:
+            log.warning(
+                "the history entry %r of %s was not written: %s", entry.what, entry.member, error
+            )
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[JobClient]:

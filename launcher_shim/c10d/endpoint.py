@@ -27,6 +27,7 @@ from rdzv.drain.inputs import LiveRound, LiveRounds
 from rdzv.job import JobClient
 from rdzv.members.guard import Registered
 from rdzv.members.registrar import Registrar
+from rdzv.race import first_of
 from rdzv.records.quarantine import TERMS, Terms
 from rdzv.snapshot import Snapshot
 
@@ -175,16 +176,9 @@ class Endpoint:
         """Wait until ``live_rounds`` differ from ``before``; return them."""
         mirror = self._client.mirror
         while (now := self.live_rounds()) == before:
-            async with asyncio.TaskGroup() as tasks:
-                # The mirror wakes for changes in the store, the rendezvous for changes by time
-                # alone.
-                changes = [
-                    tasks.create_task(mirror.changed_after(mirror.sequence)),
-                    *(tasks.create_task(run.rendezvous.news()) for run in self._runs().values()),
-                ]
-                await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
-                for change in changes:
-                    change.cancel()
+            # The mirror wakes for changes in the store, the rendezvous for changes by time alone.
+            news = [run.rendezvous.news() for run in self._runs().values()]
+            await first_of(mirror.changed_after(mirror.sequence), *news)
             await asyncio.sleep(COALESCE_S)
         return now
 

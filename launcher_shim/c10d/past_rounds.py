@@ -21,7 +21,7 @@ from launcher_shim.c10d.values.operations import Kv
 from rdzv.errors import StoreError
 from rdzv.job import JobClient
 from rdzv.records.commit import LastCommit
-from rdzv.records.history import HistoryEntry, write_entry
+from rdzv.records.history import HistoryEntry
 
 log = logging.getLogger(__name__)
 
@@ -58,23 +58,15 @@ class PastRounds:
         if now == self._noted:
             return
         self._noted = now
+        last = self._client.membership.snapshot().commit_to_start_from
         entry = HistoryEntry(
-            what="closed" if current.closed else "round",
-            member=self._rendezvous.member,
-            why=f"closed by {current.closed}"
-            if current.closed
-            else "all expected nodes have joined",
-            at_unix_s=time(),
-            details=world_details(
-                self._rendezvous.run_id,
-                current,
-                self._client.membership.snapshot().commit_to_start_from,
-            ),
+            "closed" if current.closed else "round",
+            self._rendezvous.member,
+            f"closed by {current.closed}" if current.closed else "all expected nodes have joined",
+            time(),
+            world_details(self._rendezvous.run_id, current, last),
         )
-        present = [kv.key for kv in self._client.mirror.under(self._client.keys.history)]
-        noting = write_entry(
-            self._client.store, self._client.keys, entry, current.mod_revision, present
-        )
+        noting = self._client.note(entry, current.mod_revision)
         tasks.create_task(noting, name=f"note round {current.number}")
 
     def _forget_old(self, current: Round, tasks: asyncio.TaskGroup) -> None:

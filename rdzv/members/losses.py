@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from time import time
 
 from rdzv.job import JobClient
-from rdzv.records.history import HISTORY_LENGTH, HistoryEntry, departures, write_entry
+from rdzv.records.history import HISTORY_LENGTH, HistoryEntry, departures
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue, WatchEvent
@@ -72,8 +72,7 @@ class Losses:
             at_unix_s=time(),
             details={"incarnation": member.incarnation, "pod_uid": member.pod_uid},
         )
-        present = [kv.key for kv in self._client.mirror.under(self._client.keys.history)]
-        await write_entry(self._client.store, self._client.keys, entry, revision, present)
+        await self._client.note(entry, revision)
 
     def _note_entries(self, events: Sequence[WatchEvent]) -> None:
         for event in events:

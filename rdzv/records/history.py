@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Self, cast, get_args
 
-from rdzv.errors import RecordError, StoreError
+from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.records.codec import LAST_UNIX_S, dump_record, load_record, take
-from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Store
+from rdzv.store import Delete, KeyValue, Operation, Put
 
 log = logging.getLogger(__name__)
 
@@ -112,17 +112,3 @@ def entry_operations(
     surplus = oldest_first[: max(0, len(oldest_first) + 1 - HISTORY_LENGTH)]
     put = Put(keys.history_entry(at_revision, entry.member, entry.what), entry.to_json())
     return (put, *(Delete(key) for key in surplus[:20]))
-
-
-async def write_entry(
-    store: Store, keys: JobKeys, entry: HistoryEntry, at_revision: int, present: Iterable[str]
-) -> None:
-    """Write an entry that is in no other transaction; try once, as history is worth no more."""
-    operations = entry_operations(keys, entry, at_revision, present)
-    key = keys.history_entry(at_revision, entry.member, entry.what)
-    try:
-        await store.txn([Compare(key, "create", "=", 0)], operations)
-    except StoreError as error:
-        log.warning(
-            "the history entry %r of %s was not written: %s", entry.what, entry.member, error
-        )

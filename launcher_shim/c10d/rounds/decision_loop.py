@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from random import Random
 from time import time
 
@@ -24,7 +22,7 @@ from rdzv.errors import StoreFull
 from rdzv.job import JobClient
 from rdzv.members.guard import Registered
 from rdzv.race import first_of
-from rdzv.records.history import HistoryEntry, write_entry
+from rdzv.records.history import HistoryEntry
 
 log = logging.getLogger(__name__)
 
@@ -112,12 +110,8 @@ class DecisionLoop:
                     await self._write(due[0], stored)
                 wake_at_s = min(wake_at_s, max(due[1], now + DUE_RETRY_S))
             left_s = wake_at_s - self._clock()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
-                    if registered:
-                        await self._woken.wait()
-                    else:
-                        await first_of(self._woken.wait(), self._registered.again())
+            again = [] if registered else [self._registered.again()]
+            await first_of(self._woken.wait(), *again, timeout_s=left_s)
             if self._clock() > wake_at_s + LATE_S:
                 # This sidecar itself was stopped: requests of the agent may still wait to be read.
                 self._hang_watch.excuse(self._clock())
@@ -127,18 +121,17 @@ class DecisionLoop:
         """Write a wait before ``current`` to the history, once."""
         if self._noted_wait == current.number:
             return
-        self._noted_wait, keys = current.number, self._client.keys
+        self._noted_wait = current.number
         details: dict[str, object] = {
             "round": current.number,
             "failed_starts": current.failed_starts,
             "wait_s": wait.wait_s,
         }
         entry = HistoryEntry("wait", wait.member, wait.reason, time(), details)
-        present = [kv.key for kv in self._client.mirror.under(keys.history)]
+        present = {kv.key for kv in self._client.mirror.under(keys.history)}
         others = (keys.history_entry(current.mod_revision, name, "wait") for name in current.former)
-        if not set(others).isdisjoint(present):
-            return  # another node's failure was the newest when it was written
-        await write_entry(self._client.store, keys, entry, current.mod_revision, present)
+        if present.isdisjoint(others):  # or another node's failure was the newest when it was written
+            await self._client.note(entry, current.mod_revision)
 
     async def _write(self, wanted: Round, stored: RunSnapshot) -> None:
         try:

@@ -18,6 +18,7 @@ from launcher_shim.c10d.rounds.records import Node
 from rdzv.diary import Diary
 from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError
 from rdzv.members.guard import Registered
+from rdzv.race import first_of
 from rdzv.store import Compare, KeyValue, Operation, Put, Range, Store, WatchEvent
 
 log = logging.getLogger(__name__)
@@ -128,11 +129,7 @@ class OwnNode:
                 self._diary.say(f"retrying to write the node record: {error}")
                 await asyncio.sleep(self._random.uniform(0.2, 1.0) * RETRY_S)
                 continue
-            try:
-                async with asyncio.timeout(RETRY_S if self._due() else None):
-                    await self._stirred.wait()
-            except TimeoutError:
-                continue
+            await first_of(self._stirred.wait(), timeout_s=RETRY_S if self._due() else None)
 
     def _holds(self) -> bool:
         return (

@@ -10,7 +10,7 @@ from typing import Self
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.tcpstore.wire import NOTE_MAX
 from rdzv.errors import RecordError
-from rdzv.records.codec import dump_record, load_record, take
+from rdzv.records.codec import decode, encode, load_record, take
 from rdzv.store import KeyValue
 
 log = logging.getLogger(__name__)
@@ -40,19 +40,14 @@ class Note:
 
     def encode(self) -> bytes:
         """Encode for the relay."""
-        fields: dict[str, object] = {
-            "run_id": self.run_id,
-            "generation": self.generation,
-            "finished_round": self.finished_round,
-        }
+        others, more = ("node", "world"), dict[str, str]()
         if self.node is not None:
-            fields["member"] = self.node.member
-            fields["node"] = self.node.to_json().decode()
+            more = {"member": self.node.member, "node": self.node.to_json().decode()}
         if self.world is not None and len(self.world.frozen) <= SEATS_MAX:
-            whole = dump_record({**fields, "world": self.world.to_json().decode()})
+            whole = encode(self, without=others, world=self.world.to_json().decode(), **more)
             if len(whole) <= NOTE_MAX:
                 return whole
-        return dump_record(fields)
+        return encode(self, without=others, **more)
 
     @classmethod
     def read(cls, content: bytes) -> Self | None:
@@ -71,13 +66,7 @@ class Note:
             if "world" in fields:
                 record = take(name, fields, "world", str).encode()
                 world = Round.from_kv(KeyValue(name, record, 0, 0, 0, 0))
-            return cls(
-                take(name, fields, "run_id", str),
-                take(name, fields, "generation", int),
-                node,
-                take(name, fields, "finished_round", int),
-                world,
-            )
+            return decode(cls, name, fields, ("finished_round",), node=node, world=world)
         except RecordError as error:
             log.warning("taking a client that reconnects for a new one: %s", error)
             return None
