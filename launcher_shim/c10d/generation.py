@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from operator import is_not
 from random import Random
 
-from launcher_shim.c10d.attachment import Attachment
 from launcher_shim.c10d.clean_up import clean_up
 from launcher_shim.c10d.kept_masters import KeptMasters
 from launcher_shim.c10d.known_rounds import KnownRounds
@@ -22,6 +21,7 @@ from launcher_shim.c10d.rounds.records import Seat
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.run_membership import MembershipOfRun
 from launcher_shim.c10d.stages import SHARED_RUN, torch_run_id
+from launcher_shim.c10d.torch.agent import TorchAgent
 from launcher_shim.c10d.torch_keys import local_world_size, role_info_key
 from launcher_shim.c10d.values.operations import Kv
 from rdzv.drain.inputs import LiveRound, LiveRounds
@@ -29,6 +29,23 @@ from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Attachment:
+    """A connection's run: held by its session, moved by the endpoint.
+
+    ``kv`` has the keys of the run, ``agent`` takes part in its rendezvous.
+    """
+
+    kv: Kv
+    agent: TorchAgent
+
+    def move(self, kv: Kv, rendezvous: Rendezvous) -> None:
+        """Go on in the run of the job's next generation."""
+        self.kv = kv
+        self.agent.move(rendezvous)
+
 
 Attachments = dict[str, Attachment]
 """Attachments by the name of the connection."""

@@ -7,8 +7,8 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from launcher_shim.c10d.attachment import Attachment
 from launcher_shim.c10d.clean_up import clean_up
+from launcher_shim.c10d.generation import Attachment
 from launcher_shim.c10d.generations import Generations
 from launcher_shim.c10d.kept_stages import KeptStages
 from launcher_shim.c10d.pod_seat import PodSeat

@@ -34,7 +34,7 @@ SHOWN_CHARACTERS = 80
 
 
 class Said(NamedTuple):
-    """What ranks of one member say of a step that they have saved; each empty for nothing."""
+    """The words of one member's ranks on a step that they have saved; each empty for nothing."""
 
     ranks: Sequence[int]
     """Their numbers. A sidecar of an earlier version names none."""

@@ -78,7 +78,7 @@ class Range:
 
 Operation = Put | Delete | Range
 GuardedWrites = tuple[list[Compare], list[Operation]]
-"""What has to hold for a transaction to succeed, and what it does then."""
+"""The compares that a transaction requires, and its operations."""
 
 
 class RangeResult(NamedTuple):

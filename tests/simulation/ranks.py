@@ -13,7 +13,7 @@ from itertools import count
 from random import Random
 from typing import TYPE_CHECKING
 
-from launcher_shim.c10d.torch.placeholders import NOWHERE_PORT
+from launcher_shim.c10d.torch.rendering import NOWHERE_PORT
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.step_lines import StepLine
 from muster import boundary

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.c10d.rounds.choice import choose
 from launcher_shim.c10d.rounds.decision import decide
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations
+from launcher_shim.c10d.rounds.rank_order import choose
 from tests.support.records import node, run
 
 WAITED = RoundObservations(met_min_s=-1e9)

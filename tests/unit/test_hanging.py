@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from launcher_shim.c10d.rounds import decision
-from launcher_shim.c10d.rounds.hang_watch import HangWatch
-from launcher_shim.c10d.rounds.hanging import HangDecision, Signs, decide
+from launcher_shim.c10d.rounds.hanging import HangDecision, HangWatch, Signs, decide
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations, Standings, observe, stand
 from launcher_shim.c10d.rounds.records import Node, NodeState, Round

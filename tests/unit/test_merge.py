@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.c10d.torch.placeholders import filler
+from launcher_shim.c10d.torch.rendering import filler
 from launcher_shim.c10d.torch.state_codec import NodeDesc, TorchState
 from launcher_shim.c10d.torch.wish import Wish, first_name, foreign_size, wish
 from launcher_shim.c10d.torch_keys import local_world_size, round_key

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher_shim.c10d.past_runs import surplus
+from launcher_shim.c10d.past_rounds import surplus
 from launcher_shim.c10d.rounds.records import Round, Seat
 from launcher_shim.c10d.stages import SHARED_RUN
 from launcher_shim.tcpstore import wire

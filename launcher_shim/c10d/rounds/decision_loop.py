@@ -12,7 +12,7 @@ from time import time
 from launcher_shim.c10d.rounds import decision as forming
 from launcher_shim.c10d.rounds.back_off import BackOff
 from launcher_shim.c10d.rounds.evaluation import Evaluator
-from launcher_shim.c10d.rounds.hang_watch import HangWatch
+from launcher_shim.c10d.rounds.hanging import HangWatch
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.records import Round

@@ -20,7 +20,7 @@ from launcher_shim.c10d.rounds.decision import why_it_ends
 from launcher_shim.c10d.rounds.decision_loop import DecisionLoop
 from launcher_shim.c10d.rounds.drain_view import live_round
 from launcher_shim.c10d.rounds.evaluation import Evaluation, Evaluator
-from launcher_shim.c10d.rounds.hang_watch import HangWatch
+from launcher_shim.c10d.rounds.hanging import HangWatch
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.own_node import Handing, OwnNode

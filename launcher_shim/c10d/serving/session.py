@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from launcher_shim.c10d.attachment import Attachment
+from launcher_shim.c10d.generation import Attachment
 from launcher_shim.c10d.launchers import Launchers
 from launcher_shim.c10d.rounds.resume_note import Note
 from launcher_shim.c10d.serving.relayed import RelayNumbers

@@ -14,8 +14,7 @@ from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.views import View
 from launcher_shim.c10d.stages import torch_run_id
-from launcher_shim.c10d.torch.placeholders import filler
-from launcher_shim.c10d.torch.rendering import portray
+from launcher_shim.c10d.torch.rendering import filler, portray
 from launcher_shim.c10d.torch.state_codec import (
     SENTINEL,
     Flavour,
