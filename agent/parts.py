@@ -28,7 +28,7 @@ from agent.tunnel.tunnel import Tunnel
 from agent.tunnel.worker_end import WorkerEnd
 from agent.verdict.telling import StateTeller
 from launcher_shim.c10d.endpoint import Endpoint
-from launcher_shim.c10d.kept_stages import Kept
+from launcher_shim.c10d.kept import Kept
 from launcher_shim.horovod.hosts import token_of
 from launcher_shim.rundir.step_lines import StepLine
 from rdzv.job import JobClient

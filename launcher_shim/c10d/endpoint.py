@@ -10,8 +10,7 @@ from random import Random
 
 from launcher_shim.c10d.generation import Generation, Run
 from launcher_shim.c10d.generations import Generations
-from launcher_shim.c10d.kept_masters import KeptMasters
-from launcher_shim.c10d.kept_stages import Kept, KeptStages
+from launcher_shim.c10d.kept import Kept, KeptMasters, KeptStages
 from launcher_shim.c10d.launchers import Launchers
 from launcher_shim.c10d.pod_seat import PodSeat
 from launcher_shim.c10d.quarantining import Quarantining

@@ -11,7 +11,7 @@ from operator import is_not
 from random import Random
 
 from launcher_shim.c10d.clean_up import clean_up
-from launcher_shim.c10d.kept_masters import KeptMasters
+from launcher_shim.c10d.kept import KeptMasters
 from launcher_shim.c10d.known_rounds import KnownRounds
 from launcher_shim.c10d.past_rounds import PastRounds
 from launcher_shim.c10d.quarantining import Quarantining

@@ -10,7 +10,7 @@ from dataclasses import replace
 from launcher_shim.c10d.clean_up import clean_up
 from launcher_shim.c10d.generation import Attachment
 from launcher_shim.c10d.generations import Generations
-from launcher_shim.c10d.kept_stages import KeptStages
+from launcher_shim.c10d.kept import KeptStages
 from launcher_shim.c10d.pod_seat import PodSeat
 from launcher_shim.c10d.rounds.resume_note import Note
 from launcher_shim.c10d.stage_starts import StageStarts

@@ -158,12 +158,11 @@ class Quarantining:
             wake_at_s = math.inf
             try:
                 wake_at_s = await self._step(snapshot)
-            except LeaseLost:
+            except StoreError as error:
                 # The store may show a registration that is not in force yet, with no later change
                 # to wake on.
-                wake_at_s = self._clock() + RETRY_S
-            except StoreError as error:
-                log.info("cannot update the quarantine record, retrying: %s", error)
+                if not isinstance(error, LeaseLost):
+                    log.info("cannot update the quarantine record, retrying: %s", error)
                 wake_at_s = self._clock() + RETRY_S
             # A torchrun, a change of the membership, or time.
             await first_of(

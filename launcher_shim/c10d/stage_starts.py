@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from launcher_shim.c10d.generations import Generations
-from launcher_shim.c10d.kept_stages import KeptStages
+from launcher_shim.c10d.kept import KeptStages
 from launcher_shim.c10d.launch_lines import line_key, recorded, was_done, was_run
 from launcher_shim.c10d.pod_seat import PodSeat
 from launcher_shim.c10d.stages import container_of, torch_run_id

@@ -30,7 +30,7 @@ from agent.drain.notice_socket import Phase
 from agent.drain.own import OwnDrain
 from agent.drain.own_record import OwnDrainRecord
 from agent.hosts import HostDelivery
-from launcher_shim.c10d.kept_masters import KeptMasters
+from launcher_shim.c10d.kept import KeptMasters
 from launcher_shim.c10d.rounds.claim import Claim
 from launcher_shim.c10d.rounds.decision import why_it_ends
 from launcher_shim.c10d.rounds.drain_view import newest

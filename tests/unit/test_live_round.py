@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher_shim.c10d.generation import Run
-from launcher_shim.c10d.kept_masters import WORLDS_MAX, KeptMasters
+from launcher_shim.c10d.kept import WORLDS_MAX, KeptMasters
 from launcher_shim.c10d.rounds.drain_view import (
     counting,
     live_round,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from random import Random
 from time import time
 
@@ -110,8 +111,12 @@ class DecisionLoop:
                     await self._write(due[0], stored)
                 wake_at_s = min(wake_at_s, max(due[1], now + DUE_RETRY_S))
             left_s = wake_at_s - self._clock()
-            again = [] if registered else [self._registered.again()]
-            await first_of(self._woken.wait(), *again, timeout_s=left_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
+                    if registered:
+                        await self._woken.wait()
+                    else:
+                        await first_of(self._woken.wait(), self._registered.again())
             if self._clock() > wake_at_s + LATE_S:
                 # This sidecar itself was stopped: requests of the agent may still wait to be read.
                 self._hang_watch.excuse(self._clock())

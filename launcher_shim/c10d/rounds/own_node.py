@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 
@@ -18,7 +19,6 @@ from launcher_shim.c10d.rounds.records import Node
 from rdzv.diary import Diary
 from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError
 from rdzv.members.guard import Registered
-from rdzv.race import first_of
 from rdzv.store import Compare, KeyValue, Operation, Put, Range, Store, WatchEvent
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,9 @@ class OwnNode:
                 self._diary.say(f"retrying to write the node record: {error}")
                 await asyncio.sleep(self._random.uniform(0.2, 1.0) * RETRY_S)
                 continue
-            await first_of(self._stirred.wait(), timeout_s=RETRY_S if self._due() else None)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S if self._due() else None):
+                    await self._stirred.wait()
 
     def _holds(self) -> bool:
         return (

@@ -87,8 +87,7 @@ class Place:
         if claim.named:
             self.holder = claim
             node = claim.asking(self._member, 0)
-            self._own.aim(replace(node, state="left", left_reason="hung"))
-            self._changed()
+            self._aim(replace(node, state="left", left_reason="hung"))
 
     def take_over(self, claim: Claim) -> None:
         """Give the place to ``claim``, and put a tombstone on the node of its former holder."""
@@ -150,15 +149,13 @@ class Place:
         """Mark the node of ``claim`` as finished: its agent is in the exit barrier."""
         node = self.live_node(claim)
         if node is not None and not node.finished:
-            self._own.aim(replace(node, finished=True))
-            self._changed()
+            self._aim(replace(node, finished=True))
 
     def call_silent(self, claim: Claim, *, silent: bool) -> None:
         """Mark the node of ``claim`` in the live round as silent, or as silent no more."""
         node = self.live_node(claim)
         if node is not None and node.silent != silent:
-            self._own.aim(replace(node, silent=silent))
-            self._changed()
+            self._aim(replace(node, silent=silent))
 
     async def finish_written(self, claim: Claim) -> None:
         """Mark the node as finished, and wait until that is stored.
@@ -172,8 +169,7 @@ class Place:
     def forfeit(self, claim: Claim) -> None:
         """Give the node of ``claim`` up, which waits for what its world has lost: it asks again."""
         if (node := self.live_node(claim)) is not None and not node.finished:
-            self._own.aim(replace(node, state="left", left_reason="hung", round=0))
-            self._changed()
+            self._aim(replace(node, state="left", left_reason="hung", round=0))
 
     def leave(self, claim: Claim, reason: LeftReason) -> None:
         """Put a tombstone on the node of ``claim``; it is written as soon as the store answers."""
@@ -215,7 +211,10 @@ class Place:
         if self._run.round.is_world_of(node):
             self._enter(claim)
 
-    async def _write(self, node: Node) -> None:
+    def _aim(self, node: Node) -> None:
         self._own.aim(node)
         self._changed()
+
+    async def _write(self, node: Node) -> None:
+        self._aim(node)
         await self._mirror.shown(await self._own.written(node))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -335,16 +336,12 @@ class TorchAgent:
     # --- answers ---
 
     async def _hold(self, while_shown: str) -> None:
-        rendezvous = self._rendezvous
-        try:
+        rendezvous, view = self._rendezvous, self._rendezvous.view_of(self.claim)
+        with suppress(TimeoutError):
             async with asyncio.timeout(rendezvous.policy().hold_s):
-                while True:
-                    view = rendezvous.view_of(self.claim)
-                    if not (view.full if while_shown == "full" else view.role == while_shown):
-                        return
+                while view.full if while_shown == "full" else view.role == while_shown:
                     await rendezvous.news()
-        except TimeoutError:
-            return
+                    view = rendezvous.view_of(self.claim)
 
     async def _answer(self, *, fruitless: bool) -> bytes:
         delay_s = self._row.count(self._rendezvous.clock(), fruitless=fruitless)
