@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from random import Random
@@ -133,9 +134,11 @@ class DecisionLoop:
             "wait_s": wait.wait_s,
         }
         entry = HistoryEntry("wait", wait.member, wait.reason, time(), details)
+        keys = self._client.keys
         present = {kv.key for kv in self._client.mirror.under(keys.history)}
         others = (keys.history_entry(current.mod_revision, name, "wait") for name in current.former)
-        if present.isdisjoint(others):  # or another node's failure was the newest when it was written
+        # One of them is there if another node's failure was the newest when it was written.
+        if present.isdisjoint(others):
             await self._client.note(entry, current.mod_revision)
 
     async def _write(self, wanted: Round, stored: RunSnapshot) -> None:
