@@ -139,7 +139,7 @@ def test_settings_of_the_store_come_after_the_commands_own(name: str) -> None:
         (("xyzzy",), "there is no command 'xyzzy': muster --help lists them"),
         (("drain", "--job", "a"), "Missing argument 'MEMBER', or --node\nmuster: see"),
         (
-            ("hosts",),
+            ("hosts", "--etcd-endpoints", "127.0.0.1:1"),
             "no job is named: give its name, or set --job (MUSTER_JOB); muster list shows",
         ),
         (("help", "xyzzy"), "there is no command 'xyzzy': muster --help lists them"),

@@ -38,6 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         "console.options.import_module", lambda _: __import__("sys").modules[__name__]
     )
+    monkeypatch.setattr("console.options.listens", lambda _: True)
     (tmp_path / "config" / "muster").mkdir(parents=True)
     GONE.clear()
     return tmp_path
