@@ -180,6 +180,27 @@ def test_i12_a_loader_with_a_state_of_its_own_is_exact(
 
 
 @pytest.mark.long
+def test_i12_data_that_grows_between_worlds_and_within_them_is_exact(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two epochs; each world finds more rows than the one before, and more come as it trains."""
+    monkeypatch.setenv("GROWS", "30")
+    script = SCRIPTS / "data_loop.py"
+    job, trained = disturbed(start, monkeypatch, tmp_path, FEW, script, "muster", "600", "1000000")
+    assert len(trained.worlds) >= len(FEW), job.said
+    assert trained.again > 0, "nothing was rolled back"
+    epochs: list[set[int]] = [set()]
+    for step in trained.steps:
+        if not epochs[-1].isdisjoint(step.samples):
+            epochs.append(set())
+        assert len(set(step.samples)) == len(step.samples)
+        epochs[-1].update(step.samples)
+    first, second = epochs
+    assert [first, second] == [set(range(len(first))), set(range(len(second)))]
+    assert 600 < len(first) < len(second)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("script", ["data_loop.py", "data_transformers.py", "data_lightning.py"])
 def test_without_it_samples_are_lost_and_repeated(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str

@@ -8,6 +8,8 @@ present world a new one skips as many batches as steps were made. Each process l
 its own below ``DATA_LOGS``. ``STOP_AFTER``: end at this step, as if the world had ended there.
 ``STATEFUL``: the loader is torchdata's, and rank 0's state of it is saved and loaded as well.
 ``SHARDS_RECORDS``: so many records are handed out in shards beside the samples, and logged there.
+``GROWS``: so many rows come with each world, and every ``GROWS_EVERY`` steps of one; it ends after
+two epochs.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ STEP_S = float(os.environ.get("STEP_S", "0.05"))
 STOP_AFTER = int(os.environ.get("STOP_AFTER", "0"))
 STATEFUL = "STATEFUL" in os.environ
 RECORDS = int(os.environ.get("SHARDS_RECORDS", "0"))
+GROWS, GROWS_EVERY = int(os.environ.get("GROWS", "0")), 15
 SHARD_SIZE, TAKEN = 3, 2
 CHECKPOINT = Path(os.environ["CHECKPOINT_DIR"]) / f"data_{HOW}.pt"
 
@@ -46,12 +49,32 @@ CHECKPOINT = Path(os.environ["CHECKPOINT_DIR"]) / f"data_{HOW}.pt"
 class Rows(Dataset[Any]):  # type: ignore[misc]
     """Each row with its number."""
 
-    def __init__(self) -> None:
-        self.given = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(SEED))
+    def __init__(self, size: int = SAMPLES) -> None:
+        most = SAMPLES + 100 * GROWS  # rows are the same ones whatever comes behind them
+        given = torch.randn(most, 8, generator=torch.Generator().manual_seed(SEED))
+        self.given = given[:size]
         self.wanted = self.given.sin()
 
     def __len__(self) -> int:
-        return SAMPLES
+        return len(self.given)
+
+    def grown(self) -> Rows:
+        """These and ``GROWS`` more, which rank 0 notes for the next world."""
+        more = Rows(len(self) + GROWS)
+        if dist.get_rank() == 0:
+            (CHECKPOINT.parent / "size").write_text(str(len(more)))
+        return more
+
+    @classmethod
+    def of_this_world(cls) -> Rows:
+        """Those that are there, and with ``GROWS`` more, as rank 0 finds them."""
+        if not GROWS:
+            return cls()
+        size = [SAMPLES]
+        if dist.get_rank() == 0 and (CHECKPOINT.parent / "size").exists():
+            size = [int((CHECKPOINT.parent / "size").read_text())]
+        dist.broadcast_object_list(size)
+        return cls(size[0]).grown()
 
     def __getitem__(self, number: int) -> Any:
         return number, self.given[number], self.wanted[number]
@@ -92,8 +115,20 @@ def of_torch(rows: Rows, start: int) -> Iterator[tuple[Any, MicroBatch]]:
 
 
 def of_muster(sampler: ElasticSampler, loader: DataLoader[Any]) -> Iterator[tuple[Any, MicroBatch]]:
-    while True:
+    while not GROWS:
         yield from sampler.follow(loader)
+    made = 0
+    while sampler.epoch < 2:
+        for batch, part in sampler.follow(loader):
+            yield batch, part
+            made += part.ends_step
+            if part.ends_step and made % GROWS_EVERY == 0:
+                break
+        else:
+            continue
+        rows = loader.dataset.grown()
+        sampler.extend(len(rows))
+        loader = DataLoader(rows, batch_sampler=sampler)
 
 
 class Records:
@@ -125,8 +160,9 @@ def main() -> None:
     net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     parts: dict[str, Any] = {"net": net, "optimizer": optimizer}
-    rows = Rows()
-    sampler = ElasticSampler(SAMPLES, SEED, global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH)
+    rows = Rows.of_this_world()
+    batch = {"global_batch": GLOBAL_BATCH, "micro_batch": MICRO_BATCH}
+    sampler = ElasticSampler(len(rows), SEED, **batch, grows=bool(GROWS))
     workers = int(os.environ.get("WORKERS", "0"))
     loader: DataLoader[Any] = kind()(rows, batch_sampler=sampler, num_workers=workers)
     if STATEFUL:
