@@ -87,8 +87,8 @@ class SaveReporter:
         """Poll the ranks and the store until cancelled."""
         while True:
             snapshot = await self._sight.snapshot()
-            ranks = await asyncio.to_thread(self._run_dir.ranks)
-            imported = await asyncio.to_thread(self._run_dir.imported)
+            run_dir = self._run_dir
+            ranks, imported = await asyncio.to_thread(lambda: (run_dir.ranks(), run_dir.imported()))
             me = self._registrar.identity
             # Ranks of another run save for themselves: their round is not the one that counts.
             own = saves_of(ranks, snapshot.round, me.member, me.pod_uid)
