@@ -398,7 +398,13 @@ async def test_a_member_that_was_meant_is_named(server: EmbeddedServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["hosts"], ["nonsense"], ["status", "--nonsense"], ["store", "--listen", "x"]]
+    "arguments",
+    [
+        ["hosts", "--etcd-endpoints", "127.0.0.1:1"],
+        ["nonsense"],
+        ["status", "--nonsense"],
+        ["store", "--listen", "x"],
+    ],
 )
 async def test_a_users_mistake_is_status_2_without_a_traceback(arguments: list[str]) -> None:
     ended = await muster(*arguments)

@@ -79,6 +79,10 @@ class MemoryRunDir(RunDir):
         """None ever came."""
         return None
 
+    def plain_starts(self) -> tuple[str, ...]:
+        """Every worker starts as it should."""
+        return ()
+
     def _has(self, name: str, content: bytes, mode: int) -> bool:
         return self.files.get(name) == content
 
