@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import parsers
-from agent.config.sidecar import AccessConfig
+from agent.config.job import AccessConfig
 from agent.config.table import settings_of
 from rdzv.errors import ConfigError
 

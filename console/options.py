@@ -13,8 +13,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from agent.config.job import STORE_SETTINGS, AccessConfig, JobConfig, StoreConfig
 from agent.config.parsers import duration_s
-from agent.config.sidecar import STORE_SETTINGS, AccessConfig, JobConfig, StoreConfig
 from agent.config.table import Configuration, load, settings_of
 from console.completion import job_names
 from console.context_file import defaults

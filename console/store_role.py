@@ -9,7 +9,7 @@ import shlex
 import click
 
 from agent.config import parsers
-from agent.config.sidecar import StoreConfig
+from agent.config.job import StoreConfig
 from console.help import Command
 from console.options import configured_by, one_job
 from rdzv.errors import ConfigError

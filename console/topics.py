@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from agent.config.sidecar import StoreConfig
+from agent.config.job import StoreConfig
 from console.help import STORE_TOPIC, Command
 from console.options import configured_by
 from rdzv.errors import ConfigError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agent.config import parsers as texts
-from agent.config.sidecar import AccessConfig
+from agent.config.job import AccessConfig
 from agent.config.table import Setting, field
 from controller.conditions import DEFAULT_CONDITIONS, ConditionRule
 from controller.taints import DEFAULT_TAINTS, TaintRule

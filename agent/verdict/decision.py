@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from agent.verdict.clocks import skews
 from agent.verdict.cures import cure, launcher_cure
 from agent.verdict.states import State
 from agent.verdict.view import JobView, RunView
-from launcher_shim.c10d.rounds.back_off import BackOff
 from rdzv.counting import counted, duration
 from rdzv.records.bypass import REMARKS, Bypass
+
+if TYPE_CHECKING:
+    from launcher_shim.c10d.rounds.back_off import BackOff
 
 STUCK_S = 300.0
 """Time without a step after which a world is stuck, in seconds: longer than most evaluations and
@@ -63,7 +66,7 @@ def verdict(view: JobView, now_unix_s: float) -> JobVerdict:
         return _too_few(view, len(view.listing.listed), rules.sizes.smallest)
     wait, at_once = view.back_off(run), f"to try at once: muster resume {view.name}"
     waits = _waits(view, wait, run.round.number, now_unix_s)
-    if wait.alike and (failed := view.failures.get(wait.member)) is not None:
+    if wait is not None and wait.alike and (failed := view.failures.get(wait.member)) is not None:
         return JobVerdict("failing", waits, f"{cure(view, failed)}; {at_once}")
     if (failing := view.failing(now_unix_s)) is not None:
         do = cure(view, failing)
@@ -77,8 +80,10 @@ def verdict(view: JobView, now_unix_s: float) -> JobVerdict:
     return _training(view, run, now_unix_s)
 
 
-def _waits(view: JobView, wait: BackOff, number: int, now_unix_s: float) -> str:
+def _waits(view: JobView, wait: BackOff | None, number: int, now_unix_s: float) -> str:
     """Return why the next world waits, with the time left if it is on record; empty if not."""
+    if wait is None:
+        return ""
     begun = [
         one.at_unix_s
         for one in view.history

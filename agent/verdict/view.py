@@ -6,21 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from agent.verdict.clocks import sentence, skews
 from agent.verdict.last_save import LastSave, last_save
-from launcher_shim.c10d.rounds.back_off import NO_WAIT, BackOff, back_off
-from launcher_shim.c10d.rounds.decision import would_form
-from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.records import Node, Round
-from launcher_shim.c10d.rounds.run_membership import run_membership
 from launcher_shim.horovod.hosts import Host, host_of
 from rdzv import listing
 from rdzv.counting import duration
-from rdzv.drain.inputs import DrainPolicy
-from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError
-from rdzv.job import JobClient
 from rdzv.keys import GenerationKeys, JobKeys, spelled
 from rdzv.listing import NO_ROUND, Listing, Places, first_to_go
 from rdzv.records.bypass import Bypass
@@ -34,6 +28,10 @@ from rdzv.shards.ledger import ShardLedger
 from rdzv.shards.view import ShardView
 from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue
+
+if TYPE_CHECKING:
+    from launcher_shim.c10d.rounds.back_off import BackOff
+    from rdzv.job import JobClient
 
 FORESEEN = "scaling down takes it first"
 
@@ -151,7 +149,11 @@ class JobView:
         commit = self.snapshot.commit
         if commit is None or not any(commit.is_of(r.run_id, r.round.number) for r in self.runs):
             return ""
-        if not commit.mute or commit.missed < DrainPolicy().tries:
+        if not commit.mute:
+            return ""
+        from rdzv.drain.inputs import DrainPolicy  # only here, as in back_off
+
+        if commit.missed < DrainPolicy().tries:
             return ""
         return (
             f"{', '.join(commit.mute)} did not vote on a save ({commit.missed} votes in a row were"
@@ -173,7 +175,9 @@ class JobView:
         if silent:
             names = ", ".join(f"{m.name}{self._joined(m, now_unix_s)}" for m in silent)
             reasons.append(f"waiting for the torchrun of {names}")
-        return "; ".join(reasons) or self.back_off(run).reason or "all ask: it begins in moments"
+        if not reasons and (wait := self.back_off(run)) is not None:
+            reasons.append(wait.reason)
+        return "; ".join(filter(None, reasons)) or "all ask: it begins in moments"
 
     def _joined(self, member: Member, now_unix_s: float) -> str:
         joins = [e for e in self.history if e.member == member.name and e.what == "join"]
@@ -283,11 +287,17 @@ class JobView:
         past = newest.count < IN_A_ROW or now_unix_s - since_unix_s > again_s
         return None if past and run.state == "training" else newest
 
-    def back_off(self, run: RunView) -> BackOff:
-        """Return the wait of the next world, if worlds fail before a step."""
+    def back_off(self, run: RunView) -> BackOff | None:
+        """Return the wait of the next world, if worlds fail before a step; None while one is on."""
         rules, current = self.snapshot.rules, run.round
         if rules is None or current.complete:
-            return NO_WAIT
+            return None
+        # Only here: the rules of rounds are a sixth of what a command imports to show a job.
+        from launcher_shim.c10d.rounds.back_off import back_off
+        from launcher_shim.c10d.rounds.decision import would_form
+        from launcher_shim.c10d.rounds.inputs import RunSnapshot
+        from launcher_shim.c10d.rounds.run_membership import run_membership
+
         members = run_membership(
             self.snapshot, self.listing, run.run_id, current, failures=self.failures
         )
@@ -310,6 +320,8 @@ class JobView:
         if drain is None:
             quarantined = member.name in self.listing.quarantined
             return member, "quarantined" if quarantined else "excluded", why
+        from rdzv.drain.phases import phase_of  # only here, as in back_off
+
         phase = phase_of(self.snapshot, drain, finishing=self.finishes(member.name))
         left_s = drain.left_s(now_unix_s) if now_unix_s and not phase.outcome else None
         left = "" if left_s is None else f"; {left_s:.0f} s to its deadline"

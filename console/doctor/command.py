@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from agent.config.sidecar import JobConfig
+from agent.config.job import JobConfig
 from agent.telemetry.logs import printable
 from agent.verdict.decision import verdict
 from agent.verdict.states import STATES, Level

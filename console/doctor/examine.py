@@ -11,7 +11,7 @@ from random import Random
 from time import monotonic, time
 from typing import TypeVar
 
-from agent.config.sidecar import JobConfig
+from agent.config.job import JobConfig
 from agent.verdict.view import JobView, view_of
 from console.doctor.diagnosis import READ_FAULT_S
 from console.doctor.report import EndpointReport, EtcdMember, Report, RightsReport

@@ -9,7 +9,7 @@ from time import time
 
 import click
 
-from agent.config.sidecar import JobConfig
+from agent.config.job import JobConfig
 from console.completion import pod_names
 from console.help import Command
 from console.job.changing import no_member

@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
+from agent.config.job import JobConfig
 from agent.config.parsers import count, duration_s, sizes
-from agent.config.sidecar import JobConfig
 from agent.verdict.view import JobView, present_view
 from console.help import Command
 from console.job.changing import check_versions, present_job

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from agent.config.sidecar import JobConfig
+from agent.config.job import JobConfig
 from console.help import near
 from console.job.known import missing
 from rdzv.errors import ConfigError, JobNotFound, MembershipError

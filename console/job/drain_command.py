@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
+from agent.config.job import JobConfig, StoreConfig
 from agent.config.parsers import duration_s, free_text
-from agent.config.sidecar import JobConfig, StoreConfig
 from agent.telemetry.logs import printable
 from console.completion import pod_names
 from console.help import Command

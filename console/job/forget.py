@@ -10,7 +10,7 @@ from time import time
 
 import click
 
-from agent.config.sidecar import JobConfig
+from agent.config.job import JobConfig
 from console.help import Command
 from console.job.drain import requester, write
 from console.job.reading import connected

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from agent.config.sidecar import JobConfig
+from agent.config.job import JobConfig
 from agent.verdict.view import JobView
 from console.help import Command
 from console.job.output import Face, Grid, show

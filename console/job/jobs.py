@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from agent.config.sidecar import AccessConfig, JobConfig
+from agent.config.job import AccessConfig, JobConfig
 from agent.config.table import settings_of
 from agent.verdict.view import JobView
 from console.completion import job_names

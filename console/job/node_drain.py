@@ -11,7 +11,7 @@ from functools import partial
 
 import click
 
-from agent.config.sidecar import JobConfig, StoreConfig
+from agent.config.job import JobConfig, StoreConfig
 from agent.config.table import settings_of
 from agent.telemetry.logs import printable
 from console.job.drain import STATUS, DrainByHand, write

@@ -12,8 +12,8 @@ from time import time
 
 import click
 
+from agent.config.job import JobConfig
 from agent.config.parsers import free_text
-from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
 from agent.verdict.view import JobView, present_view
 from console.help import Command
@@ -137,7 +137,7 @@ async def _pause(config: JobConfig, reason: str, *, wait: bool, as_json: bool) -
 async def _resume(config: JobConfig) -> None:
     async with connected(config) as client:
         view = present_view(client)
-        waited = any(view.back_off(run).wait_s for run in view.runs)
+        waited = any(wait.wait_s for run in view.runs if (wait := view.back_off(run)) is not None)
         if await _write(config, client, "resume", "asked for by hand", paused=False, anyhow=waited):
             members = len(client.membership.snapshot().members)
             done = "tries again at once" if waited else "is resumed"

@@ -8,22 +8,25 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import click
 
-from agent.config.sidecar import AccessConfig, JobConfig
+from agent.config.job import AccessConfig, JobConfig
 from agent.verdict.view import JobView, present_view, view_of
 from console.job.known import JOBS_MAX, jobs_in, not_found
 from console.job.outage import cause, endpoint_is_local
 from rdzv.errors import ConfigError, StoreRefused, StoreUnavailable
 from rdzv.flags import named
-from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
 from rdzv.mirror import HEALTHY_S, Mirror
 from rdzv.paging import read_all
 from rdzv.store import Store
 from rdzv.store.open import open_store
+
+if TYPE_CHECKING:
+    from rdzv.job import JobClient
 
 AT_ONCE = 8
 """Jobs that are read at the same time."""
@@ -90,6 +93,8 @@ async def connected(config: JobConfig, *, known: bool = True) -> AsyncIterator[J
     outage the client keeps its last view. Raises ``JobNotFound`` if the store has no key of the
     job, unless ``known`` is false.
     """
+    from rdzv.job import JobClient  # only here: a single read has no use for it
+
     # The command reports an outage once, in a sentence for its user.
     logging.getLogger(Mirror.__module__).setLevel(logging.ERROR)
     store = open_store(config.access)

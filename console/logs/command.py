@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import click
 
-from agent.config.sidecar import JobConfig
+from agent.config.job import JobConfig
 from agent.config.table import load
 from agent.telemetry.logs import printable
 from console.help import Command

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import time_ns
 
-from agent.config.sidecar import JobConfig
+from agent.config.job import JobConfig
 from console.job.reading import following
 from console.logs.following import Print
 from console.logs.lines import Line, Source, shown

@@ -20,7 +20,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from agent.config.sidecar import STORE_SETTINGS
+from agent.config.job import STORE_SETTINGS
 from console.help import near
 from console.job.beside import beside
 from console.job.job_table import JobTable

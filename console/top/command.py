@@ -11,7 +11,7 @@ from time import time
 
 import click
 
-from agent.config.sidecar import JobConfig
+from agent.config.job import JobConfig
 from console.help import Command
 from console.job.output import print_grids
 from console.job.reading import following

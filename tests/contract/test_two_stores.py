@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from agent.config.sidecar import JobConfig
+from agent.config.job import JobConfig
 from agent.config.table import load
 from console.doctor.diagnosis import diagnose
 from console.doctor.examine import examine

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from agent.config.sidecar import Config, JobConfig
+from agent.config.job import JobConfig
+from agent.config.sidecar import Config
 from agent.config.table import load
 from console.local.launch.launch_line import LaunchLine
 from console.local.launch.settings import LocalSettings, Pod, sidecar_environment

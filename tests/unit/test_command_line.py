@@ -91,6 +91,16 @@ def test_help_imports_no_client_of_the_store(code: str) -> None:
     assert loaded & unwanted == set()
 
 
+def test_status_imports_no_rule_that_a_job_that_trains_has_no_use_for() -> None:
+    """Nearly all of its processor time is imports: the sidecar's decisions have no part in it."""
+    run = "import sys, console.main, console.job.status; print(*sys.modules)"
+    told = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True)
+    loaded = set(told.stdout.split())
+    unwanted = {"muster", "agent.config.sidecar", "rdzv.drain.decision", "rdzv.drain.inputs"}
+    unwanted |= {"rdzv.job", "launcher_shim.c10d.rounds.decision", "rich", "aiohttp", "kubernetes"}
+    assert loaded & unwanted == set()
+
+
 @pytest.mark.parametrize("missing", ["aiohttp", "kubernetes"])
 @pytest.mark.parametrize("code", ["doctor --cluster", "controller --own-namespace muster-system"])
 def test_a_command_about_a_cluster_says_what_to_install(code: str, missing: str) -> None:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.config import parsers as values
-from agent.config.sidecar import DELIVERED_VARIABLES, Config, JobConfig
+from agent.config.job import JobConfig
+from agent.config.sidecar import DELIVERED_VARIABLES, Config
 from agent.config.table import load, settings_of, unknown_variables
 from rdzv.errors import ConfigError
 

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from agent.config.sidecar import JobConfig
+from agent.config.job import JobConfig
 from console.context_file import defaults
 from console.options import configured_by, job_named
 from console.whereabouts import ClusterOptions, is_cluster_known

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.config.sidecar import Config, JobConfig, StoreConfig
+from agent.config.job import JobConfig, StoreConfig
+from agent.config.sidecar import Config
 from agent.config.table import settings_of
 from controller.config import ControllerConfig
 from rdzv.flags import named, variable_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.config.sidecar import JobConfig
+from agent.config.job import JobConfig
 from agent.verdict.view import JobView
 from console.local import command, request
 from console.local.launch.launch_line import read_launch_line

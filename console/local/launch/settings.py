@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import console
-from agent.config.sidecar import StoreConfig
+from agent.config.job import StoreConfig
 from agent.config.table import settings_of
 from console import grpc_log
 from console.local.launch.horovod_line import HorovodLine

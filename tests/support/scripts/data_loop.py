@@ -161,8 +161,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     parts: dict[str, Any] = {"net": net, "optimizer": optimizer}
     rows = Rows.of_this_world()
-    batch = {"global_batch": GLOBAL_BATCH, "micro_batch": MICRO_BATCH}
-    sampler = ElasticSampler(len(rows), SEED, **batch, grows=bool(GROWS))
+    sampler = ElasticSampler(
+        len(rows), SEED, global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH, grows=bool(GROWS)
+    )
     workers = int(os.environ.get("WORKERS", "0"))
     loader: DataLoader[Any] = kind()(rows, batch_sampler=sampler, num_workers=workers)
     if STATEFUL:
