@@ -85,9 +85,9 @@ class SaveReporter:
 
     async def run(self) -> None:
         """Poll the ranks and the store until cancelled."""
+        run_dir = self._run_dir
         while True:
             snapshot = await self._sight.snapshot()
-            run_dir = self._run_dir
             ranks, imported = await asyncio.to_thread(lambda: (run_dir.ranks(), run_dir.imported()))
             me = self._registrar.identity
             # Ranks of another run save for themselves: their round is not the one that counts.
