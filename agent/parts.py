@@ -17,6 +17,7 @@ from agent.hosts import HostDelivery
 from agent.launcher.check import LauncherPolicy
 from agent.launcher.failures import FailureReporter
 from agent.launcher.watcher import LauncherWatcher
+from agent.peers.watch import PeerWatch
 from agent.rundir.files import RunDir
 from agent.shards.desk import ShardDesk
 from agent.shards.socket import ShardSocket
@@ -51,6 +52,7 @@ class MemberParts:
     sweeper: Sweeper
     store_version: StoreVersion
     states: StateTeller
+    peers: PeerWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ def member_parts(
         sweeper=Sweeper(client, identity.member, identity.pod_uid, pause_s=settings.sweep_pause_s),
         store_version=StoreVersion(client),
         states=StateTeller(client, registrar, clock=around.clock),
+        peers=PeerWatch(client, registrar, around.dial, clock=around.clock),
     )
 
 

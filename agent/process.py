@@ -17,6 +17,7 @@ from time import monotonic
 
 from agent.boot_clock import boot_s
 from agent.config.sidecar import Config
+from agent.peers.line import dial
 from agent.rundir.files import RunDir
 from agent.rundir.lock import lock
 from agent.sidecar import Sidecar
@@ -70,6 +71,7 @@ async def _run(config: Config, version: str, run_dir: RunDir, stop: asyncio.Even
         random=random,
         store_address=", ".join(config.etcd_endpoints),
         version=version,
+        dial=dial,
     )
     try:
         if not stop.is_set():

@@ -114,6 +114,7 @@ class RunningParts:
             "sweeper": self.member.sweeper.run(),
             "store-version": self.member.store_version.run(),
             "states": self.member.states.run(),
+            "peers": self.member.peers.run(),
             "tunnel": self.launcher.tunnel.run(),
         }
         return {name: start_vital(group, name, one) for name, one in work.items()}

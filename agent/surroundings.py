@@ -14,6 +14,7 @@ from random import Random
 from typing import Literal
 
 from agent.config.sidecar import Config
+from agent.peers.line import Dial
 from agent.rundir.files import RunDir
 from agent.sweeper import PAUSE_S
 from agent.tunnel.identity import TunnelIdentity
@@ -46,6 +47,9 @@ class Surroundings:
 
     version: str = ""
     """The program's version, for people who look at the member; empty if it is not known."""
+
+    dial: Dial | None = None
+    """Opens an idle connection to another sidecar; None: this one watches no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,4 +182,5 @@ def identity_of(config: Config, pod_uid: str, version: str, pin: str) -> Identit
         tunnel_port=config.tunnel_port,
         pin=pin,
         owner=config.owner,
+        health_port=config.http_port,
     )

@@ -232,6 +232,19 @@ class GenerationKeys:
         return f"{self.bypasses}{_name(member)}"
 
     @property
+    def suspicions(self) -> str:
+        """The prefix of the suspicions that members are lost."""
+        return f"{self.prefix}suspicions/"
+
+    def suspicions_of(self, member: str) -> str:
+        """Return the prefix of the suspicions that one member is lost."""
+        return f"{self.suspicions}{_name(member)}/"
+
+    def suspicion(self, member: str, by: str) -> str:
+        """Return the key of the suspicion of ``member`` by another one, on that one's lease."""
+        return f"{self.suspicions_of(member)}{_name(by)}"
+
+    @property
     def failures(self) -> str:
         """The prefix of the newest failures of members' workers."""
         return f"{self.prefix}failures/"

@@ -7,15 +7,20 @@ get a sidecar killed. ``/readyz`` says that launchers beside it can start.
 Three pages for kubelet and Prometheus need no web framework, which would be a sixth of the
 sidecar's memory: one bounded GET a connection, answered and closed.
 
+Other sidecars of the job hold an idle connection here, by a page of their own that is never ended:
+its first lines are the whole answer. Neither side sends anything after that.
+
 Any client on the pod network can connect, and hold connections that never send a request. So a new
 connection is never refused: if there are too many, the oldest one of the address with the most
-connections is aborted.
+connections is aborted. Of those that are held as another sidecar's, the oldest is closed; the
+sidecar opens another one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -23,6 +28,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from agent.config.sidecar import Config
+from agent.peers.line import PATH
 from agent.telemetry.loop_lag import LoopLag
 from agent.telemetry.metrics import CONTENT_TYPE, Metrics
 from rdzv.errors import ConfigError
@@ -39,6 +45,14 @@ REQUEST_MAX = 8192
 
 BACKLOG = 100
 """Connections that the kernel queues, and that one turn of the event loop accepts."""
+
+HELD_MAX = 32
+"""Bound on connections of other sidecars: three hold one at a time, and a few more while members
+come and go."""
+
+HELD_KEEP_ALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 20, socket.TCP_KEEPCNT: 3}
+"""Options of such a connection, in seconds: without them, one whose peer's machine is gone would
+stay for ever. A peer that lives is never asked: its own packets come more often."""
 
 CONNECTIONS_MAX = 2 * BACKLOG
 """Bound on open connections: some 2 MiB if all are held open. A request comes right after its
@@ -93,7 +107,8 @@ async def serving(
     def metricsz() -> HttpAnswer:
         return HttpAnswer(HTTPStatus.OK, metrics.text(), CONTENT_TYPE)
 
-    clients = _Clients({b"/healthz": healthz, b"/readyz": readyz, b"/metrics": metricsz})
+    pages = {b"/healthz": healthz, b"/readyz": readyz, b"/metrics": metricsz}
+    clients = _Clients(pages, f"{PATH}{config.member}".encode())
     try:
         server = await asyncio.start_server(
             clients.answer,
@@ -112,10 +127,16 @@ async def serving(
 
 
 class _Clients:
-    """The open connections; each is answered from a table of pages by path."""
+    """The open connections; each is answered from a table of pages by path.
 
-    def __init__(self, pages: Mapping[bytes, Callable[[], HttpAnswer]]) -> None:
+    ``peer``: the path of the page that other sidecars hold.
+    """
+
+    def __init__(self, pages: Mapping[bytes, Callable[[], HttpAnswer]], peer: bytes) -> None:
         self._pages = pages
+        self._peer = peer
+        # The oldest first.
+        self._held: dict[asyncio.StreamWriter, asyncio.Task[object]] = {}
         self._tasks: set[asyncio.Task[object]] = set()
         # The oldest first.
         self._addresses: dict[asyncio.StreamWriter, str] = {}
@@ -131,12 +152,16 @@ class _Clients:
             # and no second chance.
             with suppress(TimeoutError, ConnectionError):
                 request = await self._request(reader)
+                if _target(request) == self._peer:
+                    await self._hold(reader, writer, task)
+                    return
                 writer.write(self._page(request).render(with_body=request[:5] != b"HEAD "))
                 async with asyncio.timeout(REQUEST_TIMEOUT_S):
                     await writer.drain()
         finally:
             self._tasks.discard(task)
             self._addresses.pop(writer, None)
+            self._held.pop(writer, None)
             writer.close()
 
     async def drop(self) -> None:
@@ -165,6 +190,21 @@ class _Clients:
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return b""
 
+    async def _hold(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[object]
+    ) -> None:
+        """Begin the answer to another sidecar, and wait until it closes the connection."""
+        while len(self._held) >= HELD_MAX:
+            self._held.pop(next(iter(self._held))).cancel()
+        self._held[writer] = task
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in HELD_KEEP_ALIVE.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        writer.write(b"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\n\r\n")
+        with suppress(OSError):
+            await reader.read(1)
+
     def _page(self, request: bytes) -> HttpAnswer:
         match request.partition(b"\r\n")[0].split(b" "):
             case [b"GET" | b"HEAD", target, b"HTTP/1.0" | b"HTTP/1.1"]:
@@ -173,6 +213,14 @@ class _Clients:
             case [_, _, b"HTTP/1.0" | b"HTTP/1.1"]:
                 return error_page(HTTPStatus.METHOD_NOT_ALLOWED)
         return error_page(HTTPStatus.BAD_REQUEST)
+
+
+def _target(request: bytes) -> bytes:
+    """Return the path that a GET asks for; empty for anything else."""
+    match request.partition(b"\r\n")[0].split(b" "):
+        case [b"GET", target, b"HTTP/1.1"]:
+            return target
+    return b""
 
 
 def _cannot_listen(config: Config, error: OSError) -> ConfigError:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from time import time
 
 from rdzv.job import JobClient
-from rdzv.records.history import HISTORY_LENGTH, HistoryEntry, departures
+from rdzv.records.history import HISTORY_LENGTH, HistoryEntry, departures, losses
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue, WatchEvent
@@ -82,5 +82,6 @@ class Losses:
             self._read_entries()
 
     def _read_entries(self) -> None:
-        self._goodbyes |= departures(self._entries).keys()
+        # An eviction has its entry already.
+        self._goodbyes |= departures(self._entries).keys() | losses(self._entries)
         self._entries.clear()

@@ -40,7 +40,7 @@ FORMER_UIDS_MAX = 16
 class Identity:
     """The identity of a sidecar; what is not known is empty, or -1 for ``index``.
 
-    ``tunnel_port`` and ``pin`` are as in ``Member``; ``owner`` is as in ``Job``.
+    ``tunnel_port``, ``pin`` and ``health_port`` are as in ``Member``; ``owner`` is as in ``Job``.
     """
 
     member: str
@@ -61,6 +61,7 @@ class Identity:
     tunnel_port: int = 0
     pin: str = ""
     owner: str = ""
+    health_port: int = 0
 
     @property
     def template(self) -> JobTemplate:
@@ -249,6 +250,7 @@ def _member(identity: Identity, incarnation: Incarnation) -> Member:
         topology=identity.topology,
         tunnel_port=identity.tunnel_port,
         pin=identity.pin,
+        health_port=identity.health_port,
     )
 
 

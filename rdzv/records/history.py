@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, Self, cast, get_args
 
@@ -98,6 +99,16 @@ def departures(entries: Iterable[KeyValue]) -> dict[str, int]:
         if entry.what == "leave":
             left[entry.member] = max(kv.mod_revision, left.get(entry.member, 0))
     return left
+
+
+def losses(entries: Iterable[KeyValue]) -> set[str]:
+    """Return the members whose loss is among ``entries``."""
+    found = set()
+    for kv in entries:
+        if kv.key.endswith(".lost"):
+            with suppress(RecordError):
+                found.add(HistoryEntry.from_kv(kv).member)
+    return found
 
 
 def entry_operations(

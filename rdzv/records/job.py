@@ -158,7 +158,8 @@ class Member:
     older than this field). ``template``: what the pod was started with. ``topology`` says where its
     machine, the ``node``, is: a path such as ``block/rack``, the most general part first (empty:
     unknown). ``tunnel_port`` is where its sidecar takes a launcher's commands (0: nowhere), and
-    ``pin`` the SHA-256 of that sidecar's certificate, in hexadecimal.
+    ``pin`` the SHA-256 of that sidecar's certificate, in hexadecimal. ``health_port`` is where
+    other sidecars may hold a connection (0: nowhere, as in one of 0.1.0).
     """
 
     name: str
@@ -180,6 +181,7 @@ class Member:
     template: str = ""
     tunnel_port: int = 0
     pin: str = ""
+    health_port: int = 0
 
     @property
     def own_template(self) -> str:
@@ -237,6 +239,7 @@ class Member:
                 "topology": self.topology,
                 "tunnel_port": self.tunnel_port,
                 "pin": self.pin,
+                "health_port": self.health_port,
             }
         )
 
@@ -267,6 +270,7 @@ class Member:
             template=take(kv.key, fields, "template", str, ""),
             tunnel_port=take(kv.key, fields, "tunnel_port", int, 0),
             pin=take(kv.key, fields, "pin", str, ""),
+            health_port=take(kv.key, fields, "health_port", int, 0),
         )
 
 

@@ -42,6 +42,6 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> L
     """
     if item.get_closest_marker("virtual"):
         return {"virtual": VirtualLoop}
-    if item.path.name == "test_c10d_server.py":
+    if item.path.name in ("test_c10d_server.py", "test_peer_lines.py"):
         return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An idle connection to the health port of another sidecar, which the two kernels keep alive.
+
+No byte is sent once it is open, and no process wakes up. A peer whose process stands still is no
+loss, as its kernel answers; only a machine that is gone, or cut off, answers nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Protocol
+
+from rdzv.records.job import Member
+from rdzv.records.suspicion import Sign
+
+PATH = "/peer/"
+"""The page that is never ended: what follows is the member's name."""
+
+CONNECT_TIMEOUT_S = 0.9
+"""Time limit for a connection. Less than the second in which a suspicion can be taken back, and
+than the first repetition of a lost packet."""
+
+ANSWER_TIMEOUT_S = 5.0
+"""Time limit for the answer of a sidecar whose kernel has accepted the connection."""
+
+KEEP_ALIVE = {
+    socket.TCP_KEEPIDLE: 1,
+    socket.TCP_KEEPINTVL: 1,
+    socket.TCP_KEEPCNT: 2,
+    socket.TCP_USER_TIMEOUT: 2500,
+}
+"""Options of the connection, in seconds, and the last one in milliseconds: a silent machine is
+seen after two to three seconds."""
+
+
+class PeerAway(Exception):
+    """No connection to a peer. ``sign``: of which loss that is a sign."""
+
+    def __init__(self, sign: Sign) -> None:
+        super().__init__(sign)
+        self.sign = sign
+
+
+class PeerMute(Exception):
+    """A peer whose machine lives, and whose sidecar holds no connection now."""
+
+
+class IdleLine(Protocol):
+    """One idle connection."""
+
+    async def ended(self) -> bool:
+        """Wait until it ends; return whether that was silence, and not the other end's doing."""
+        ...
+
+    def close(self) -> None:
+        """Close it."""
+        ...
+
+
+Dial = Callable[[Member], Awaitable[IdleLine]]
+"""Opens a line to a member; raises ``PeerAway`` or ``PeerMute``."""
+
+
+class TcpLine:
+    """A line by TCP."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def ended(self) -> bool:
+        """Wait until it ends; return whether that was silence, and not the other end's doing."""
+        try:
+            await self._reader.read(1)  # it sends nothing: any byte is the end
+        except ConnectionError:
+            return False
+        except OSError:
+            return True
+        return False
+
+    def close(self) -> None:
+        """Close it."""
+        self._writer.transport.abort()
+
+
+async def dial(member: Member) -> TcpLine:
+    """Open a line to ``member``; raise ``PeerAway`` or ``PeerMute``."""
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(member.address, member.health_port)
+    except ConnectionRefusedError:
+        raise PeerAway("refused") from None
+    except (OSError, TimeoutError):
+        raise PeerAway("silent") from None
+    line = TcpLine(reader, writer)
+    try:
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEP_ALIVE.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        await _greet(reader, writer, member.name)
+    except BaseException:
+        line.close()
+        raise
+    return line
+
+
+async def _greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
+    """Ask for the page that does not end; raise ``PeerMute`` if it is not given."""
+    answer = b""
+    with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            writer.write(request(name))
+            answer = await reader.readuntil(b"\r\n\r\n")
+    if answer.split(b" ")[1:2] != [str(HTTPStatus.OK.value).encode()]:
+        raise PeerMute
+
+
+def request(name: str) -> bytes:
+    """Encode the request for the page of the member ``name``."""
+    return f"GET {PATH}{name} HTTP/1.1\r\nHost: {name}\r\n\r\n".encode()

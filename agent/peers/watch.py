@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watch over this sidecar's neighbours: it suspects, takes back and evicts in the store.
+
+``rdzv.peers`` decides. Every write compares the registration of this sidecar and all that the
+decision rested on, so that nothing is evicted whose suspicion was taken back meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import time
+
+from agent.peers.line import Dial, PeerAway, PeerMute
+from agent.peers.neighbour import Neighbour
+from agent.peers.writes import backing_out, eviction, suspicion
+from launcher_shim.c10d.rounds.records import LOST, Round
+from rdzv.diary import Diary
+from rdzv.errors import RecordError, StoreError
+from rdzv.job import JobClient
+from rdzv.members.registrar import Registrar
+from rdzv.peers.decision import Eviction, decide, in_force
+from rdzv.peers.ring import near, watched_by
+from rdzv.records.suspicion import Suspicion
+from rdzv.snapshot import Snapshot
+from rdzv.store import Compare, Operation, WatchEvent
+
+log = logging.getLogger(__name__)
+
+RING_REST_S = 1.0
+"""Minimum interval between two looks at who the neighbours are: a burst of joins costs few."""
+
+RETRY_S = 0.3
+
+Transaction = tuple[Sequence[Compare], Sequence[Operation]]
+
+
+@dataclass(frozen=True, slots=True)
+class WorldsSeen:
+    """The present worlds: members that may be evicted early at a refused connection, and those that
+    may not be at all, as their world ends well."""
+
+    failed: frozenset[str]
+    finishing: frozenset[str]
+    unchanged: tuple[Compare, ...]
+
+
+class PeerWatch:
+    """The neighbours of one member; without ``dial`` it watches none."""
+
+    def __init__(
+        self,
+        client: JobClient,
+        registrar: Registrar,
+        dial: Dial | None,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._registrar = registrar
+        self._dial = dial
+        self._clock = clock
+        self._me = registrar.identity.member
+        self._neighbours: dict[str, tuple[Neighbour, asyncio.Task[None]]] = {}
+        self._suspicions: dict[str, Suspicion] = {}
+        self._since_s: dict[tuple[str, int], float] = {}
+        self._looked: dict[str, int] = {}
+        self._alive: set[tuple[str, int]] = set()
+        self._ring_of: Snapshot | None = None
+        self._ring_at_s = -math.inf
+        self._woken = asyncio.Event()
+        self._diary = Diary(log)
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        dial = self._dial
+        if dial is None:
+            await asyncio.Event().wait()
+            return
+        mirror = self._client.mirror
+        await mirror.changed_after(0)
+        unsubscribe = mirror.subscribe(self._note)
+        self._note([WatchEvent("put", kv) for kv in mirror.kvs.values()])
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    self._woken.clear()
+                    wake_at_s = self._follow_ring(group, dial)
+                    try:
+                        wake_at_s = min(wake_at_s, await self._act(group, dial))
+                    except StoreError as error:
+                        self._diary.say(f"what was seen of a neighbour waits: {error}")
+                        wake_at_s = self._clock() + RETRY_S
+                    left_s = wake_at_s - self._clock()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
+                            await self._woken.wait()
+        finally:
+            unsubscribe()
+
+    # -- what it sees
+
+    def _note(self, events: Sequence[WatchEvent]) -> None:
+        for event in events:
+            key = event.kv.key
+            if "/suspicions/" in key:
+                self._suspicions.pop(key, None)
+                if event.kind == "put":
+                    with suppress(RecordError):
+                        self._suspicions[key] = Suspicion.from_kv(event.kv)
+                self._woken.set()
+            elif "/members/" in key or (self._suspicions and key.endswith("/round")):
+                self._woken.set()
+
+    def _follow_ring(self, group: asyncio.TaskGroup, dial: Dial) -> float:
+        """Open lines to new neighbours, and close those to former ones; return when to look again.
+
+        A member that has registered again is another neighbour: what was seen before is over.
+        """
+        snapshot, now = self._client.membership.snapshot(), self._clock()
+        if snapshot is self._ring_of:
+            return math.inf
+        if now < self._ring_at_s + RING_REST_S:
+            return self._ring_at_s + RING_REST_S
+        self._ring_of, self._ring_at_s = snapshot, now
+        wanted = {one.name: one for one in watched_by(self._me, snapshot.members)}
+        for name, (neighbour, task) in tuple(self._neighbours.items()):
+            held, there = neighbour.member, wanted.get(name)
+            if there is None or there.incarnation != held.incarnation:
+                task.cancel()
+                del self._neighbours[name]
+        for name, member in wanted.items():
+            if name not in self._neighbours:
+                made = Neighbour(member, dial, self._clock, self._woken.set)
+                task = group.create_task(made.run(), name=f"line to {name}")
+                self._neighbours[name] = made, task
+        return math.inf
+
+    def _worlds(self) -> WorldsSeen:
+        generation = self._registrar.generation
+        assert generation is not None
+        here = self._client.keys.in_generation(generation)
+        failed: set[str] = set()
+        finishing: set[str] = set()
+        compares = []
+        for kv in self._client.mirror.under(here.runs):
+            if here.run_of_round(kv.key) is None:
+                continue
+            compares.append(Compare(kv.key, "mod", "=", kv.mod_revision))
+            with suppress(RecordError):
+                one = Round.from_kv(kv)
+                names = {seat.member for seat in one.frozen} if one.complete else set()
+                if one.ends.startswith(LOST):
+                    failed |= names
+                if one.finishing:
+                    finishing |= names
+        return WorldsSeen(frozenset(failed), frozenset(finishing), tuple(compares))
+
+    # -- what it does
+
+    async def _act(self, group: asyncio.TaskGroup, dial: Dial) -> float:
+        """Write what is due, one thing at a time; return when something may be due by time."""
+        generation = self._registrar.generation
+        if generation is None or not (self._suspicions or self._signs()):
+            self._since_s.clear()
+            return math.inf
+        while True:
+            now, snapshot = self._clock(), self._client.membership.snapshot()
+            present = in_force(snapshot, self._suspicions.values())
+            mine = {(one.member, one.incarnation) for one in present}
+            self._since_s = {one: self._since_s.get(one, now) for one in mine}
+            self._look(group, dial, snapshot, present)
+            due = self._due(generation, snapshot, present)
+            wake_at_s = math.inf
+            if due is None:
+                worlds = self._worlds()
+                open_to_it = [one for one in present if one.member not in worlds.finishing]
+                decision = decide(now, snapshot, open_to_it, self._since_s, worlds.failed)
+                wake_at_s = decision.wake_at_s
+                for one in decision.evictions:
+                    if any(vote.by == self._me for vote in one.votes):
+                        due = self._eviction(generation, one, worlds)
+                        break
+            if due is None:
+                return wake_at_s
+            if not await self._write(*due):
+                return self._clock() + RETRY_S
+
+    def _signs(self) -> list[Neighbour]:
+        return [one for one, _ in self._neighbours.values() if one.sign is not None]
+
+    def _due(
+        self, generation: int, snapshot: Snapshot, present: Sequence[Suspicion]
+    ) -> Transaction | None:
+        """Return what is to be taken back or suspected."""
+        guard = self._registrar.guard(generation)
+        untrue = [one for one in present if self._is_untrue(one)]
+        if untrue:
+            return [guard.holds(), *backing_out(untrue)[0]], backing_out(untrue)[1]
+        mine = {one.member: one for one in present if one.by == self._me}
+        here = self._client.keys.in_generation(generation)
+        for neighbour in self._signs():
+            name, sign = neighbour.member.name, neighbour.sign
+            member = snapshot.members.get(name)
+            if member is None or member.incarnation != neighbour.member.incarnation:
+                continue
+            written = mine.get(name)
+            if sign is None or (written is None and neighbour.told):
+                continue
+            if written is None or written.sign != sign:
+                neighbour.told = True
+                return suspicion(here, guard, member, self._me, sign, self._suspicions)
+        return None
+
+    def _is_untrue(self, one: Suspicion) -> bool:
+        """Return whether this sidecar knows better: it is the suspected one, or reaches it."""
+        if one.member == self._me or (one.member, one.incarnation) in self._alive:
+            return True
+        neighbour = self._neighbours.get(one.member)
+        return one.by == self._me and neighbour is not None and neighbour[0].sign is None
+
+    def _look(
+        self,
+        group: asyncio.TaskGroup,
+        dial: Dial,
+        snapshot: Snapshot,
+        present: Sequence[Suspicion],
+    ) -> None:
+        """Try once whether members that others suspect can be reached from here."""
+        self._alive &= {(one.member, one.incarnation) for one in present}
+        self._looked = {k: at for k, at in self._looked.items() if k in self._suspicions}
+        new = [
+            one
+            for one in present
+            if self._me not in (one.by, one.member)
+            and self._looked.get(one.key) != one.mod_revision
+        ]
+        if not new:
+            return
+        beside = near(self._me, snapshot.members)
+        for one in new:
+            self._looked[one.key] = one.mod_revision
+            if one.member in beside and one.member not in {n.member.name for n in self._signs()}:
+                group.create_task(self._try(dial, snapshot, one), name=f"look at {one.member}")
+
+    async def _try(self, dial: Dial, snapshot: Snapshot, one: Suspicion) -> None:
+        try:
+            (await dial(snapshot.members[one.member])).close()
+        except PeerAway:
+            return
+        except PeerMute:
+            log.debug("%s does not answer, but its machine does", one.member)
+        self._alive.add((one.member, one.incarnation))
+        self._woken.set()
+
+    def _eviction(self, generation: int, one: Eviction, worlds: WorldsSeen) -> Transaction:
+        log.warning(
+            "evicting %s before its lease ends: %s",
+            one.member.name,
+            one.reason,
+            extra={"event": "evicting"},
+        )
+        guard = self._registrar.guard(generation)
+        compares, operations = eviction(self._client, generation, one, time())
+        return [guard.holds(), *worlds.unchanged, *compares], operations
+
+    async def _write(self, compares: Sequence[Compare], then: Sequence[Operation]) -> bool:
+        """Write once; return whether the mirror shows what came of it."""
+        result = await self._client.store.txn(compares, then)
+        await self._client.mirror.shown(result.revision)
+        return result.succeeded

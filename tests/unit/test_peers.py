@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who watches whom, and when a member is evicted before its lease ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import combinations, product
+
+import pytest
+
+from rdzv.peers.decision import VETO_S, PeerDecision, decide, in_force
+from rdzv.peers.ring import WATCHED, near, ring, watched_by
+from rdzv.records.job import Member
+from rdzv.records.suspicion import Sign, Suspicion
+from rdzv.snapshot import Snapshot
+from tests.support.records import member
+
+NOBODY = frozenset[str]()
+LEASES = {name: 100 + age for age, name in enumerate("abcdefgh")}
+
+
+def members(names: str, **machines: str) -> dict[str, Member]:
+    """Members on machines of their own, if nothing else is said."""
+    return {
+        name: member(
+            name, node=machines.get(name, f"machine-{name}"), health_port=9400, lease=LEASES[name]
+        )
+        for name in names
+    }
+
+
+def suspects(by: str, name: str, sign: Sign = "silent", incarnation: int = 1) -> Suspicion:
+    key = f"suspicions/{name}/{by}"
+    return Suspicion(by, name, incarnation, sign, key, LEASES[by], mod_revision=7)
+
+
+def decided(
+    names: str,
+    suspicions: Iterable[Suspicion],
+    *,
+    at_s: float = 10.0 + VETO_S,
+    failed: str = "",
+) -> PeerDecision:
+    """Decide at a time at which each suspicion stands since 10 s."""
+    snapshot, listed = Snapshot(9, members=members(names)), list(suspicions)
+    since_s = {(one.member, one.incarnation): 10.0 for one in listed}
+    return decide(at_s, snapshot, listed, since_s, frozenset(failed))
+
+
+def evicted(decision: PeerDecision) -> str:
+    return "".join(one.member.name for one in decision.evictions)
+
+
+def test_each_member_watches_the_next_three_and_is_watched_by_three() -> None:
+    job = members("abcdefgh")
+    watchers = Counter(one.name for name in job for one in watched_by(name, job))
+    assert watchers == dict.fromkeys(job, WATCHED)
+    assert [one.name for one in watched_by("g", job)] == ["h", "a", "b"]
+    assert near("d", job) == set("abcefg")
+
+
+def test_pods_of_one_machine_stand_apart_in_the_ring() -> None:
+    job = members("abcdef", a="one", b="one", c="two", d="two", e="three", f="three")
+    assert ring(job) == ["a", "c", "e", "b", "d", "f"]
+
+
+def test_a_newcomer_moves_few_neighbours() -> None:
+    before, after = members("abdefgh"), members("abcdefgh")
+    moved = [n for n in before if watched_by(n, before) != watched_by(n, after)]
+    assert len(moved) == WATCHED
+
+
+def test_a_sidecar_that_holds_no_connection_is_not_watched() -> None:
+    job = members("abc")
+    job["b"] = member("b", health_port=0)
+    assert [one.name for one in watched_by("a", job)] == ["c"]
+
+
+def test_in_a_job_of_two_nobody_watches_and_nobody_is_evicted() -> None:
+    job = members("ab")
+    assert watched_by("a", job) == []
+    both = [suspects("b", "a"), suspects("c", "a")]
+    assert evicted(decided("ab", both)) == ""
+
+
+def test_two_suspicions_by_different_members_evict() -> None:
+    both = [suspects("a", "c"), suspects("b", "c")]
+    assert evicted(decided("abc", both)) == "c"
+    assert evicted(decided("abc", both[:1])) == ""
+    assert evicted(decided("abc", [both[0], both[0]][:1])) == ""
+
+
+def test_a_suspicion_stands_for_a_while_before_it_evicts() -> None:
+    both = [suspects("a", "c"), suspects("b", "c")]
+    early = decided("abc", both, at_s=10.0)
+    assert (evicted(early), early.wake_at_s) == ("", 10.0 + VETO_S)
+
+
+def test_i5_a_suspected_member_has_no_vote() -> None:
+    """A member that is cut off from the others suspects all of them, and they suspect it."""
+    cut = [suspects("a", "b"), suspects("a", "c"), suspects("b", "a"), suspects("c", "a")]
+    assert evicted(decided("abcd", cut)) == ""
+    assert evicted(decided("abcd", [*cut, suspects("d", "b"), suspects("d", "a")])) == ""
+
+
+def test_i6_a_suspicion_of_another_incarnation_counts_for_nothing() -> None:
+    stale = [suspects("a", "c", incarnation=0), suspects("b", "c")]
+    assert evicted(decided("abc", stale)) == ""
+
+
+def test_i6_a_vote_counts_only_as_long_as_its_member_is_registered_on_that_lease() -> None:
+    snapshot = Snapshot(9, members={**members("abc"), "b": member("b", lease=999)})
+    assert [one.by for one in in_force(snapshot, [suspects("a", "c"), suspects("b", "c")])] == ["a"]
+    assert in_force(Snapshot(9, members=members("bc")), [suspects("a", "c")]) == []
+
+
+def test_i5_a_refused_connection_evicts_only_in_a_world_that_has_failed() -> None:
+    """A sidecar may be away while its ranks train on."""
+    both = [suspects("a", "c", "refused"), suspects("b", "c", "refused")]
+    assert evicted(decided("abc", both)) == ""
+    assert evicted(decided("abc", both, failed="abc")) == "c"
+    mixed = [suspects("a", "c"), suspects("b", "c", "refused")]
+    assert evicted(decided("abc", mixed)) == ""
+
+
+@pytest.mark.parametrize("names", ["ab", "abc", "abcd"])
+def test_every_set_of_suspicions_keeps_the_rules(names: str) -> None:
+    """All of them: each pair of members may suspect one another, or not."""
+    pairs = [(by, name) for by in names for name in names if by != name]
+    for chosen in product((False, True), repeat=len(pairs)):
+        cut = [pair for pair, broken in zip(pairs, chosen, strict=True) if broken]
+        suspected = {name for _, name in cut}
+        gone = set(evicted(decided(names, [suspects(by, name) for by, name in cut])))
+        for name in names:
+            voters = {by for by, of in cut if of == name} - suspected
+            assert (name in gone) == (len(names) > 2 and len(voters) > 1)
+        # Those that evict are not evicted themselves: at least two always stay.
+        assert not gone or len(set(names) - gone) >= 2
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_i1_i5_no_partition_evicts_from_two_sides(size: int) -> None:
+    """Of two halves that do not reach each other, none evicts anybody: all are suspected."""
+    names = "abcdefgh"[:size]
+    for length in range(1, size):
+        for half in combinations(names, length):
+            across = [
+                suspects(by, name)
+                for by in names
+                for name in names
+                if (by in half) != (name in half)
+            ]
+            assert evicted(decided(names, across)) == ""
