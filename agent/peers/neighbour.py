@@ -32,6 +32,8 @@ class Neighbour:
         self.member = member
         self.sign: Sign | None = None
         self.reached = False
+        self.since_s = clock()
+        """Time since which it is a neighbour."""
         self.told = False
         """Whether the present loss was written: once it is taken back, it is not written again."""
         self._dial = dial

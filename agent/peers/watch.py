@@ -102,6 +102,13 @@ class PeerWatch:
         finally:
             unsubscribe()
 
+    def by_state(self) -> dict[str, float]:
+        """Count the neighbours that are reached, lost, or were never reached."""
+        found = {"reached": 0.0, "lost": 0.0, "unreached": 0.0}
+        for one, _ in self._neighbours.values():
+            found["lost" if one.sign else "reached" if one.reached else "unreached"] += 1
+        return found
+
     # -- what it sees
 
     def _note(self, events: Sequence[WatchEvent]) -> None:

@@ -60,6 +60,12 @@ def add_gauges(
     )
     _add_watch_gauges(metrics, member.client.mirror, clock)
     metrics.gauge(
+        "muster_peers",
+        "Neighbours whose machines this sidecar watches by an idle connection, by state.",
+        member.peers.by_state,
+        "state",
+    )
+    metrics.gauge(
         "muster_c10d_connections",
         "Launchers connected to the rendezvous endpoint.",
         lambda: float(endpoint.connections),

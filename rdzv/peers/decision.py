@@ -36,7 +36,7 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class PeerDecision:
-    """The members that are evicted. ``wake_at_s``: the time at which that may change by time alone."""
+    """The members to evict. ``wake_at_s``: the time at which that may change by time alone."""
 
     evictions: tuple[Eviction, ...] = ()
     wake_at_s: float = math.inf

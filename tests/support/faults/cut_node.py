@@ -42,6 +42,10 @@ class CutNode:
         """Let nothing through, and tell neither side: addresses and connections stay."""
         _ip("link", "set", self._name, "down")
 
+    def unplug(self) -> None:
+        """Do the same at the node's end: the others still send to it as before."""
+        _ip("-n", self._name, "link", "set", "eth0", "down")
+
     def mend(self) -> None:
         """Let everything through again."""
         _ip("link", "set", self._name, "up")

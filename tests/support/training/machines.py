@@ -33,6 +33,23 @@ class Network:
         self._ip("-n", self._at(name), "address", "add", f"{address}/24", "dev", "eth0")
         self._ip("-n", self._at(name), "link", "set", "eth0", "up")
 
+    def reach(self, address: str) -> None:
+        """Connect this very machine, so that what runs here reaches the others."""
+        link = self._prefix
+        hub = self._at("hub")
+        self._ip("link", "add", link, "type", "veth", "peer", "name", "here", "netns", hub)
+        self._ip("-n", hub, "link", "set", "here", "master", "switch", "up")
+        self._ip("address", "add", f"{address}/24", "dev", link)
+        self._ip("link", "set", link, "up")
+
+    def command(self, name: str, *words: str) -> tuple[str, ...]:
+        """Return the command line that runs ``words`` on a machine."""
+        return ("ip", "netns", "exec", self._at(name), *words)
+
+    def cut(self, name: str) -> None:
+        """Cut a machine off, and tell neither side; what runs on it goes on."""
+        self._ip("-n", self._at("hub"), "link", "set", name, "down")
+
     def start(
         self,
         name: str,
@@ -57,7 +74,7 @@ class Network:
 
     def power_off(self, name: str) -> None:
         """Take a machine away at once: its connections are not closed, they go silent."""
-        self._ip("-n", self._at("hub"), "link", "set", name, "down")
+        self.cut(name)
         self._end(name)
 
     def _end(self, name: str) -> None:
