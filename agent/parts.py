@@ -52,7 +52,8 @@ class MemberParts:
     sweeper: Sweeper
     store_version: StoreVersion
     states: StateTeller
-    peers: PeerWatch
+    peers: PeerWatch | None
+    """None: it watches no other sidecar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,9 @@ def member_parts(
         sweeper=Sweeper(client, identity.member, identity.pod_uid, pause_s=settings.sweep_pause_s),
         store_version=StoreVersion(client),
         states=StateTeller(client, registrar, clock=around.clock),
-        peers=PeerWatch(client, registrar, around.dial, clock=around.clock),
+        peers=PeerWatch(client, registrar, around.dial, clock=around.clock)
+        if around.dial
+        else None,
     )
 
 

@@ -114,9 +114,10 @@ class RunningParts:
             "sweeper": self.member.sweeper.run(),
             "store-version": self.member.store_version.run(),
             "states": self.member.states.run(),
-            "peers": self.member.peers.run(),
             "tunnel": self.launcher.tunnel.run(),
         }
+        if self.member.peers is not None:
+            work["peers"] = self.member.peers.run()
         return {name: start_vital(group, name, one) for name, one in work.items()}
 
     async def _serve_until_stopped(self, stop: asyncio.Event) -> None:

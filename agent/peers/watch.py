@@ -50,13 +50,13 @@ class WorldsSeen:
 
 
 class PeerWatch:
-    """The neighbours of one member; without ``dial`` it watches none."""
+    """The neighbours of one member, and what this sidecar writes of them."""
 
     def __init__(
         self,
         client: JobClient,
         registrar: Registrar,
-        dial: Dial | None,
+        dial: Dial,
         *,
         clock: Callable[[], float],
     ) -> None:
@@ -77,10 +77,6 @@ class PeerWatch:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        dial = self._dial
-        if dial is None:
-            await asyncio.Event().wait()
-            return
         mirror = self._client.mirror
         await mirror.changed_after(0)
         unsubscribe = mirror.subscribe(self._note)
@@ -89,9 +85,9 @@ class PeerWatch:
             async with asyncio.TaskGroup() as group:
                 while True:
                     self._woken.clear()
-                    wake_at_s = self._follow_ring(group, dial)
+                    wake_at_s = self._follow_ring(group)
                     try:
-                        wake_at_s = min(wake_at_s, await self._act(group, dial))
+                        wake_at_s = min(wake_at_s, await self._act(group))
                     except StoreError as error:
                         self._diary.say(f"what was seen of a neighbour waits: {error}")
                         wake_at_s = self._clock() + RETRY_S
@@ -123,7 +119,7 @@ class PeerWatch:
             elif "/members/" in key or (self._suspicions and key.endswith("/round")):
                 self._woken.set()
 
-    def _follow_ring(self, group: asyncio.TaskGroup, dial: Dial) -> float:
+    def _follow_ring(self, group: asyncio.TaskGroup) -> float:
         """Open lines to new neighbours, and close those to former ones; return when to look again.
 
         A member that has registered again is another neighbour: what was seen before is over.
@@ -142,7 +138,7 @@ class PeerWatch:
                 del self._neighbours[name]
         for name, member in wanted.items():
             if name not in self._neighbours:
-                made = Neighbour(member, dial, self._clock, self._woken.set)
+                made = Neighbour(member, self._dial, self._clock, self._woken.set)
                 task = group.create_task(made.run(), name=f"line to {name}")
                 self._neighbours[name] = made, task
         return math.inf
@@ -169,7 +165,7 @@ class PeerWatch:
 
     # -- what it does
 
-    async def _act(self, group: asyncio.TaskGroup, dial: Dial) -> float:
+    async def _act(self, group: asyncio.TaskGroup) -> float:
         """Write what is due, one thing at a time; return when something may be due by time."""
         generation = self._registrar.generation
         if generation is None or not (self._suspicions or self._signs()):
@@ -180,7 +176,7 @@ class PeerWatch:
             present = in_force(snapshot, self._suspicions.values())
             mine = {(one.member, one.incarnation) for one in present}
             self._since_s = {one: self._since_s.get(one, now) for one in mine}
-            self._look(group, dial, snapshot, present)
+            self._look(group, snapshot, present)
             due = self._due(generation, snapshot, present)
             wake_at_s = math.inf
             if due is None:
@@ -233,7 +229,6 @@ class PeerWatch:
     def _look(
         self,
         group: asyncio.TaskGroup,
-        dial: Dial,
         snapshot: Snapshot,
         present: Sequence[Suspicion],
     ) -> None:
@@ -252,11 +247,11 @@ class PeerWatch:
         for one in new:
             self._looked[one.key] = one.mod_revision
             if one.member in beside and one.member not in {n.member.name for n in self._signs()}:
-                group.create_task(self._try(dial, snapshot, one), name=f"look at {one.member}")
+                group.create_task(self._try(snapshot, one), name=f"look at {one.member}")
 
-    async def _try(self, dial: Dial, snapshot: Snapshot, one: Suspicion) -> None:
+    async def _try(self, snapshot: Snapshot, one: Suspicion) -> None:
         try:
-            (await dial(snapshot.members[one.member])).close()
+            (await self._dial(snapshot.members[one.member])).close()
         except PeerAway:
             return
         except PeerMute:

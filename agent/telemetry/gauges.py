@@ -59,12 +59,13 @@ def add_gauges(
         lambda: float(registrar.generation or 0),
     )
     _add_watch_gauges(metrics, member.client.mirror, clock)
-    metrics.gauge(
-        "muster_peers",
-        "Neighbours whose machines this sidecar watches by an idle connection, by state.",
-        member.peers.by_state,
-        "state",
-    )
+    if member.peers is not None:
+        metrics.gauge(
+            "muster_peers",
+            "Neighbours whose machines this sidecar watches by an idle connection, by state.",
+            member.peers.by_state,
+            "state",
+        )
     metrics.gauge(
         "muster_c10d_connections",
         "Launchers connected to the rendezvous endpoint.",

@@ -103,6 +103,7 @@ class Job:
         who = replace(identity(name, least=1, most=8), node=f"machine-{name}", health_port=9400)
         settings = MemberSettings(keys=KEYS, identity=who, lease_ttl_s=TTL_S)
         parts = self.parts[name] = member_parts(around, settings, job_client(around, KEYS))
+        assert parts.peers is not None
         loops = (parts.client.watching, parts.registrar, parts.losses, parts.peers)
         self.tasks[name] = [asyncio.create_task(loop.run()) for loop in loops]
         await parts.registrar.registered.wait()
