@@ -202,6 +202,12 @@ class PeerWatch:
         """Return what is to be taken back or suspected."""
         guard = self._registrar.guard(generation)
         untrue = [one for one in present if self._is_untrue(one)]
+        # One that is not in force any more names an earlier incarnation, or who has gone.
+        untrue += [
+            one
+            for one in self._suspicions.values()
+            if one.by == self._me and one.lease == guard.lease() and one not in present
+        ]
         if untrue:
             return [guard.holds(), *backing_out(untrue)[0]], backing_out(untrue)[1]
         mine = {one.member: one for one in present if one.by == self._me}

@@ -9,7 +9,7 @@ take them back. So whoever reaches the store is not evicted, nor anybody while t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from rdzv.peers.ring import MEMBERS_MIN
@@ -56,6 +56,15 @@ def in_force(snapshot: Snapshot, suspicions: Iterable[Suspicion]) -> list[Suspic
     ]
 
 
+def is_vote(one: Suspicion, suspected: Collection[str], failed: Collection[str]) -> bool:
+    """Return whether a suspicion counts: nobody suspects its member, and the sign suffices.
+
+    A sidecar may be away while its ranks train on, so a refused connection counts only for a member
+    whose world has lost nodes already, so that it waits for the rest (``failed``).
+    """
+    return one.by not in suspected and (one.sign == "silent" or one.member in failed)
+
+
 def decide(
     now: float,
     snapshot: Snapshot,
@@ -66,8 +75,7 @@ def decide(
     """Decide whom to evict.
 
     ``since_s``: since when each incarnation of a member has been suspected, on the clock of
-    ``now``. ``failed``: members whose world has lost nodes already, so that it waits for the rest:
-    only of them a refused connection counts, as a sidecar may be away while its ranks train on.
+    ``now``. ``failed``: as in ``is_vote``.
     """
     if len(snapshot.members) < MEMBERS_MIN:
         return PeerDecision()
@@ -77,11 +85,7 @@ def decide(
     for name in sorted(suspected):
         member = snapshot.members[name]
         votes = tuple(
-            one
-            for one in present
-            if one.member == name
-            and one.by not in suspected
-            and (one.sign == "silent" or name in failed)
+            one for one in present if one.member == name and is_vote(one, suspected, failed)
         )
         if len(votes) < VOTES:
             continue

@@ -134,6 +134,8 @@ class Invariants:
         )
         self._check_sender(before, events, sender)
         self._check_failures(before, events)
+        if self._job.machines is not None:
+            self._job.machines.committed(before, tuple(self.truth.kvs.values()), events)
         self.rounds.committed(before, events)
         self.truth.apply(events, revision)
         after = self.snapshot

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal
 
+from agent.peers.line import Dial
 from agent.running import RunningParts
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from rdzv.keys import JobKeys
@@ -64,6 +65,7 @@ class Sidecar:
         random: Random,
         skew_s: float,
         topology: str,
+        dial: Dial | None = None,
     ) -> None:
         self.name = name
         self.pod_uid = pod_uid
@@ -75,7 +77,13 @@ class Sidecar:
         who = identity(name, pod_uid, least=shape.least, most=shape.most)
         settings = MemberSettings(
             keys=KEYS,
-            identity=replace(who, job_uid=shape.job_uid, version=VERSION, topology=topology),
+            identity=replace(
+                who,
+                job_uid=shape.job_uid,
+                version=VERSION,
+                topology=topology,
+                health_port=0 if dial is None else 9400,
+            ),
             lease_ttl_s=LEASE_TTL_S,
             # No sidecar gives up: a kubelet would start it again.
             start_timeout_s=LONGEST_S,
@@ -87,7 +95,7 @@ class Sidecar:
             quarantine=shape.quarantine,
         )
         self._parts = RunningParts(
-            Surroundings(store=link, clock=clock, boot_clock=clock, random=random),
+            Surroundings(store=link, clock=clock, boot_clock=clock, random=random, dial=dial),
             settings,
             run_dir,
             Sockets(),

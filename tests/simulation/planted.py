@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +30,7 @@ from agent.drain.notice_socket import Phase
 from agent.drain.own import OwnDrain
 from agent.drain.own_record import OwnDrainRecord
 from agent.hosts import HostDelivery
+from agent.peers.watch import PeerWatch
 from launcher_shim.c10d.kept import KeptMasters
 from launcher_shim.c10d.rounds.claim import Claim
 from launcher_shim.c10d.rounds.decision import why_it_ends
@@ -51,11 +52,14 @@ from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Refuse
 from rdzv.mirror import Watching
+from rdzv.peers.decision import in_force
 from rdzv.records.codec import take
 from rdzv.records.job import Job
 from rdzv.records.job_template import JobTemplate
 from rdzv.records.quarantine import QuarantineDecision, after_death
 from rdzv.records.sizes import Sizes
+from rdzv.records.suspicion import Suspicion
+from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 from tests.simulation.nodes import KEYS
 from tests.simulation.ranks import Rank
@@ -97,6 +101,73 @@ def planted(name: str) -> Iterator[None]:
         for one in PLANTS[name].patches() if name else ():
             stack.enter_context(one)
         yield
+
+
+# --- machines ---
+
+
+@plant("machines", 30)
+def one_suspicion_evicts() -> list[Patch]:
+    """One member alone evicts another one."""
+    return [patch("rdzv.peers.decision.VOTES", 1)]
+
+
+@plant("machines", 60)
+def suspected_members_vote() -> list[Patch]:
+    """A member that is cut off itself has a vote."""
+
+    def counts(one: Suspicion, suspected: object, failed: Collection[str]) -> bool:
+        return one.sign == "silent" or one.member in failed
+
+    return [patch("rdzv.peers.decision.is_vote", counts)]
+
+
+@plant("machines", 60)
+def refused_connections_evict() -> list[Patch]:
+    """A member is evicted though only its sidecar is away."""
+
+    def counts(one: Suspicion, suspected: Collection[str], failed: object) -> bool:
+        return one.by not in suspected
+
+    return [patch("rdzv.peers.decision.is_vote", counts)]
+
+
+@plant("machines", 60)
+def suspected_incarnation_not_compared() -> list[Patch]:
+    """A suspicion of an earlier incarnation counts against the present one."""
+    original = in_force
+
+    def without(snapshot: Snapshot, suspicions: Iterable[Suspicion]) -> list[Suspicion]:
+        members = snapshot.members
+        return original(
+            snapshot,
+            [
+                replace(one, incarnation=members[one.member].incarnation)
+                for one in suspicions
+                if one.member in members
+            ],
+        )
+
+    return [
+        patch("agent.peers.watch.in_force", without),
+        patch("rdzv.peers.decision.in_force", without),
+    ]
+
+
+@plant("machines", 60)
+def one_of_two_is_evicted() -> list[Patch]:
+    """In a job of two each may evict the other one."""
+    return [
+        patch("rdzv.peers.decision.VOTES", 1),
+        patch("rdzv.peers.decision.MEMBERS_MIN", 0),
+        patch("rdzv.peers.ring.MEMBERS_MIN", 0),
+    ]
+
+
+@plant("machines", 60)
+def suspicions_not_taken_back() -> list[Patch]:
+    """A member that is suspected lets that stand, and so do those that reach it."""
+    return [patch.object(PeerWatch, "_is_untrue", lambda self, one: False)]
 
 
 # --- members ---

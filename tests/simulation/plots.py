@@ -37,6 +37,14 @@ from tests.simulation.launchers import (
     stick,
 )
 from tests.simulation.long_cuts import cut_all_for_long, cut_some_for_long, cut_world_for_long
+from tests.simulation.machines import (
+    cut_machine,
+    lose_machine,
+    lose_one_after_another,
+    part_from_all,
+    part_from_some,
+    part_two,
+)
 from tests.simulation.other_runs import failed_run, other_run
 from tests.simulation.outages import (
     bad_weather,
@@ -212,6 +220,22 @@ REFUSED_SAVES: Mapping[Event, int] = {
     join: 1,
 }
 
+MACHINES: Mapping[Event, int] = {
+    lose_machine: 4,
+    lose_one_after_another: 2,
+    cut_machine: 3,
+    part_from_all: 2,
+    part_from_some: 4,
+    part_two: 2,
+    cut_one: 1,
+    cut_all: 1,
+    freeze: 2,
+    crash: 2,
+    die: 2,
+    notice: 2,
+    end_torchrun: 1,
+}
+
 TRIOS, FEW, MANY = (3, 3, 4), (2, 3), (3, 4, 5)
 
 PLOTS = (
@@ -221,6 +245,8 @@ PLOTS = (
     Plot("outages", BRIEF, TRIOS, healthy=True),
     Plot("rounds", ROUNDS, TRIOS, weight=3),
     Plot("drains", DRAINS, TRIOS, weight=3),
+    # Sidecars watch each other, and evict before a lease ends.
+    Plot("machines", MACHINES, (2, 3, 4, 5), any_shape, (3, 7), machines=True, weight=3),
     # Nobody ends the pods of a node that is cordoned: all train again.
     Plot(
         "cordons",

@@ -32,6 +32,7 @@ from tests.support.sidecars.run_dir import MemoryRunDir
 
 if TYPE_CHECKING:
     from tests.simulation.invariants import Invariants
+    from tests.simulation.machines import Machines
 
 RESTART_S = 2.0
 """Until a kubelet starts a container anew."""
@@ -140,6 +141,7 @@ class Pod:
         link.weather = job.weather
         if not job.whole or self.cut_off:
             link.cut(refuses=job.refuses)
+        dial = job.machines.dial_of(self, self._running) if job.machines else None
         self.sidecar = Sidecar(
             job.loop,
             link,
@@ -150,11 +152,16 @@ class Pod:
             Random(job.random.random()),
             self._skew_s,
             self.topology,
+            dial,
         )
         self.sidecar.task.add_done_callback(job.ended)
         self.sidecar.mirror.subscribe(self._saw)
         if self.torchrun is not None:
             self.torchrun.meet()
+
+    def _running(self) -> Sidecar:
+        assert self.sidecar is not None
+        return self.sidecar
 
     def _saw(self, events: Sequence[WatchEvent]) -> None:
         if self.sidecar is None:
@@ -170,6 +177,8 @@ class Pod:
         if self.sidecar is not None:
             self._job.timeline.add(self.name, "its sidecar crashes")
             self._job.loop.kill(self.sidecar.process)
+            if self._job.machines is not None:
+                self._job.machines.closed(self.sidecar)
             self.sidecar = None
 
     def die(self) -> None:
@@ -357,6 +366,7 @@ class SimulatedJob:
         self.start_s = 0.0
         self.back_off_s = 0.0
         self.shards = ShardHistory(self)
+        self.machines: Machines | None = None
         self.pods: dict[str, Pod] = {}
         self.strays: list[Pod] = []
         self.replaced: list[Pod] = []

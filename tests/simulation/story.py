@@ -10,6 +10,7 @@ from random import Random
 
 from tests.simulation.invariants import Broken, Invariants
 from tests.simulation.liveness import wait_s_of
+from tests.simulation.machines import Machines
 from tests.simulation.network import Backup, Weather
 from tests.simulation.nodes import LEASE_TTL_S
 from tests.simulation.plot import Plot
@@ -65,6 +66,10 @@ class Story:
             self.job.start_s, self.job.step_s = plot.start_s, SHORT_STEP_S
         if plot.shards:
             self.job.shards.follow()
+        if plot.machines:
+            machines = self.job.machines = Machines(self.job, Random(self.random.random()))
+            looking = asyncio.create_task(machines.look())
+            looking.add_done_callback(lambda task: task.cancelled() or task.result())
         names = "abcdefgh"[:pods]
         if plot.misfits:
             most = pods - 1 if "late" in plot.misfits else pods - self.job.shape.least
