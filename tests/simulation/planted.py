@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,14 +52,12 @@ from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Refuse
 from rdzv.mirror import Watching
-from rdzv.peers.decision import in_force
 from rdzv.records.codec import take
 from rdzv.records.job import Job
 from rdzv.records.job_template import JobTemplate
 from rdzv.records.quarantine import QuarantineDecision, after_death
 from rdzv.records.sizes import Sizes
 from rdzv.records.suspicion import Suspicion
-from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 from tests.simulation.nodes import KEYS
 from tests.simulation.ranks import Rank
@@ -112,7 +110,7 @@ def one_suspicion_evicts() -> list[Patch]:
     return [patch("rdzv.peers.decision.VOTES", 1)]
 
 
-@plant("machines", 60)
+@plant("machines", 20, first=89)
 def suspected_members_vote() -> list[Patch]:
     """A member that is cut off itself has a vote."""
 
@@ -133,28 +131,6 @@ def refused_connections_evict() -> list[Patch]:
 
 
 @plant("machines", 60)
-def suspected_incarnation_not_compared() -> list[Patch]:
-    """A suspicion of an earlier incarnation counts against the present one."""
-    original = in_force
-
-    def without(snapshot: Snapshot, suspicions: Iterable[Suspicion]) -> list[Suspicion]:
-        members = snapshot.members
-        return original(
-            snapshot,
-            [
-                replace(one, incarnation=members[one.member].incarnation)
-                for one in suspicions
-                if one.member in members
-            ],
-        )
-
-    return [
-        patch("agent.peers.watch.in_force", without),
-        patch("rdzv.peers.decision.in_force", without),
-    ]
-
-
-@plant("machines", 60)
 def one_of_two_is_evicted() -> list[Patch]:
     """In a job of two each may evict the other one."""
     return [
@@ -164,7 +140,7 @@ def one_of_two_is_evicted() -> list[Patch]:
     ]
 
 
-@plant("machines", 60)
+@plant("machines", 20, first=53)
 def suspicions_not_taken_back() -> list[Patch]:
     """A member that is suspected lets that stand, and so do those that reach it."""
     return [patch.object(PeerWatch, "_is_untrue", lambda self, one: False)]
