@@ -245,6 +245,15 @@ class GenerationKeys:
         return f"{self.suspicions_of(member)}{_name(by)}"
 
     @property
+    def unreached(self) -> str:
+        """The prefix of the records of neighbours that members never reached."""
+        return f"{self.prefix}unreached/"
+
+    def unreached_by(self, member: str) -> str:
+        """Return the key of the neighbours that a member never reached, on its lease."""
+        return f"{self.unreached}{_name(member)}"
+
+    @property
     def failures(self) -> str:
         """The prefix of the newest failures of members' workers."""
         return f"{self.prefix}failures/"

@@ -25,9 +25,9 @@ from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.peers.decision import Eviction, decide, in_force
 from rdzv.peers.ring import near, watched_by
-from rdzv.records.suspicion import Suspicion
+from rdzv.records.suspicion import Suspicion, Unreached
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Operation, WatchEvent
+from rdzv.store import Compare, Delete, Operation, Put, WatchEvent
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ RING_REST_S = 1.0
 """Minimum interval between two looks at who the neighbours are: a burst of joins costs few."""
 
 RETRY_S = 0.3
+
+UNREACHED_S = 30.0
+"""Time after which a neighbour that was never reached is reported, in seconds."""
 
 Transaction = tuple[Sequence[Compare], Sequence[Operation]]
 
@@ -73,6 +76,7 @@ class PeerWatch:
         self._ring_of: Snapshot | None = None
         self._ring_at_s = -math.inf
         self._woken = asyncio.Event()
+        self._unreached: tuple[str, int | None, tuple[str, ...]] = ("", None, ())
         self._diary = Diary(log)
 
     async def run(self) -> None:
@@ -88,6 +92,7 @@ class PeerWatch:
                     wake_at_s = self._follow_ring(group)
                     try:
                         wake_at_s = min(wake_at_s, await self._act(group))
+                        wake_at_s = min(wake_at_s, await self._report_unreached())
                     except StoreError as error:
                         self._diary.say(f"what was seen of a neighbour waits: {error}")
                         wake_at_s = self._clock() + RETRY_S
@@ -192,6 +197,30 @@ class PeerWatch:
                 return wake_at_s
             if not await self._write(*due):
                 return self._clock() + RETRY_S
+
+    async def _report_unreached(self) -> float:
+        """Write which neighbours were never reached; return when another one may count as such."""
+        generation, now = self._registrar.generation, self._clock()
+        if generation is None:
+            return math.inf
+        never = [one for one, _ in self._neighbours.values() if not one.reached]
+        due = [one for one in never if now >= one.since_s + UNREACHED_S]
+        names = tuple(sorted(one.member.name for one in due))
+        guard = self._registrar.guard(generation)
+        report = (guard.member_key, guard.lease(), names)
+        if report != self._unreached and (names or self._unreached[2]):
+            key = self._client.keys.in_generation(generation).unreached_by(self._me)
+            put = Put(key, Unreached(names).to_json(), guard.lease() or 0)
+            await self._client.store.txn([guard.holds()], [put if names else Delete(key)])
+            self._diary.say(
+                f"cannot reach the health port of {', '.join(names)}: that its machine is lost is"
+                " seen when its lease ends; let the pods of the job reach each other's ports"
+                if names
+                else "reaches the health ports of all its neighbours",
+                extra={"event": "peers"},
+            )
+        self._unreached = report
+        return min((one.since_s + UNREACHED_S for one in never if one not in due), default=math.inf)
 
     def _signs(self) -> list[Neighbour]:
         return [one for one, _ in self._neighbours.values() if one.sign is not None]

@@ -24,6 +24,7 @@ from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job, Member
 from rdzv.records.round_number import shown_round
 from rdzv.records.saves import PodSaves
+from rdzv.records.suspicion import Unreached
 from rdzv.shards.ledger import ShardLedger
 from rdzv.shards.view import ShardView
 from rdzv.snapshot import Snapshot
@@ -96,6 +97,8 @@ class JobView:
     """By data set that is handed out in shards: its ledger."""
     failures: Mapping[str, Failure] = field(default_factory=dict)
     """By member: the newest failure of its workers."""
+    unreached: Mapping[str, Unreached] = field(default_factory=dict)
+    """By member: the neighbours whose sidecars it never reached."""
 
     @property
     def job(self) -> Job | None:
@@ -355,6 +358,7 @@ def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobVi
         by_last_name(kvs, generation.saves, PodSaves.from_kv),
         {name: sets.ledger(name) for name in sets.names},
         by_last_name(kvs, generation.failures, Failure.from_kv),
+        by_last_name(kvs, generation.unreached, Unreached.from_kv),
     )
     return replace(view, listing=listing.decide(snapshot, view.places))
 

@@ -36,6 +36,7 @@ def explain(view: JobView, now_unix_s: float, others: Collection[JobKeys] = ()) 
         *_failures(view, found.why),
         *_saves(view, now_unix_s),
         *_quarantines(view),
+        *_unreached(view),
         *_drains(view),
         *_clocks(view, now_unix_s),
     ]
@@ -101,6 +102,19 @@ def _saves(view: JobView, now_unix_s: float) -> Iterator[Finding]:
         yield Finding("saves", "warning", late, "see that every rank reports its saves")
     if view.mute:
         yield Finding("saves", "warning", view.mute, "see the log of that pod's sidecar")
+
+
+def _unreached(view: JobView) -> Iterator[Finding]:
+    """Say whose machine would be missed late only, as another sidecar cannot watch it."""
+    for name, found in sorted(view.unreached.items()):
+        yield Finding(
+            "peers",
+            "note",
+            f"{name} cannot reach the sidecar of {', '.join(found.members)}: that its machine is"
+            " lost is seen when its lease ends",
+            "let the pods of the job reach each other's HTTP port (9400): a NetworkPolicy may stop"
+            " them",
+        )
 
 
 def _quarantines(view: JobView) -> Iterator[Finding]:

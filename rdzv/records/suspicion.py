@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a suspicion: a member has lost its idle connection to another one.
+"""The records of a member's idle connections: a suspicion that another member is lost, and which
+ones it never reached.
 
-It hangs on the lease of the member that suspects, and names the incarnation that it suspects. No
-snapshot has it, so that it wakes no other reader.
+A suspicion hangs on the lease of the member that suspects, and names the incarnation that it
+suspects. No snapshot has it, so that it wakes no other reader.
 """
 
 from __future__ import annotations
@@ -18,6 +19,28 @@ from rdzv.store import KeyValue
 Sign = Literal["silent", "refused"]
 """The sign of the loss. ``silent``: nothing answers there any more, the kernel included.
 ``refused``: the machine answers that no sidecar listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreached:
+    """The neighbours that a member never reached: the loss of their machines is seen late.
+
+    It hangs on the member's lease, and is there only while there are such neighbours.
+    """
+
+    members: tuple[str, ...]
+
+    def to_json(self) -> bytes:
+        """Encode the record for the store."""
+        return dump_record({"members": list(self.members)})
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode the record; raise ``RecordError`` if it is malformed."""
+        members = take(kv.key, load_record(kv.key, kv.value), "members", list)
+        if not all(isinstance(name, str) for name in members):
+            raise RecordError(f"{kv.key}: 'members' is {members!r}, expected names of members")
+        return cls(tuple(members))
 
 
 @dataclass(frozen=True, slots=True)

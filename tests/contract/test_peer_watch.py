@@ -17,7 +17,7 @@ from agent.surroundings import MemberSettings
 from launcher_shim.c10d.rounds.records import LOST, Node, Round
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Member
-from rdzv.records.suspicion import Sign
+from rdzv.records.suspicion import Sign, Unreached
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
@@ -255,6 +255,28 @@ async def test_a_line_that_opens_again_takes_its_suspicion_back() -> None:
         await asyncio.sleep(LONG_S)
         assert await one.suspicions() == []
         assert await one.members() == "abcd"
+
+
+async def test_neighbours_that_were_never_reached_are_on_record_and_not_suspected() -> None:
+    """A NetworkPolicy may close the port from the start."""
+    one = Job()
+    one.network.signs = {(by, of): "silent" for by in "abc" for of in "abc" if by != of}
+    for name in "abc":
+        await one.add(name)
+    await asyncio.sleep(2 * LONG_S)
+    read = await one.eye.range(HERE.unreached, prefix=True)
+    assert [Unreached.from_kv(kv).members for kv in read.kvs] == [
+        ("b", "c"),
+        ("a", "c"),
+        ("a", "b"),
+    ]
+    assert await one.suspicions() == []
+    one.network.signs.clear()
+    await asyncio.sleep(LONG_S)
+    assert (await one.eye.range(HERE.unreached, prefix=True)).kvs == ()
+    for name in "abc":
+        one.kill(name)
+        await asyncio.gather(*one.tasks[name], return_exceptions=True)
 
 
 async def test_two_machines_that_fail_at_once_are_both_evicted() -> None:

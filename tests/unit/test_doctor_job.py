@@ -23,6 +23,7 @@ from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.quarantine import Quarantine
 from rdzv.records.saves import PodSaves
+from rdzv.records.suspicion import Unreached
 from tests.support.records import member
 from tests.support.sources import ROOT
 from tests.support.views import ASKS, FAILED, NOW_S, reported, run, view
@@ -53,6 +54,15 @@ def test_a_job_that_starts_or_gathers_has_nothing_to_be_done() -> None:
         findings = explain(seen, NOW_S)
         assert {one.level for one in findings} == {"note", "ok"}
         assert the_one_thing(findings) is None
+
+
+def test_a_neighbour_that_no_sidecar_can_watch_is_named() -> None:
+    seen = replace(view(run()), unreached={"a": Unreached(("b", "c"))})
+    ((level, sentence, remedy),) = found(seen, "peers")
+    assert level == "note"
+    assert "a cannot reach the sidecar of b, c" in sentence
+    assert "9400" in remedy
+    assert the_one_thing(explain(seen, NOW_S)) is None
 
 
 def test_a_fault_or_a_warning_always_has_a_remedy() -> None:
