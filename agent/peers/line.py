@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Protocol
@@ -98,15 +98,23 @@ async def dial(member: Member) -> TcpLine:
         raise PeerAway("silent") from None
     line = TcpLine(reader, writer)
     try:
-        connection = writer.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in KEEP_ALIVE.items():
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        keep_alive(writer, KEEP_ALIVE)
         await _greet(reader, writer, member.name)
+    except OSError:
+        line.close()
+        raise PeerMute from None
     except BaseException:
         line.close()
         raise
     return line
+
+
+def keep_alive(writer: asyncio.StreamWriter, options: Mapping[int, int]) -> None:
+    """Let the kernel keep a connection alive, with these options of TCP; raise ``OSError``."""
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in options.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def _greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:

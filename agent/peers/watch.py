@@ -148,9 +148,7 @@ class PeerWatch:
                 self._neighbours[name] = made, task
         return math.inf
 
-    def _worlds(self) -> WorldsSeen:
-        generation = self._registrar.generation
-        assert generation is not None
+    def _worlds(self, generation: int) -> WorldsSeen:
         here = self._client.keys.in_generation(generation)
         failed: set[str] = set()
         finishing: set[str] = set()
@@ -185,7 +183,7 @@ class PeerWatch:
             due = self._due(generation, snapshot, present)
             wake_at_s = math.inf
             if due is None:
-                worlds = self._worlds()
+                worlds = self._worlds(generation)
                 open_to_it = [one for one in present if one.member not in worlds.finishing]
                 decision = decide(now, snapshot, open_to_it, self._since_s, worlds.failed)
                 wake_at_s = decision.wake_at_s

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from agent.config.sidecar import Config
-from agent.peers.line import PATH
+from agent.peers.line import PATH, keep_alive
 from agent.telemetry.loop_lag import LoopLag
 from agent.telemetry.metrics import CONTENT_TYPE, Metrics
 from rdzv.errors import ConfigError
@@ -197,12 +197,9 @@ class _Clients:
         while len(self._held) >= HELD_MAX:
             self._held.pop(next(iter(self._held))).cancel()
         self._held[writer] = task
-        connection = writer.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in HELD_KEEP_ALIVE.items():
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
-        writer.write(b"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\n\r\n")
         with suppress(OSError):
+            keep_alive(writer, HELD_KEEP_ALIVE)
+            writer.write(b"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\n\r\n")
             await reader.read(1)
 
     def _page(self, request: bytes) -> HttpAnswer:
