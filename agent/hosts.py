@@ -13,6 +13,7 @@ from agent.rundir.files import RunDir
 from launcher_shim.horovod import hosts
 from launcher_shim.rundir import layout
 from rdzv import listing
+from rdzv.drain.launcher_save import is_withdrawn
 from rdzv.job import JobClient
 from rdzv.listing import Listing
 from rdzv.records.drain import Drain
@@ -159,6 +160,7 @@ class HostDelivery:
             heard_s=self._client.confirmed_s,
             outdated=partial(_outdated, snapshot),
         )
+        self._withdraw(is_withdrawn(snapshot), now)
         if self._list.overdue(now) and self._confirming is None:
             self._confirming = asyncio.create_task(self._client.confirm(), name="confirm")
         if self._list.kept and self._list.kept != before.kept:
@@ -171,6 +173,12 @@ class HostDelivery:
             )
         if self._nudges:
             self._list = self._list.nudged(now)
+
+    def _withdraw(self, hidden: bool, now: float) -> None:
+        if self._nudges and hidden != self._list.hidden:
+            why = "no host is shown: the job is paused" if hidden else "hosts are shown again"
+            log.info("%s", why, extra={"event": "hosts_withdrawn", "hidden": hidden})
+        self._list = self._list.hiding(hidden, now)
 
     def _left(self, snapshot: Snapshot) -> Callable[[hosts.Host], bool]:
         """Return a test of whether a host drains, or has left after it registered last.

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores what the ranks of this pod have saved, and the newest step that all ranks have saved.
 
+Ranks of a horovodrun save for themselves: of them it stores their numbers and their step.
+
 Both at a limited rate: nothing waits for them, and a job of many pods may save often.
 """
 
@@ -22,11 +24,11 @@ from rdzv.diary import Diary
 from rdzv.drain import last_save
 from rdzv.drain.cursors import DIFFER
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
-from rdzv.drain.last_save import differing, saves_of, timed, transaction
+from rdzv.drain.last_save import differing, of_horovodrun, saves_of, timed, transaction
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.records.progress import RankProgress
-from rdzv.records.saves import PodSaves
+from rdzv.records.saves import HOROVODRUN, PodSaves
 from rdzv.store import Compare, Put
 
 log = logging.getLogger(__name__)
@@ -88,7 +90,9 @@ class SaveReporter:
         run_dir = self._run_dir
         while True:
             snapshot = await self._sight.snapshot()
-            ranks, imported = await asyncio.to_thread(lambda: (run_dir.ranks(), run_dir.imported()))
+            ranks, imported, commands = await asyncio.to_thread(
+                lambda: (run_dir.ranks(), run_dir.imported(), run_dir.commands())
+            )
             me = self._registrar.identity
             # Ranks of another run save for themselves: their round is not the one that counts.
             own = saves_of(ranks, snapshot.round, me.member, me.pod_uid)
@@ -96,6 +100,8 @@ class SaveReporter:
                 took_s, reserved_s = snapshot.commit.took_s, reserve_s(self._grace_s)
                 own = timed(own, took_s, self._grace_s, reserved_s)
                 await self._warn_if_slow(own, snapshot.round)
+            elif snapshot.round is None:
+                own = of_horovodrun(ranks, commands, me.member, me.pod_uid)
             self.own = own
             self._warn(differing(ranks, snapshot.round, me.member))
             await self._report(snapshot)
@@ -138,7 +144,7 @@ class SaveReporter:
     @property
     def steps_at_risk(self) -> int:
         """Steps of this pod since the last commit; -1 while its ranks are in no round."""
-        if self.own is None:
+        if self.own is None or self.own.run == HOROVODRUN:
             return -1
         last = self._client.membership.snapshot().commit_to_start_from
         saved = last.step if last is not None and last.is_of(self.own.run) else 0
@@ -148,7 +154,7 @@ class SaveReporter:
         """Store the saves of this pod if the stored report differs and is old enough."""
         own, round, lease_id = self.own, snapshot.round, self._registrar.lease_id
         generation = self._registrar.generation
-        if own is None or round is None or lease_id is None or generation is None:
+        if own is None or lease_id is None or generation is None:
             return
         key = self._client.keys.in_generation(generation).pod_saves(own.member)
         kv = self._client.mirror.kvs.get(key)
@@ -156,13 +162,15 @@ class SaveReporter:
         if kv is None or told is None or kv.lease != lease_id:
             told = PodSaves(own.member, "", "", 0)
         same = own == replace(told, step=own.step, at_unix_s=0.0, mod_revision=0)
-        tells_step = own.member == round.members[0] and own.step >= 0
+        first = 0 in own.ranks if round is None else own.member == round.members[0]
+        tells_step = first and own.step >= 0
         if same and (not tells_step or own.step == told.step):
             return
-        if own.newest is None and not tells_step:
+        if own.newest is None and not tells_step and round is not None:
             return
         now = self._clock()
-        pause_s = STEP_S if same else max(LOOK_S, REPORT_PER_MEMBER_S * len(round.members))
+        size = 1 if round is None else len(round.members)
+        pause_s = STEP_S if same else max(LOOK_S, REPORT_PER_MEMBER_S * size)
         if now - self._reported_s < pause_s:
             return
         report = replace(own, at_unix_s=time())

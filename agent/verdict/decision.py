@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from agent.verdict.clocks import skews
 from agent.verdict.cures import cure, launcher_cure
+from agent.verdict.last_save import LastSave
 from agent.verdict.states import State
 from agent.verdict.view import JobView, RunView
 from rdzv.counting import counted, duration
@@ -60,7 +61,7 @@ def verdict(view: JobView, now_unix_s: float) -> JobVerdict:
         why = view.pause.removeprefix("paused").lstrip(" ,")
         return JobVerdict("paused", why, f"muster resume --job {view.name}")
     if run is None:
-        return _without_run(view, rules.sizes.smallest)
+        return _without_run(view, rules.sizes.smallest, now_unix_s)
     if run.state == "forming" and len(view.listing.listed) < rules.sizes.smallest:
         # Survivors have failed, too, as their world ended: that is no cause.
         return _too_few(view, len(view.listing.listed), rules.sizes.smallest)
@@ -93,7 +94,7 @@ def _waits(view: JobView, wait: BackOff | None, number: int, now_unix_s: float) 
     return wait.left(left_s) if 0 < left_s <= wait.wait_s else wait.reason
 
 
-def _without_run(view: JobView, least: int) -> JobVerdict:
+def _without_run(view: JobView, least: int, now_unix_s: float) -> JobVerdict:
     closed = [run for run in view.runs if run.round.closed]
     if any(run.round.closed == "success" for run in closed):
         return JobVerdict("done", "", "", _last(view, "closed"))
@@ -106,11 +107,37 @@ def _without_run(view: JobView, least: int) -> JobVerdict:
     here = len(view.listing.listed)
     if here < least:
         return _too_few(view, here, least)
+    if any(member.role == "launcher" for member in view.snapshot.members.values()):
+        return _of_horovodrun(view, now_unix_s)
     why, do = "its torchruns start, and none has asked for a world yet", ""
     if faults := _faults(view):
         name, fault = faults[0]
         why, do = f"{name}: {fault.sentence}", launcher_cure(view, name, fault)
     return JobVerdict("starting", why, do, _last(view, "join"))
+
+
+def _of_horovodrun(view: JobView, now_unix_s: float) -> JobVerdict:
+    """Decide by what its ranks report: what horovodrun does with the hosts, it tells nobody."""
+    last_save = view.last_save
+    if last_save is None:
+        return JobVerdict("starting", "no rank that horovodrun starts has reported yet")
+    world = f"horovodrun trains on {counted(len(view.told), 'node')}"
+    if last_save.seen_step is None:
+        return JobVerdict("training", f"{world}; its ranks report no step")
+    world += f" at step {last_save.seen_step:,}"
+    return _silent(view, last_save, world, now_unix_s) or JobVerdict("training", world)
+
+
+def _silent(view: JobView, last_save: LastSave, world: str, now_unix_s: float) -> JobVerdict | None:
+    """Return the verdict on a world whose ranks report no step any more; None if they do."""
+    if not last_save.seen_at_unix_s:
+        return None
+    silent_s = now_unix_s - last_save.seen_at_unix_s
+    if silent_s < STUCK_S or silent_s - _wrong_s(view, now_unix_s) < STUCK_S:
+        return None
+    why = f"{world}, and no rank has reported a step for {duration(silent_s)}"
+    do = "see where each rank hangs: py-spy dump --pid PID, in its container"
+    return JobVerdict("stuck", why, do, last_save.seen_at_unix_s)
 
 
 def _too_few(view: JobView, here: int, least: int) -> JobVerdict:
@@ -153,12 +180,10 @@ def _training(view: JobView, run: RunView, now_unix_s: float) -> JobVerdict:
             return JobVerdict("draining", f"{world}; {commit.reason}{held}", do)
         if commit.phase in ("hold", "commit", "done"):
             return JobVerdict("saving", f"{world}; {commit.reason}")
-    if step is not None and last_save is not None and last_save.seen_at_unix_s:
-        silent_s = now_unix_s - last_save.seen_at_unix_s
-        if silent_s >= STUCK_S and silent_s - _wrong_s(view, now_unix_s) >= STUCK_S:
-            why = f"{world}, and no rank has reported a step for {duration(silent_s)}"
-            do = "see where each rank hangs: py-spy dump --pid PID, in its container"
-            return JobVerdict("stuck", why, do, last_save.seen_at_unix_s)
+    if step is not None and last_save is not None:
+        stuck = _silent(view, last_save, world, now_unix_s)
+        if stuck is not None:
+            return stuck
     late = [one for one in view.failures.values() if now_unix_s - one.at_unix_s < STUCK_S]
     if step is None and late:
         newest = max(late, key=lambda one: one.at_unix_s)

@@ -10,7 +10,7 @@ from launcher_shim.c10d.rounds.records import Round
 from rdzv.counting import duration
 from rdzv.drain.cursors import verdict
 from rdzv.records.commit import LastCommit
-from rdzv.records.saves import PodSaves
+from rdzv.records.saves import HOROVODRUN, PodSaves
 
 LATE_S = 30.0
 """Time from the first members' save of a step until the others are late, in seconds: reports come
@@ -31,7 +31,8 @@ class LastSave:
     before; ``awaited``: the others of their world. ``overtaken``: those of them that have not
     reported the save before it either. ``seen_step``: the furthest step that the world has
     reported, or None. Times are by the writer's wall clock, 0.0 if unknown. ``finishing``: first
-    ranks have ended well, so nothing is to be saved any more.
+    ranks have ended well, so nothing is to be saved any more. ``by_script``: ranks of a horovodrun
+    do not report what they save.
     """
 
     step: int | None
@@ -44,13 +45,14 @@ class LastSave:
     seen_step: int | None = None
     seen_at_unix_s: float = 0.0
     finishing: bool = False
+    by_script: bool = False
     tag: str = ""
     samples: str = ""
 
     @property
     def steps_at_risk(self) -> int | None:
         """The steps that would be trained again, as far as known; None if no world reports any."""
-        if self.seen_step is None:
+        if self.seen_step is None or (self.by_script and self.step is None):
             return None
         if self.finishing:
             return 0
@@ -58,7 +60,7 @@ class LastSave:
 
     def sentence(self, now_unix_s: float) -> str:
         """Describe the last save and the steps at risk in one line."""
-        saved = "NOT SAVED YET"
+        saved = "unknown, the script saves by itself" if self.by_script else "NOT SAVED YET"
         if self.step is not None:
             cause = "periodic save" if self.periodic else "commit"
             tag = f", {self.tag}" if self.tag else ""
@@ -67,12 +69,13 @@ class LastSave:
         parts = [f"last save: {saved}"]
         if late := self.late(now_unix_s):
             parts.append(late)
-        at_risk = self.steps_at_risk
+        at_risk, seen = self.steps_at_risk, _ago(self.seen_at_unix_s, now_unix_s)
         if self.finishing:
             parts.append("the job is finishing: nothing is to be saved")
         elif at_risk is not None:
-            seen = _ago(self.seen_at_unix_s, now_unix_s)
             parts.append(f"{at_risk:,} steps at risk (at step {self.seen_step:,}{seen})")
+        elif self.seen_step is not None:
+            parts.append(f"at step {self.seen_step:,}{seen}")
         if self.samples:
             parts.append(f"samples: {self.samples}")
         return "; ".join(parts)
@@ -132,6 +135,7 @@ def last_save(last: LastCommit | None, told: Sequence[PodSaves], world: Round) -
         awaited=tuple(behind),
         overtaken=tuple(name for name in behind if before > step and name not in caught_up),
         finishing=world.finishing,
+        by_script=any(one.run == HOROVODRUN for one in told),
         seen_step=None if furthest is None or furthest.step < 0 else furthest.step,
         seen_at_unix_s=0.0 if furthest is None else furthest.at_unix_s,
         tag="" if last is None else last.tag,

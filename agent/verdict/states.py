@@ -59,7 +59,10 @@ class StateMeaning:
 
 STATES: Mapping[State, StateMeaning] = {
     "starting": StateMeaning(
-        "note", "launchers", "Starting", "its torchruns start, and none has asked for a world yet"
+        "note",
+        "launchers",
+        "Starting",
+        "its launchers start: no torchrun has asked for a world, no rank of a horovodrun reported",
     ),
     "below min": StateMeaning("warning", "members", "BelowMin", "fewer than min pods can train"),
     "gathering": StateMeaning("note", "launchers", "Gathering", "a world is about to form"),

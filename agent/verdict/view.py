@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from rdzv.records.failure import Failure
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job, Member
 from rdzv.records.round_number import shown_round
-from rdzv.records.saves import PodSaves
+from rdzv.records.saves import HOROVODRUN, PodSaves
 from rdzv.records.suspicion import Unreached
 from rdzv.shards.ledger import ShardLedger
 from rdzv.shards.view import ShardView
@@ -189,9 +189,28 @@ class JobView:
         return f" (joined {duration(max(0.0, now_unix_s - joins[-1].at_unix_s))} ago)"
 
     @property
+    def told(self) -> Sequence[PodSaves]:
+        """The reports of the pods of the world that trains, in rank order.
+
+        Of a horovodrun, which has no rounds: of the pods that have reported ranks.
+        """
+        run = self.newest_run
+        if run is not None:
+            told = (self.saves.get(seat.member) for seat in run.round.frozen)
+            here = (run.run_id, run.round.number)
+            seen = [one for one in told if one is not None and (one.run, one.round) == here]
+            return seen if run.round.complete else []
+        if not any(member.role == "launcher" for member in self.snapshot.members.values()):
+            return []
+        uids = {member.name: member.pod_uid for member in self.snapshot.members.values()}
+        told = [one for one in self.saves.values() if one.run == HOROVODRUN and one.ranks]
+        here = [one for one in told if uids.get(one.member) == one.pod_uid]
+        return sorted(here, key=lambda one: one.ranks)
+
+    @property
     def slow_save(self) -> str:
         """Say which pod has the least time for the saves that its world makes; empty if all do."""
-        slow = [one for one in self._told if one.too_slow]
+        slow = [one for one in self.told if one.too_slow]
         return min(slow, key=lambda one: one.grace_s - one.save_s).too_slow if slow else ""
 
     @property
@@ -200,22 +219,12 @@ class JobView:
         run, last = self.newest_run, self.snapshot.commit_to_start_from
         if last is not None and run is not None and not last.is_of(run.run_id):
             last = None  # a run before it has its own steps
-        return last_save(last, self._told, run.round if run is not None else Round())
+        return last_save(last, self.told, run.round if run is not None else Round())
 
     @property
     def steps(self) -> Mapping[str, int]:
         """By member of the world: the last step that its ranks have reported there."""
-        return {one.member: one.step for one in self._told if one.step >= 0}
-
-    @property
-    def _told(self) -> list[PodSaves]:
-        """The reports of the pods of a complete round in that round, in rank order."""
-        run = self.newest_run
-        if run is None or not run.round.complete:
-            return []
-        told = (self.saves.get(seat.member) for seat in run.round.frozen)
-        here = (run.run_id, run.round.number)
-        return [one for one in told if one is not None and (one.run, one.round) == here]
+        return {one.member: one.step for one in self.told if one.step >= 0}
 
     def members(self, now_unix_s: float = 0.0) -> list[tuple[Member, str, str]]:
         """Return every member with its state, the reason for it, and its launcher's fault.

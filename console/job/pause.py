@@ -21,9 +21,13 @@ from console.job.changing import check_versions, present_job
 from console.job.drain import requester, write
 from console.job.reading import connected, news
 from console.options import configured_by, job_named, printed
-from rdzv.errors import ConfigError, MembershipError
+from rdzv.drain.launcher_save import asked
+from rdzv.drain.transactions import first_write, lift
+from rdzv.errors import ConfigError
 from rdzv.job import JobClient
+from rdzv.records.drain import Drain
 from rdzv.records.history import Happening, HistoryEntry
+from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, GuardedWrites, Put
 
@@ -31,6 +35,11 @@ STATUS = {"paused": 0, "resumed": 4, "unsaved": 6}
 """Exit status by the outcome of the wait."""
 
 FOLLOW = "it goes on by itself; to follow it: muster pause {job} --wait, or muster status {job} -w"
+
+SOURCE = "pause"
+"""Source of the drain of a Horovod launcher by which a pause has its ranks save."""
+
+STAYS = "what is trained is in the memory of the workers alone; keep their pods"
 
 RoundName = tuple[str, int]
 """The run and the number of a round that trains."""
@@ -53,6 +62,8 @@ def phase_of(view: JobView, ended: RoundName | None) -> tuple[PausePhase, RoundN
     job, commit = view.job, view.snapshot.commit
     if job is None or not job.paused:
         return PausePhase("resumed", "the job is not paused any more", "resumed"), None
+    if launchers_of(view.snapshot):
+        return _of_horovodrun(view.snapshot), None
     training = [run for run in view.runs if run.round.complete and not run.round.closed]
     if not training:
         return _ended(view, ended), None
@@ -82,11 +93,27 @@ def _ended(view: JobView, world: RoundName | None) -> PausePhase:
     return PausePhase("unsaved", f"{why}{at}", "unsaved")
 
 
+def _of_horovodrun(snapshot: Snapshot) -> PausePhase:
+    """Return the phase of a horovodrun: it has no rounds, and the launcher's drain has the save."""
+    drain = asked(snapshot)
+    if drain is None:
+        return PausePhase("paused", "horovodrun has no hosts, and waits", "paused")
+    if drain.step is not None:
+        at = f"step {drain.step} is saved; horovodrun and its workers wait in their pods"
+        return PausePhase("paused", at, "paused")
+    if drain.outcome:
+        why = f"no save: {STAYS}"
+        return PausePhase("unsaved", why, "unsaved")
+    if drain.saver:
+        return PausePhase("saving", f"a rank of {drain.saver} saves before its next commit")
+    return PausePhase("pausing", "the ranks are asked which of them saves")
+
+
 @click.command(
     cls=Command,
     statuses={
         4: "with --wait: it was resumed",
-        6: "with --wait: the world ended without a save",
+        6: "with --wait: nothing was saved",
     },
     epilog="\b\nExamples:\n  muster pause digits --wait\n  muster resume digits",
 )
@@ -102,6 +129,10 @@ def pause(config: JobConfig, reason: str, wait: bool, as_json: bool) -> int:
 
     The pods may stay or be deleted: the job is paused until muster resume. The next world starts
     from the save.
+
+    horovodrun and its workers wait in their pods, with what they trained in memory. They may be
+    deleted only if the script saves when it is asked to. horovodrun waits for --elastic-timeout, a
+    week unless you gave it another.
     """
     try:
         why = free_text(reason)
@@ -127,7 +158,7 @@ def resume(config: JobConfig) -> int:
 
 async def _pause(config: JobConfig, reason: str, *, wait: bool, as_json: bool) -> int:
     async with connected(config) as client:
-        _check(config.job, client.membership.snapshot())
+        check_versions(config.job, client.membership.snapshot())
         _, world = phase_of(_as_paused(present_view(client)), None)
         await _write(config, client, "pause", reason, paused=True)
         stays = f"job {config.job} stays paused"
@@ -136,6 +167,16 @@ async def _pause(config: JobConfig, reason: str, *, wait: bool, as_json: bool) -
 
 async def _resume(config: JobConfig) -> None:
     async with connected(config) as client:
+
+        def lifted(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
+            """Plan to take back the drain by which a pause asked for a save."""
+            found = (snapshot.drains.get(one.pod_uid) for one in launchers_of(snapshot))
+            ours = [one for one in found if one is not None and one.source == SOURCE]
+            return lift(client.keys, snapshot, ours[0]) if ours else None
+
+        # First: a drain that stayed would keep the next pause from asking for a save.
+        while lifted(client.membership.snapshot()) is not None:
+            await write(client, lifted)
         view = present_view(client)
         waited = any(wait.wait_s for run in view.runs if (wait := view.back_off(run)) is not None)
         if await _write(config, client, "resume", "asked for by hand", paused=False, anyhow=waited):
@@ -152,14 +193,21 @@ def _as_paused(view: JobView) -> JobView:
     return replace(view, snapshot=replace(view.snapshot, job=paused))
 
 
-def _check(job: str, snapshot: Snapshot) -> None:
-    check_versions(job, snapshot)
-    launchers = sorted(m.name for m in snapshot.members.values() if m.role == "launcher")
-    if launchers:
-        raise MembershipError(
-            f"job {job} cannot be paused: horovodrun in {launchers[0]} keeps what is trained in the"
-            " memory of its workers: let the script save a checkpoint, then delete the job's pods"
-        )
+def _save_of(launcher: Member, pause: HistoryEntry) -> Drain:
+    """Return the drain that asks the ranks for a save; it has no deadline, as no pod has to go."""
+    return Drain(
+        pod_uid=launcher.pod_uid,
+        member=launcher.name,
+        reason=f"the job pauses: {pause.why}",
+        source=SOURCE,
+        requested_by=pause.member,
+        at_unix_s=pause.at_unix_s,
+    )
+
+
+def launchers_of(snapshot: Snapshot) -> list[Member]:
+    """Return the members that run a horovodrun."""
+    return [one for one in snapshot.members.values() if one.role == "launcher"]
 
 
 async def _write(
@@ -181,9 +229,17 @@ async def _write(
             return None
         changed = True
         entry = HistoryEntry(what, requester(socket.gethostname()), why, time())
-        here = Compare(client.keys.job, "mod", "=", job.mod_revision)
-        put = Put(client.keys.job, replace(job, paused=paused).to_json())
-        return [here], [put, *client.history(entry)]
+        compares = [Compare(client.keys.job, "mod", "=", job.mod_revision)]
+        operations: list[Operation] = [
+            Put(client.keys.job, replace(job, paused=paused).to_json()),
+            *client.history(entry),
+        ]
+        for launcher in launchers_of(snapshot) if paused else ():
+            if launcher.pod_uid not in snapshot.drains:
+                ask = first_write(client.keys, snapshot, _save_of(launcher, entry))
+                compares += ask[0]
+                operations += ask[1]
+        return compares, operations
 
     await write(client, plan)
     return changed

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.verdict.states import Level
@@ -73,15 +73,19 @@ def pods_of(view: JobView, now_unix_s: float) -> list[PodRow]:
         size = slots.get(seat.member, 1)
         ranks[seat.member] = f"{next_rank}-{next_rank + size - 1}" if size > 1 else f"{next_rank}"
         next_rank += size
+    if run is None:
+        ranks = {one.member: _spelt(one.ranks) for one in view.told}
     found = []
     for member, state, _ in members:
         name = member.name
-        in_world = name in ranks and name in view.places.taken
+        in_world = name in ranks and (run is None or name in view.places.taken)
         doing = state
         if state == "listed" and failing is not None and failing.member == name:
             doing = "failing"
         elif state == "listed" and in_world:
             doing = "finishing" if view.finishes(name) else "training"
+            if run is None and view.pause:
+                doing = "waiting"
         elif state == "listed":
             doing = "waiting" if name in view.places.asking else "ready"
         failure = view.failures.get(name)
@@ -97,6 +101,13 @@ def pods_of(view: JobView, now_unix_s: float) -> list[PodRow]:
             )
         )
     return found
+
+
+def _spelt(ranks: Sequence[int]) -> str:
+    """Return numbers of ranks as in ``0-3``, or ``0,2`` if some are missing between."""
+    if len(ranks) > 1 and ranks[-1] - ranks[0] + 1 == len(ranks):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ",".join(map(str, ranks))
 
 
 def rate(view: JobView) -> float | None:

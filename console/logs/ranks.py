@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks that a line is of, by the pod that wrote it and by torchrun's own prefix. Pure."""
+"""The ranks that a line is of, by the pod that wrote it and the launcher's own prefix. Pure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from rdzv.errors import ConfigError
 
 _TEE = re.compile(r"\[[A-Za-z_-]*?(\d+)\]:")
 """The prefix of torchrun with ``--tee``: the role, and the local rank."""
+_OF_HOROVODRUN = re.compile(r"\[(\d+)\]<(?:stdout|stderr)>:")
+"""The prefix of horovodrun, which prints the lines of all its workers: the rank that each had when
+it was started."""
 
 LAST = -1
 """The last rank of whichever world it is."""
@@ -61,10 +64,13 @@ class Seating:
         return sum(size for _, size in self.seats.values())
 
     def origin(self, source: Source, text: str) -> tuple[Origin, str]:
-        """Return where a line is from, and the line without torchrun's own prefix."""
+        """Return where a line is from, and the line without the launcher's own prefix."""
         seat = self.seats.get(source.member)
         if seat is None:
-            return Origin(source), text
+            printed = _OF_HOROVODRUN.match(text)
+            if printed is None:
+                return Origin(source), text
+            return Origin(source, int(printed[1]), int(printed[1])), text[printed.end() :]
         first, size = seat
         teed = _TEE.match(text)
         if teed is not None and int(teed[1]) < size:

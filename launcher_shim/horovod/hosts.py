@@ -20,6 +20,9 @@ Horovod a host is always added as well as removed: workers that are told of noth
 skip the sync that a newcomer then waits for in vain. Horovod tells its workers of a change once,
 and workers in the middle of a reset forget it. It does not report which have followed, so the line
 is renamed again and again, ever more rarely: once all have followed, that has no effect.
+
+While the job is paused, that line is all that is printed: horovodrun waits for hosts, and so do its
+workers, with the training state in their memory.
 """
 
 from __future__ import annotations
@@ -71,7 +74,8 @@ class HostList:
     ``missed_since_s`` is when the record of a lost host vanished, ``listed_since_s`` when each host
     came, ``changed_s`` when a host changed last, and ``renamed_s`` when the last line did. ``kept``
     is the token of a host that stays only to hand the training state over. ``former`` is the host
-    that would stay, while there is none at all: its workers wait for others.
+    that would stay, while there is none at all: its workers wait for others. ``hidden``: whether
+    none is printed.
     """
 
     hosts: tuple[Host, ...] = ()
@@ -81,12 +85,14 @@ class HostList:
     listed_since_s: Mapping[str, float] = field(default_factory=dict)
     kept: str = ""
     former: Host | None = None
+    hidden: bool = False
     changed_s: float = 0.0
     renamed_s: float = 0.0
 
     def render(self) -> str:
         """Render the content of the file."""
-        lines = [f"{host.token}:{host.slots}\n" for host in self.hosts]
+        hosts = () if self.hidden else self.hosts
+        lines = [f"{host.token}:{host.slots}\n" for host in hosts]
         return "".join([*lines, f"rev-{self.revision}:0\n"])
 
     def places(self, able: Iterable[Member], room: int) -> Places:
@@ -126,6 +132,14 @@ class HostList:
             revision=self.revision + 1,
             changed_s=now,
             renamed_s=now,
+        )
+
+    def hiding(self, hidden: bool, now: float) -> HostList:
+        """Return the same hosts, none of them printed if ``hidden``."""
+        if hidden == self.hidden:
+            return self
+        return replace(
+            self, hidden=hidden, revision=self.revision + 1, changed_s=now, renamed_s=now
         )
 
     def overdue(self, now: float) -> bool:

@@ -36,7 +36,8 @@ DEFAULTS = {
     # Bounds how long a newcomer may take to start, image and imports, and how long a loss stops
     # the others: a pod's disk is cold.
     GLOO_TIMEOUT: ("60",),
-    "--elastic-timeout": ("600",),
+    # Bounds how long the job may be paused, or wait below min: a week.
+    "--elastic-timeout": ("604800",),
     # A container that was started again in its pod may come back; a new pod has a new name.
     "--blacklist-cooldown-range": ("5", "60"),
 }

@@ -18,7 +18,7 @@ from rdzv.drain.transactions import unchanged
 from rdzv.keys import JobKeys
 from rdzv.records.commit import LastCommit
 from rdzv.records.progress import RankProgress
-from rdzv.records.saves import STEPS_MAX, PodSaves
+from rdzv.records.saves import HOROVODRUN, STEPS_MAX, PodSaves
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, GuardedWrites, Put
 
@@ -55,6 +55,21 @@ def saves_of(
         save_s=max(rank.save_s for rank in own),
         samples=samples_of(rank.samples for rank in own) if steps else "",
     )
+
+
+def of_horovodrun(
+    ranks: Iterable[RankProgress], commands: int | None, member: str, pod_uid: str
+) -> PodSaves | None:
+    """Return the report of a pod whose ranks a horovodrun starts: its run has no name, no rounds.
+
+    ``commands``: how many of them run; None if none ever came, and then there is no report.
+    """
+    if commands is None:
+        return None
+    own = list(ranks) if commands else []
+    step = max((rank.step for rank in own), default=-1)
+    numbers = tuple(sorted(rank.rank for rank in own))
+    return PodSaves(member, pod_uid, HOROVODRUN, 0, step=step, ranks=numbers)
 
 
 def timed(own: PodSaves, took_s: float, grace_s: float, reserve_s: float) -> PodSaves:

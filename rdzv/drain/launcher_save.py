@@ -44,6 +44,13 @@ def ask_of(drain: Drain | None) -> int:
     return 0 if drain is None else drain.created_revision
 
 
+def is_withdrawn(snapshot: Snapshot) -> bool:
+    """Return whether horovodrun is to have no hosts: the job is paused, and no save is to come."""
+    drain = asked(snapshot)
+    saves = drain is not None and not drain.outcome
+    return snapshot.rules is not None and snapshot.rules.paused and not saves
+
+
 def is_of_launcher(snapshot: Snapshot, drain: Drain) -> bool:
     """Return whether it is the drain of a present Horovod launcher."""
     member = snapshot.members.get(drain.member)

@@ -25,6 +25,9 @@ from rdzv.store import KeyValue
 ROOM = 1.25
 """The grace to advise, beside the longest save."""
 
+HOROVODRUN = ""
+"""The run of ranks that a horovodrun starts: they report their numbers and the step alone."""
+
 STEPS_MAX = 8
 """Bound on the steps that one record names; a rank names no more than four."""
 

@@ -13,6 +13,7 @@ import pytest
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.records.commit import Commit
+from rdzv.records.drain import Drain
 from rdzv.records.failure import Failure
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job, Member, Role
@@ -138,13 +139,30 @@ async def test_a_pause_that_waits_for_an_older_sidecar_to_go_says_so(stored: Sto
     assert ": paused, once no sidecar of 0.1.0 is there, since " in status
 
 
-async def test_a_job_of_horovodrun_is_not_paused(stored: Stored) -> None:
+async def test_a_pause_of_a_horovodrun_has_its_ranks_save_and_a_resume_takes_that_back(
+    stored: Stored,
+) -> None:
     launcher = member(9, "launcher", "launcher")
     await stored.store.txn([], [Put(LIVE.member("launcher"), launcher.to_json())])
-    ended = await stored.muster("pause")
-    assert ended.status == 2
-    assert "horovodrun in launcher" in ended.err
+    process = await started(("pause", "--wait", "--reason", "night"), stored.environ)
+    assert process.stdout is not None
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await process.stdout.readline()).startswith(b"pausing")
+        assert (await stored.job()).paused
+        (kv,) = (await stored.store.range(LIVE.drain(launcher.pod_uid))).kvs
+        drain = Drain.from_kv(kv)
+        assert (drain.source, drain.seconds_left) == ("pause", None)
+        assert drain.reason == "the job pauses: night"
+        for changed, line in (
+            (replace(drain, saver="a"), b"saving     a rank of a saves"),
+            (replace(drain, saver="a", step=40, outcome="committed"), b"paused     step 40 is"),
+        ):
+            await stored.store.txn([], [Put(LIVE.drain(launcher.pod_uid), changed.to_json())])
+            assert (await process.stdout.readline()).startswith(line)
+        assert await process.wait() == 0
+    assert (await stored.muster("resume")).out.startswith("job digits is resumed")
     assert not (await stored.job()).paused
+    assert not (await stored.store.range(LIVE.drain(launcher.pod_uid))).kvs
 
 
 def commit(**changes: object) -> Put:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,6 +17,7 @@ from console.local.launch.settings import LAUNCHER
 from launcher_shim.exit_status import EXIT_TERMINATED
 from tests.support.horovod.cluster import HorovodCluster, Roster
 from tests.support.horovod.drains import Drains, draining
+from tests.support.programs import ran
 from tests.support.store.tcp_proxy import TcpProxy
 from tests.support.training.background import Background
 from tests.support.training.job import RunJob
@@ -54,6 +56,7 @@ def test_i2_a_join_a_drain_of_rank_0_a_loss_and_the_end_of_the_launcher(start: S
         roster.names -= {first}
         roster.settle()
         roster.add(first)
+        pause_and_resume(job)
         roster.kill(roster.rank_0())
         drains.all_committed(1)
 
@@ -63,6 +66,31 @@ def test_i2_a_join_a_drain_of_rank_0_a_loss_and_the_end_of_the_launcher(start: S
         assert job.launcher.launcher is not None
         job.launcher.launcher.kill()
         job.until_no_worker(node)
+
+
+def pause_and_resume(job: HorovodCluster) -> None:
+    """All ranks stop at the step that rank 0 saves, and the same processes go on from there."""
+    job.until(lambda: " horovodrun trains on 2 nodes at step " in typed(job, "status")[1], 120, "")
+    workers = {name: job.workers(node) for name, node in job.nodes.items() if name != LAUNCHER}
+    status, said = typed(job, "pause", "--wait")
+    assert status == 0, said
+    job.until(lambda: job.no_step_for(15.0), END_TIMEOUT_S, "nobody trains")
+    assert f"step {job.newest} is saved" in said
+    assert job.hosts() == []
+    assert "paused" in typed(job, "status")[1]
+    assert typed(job, "resume")[0] == 0
+    job.until_world(*workers)
+    assert {name: job.workers(job.nodes[name]) for name in workers} == workers
+
+
+def typed(job: HorovodCluster, *words: str) -> tuple[int, str]:
+    """The exit status of a command about the job, and what it printed."""
+    about = (f"--job={job.settings.job}", f"--namespace={job.settings.namespace}")
+    assert job.settings.access is not None
+    endpoints = f"--etcd-endpoints={','.join(job.settings.access.endpoints)}"
+    command = (sys.executable, "-m", "console.main", *words, *about, endpoints)
+    done = ran(*command, timeout_s=END_TIMEOUT_S)
+    return done.returncode, done.stdout + done.stderr
 
 
 @long

@@ -42,7 +42,7 @@ def test_the_operators_host_list_is_overruled_and_the_users_counts_are_kept() ->
     assert options == {
         **{"-np": "2", "--min-np": "1", "--max-np": "3"},
         **{"--host-discovery-script": SCRIPT, "--network-interface": "eth0"},
-        **{"--gloo-timeout-seconds": "60", "--elastic-timeout": "600"},
+        **{"--gloo-timeout-seconds": "60", "--elastic-timeout": "604800"},
         "--blacklist-cooldown-range": "60",
     }
     assert command == "python /examples/elastic/train.py -np 9"

@@ -359,3 +359,14 @@ def test_i4_a_host_vanishes_only_with_a_reason(
 
 def test_a_host_is_plain_data() -> None:
     assert host_of(A) == Host(host_of(A).token, "a", 1, 3)  # type: ignore[union-attr]
+
+
+def test_a_paused_job_shows_no_host_and_then_the_same_again() -> None:
+    scene = Scene([A, B])
+    before = scene.list
+    hidden = before.hiding(hidden=True, now=200.0)
+    assert hidden.render() == f"rev-{before.revision + 1}:0\n"
+    assert hidden.hiding(hidden=True, now=300.0) is hidden
+    shown = hidden.hiding(hidden=False, now=400.0)
+    assert shown.render().splitlines()[:-1] == before.render().splitlines()[:-1]
+    assert shown.revision > hidden.revision

@@ -13,12 +13,12 @@ from muster.saved_steps import SPREAD, SavedSteps
 from rdzv import listing
 from rdzv.drain.cursors import NO_CURSOR
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
-from rdzv.drain.last_save import decide, saves_of, timed, transaction
+from rdzv.drain.last_save import decide, of_horovodrun, saves_of, timed, transaction
 from rdzv.keys import JobKeys
 from rdzv.records.commit import Commit, LastCommit, Phase
 from rdzv.records.job import Job
 from rdzv.records.progress import RankProgress
-from rdzv.records.saves import PodSaves
+from rdzv.records.saves import HOROVODRUN, PodSaves
 from rdzv.records.shards import Plan, PodShards, Saved, ShardWorld, Share, TrainedShards
 from rdzv.shards.ledger import ShardLedger
 from rdzv.snapshot import Snapshot
@@ -275,3 +275,16 @@ def test_parts_under_two_tags_are_no_save() -> None:
     own = saves_of(ranks, ROUND, "a", "uid-a")
     assert own is not None
     assert (own.steps, own.newest, own.tag) == ((), 20, "")
+
+
+def reporting(number: int, step: int) -> RankProgress:
+    return RankProgress(number, 2, "", step, False, False, rank=number)
+
+
+def test_ranks_of_a_horovodrun_report_their_numbers_and_their_step() -> None:
+    ranks = [reporting(3, 40), reporting(2, 39)]
+    report = PodSaves("a", "uid-a", HOROVODRUN, 0, step=40, ranks=(2, 3))
+    assert of_horovodrun(ranks, 2, "a", "uid-a") == report
+    # Those that have ended leave their progress behind.
+    assert of_horovodrun(ranks, 0, "a", "uid-a") == replace(report, step=-1, ranks=())
+    assert of_horovodrun(ranks, None, "a", "uid-a") is None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rdzv import listing
 from rdzv.drain.decision import decide
 from rdzv.drain.gate import Gate, Here, local
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy
-from rdzv.drain.launcher_save import answer, ask_of, asked
+from rdzv.drain.launcher_save import answer, ask_of, asked, is_withdrawn
 from rdzv.records.drain import Drain
 from rdzv.records.job import Job
 from rdzv.snapshot import Snapshot
@@ -211,3 +212,23 @@ def test_a_rank_that_stays_is_known_to_save_after_a_reset_of_horovod(
     assert told(3, 0, 2) == (True, (40, 2))
     assert told(4, 0, 1) == (True, (40, 2)), "a world that is smaller"
     assert told(5, 1, 2) == (False, (40, 2)), "another rank saves now"
+
+
+@pytest.mark.parametrize(
+    ("drains", "paused", "withdrawn"),
+    [
+        ((), False, False),
+        ((LEAVES,), False, False),
+        ((), True, True),  # as for a launcher that comes while the job is paused
+        ((LEAVES,), True, False),  # the ranks are to save first
+        ((replace(SAVED, outcome="committed"),), True, True),
+    ],
+)
+def test_hosts_are_withdrawn_once_a_paused_job_has_saved(
+    drains: Sequence[Drain], paused: bool, withdrawn: bool
+) -> None:
+    snapshot = job(*drains)
+    assert snapshot.job is not None
+    snapshot = replace(snapshot, job=replace(snapshot.job, paused=paused))
+    members = {name: replace(one, version="0.2.0") for name, one in snapshot.members.items()}
+    assert is_withdrawn(replace(snapshot, members=members)) == withdrawn

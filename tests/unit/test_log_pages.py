@@ -10,7 +10,7 @@ import pytest
 
 from console.logs.lines import Line, Source, shown, stamped
 from console.logs.printing import NOW, Pages, Selection, first_failure, world_of
-from console.logs.ranks import LAST, rank_of
+from console.logs.ranks import LAST, NOBODY, rank_of
 from rdzv.errors import ConfigError
 from rdzv.records.history import Happening, HistoryEntry
 
@@ -220,3 +220,14 @@ def test_a_wrong_rank_or_world_is_refused(text: str) -> None:
         rank_of(text)
     with pytest.raises(ConfigError, match="--world"):
         world_of(text)
+
+
+def test_lines_that_horovodrun_prints_have_the_rank_that_it_says() -> None:
+    source = Source("digits-launcher")
+    seating = NOBODY
+    origin, text = seating.origin(source, "[2]<stderr>:loss 0.4")
+    assert (origin.label, text) == ("[2]", "loss 0.4")
+    assert seating.has(origin, 2)
+    assert not seating.has(origin, 1)
+    origin, text = seating.origin(source, "[2] is no rank")
+    assert (origin.label, text) == ("[digits-launcher]", "[2] is no rank")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,11 +11,14 @@ import pytest
 from agent.verdict.decision import STUCK_S, JobVerdict, verdict
 from agent.verdict.states import STATES
 from agent.verdict.view import FAILING_S, JobView
+from console.job.pods import pods_of
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.counting import duration
 from rdzv.records.bypass import Bypass
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
+from rdzv.records.saves import HOROVODRUN, PodSaves
+from tests.support.records import member
 from tests.support.views import ASKS, FAILED, NOW_S, TRAINS, committing, reported, run, view
 
 ERROR = "b failed 8 s ago: rank 1: ValueError: bad shape (t.py:3)"
@@ -177,3 +181,53 @@ def test_a_drain_that_min_holds_says_so() -> None:
         seen, snapshot=view(run(), least=1, drains=drains, commit=seen.snapshot.commit).snapshot
     )
     assert "min" not in verdict(free, NOW_S).why
+
+
+LAUNCHER = replace(member("l", 9), role="launcher", slots=0)
+
+
+def horovod_told(name: str, rank: int, step: int, ago_s: float = 9.0) -> PodSaves:
+    at = NOW_S - ago_s
+    return PodSaves(name, f"uid-{name}", HOROVODRUN, 0, step=step, ranks=(rank,), at_unix_s=at)
+
+
+@pytest.mark.parametrize(
+    ("told", "state", "why"),
+    [
+        ((), "starting", "no rank that horovodrun starts has reported yet"),
+        (
+            (horovod_told("b", 1, 7), horovod_told("a", 0, 1204)),
+            "training",
+            "horovodrun trains on 2 nodes at step 1,204",
+        ),
+        ((horovod_told("a", 0, -1),), "training", "horovodrun trains on 1 node; its ranks report"),
+        (
+            (horovod_told("a", 0, 12, STUCK_S),),
+            "stuck",
+            "horovodrun trains on 1 node at step 12, and no rank has reported a step for 5 min 0 s",
+        ),
+        # Of a pod of that name which has gone.
+        ((replace(horovod_told("a", 0, 12), pod_uid="uid-0"),), "starting", "no rank that"),
+    ],
+)
+def test_a_horovodrun_trains_once_its_ranks_report(
+    told: Sequence[PodSaves], state: str, why: str
+) -> None:
+    seen = view(members=(LAUNCHER,), saves={one.member: one for one in told})
+    found = verdict(seen, NOW_S)
+    assert (found.state, found.why[: len(why)]) == (state, why)
+
+
+def test_pods_of_a_horovodrun_have_ranks_and_its_saves_are_not_missed() -> None:
+    told = (horovod_told("b", 0, 1204), horovod_told("a", 1, 3))
+    seen = view(members=(LAUNCHER,), saves={one.member: one for one in told})
+    rows = {one.name: (one.doing, one.ranks, one.step) for one in pods_of(seen, NOW_S)}
+    assert rows["b"] == ("training", "0", 1204)
+    assert rows["a"] == ("training", "1", 1204)
+    assert seen.last_save is not None
+    assert {
+        one.doing
+        for one in pods_of(view(members=(LAUNCHER,), saves=seen.saves, paused=True), NOW_S)
+    } == {"waiting", "excluded"}
+    sentence = seen.last_save.sentence(NOW_S)
+    assert sentence == "last save: unknown, the script saves by itself; at step 1,204, 9 s ago"
