@@ -3,32 +3,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import secrets
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support.cluster.chart_release import ChartRelease
-from tests.support.cluster.lab import (
-    KUBECONFIG,
-    ROOT,
-    TRAINER_IMAGE,
-    Kubelab,
-    host_paths,
-    python_paths,
-)
+from tests.support.cluster.lab import KubectlFailed, Kubelab, Object
+from tests.support.cluster.team import TIMEOUT_S, Team, ended, torchrun
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1200)]
 
 JOB = "digits"
-TIMEOUT_S = 400.0
 ENDLESS = ("examples/torch_steps.py", "--steps=1000000")
 COMMITTED = re.compile(r"all ranks saved step (\d+)")
 
@@ -41,80 +31,24 @@ def chart(kubelab: Kubelab, sidecar_in_lab: str) -> Iterator[ChartRelease]:
 
 @pytest.fixture
 def team(chart: ChartRelease, tmp_path: Path) -> Iterator[Team]:
-    team = Team(chart.lab, tmp_path)
-    chart.lab.make_namespace(team.namespace)
-    try:
+    with Team(chart.lab, tmp_path) as team:
         yield team
-    finally:
-        chart.lab.remove_namespace(team.namespace)
 
 
-class Team:
-    """A namespace with its user, who has this machine's Python in the pods."""
-
-    def __init__(self, lab: Kubelab, directory: Path) -> None:
-        self.lab = lab
-        self.namespace = f"submit-{secrets.token_hex(4)}"
-        self._pod = directory / "pod.json"
-        self._checkpoints = directory / "checkpoints"
-        self._checkpoints.mkdir()
-        self._checkpoints.chmod(0o777)  # a volume that any user may write to
-        volumes, mounts = host_paths(*python_paths([sys.prefix, sys.base_prefix]), (ROOT, False))
-        container = {
-            "name": "trainer",
-            "image": TRAINER_IMAGE,
-            "imagePullPolicy": "Never",
-            "workingDir": str(ROOT),
-            "volumeMounts": mounts,
-            "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
-            "resources": {"requests": {"cpu": "50m", "memory": "300Mi"}},
-        }
-        spec = {"enableServiceLinks": False, "containers": [container], "volumes": volumes}
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "digits"}, "spec": spec}
-        self._pod.write_text(json.dumps(pod))
-
-    def muster(self, *words: str) -> subprocess.Popen[str]:
-        """Begin a command, as a user at a terminal does: Ctrl-C reaches it."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "console.main", *words, "-n", self.namespace],
-            cwd=ROOT,
-            env={**os.environ, "KUBECONFIG": str(KUBECONFIG)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=_hears_ctrl_c,
-        )
-
-    def submit(self, *options: str, script: Sequence[str]) -> subprocess.Popen[str]:
-        """``muster submit`` of a script of this project."""
-        given = (f"--from={self._pod}", f"--volume={self._checkpoints}:/ck")
-        variables = ("-eCHECKPOINT_DIR=/ck", f"-ePYTHONPATH={ROOT}")
-        torchrun = (f"{sys.prefix}/bin/torchrun", "--nproc-per-node=1", *script)
-        # In one word, as users of Arena write it.
-        line = " ".join(torchrun)
-        return self.muster("submit", *given, *variables, *options, f"--name={JOB}", line)
-
-
-def _hears_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """The exit status of a command, and all that it printed."""
-    said, _ = process.communicate(timeout=TIMEOUT_S)
-    return process.returncode, said
+def submit(team: Team, *options: str, script: Sequence[str]) -> subprocess.Popen[str]:
+    """``muster submit`` of a script of this project."""
+    return team.submit(*options, f"--name={JOB}", line=torchrun(*script))
 
 
 def test_a_job_is_followed_to_its_end_and_a_failure_is_its_status(team: Team) -> None:
     script = ["examples/torch_digits.py", "--epochs=3"]
-    status, said = ended(team.submit("--nodes=2", script=script))
+    status, said = ended(submit(team, "--nodes=2", script=script))
     assert status == 0, said
     assert "made   Job digits: 2 pods" in said
     assert "of 2 starts at step 0" in said
     assert said.rstrip().endswith("muster: the job is complete")
 
-    status, said = ended(team.submit("--nodes=2", script=ENDLESS))
+    status, said = ended(submit(team, "--nodes=2", script=ENDLESS))
     assert status == 2
     assert "Job digits exists already" in said
 
@@ -122,14 +56,14 @@ def test_a_job_is_followed_to_its_end_and_a_failure_is_its_status(team: Team) ->
     assert (status, "pause" in said) == (0, False), said
 
     wrong = ("--nodes=1", "--retries=0", "-ePET_MAX_RESTARTS=1")
-    status, said = ended(team.submit(*wrong, script=["examples/torch_steps.py", "--steps=many"]))
+    status, said = ended(submit(team, *wrong, script=["examples/torch_steps.py", "--steps=many"]))
     assert status == 1, said
     assert "muster: the job has failed: " in said
     assert re.search(r"container trainer of pod digits-0-\w+ ended with 1", said)
 
 
 def test_ctrl_c_leaves_the_job_and_delete_saves_it(team: Team) -> None:
-    following = team.submit("--nodes=1:2", script=ENDLESS)
+    following = submit(team, "--nodes=1:2", script=ENDLESS)
     assert following.stdout is not None
     said = []
     for line in following.stdout:
@@ -149,7 +83,7 @@ def test_ctrl_c_leaves_the_job_and_delete_saves_it(team: Team) -> None:
     assert team.lab.pods(team.namespace, f"muster.dev/job={JOB}") == []
 
     # It goes on from there under the same name.
-    following = team.submit("--nodes=1:2", script=ENDLESS)
+    following = submit(team, "--nodes=1:2", script=ENDLESS)
     assert following.stdout is not None
     starts = (line for line in following.stdout if "starts at step" in line)
     assert next(starts).rstrip().endswith(f"starts at step {saved[1]}")
@@ -159,3 +93,86 @@ def test_ctrl_c_leaves_the_job_and_delete_saves_it(team: Team) -> None:
     assert status == 0, rest
     # Steps are reported every 30 s.
     assert re.search(r"^(lost: [\d,]+ steps?|what is lost is not known)", rest, re.MULTILINE), rest
+
+
+LOOKS: Object = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}
+FIRST, SECOND = "first", "second"
+
+
+@pytest.mark.long
+def test_others_see_what_they_may_and_a_node_is_drained_by_one_save_of_each_job(
+    team: Team, tmp_path: Path
+) -> None:
+    by_node = begun(team, FIRST, "--nodes=1:3")
+    node = max(by_node, key=lambda one: len(by_node[one]))  # of two nodes: two pods at least
+    begun(team, SECOND, "--nodes=1:2", f"--selector=kubernetes.io/hostname={node}")
+    for job, size in ((FIRST, 3), (SECOND, 2)):
+        until_trains(team, job, size)
+    others_see_what_they_may(team, tmp_path)
+
+    status, said = ended(team.muster("drain", "--node", node, "--deadline=300s", "--wait"))
+    assert status == 0, said
+    stay = 3 - len(by_node[node])
+    assert f"leave node {node}; {stay} of 3 stay" in said
+    assert f"leave node {node}; 0 of 2 stay" in said
+    for job, leave in ((FIRST, len(by_node[node])), (SECOND, 2)):
+        saved = re.findall(rf"^{job}-\d-\w+  released .* all ranks saved step (\d+)$", said, re.M)
+        assert len(saved) == leave, said
+        assert len(set(saved)) == 1, said
+    if stay:
+        until_trains(team, FIRST, stay)
+        status, said = ended(team.muster("logs", FIRST))
+        assert re.search(rf"── world 3 → {stay} at step .* 0 lost \(round 1\) ──", said), said
+
+
+def begun(team: Team, job: str, *options: str) -> dict[str, list[str]]:
+    """Submit an endless job; return its pods by node, once all have one."""
+    status, said = ended(team.submit(f"--name={job}", *options, "-d", line=torchrun(*ENDLESS)))
+    assert status == 0, said
+    by_node: dict[str, list[str]] = {}
+
+    def placed() -> bool:
+        by_node.clear()
+        for pod in team.lab.pods(team.namespace, f"muster.dev/job={job}"):
+            by_node.setdefault(pod["spec"].get("nodeName", ""), []).append(pod["metadata"]["name"])
+        return bool(by_node) and "" not in by_node
+
+    wait_until(placed, TIMEOUT_S, f"the pods of {job} have nodes")
+    return by_node
+
+
+def until_trains(team: Team, job: str, size: int) -> None:
+    """Wait until the lines of a job say that a world of so many has begun."""
+    lines = ("-n", team.namespace, "logs", f"--selector=muster.dev/job={job}", "--tail=-1")
+
+    def trains() -> bool:
+        try:
+            return f"of {size} starts at step" in team.lab.kubectl(*lines, "-c", "trainer")
+        except KubectlFailed:
+            return False  # a container that has not started yet
+
+    wait_until(trains, TIMEOUT_S, f"{size} pods of {job} train")
+
+
+def others_see_what_they_may(team: Team, directory: Path) -> None:
+    """A user without pods/exec, and one of another namespace: one sentence each, and no more."""
+    looks = team.other_user("looks", LOOKS)
+    status, said = ended(team.muster("get", FIRST, kubeconfig=looks))
+    assert status == 0, said
+    assert re.search(rf"^{FIRST} +unknown .* forbidden: ", said, re.MULTILINE), said
+    assert said.count("forbidden") == 1, said
+    for words in (("status", FIRST), ("drain", f"{FIRST}-0", "--job", FIRST)):
+        status, said = ended(team.muster(*words, kubeconfig=looks))
+        assert (status, said.count("\n")) == (69, 1), said
+        assert "may not create pods/exec in namespace" in said, said
+
+    theirs = directory / "theirs"
+    theirs.mkdir()
+    with Team(team.lab, theirs) as other:
+        tenant = other.other_user("tenant", LOOKS, {**LOOKS, "resources": ["pods/exec"]})
+        for words in (("list",), ("get", FIRST), ("status", FIRST)):
+            status, said = ended(team.muster(*words, kubeconfig=tenant))
+            assert (status, said.count("\n")) == (69, 1), said
+            assert "may not list pods in namespace" in said, said
+        status, said = ended(other.muster("list", kubeconfig=tenant))
+        assert (status, FIRST in said) == (0, False), said
