@@ -98,8 +98,13 @@ def test_workers_come_and_go_as_the_object_is_edited_and_rank_0_leaves(
         job.tell(f"kubectl delete pod {world[0].pod}, which has rank 0")
         job.kubectl("delete", "pod", world[0].pod, "--wait=false")
         world = job.trains_with(2, other_than=world)
-        job.edit_replicas(3)
+        done = job.typed("scaleout", "--count", "1", "--timeout", "5m")
+        assert done.returncode == 0, done.stderr
         world = job.trains_with(3, other_than=world)
+        assert " training " in job.typed("get").stdout
+        done = job.typed("scalein", "--count", "1", "--timeout", "5m")
+        assert done.returncode == 0, done.stderr
+        world = job.trains_with(2, other_than=world)
         job.edit_replicas(1)
         world = job.trains_with(1, other_than=world)
         assert [one.pod for one in world] == ["mnist-elastic-worker-0"]

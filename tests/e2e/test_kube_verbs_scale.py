@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -16,16 +13,14 @@ import pytest
 from tests.support.cluster.chart_release import ChartRelease, LabelledJob
 from tests.support.cluster.drills import Act, loses_nothing
 from tests.support.cluster.job import FORM_TIMEOUT_S
-from tests.support.cluster.lab import KUBECONFIG, NODES, Kubelab, Object
+from tests.support.cluster.lab import NODES, Kubelab, Object
 from tests.support.cluster.workload import Kind, Workload
-from tests.support.programs import ran
 from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1200)]
 
 ROOM = "muster.test/room"
 """A resource of the nodes: each pod takes one."""
-VERB_TIMEOUT_S = 400.0
 MOST = 8
 
 
@@ -42,17 +37,6 @@ class RoomyJob(LabelledJob):
         (container,) = template["spec"]["containers"]
         container["resources"]["limits"] = {ROOM: "1"}
         return json.dumps(made)
-
-    def typed(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Type a verb about the job."""
-        verb, *rest = words
-        words = (sys.executable, "-m", "console.main", verb, "trainer", "-n", self.namespace)
-        began_s = time.monotonic()
-        done = ran(*words, *rest, timeout_s=VERB_TIMEOUT_S, KUBECONFIG=str(KUBECONFIG))
-        took_s = time.monotonic() - began_s
-        shown = f"{done.stdout}{done.stderr}-> {done.returncode} after {took_s:.1f} s"
-        self.tell(f"muster {verb} {' '.join(rest)}\n{shown}")
-        return done
 
     def until_listed(self, count: int) -> None:
         """Wait until so many members are listed."""

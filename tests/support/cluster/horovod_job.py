@@ -175,6 +175,7 @@ class HorovodJob(OperatorJob):
     """Such a job in a namespace of its own, by ``muster inject``, or with the chart's label."""
 
     owner = ("mpijob", NAME)
+    name = NAME
 
     def __init__(
         self, lab: Kubelab, directory: Path, workload: ElasticMPIJob, *, labelled: bool = False

@@ -7,12 +7,13 @@ import json
 import secrets
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
 from sidecar_image.image import IMAGE as SIDECAR_IMAGE
-from tests.support.cluster.lab import KubectlFailed, Kubelab, Object
+from tests.support.cluster.lab import KUBECONFIG, KubectlFailed, Kubelab, Object
 from tests.support.cluster.workload import (
     ETCD_ENDPOINT,
     LABEL,
@@ -26,6 +27,7 @@ from tests.support.training.step_log import StepLog, Training, World
 
 PATIENCE_S = 90.0
 """With a job without Muster: it waits for torch's own time-outs, and for the kubelet's back-off."""
+VERB_TIMEOUT_S = 400.0
 FORM_TIMEOUT_S = 240.0
 """For pods to start and a world to form: each process imports torch, on cores that are shared."""
 
@@ -37,6 +39,9 @@ def is_going(pod: Object) -> bool:
 
 class KubeJob(Training):
     """A namespace, an etcd if Muster needs one, and a workload that trains ``drain_loop.py``."""
+
+    name = NAME
+    """Of the job."""
 
     def __init__(self, lab: Kubelab, directory: Path, workload: Workload, *, muster: bool) -> None:
         super().__init__()
@@ -141,6 +146,17 @@ class KubeJob(Training):
             self.kubectl("patch", f"job/{NAME}", "--type=merge", f"--patch={json.dumps(sizes)}")
             return
         self.kubectl("scale", f"{self.workload.kind.lower()}/{NAME}", f"--replicas={replicas}")
+
+    def typed(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Type a verb about the job, on a machine that knows no store."""
+        verb, *rest = words
+        line = (sys.executable, "-m", "console.main", verb, self.name, "-n", self.namespace)
+        began_s = time.monotonic()
+        done = ran(*line, *rest, timeout_s=VERB_TIMEOUT_S, KUBECONFIG=str(KUBECONFIG))
+        took_s = time.monotonic() - began_s
+        shown = f"{done.stdout}{done.stderr}-> {done.returncode} after {took_s:.1f} s"
+        self.tell(f"muster {verb} {' '.join(rest)}\n{shown}")
+        return done
 
     def world_of(
         self,
