@@ -107,6 +107,7 @@ class SaveReporter:
             await self._report(snapshot)
             await self._conclude(snapshot)
             reports_start = self._pass_on(ranks, imported, snapshot.own_round)
+            reports_start |= own is not None and bool(commands) and own.step < 0
             await asyncio.sleep(START_LOOK_S if reports_start else LOOK_S)
 
     def _pass_on(

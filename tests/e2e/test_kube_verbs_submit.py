@@ -161,8 +161,8 @@ def others_see_what_they_may(team: Team, directory: Path) -> None:
     assert status == 0, said
     assert re.search(rf"^{FIRST} +unknown .* forbidden: ", said, re.MULTILINE), said
     assert said.count("forbidden") == 1, said
-    for words in (("status", FIRST), ("drain", f"{FIRST}-0", "--job", FIRST)):
-        status, said = ended(team.muster(*words, kubeconfig=looks))
+    for line in (f"status {FIRST}", f"drain {FIRST}-0 --job {FIRST}"):
+        status, said = ended(team.muster(*line.split(), kubeconfig=looks))
         assert (status, said.count("\n")) == (69, 1), said
         assert "may not create pods/exec in namespace" in said, said
 
@@ -170,8 +170,8 @@ def others_see_what_they_may(team: Team, directory: Path) -> None:
     theirs.mkdir()
     with Team(team.lab, theirs) as other:
         tenant = other.other_user("tenant", LOOKS, {**LOOKS, "resources": ["pods/exec"]})
-        for words in (("list",), ("get", FIRST), ("status", FIRST)):
-            status, said = ended(team.muster(*words, kubeconfig=tenant))
+        for line in ("list", f"get {FIRST}", f"status {FIRST}"):
+            status, said = ended(team.muster(*line.split(), kubeconfig=tenant))
             assert (status, said.count("\n")) == (69, 1), said
             assert "may not list pods in namespace" in said, said
         status, said = ended(other.muster("list", kubeconfig=tenant))
