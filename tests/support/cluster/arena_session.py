@@ -93,8 +93,7 @@ class ArenaSession:
             self._effect("the new worker's first line", self._first(r"^\[1\] .*rank 1 of 2"))
             self._typed("scalein", JOB, "--count=1", "--timeout=10m")
             self._effect("one trains on", self._first(r"^\[0\] .*rank 0 of 1"))
-            names = [one["metadata"]["name"] for one in self._pods()]
-            assert not [one for one in names if re.search(r"-1(-\w+)?$", one)], names
+            self._until(lambda: not self._highest(), "the pod with the highest index is gone")
             shown = self._typed("top", JOB)
             assert JOB in shown, shown
             self._typed("delete", JOB)
@@ -177,6 +176,10 @@ class ArenaSession:
 
         self._until(there, pattern)
         return found[0][0]
+
+    def _highest(self) -> list[str]:
+        names = [one["metadata"]["name"] for one in self._pods()]
+        return [one for one in names if re.search(r"-1(-\w+)?$", one)]
 
     def _trains(self) -> bool:
         return f"{JOB}  training " in ended(self._team.muster("get", JOB))[1]
