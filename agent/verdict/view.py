@@ -203,9 +203,9 @@ class JobView:
         if not any(member.role == "launcher" for member in self.snapshot.members.values()):
             return []
         uids = {member.name: member.pod_uid for member in self.snapshot.members.values()}
-        told = [one for one in self.saves.values() if one.run == HOROVODRUN and one.ranks]
-        here = [one for one in told if uids.get(one.member) == one.pod_uid]
-        return sorted(here, key=lambda one: one.ranks)
+        horovod = [one for one in self.saves.values() if one.run == HOROVODRUN and one.ranks]
+        present = [one for one in horovod if uids.get(one.member) == one.pod_uid]
+        return sorted(present, key=lambda one: one.ranks)
 
     @property
     def slow_save(self) -> str:

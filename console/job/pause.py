@@ -29,7 +29,7 @@ from rdzv.records.drain import Drain
 from rdzv.records.history import Happening, HistoryEntry
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, GuardedWrites, Put
+from rdzv.store import Compare, GuardedWrites, Operation, Put
 
 STATUS = {"paused": 0, "resumed": 4, "unsaved": 6}
 """Exit status by the outcome of the wait."""
@@ -168,7 +168,7 @@ async def _pause(config: JobConfig, reason: str, *, wait: bool, as_json: bool) -
 async def _resume(config: JobConfig) -> None:
     async with connected(config) as client:
 
-        def lifted(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
+        def lifted(snapshot: Snapshot) -> GuardedWrites | None:
             """Plan to take back the drain by which a pause asked for a save."""
             found = (snapshot.drains.get(one.pod_uid) for one in launchers_of(snapshot))
             ours = [one for one in found if one is not None and one.source == SOURCE]
