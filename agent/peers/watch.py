@@ -45,10 +45,11 @@ Transaction = tuple[Sequence[Compare], Sequence[Operation]]
 @dataclass(frozen=True, slots=True)
 class WorldsSeen:
     """The present worlds: members that may be evicted early at a refused connection, and those that
-    may not be at all, as their world ends well."""
+    may not be at all, as their world ends well; ``of``: the members of each one's world."""
 
     failed: frozenset[str]
     finishing: frozenset[str]
+    of: dict[str, frozenset[str]]
     unchanged: tuple[Compare, ...]
 
 
@@ -152,6 +153,7 @@ class PeerWatch:
         here = self._client.keys.in_generation(generation)
         failed: set[str] = set()
         finishing: set[str] = set()
+        of: dict[str, frozenset[str]] = {}
         compares = []
         for kv in self._client.mirror.under(here.runs):
             if here.run_of_round(kv.key) is None:
@@ -160,11 +162,12 @@ class PeerWatch:
             with suppress(RecordError):
                 one = Round.from_kv(kv)
                 names = {seat.member for seat in one.frozen} if one.complete else set()
+                of |= dict.fromkeys(names, frozenset(names))
                 if one.ends.startswith(LOST):
                     failed |= names
                 if one.finishing:
                     finishing |= names
-        return WorldsSeen(frozenset(failed), frozenset(finishing), tuple(compares))
+        return WorldsSeen(frozenset(failed), frozenset(finishing), of, tuple(compares))
 
     # -- what it does
 
@@ -185,7 +188,9 @@ class PeerWatch:
             if due is None:
                 worlds = self._worlds(generation)
                 open_to_it = [one for one in present if one.member not in worlds.finishing]
-                decision = decide(now, snapshot, open_to_it, self._since_s, worlds.failed)
+                decision = decide(
+                    *(now, snapshot, open_to_it, self._since_s, worlds.failed, worlds.of)
+                )
                 wake_at_s = decision.wake_at_s
                 for one in decision.evictions:
                     if any(vote.by == self._me for vote in one.votes):

@@ -71,11 +71,13 @@ def decide(
     suspicions: Iterable[Suspicion],
     since_s: Mapping[tuple[str, int], float],
     failed: frozenset[str],
+    worlds: Mapping[str, frozenset[str]],
 ) -> PeerDecision:
     """Decide whom to evict.
 
     ``since_s``: since when each incarnation of a member has been suspected, on the clock of
-    ``now``. ``failed``: as in ``is_vote``.
+    ``now``. ``failed``: as in ``is_vote``. ``worlds``: the members of each member's world, if it is
+    in one. A world that is cut off as a whole trains on, and is kept: one vote must come from it.
     """
     if len(snapshot.members) < MEMBERS_MIN:
         return PeerDecision()
@@ -87,7 +89,8 @@ def decide(
         votes = tuple(
             one for one in present if one.member == name and is_vote(one, suspected, failed)
         )
-        if len(votes) < VOTES:
+        world = worlds.get(name)
+        if len(votes) < VOTES or not (world is None or any(one.by in world for one in votes)):
             continue
         due_s = since_s.get((name, member.incarnation), now) + VETO_S
         if now < due_s:

@@ -65,6 +65,7 @@ class Machines:
         self._wires: list[Wire] = []
         self._apart: set[frozenset[str]] = set()
         self._ill_s: dict[str, float] = {}
+        self._joined_s: dict[frozenset[str], float] = {}
 
     def dial_of(self, pod: Pod, sidecar: Callable[[], Sidecar]) -> Dial:
         """Return what opens lines from a sidecar of ``pod``."""
@@ -103,7 +104,9 @@ class Machines:
 
     def join(self, one: Pod, others: Sequence[Pod]) -> None:
         """Let everything through again."""
-        self._apart -= {frozenset({one.pod_uid, other.pod_uid}) for other in others}
+        pairs = {frozenset({one.pod_uid, other.pod_uid}) for other in others}
+        self._apart -= pairs
+        self._joined_s |= dict.fromkeys(pairs, self._job.loop.time())
 
     async def look(self) -> None:
         """Note who does not reach the store, until cancelled."""
@@ -156,6 +159,8 @@ class Machines:
             and self._is_well(other)
             and pod.sidecar is not None
             and self._reach(pod.pod_uid, other.pod_uid)
+            and self._job.loop.time()
+            > self._joined_s.get(frozenset({pod.pod_uid, other.pod_uid}), 0.0) + WELL_S
         ]
         if len(reached) >= 2:
             break_(f"I5: {member.name} is evicted, and reaches two others that have the store")

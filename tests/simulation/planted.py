@@ -110,16 +110,6 @@ def one_suspicion_evicts() -> list[Patch]:
     return [patch("rdzv.peers.decision.VOTES", 1)]
 
 
-@plant("machines", 20, first=89)
-def suspected_members_vote() -> list[Patch]:
-    """A member that is cut off itself has a vote."""
-
-    def counts(one: Suspicion, suspected: object, failed: Collection[str]) -> bool:
-        return one.sign == "silent" or one.member in failed
-
-    return [patch("rdzv.peers.decision.is_vote", counts)]
-
-
 @plant("machines", 60)
 def refused_connections_evict() -> list[Patch]:
     """A member is evicted though only its sidecar is away."""

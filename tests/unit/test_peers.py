@@ -41,11 +41,14 @@ def decided(
     *,
     at_s: float = 10.0 + VETO_S,
     failed: str = "",
+    world: str = "",
 ) -> PeerDecision:
     """Decide at a time at which each suspicion stands since 10 s."""
     snapshot, listed = Snapshot(9, members=members(names)), list(suspicions)
     since_s = {(one.member, one.incarnation): 10.0 for one in listed}
-    return decide(at_s, snapshot, listed, since_s, frozenset(failed))
+    return decide(
+        at_s, snapshot, listed, since_s, frozenset(failed), dict.fromkeys(world, frozenset(world))
+    )
 
 
 def evicted(decision: PeerDecision) -> str:
@@ -122,6 +125,15 @@ def test_i5_a_refused_connection_evicts_only_in_a_world_that_has_failed() -> Non
     assert evicted(decided("abc", both, failed="abc")) == "c"
     mixed = [suspects("a", "c"), suspects("b", "c", "refused")]
     assert evicted(decided("abc", mixed)) == ""
+
+
+def test_i1_a_world_that_is_cut_off_as_a_whole_is_kept() -> None:
+    """Its ranks train on; those who stand by must not form another one beside it."""
+    by_spares = [suspects("c", "a"), suspects("d", "a")]
+    assert evicted(decided("abcd", by_spares)) == "a"
+    assert evicted(decided("abcd", by_spares, world="a")) == ""
+    assert evicted(decided("abcd", by_spares, world="ab")) == ""
+    assert evicted(decided("abcd", [*by_spares, suspects("b", "a")], world="ab")) == "a"
 
 
 @pytest.mark.parametrize("names", ["ab", "abc", "abcd"])
