@@ -75,7 +75,7 @@ class DrainWriter:
         if generation is None:
             await self._pause()
             return False
-        guarded = [*compares, self._registrar.guard(generation).holds()]
+        guarded = [*compares, *self._registered(generation)]
         try:
             result = await self._client.store.txn(guarded, list(operations))
         except StoreError as error:
@@ -111,6 +111,9 @@ class DrainWriter:
     ) -> tuple[Operation, ...]:
         """Return the operations that write an entry."""
         return self._client.history(HistoryEntry(what, member, why, time(), details))
+
+    def _registered(self, generation: int) -> list[Compare]:
+        return [self._registrar.guard(generation).holds()]
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._random.uniform(*PAUSE_S))
