@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, is_dataclass
 from dataclasses import fields as fields_of
@@ -173,10 +173,18 @@ def encode(
 
     Older versions do not know a sparse field. ``instead``: what to write for a field, or beside it.
     """
-    values = {one.name: getattr(record, one.name) for one in fields_of(record) if one.init}
-    unsaid = {one.name for one in fields_of(record) if values.get(one.name) == one.default}
-    left_out = unsaid.intersection(sparse).union(without)
-    return dump_record({name: at for name, at in values.items() if name not in left_out} | instead)
+    values: dict[str, object] = {}
+    for name, default in _defaults(type(record)):  # type: ignore[arg-type]
+        if name not in without:
+            value = getattr(record, name)
+            if name not in sparse or value != default:
+                values[name] = value
+    return dump_record(values | instead)
+
+
+@cache
+def _defaults(cls: type) -> Sequence[tuple[str, object]]:
+    return [(one.name, one.default) for one in fields_of(cls) if one.init]
 
 
 def decode(

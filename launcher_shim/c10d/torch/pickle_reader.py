@@ -204,6 +204,11 @@ class _Interpreter:
         self._stack.pop()
         return at
 
+    def _short_text(self, at: int) -> int:
+        end = at + 1 + self._program[at]
+        self._stack.append(self._take(at + 1, end - at - 1).decode())
+        return end
+
     def _long(self, at: int) -> int:
         size = self._program[at]
         if size > 8:
@@ -358,7 +363,7 @@ _OPERATIONS: dict[int, _Operation] = {
     ord("J"): _push_number(_I32),
     0x8A: _Interpreter._long,
     ord("G"): _push_number(_F64),
-    0x8C: _push_sized(_U8, bytes.decode),
+    0x8C: _Interpreter._short_text,
     ord("X"): _push_sized(_U32, bytes.decode),
     ord("C"): _push_sized(_U8, bytes),
     0x93: _Interpreter._name,
