@@ -304,7 +304,7 @@ class JobView:
         rules, current = self.snapshot.rules, run.round
         if rules is None or current.complete:
             return None
-        # Only here: the rules of rounds are a sixth of what a command imports to show a job.
+        # Only here: a job that trains needs none of these, and most of a command is its imports.
         from launcher_shim.c10d.rounds.back_off import back_off
         from launcher_shim.c10d.rounds.decision import would_form
         from launcher_shim.c10d.rounds.inputs import RunSnapshot
