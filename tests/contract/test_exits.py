@@ -37,7 +37,8 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 for _ in range(200):
     dist.all_reduce(torch.ones(10), async_op=True)
 """
-"""Many ranks, one after another: without care two in five of them abort."""
+"""Many ranks, one after another. Torch and the machine decide whether such a thread comes too late:
+without care two in five abort at most, and none of 24 at a load of 18."""
 
 
 def ran(script: str, run_dir: Path) -> subprocess.CompletedProcess[str]:
@@ -52,6 +53,7 @@ def ran(script: str, run_dir: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_a_rank_that_ends_well_does_not_abort(tmp_path: Path) -> None:
     done = ran(ENDS, tmp_path)
     assert done.stdout.split() == ["0"] * 30, done.stderr[-2000:]
