@@ -163,6 +163,7 @@ def drains_of(
         grace_s=settings.grace_s,
         below_min=settings.below_min,
         on_cut=settings.on_cut,
+        stuck_after_s=settings.stuck_after_s,
         ledgers=ledgers,
         clock=around.clock,
         boot_clock=around.boot_clock,

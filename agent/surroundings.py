@@ -126,6 +126,9 @@ class MemberSettings:
     on_cut: Literal["train", "hold"] = "train"
     """The policy for ranks whose pod has had no lease for ``ON_CUT_S``."""
 
+    stuck_after_s: float = 30.0
+    """Shortest time without a step after which ranks are asked for their stacks, in seconds."""
+
     launcher_port: int = 29400
     """Loopback port at which the launcher should find the rendezvous."""
 
@@ -155,6 +158,7 @@ class MemberSettings:
             grace_s=config.grace_s,
             below_min=config.below_min,
             on_cut=config.on_cut,
+            stuck_after_s=config.stuck_after_s,
             quarantine=replace(TERMS, steps=config.restart_steps),
             launcher_port=config.c10d_port or config.relay_port,
             relayed=not config.c10d_port,

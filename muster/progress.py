@@ -23,6 +23,7 @@ from muster.cursor import CursorFile
 from muster.file_owner import FileOwner, began, living_owner
 from muster.own_world import leave_at_exit
 from muster.saved_steps import NOT_PLAIN, SavedSteps, plain
+from muster.stacks import offer_stacks
 
 log = logging.getLogger(__name__)
 
@@ -320,7 +321,9 @@ def announce() -> None:
     run_dir, master = os.environ.get("MUSTER_RUN_DIR"), _master(os.environ)
     if run_dir and master:
         leave_at_exit()
-        path = os.path.join(run_dir, DIRECTORY_NAME, IMPORTED_NAME)
+        directory = os.path.join(run_dir, DIRECTORY_NAME)
+        offer_stacks(directory, os.environ.get("LOCAL_RANK", ""), began("self") or 0)
+        path = os.path.join(directory, IMPORTED_NAME)
         # Without the file, newcomers wait for as long as the last start took.
         with suppress(OSError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -273,6 +273,16 @@ class Config(JobConfig):
             " that have it may form another world meanwhile, which goes on from the last commit.",
         )
     )
+    stuck_after_s: float = field(
+        Setting(
+            "--stuck-after",
+            texts.duration_s(1, 86_400),
+            "30s",
+            "TIME",
+            "Ranks that make no step for this long, and for 10 times the usual one, are asked for"
+            " their stacks; muster status then names the one that keeps the others waiting.",
+        )
+    )
     warm: Literal["0", "1"] = field(
         Setting(
             "--warm",

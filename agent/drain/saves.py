@@ -18,11 +18,13 @@ from time import time
 from agent.drain.view import DrainView, RoundSource
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
+from agent.stuck.watch import StillWatch
 from launcher_shim.c10d.rounds.starts import NO_STEP
 from launcher_shim.pod.grace import reserve_s
 from rdzv.diary import Diary
 from rdzv.drain import last_save
 from rdzv.drain.cursors import DIFFER
+from rdzv.drain.gate import WAITS
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
 from rdzv.drain.last_save import differing, of_horovodrun, saves_of, timed, transaction
 from rdzv.job import JobClient
@@ -67,6 +69,7 @@ class SaveReporter:
         rounds: RoundSource,
         writing: DrainWriter,
         *,
+        watch: StillWatch,
         grace_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -84,6 +87,7 @@ class SaveReporter:
         self._reported_s = -math.inf
         self._differed = ""
         self._diary = Diary(log)
+        self._watch = watch
 
     async def run(self) -> None:
         """Poll the ranks and the store until cancelled."""
@@ -99,6 +103,15 @@ class SaveReporter:
             if own is not None:
                 took_s, reserved_s = snapshot.commit.took_s, reserve_s(self._grace_s)
                 own = timed(own, took_s, self._grace_s, reserved_s)
+                commit, round = snapshot.commit, snapshot.round
+                assert round is not None
+                commits = commit.is_of(round.run, round.number) and commit.phase in WAITS
+                await self._watch.look(ranks, round, commits=commits)
+                own = replace(
+                    own,
+                    still=self._watch.still,
+                    still_since_unix_s=self._watch.since_unix_s if self._watch.still else 0.0,
+                )
                 await self._warn_if_slow(own, snapshot.round)
             elif snapshot.round is None:
                 own = of_horovodrun(ranks, commands, me.member, me.pod_uid)
@@ -107,8 +120,9 @@ class SaveReporter:
             await self._report(snapshot)
             await self._conclude(snapshot)
             reports_start = self._pass_on(ranks, imported, snapshot.own_round)
-            reports_start |= own is not None and bool(commands) and own.step < 0
-            await asyncio.sleep(START_LOOK_S if reports_start else LOOK_S)
+            hurries = reports_start or self._watch.waits
+            hurries |= own is not None and bool(commands) and own.step < 0
+            await asyncio.sleep(START_LOOK_S if hurries else LOOK_S)
 
     def _pass_on(
         self, ranks: Sequence[RankProgress], imported: str, round: LiveRound | None
@@ -167,7 +181,9 @@ class SaveReporter:
         tells_step = first and own.step >= 0
         if same and (not tells_step or own.step == told.step):
             return
-        if own.newest is None and not tells_step and round is not None:
+            hurries = reports_start or self._watch.waits
+            hurries |= own is not None and bool(commands) and own.step < 0
+            await asyncio.sleep(START_LOOK_S if hurries else LOOK_S)
             return
         now = self._clock()
         size = 1 if round is None else len(round.members)

@@ -19,6 +19,7 @@ from agent.drain.saves import SaveReporter
 from agent.drain.view import DrainView, RoundSource
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
+from agent.stuck.watch import StillWatch
 from rdzv.drain.gate import ON_CUT_S
 from rdzv.drain.inputs import DrainPolicy
 from rdzv.job import JobClient
@@ -33,7 +34,8 @@ class Drains:
 
     ``notice_path``: the socket that takes notices, or None for no socket. ``grace_s``: the pod's
     termination grace. ``below_min``: as in ``rdzv.drain.inputs.DrainPolicy``. ``on_cut``: whether
-    ranks wait once their pod has had no lease for ``ON_CUT_S``. ``ledgers`` returns those of all
+    ranks wait once their pod has had no lease for ``ON_CUT_S``. ``stuck_after_s``: as in
+    ``MemberSettings``. ``ledgers`` returns those of all
     data sets in shards. ``clock`` is monotonic, ``boot_clock`` that of ``agent.boot_clock``; both
     in seconds.
     """
@@ -49,6 +51,7 @@ class Drains:
         grace_s: float,
         below_min: Literal["hold", "commit"],
         on_cut: Literal["train", "hold"],
+        stuck_after_s: float,
         ledgers: Callable[[], Sequence[ShardLedger]],
         clock: Callable[[], float],
         boot_clock: Callable[[], float],
@@ -75,6 +78,7 @@ class Drains:
         )
         self.saves = SaveReporter(
             *(run_dir, client, registrar, sight, rounds, writing()),
+            watch=StillWatch(run_dir, clock, stuck_after_s),
             grace_s=grace_s,
             clock=clock,
         )

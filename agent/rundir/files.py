@@ -26,8 +26,10 @@ from agent.rundir.gate_page import GatePage
 from agent.rundir.launch_report import LaunchReport, read_launch, read_plain_starts
 from agent.rundir.programs import EXEC_PROGRAMS, PROGRAMS, exec_program, program
 from agent.rundir.progress import read_ranks
+from agent.rundir.stack_report import read_stacks
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.safe_open import read_untrusted
+from launcher_shim.rundir.stack_frames import StackFrame
 from launcher_shim.rundir.step_lines import StepLine, read_steps
 from rdzv.errors import ConfigError, RecordError
 from rdzv.flags import named
@@ -242,6 +244,10 @@ class RunDir:
     def failures(self) -> tuple[FailureReport, ...]:
         """Read the errors that the ranks of this pod have reported, the earliest first."""
         return read_failures(self.path / layout.RANK_ERRORS)
+
+    def stacks(self, ask: str) -> dict[int, tuple[str, list[StackFrame]]] | None:
+        """Read the answer to ``ask``: each process's state and stack; None if there is none yet."""
+        return read_stacks(self.path, ask)
 
     def commands(self) -> int | None:
         """Count the worker commands of a Horovod launcher that run here; None if none ever came."""

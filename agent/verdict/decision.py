@@ -180,6 +180,10 @@ def _training(view: JobView, run: RunView, now_unix_s: float) -> JobVerdict:
             return JobVerdict("draining", f"{world}; {commit.reason}{held}", do)
         if commit.phase in ("hold", "commit", "done"):
             return JobVerdict("saving", f"{world}; {commit.reason}")
+    if (still := view.standstill) is not None:
+        silent_s = max(0.0, now_unix_s - still.since_unix_s)
+        why = f"{world}, and no rank has moved for {duration(silent_s)}: {still.why}"
+        return JobVerdict("stuck", why, still.do(view.name), still.since_unix_s)
     if step is not None and last_save is not None:
         stuck = _silent(view, last_save, world, now_unix_s)
         if stuck is not None:

@@ -76,9 +76,7 @@ STATES: Mapping[State, StateMeaning] = {
     "failing": StateMeaning(
         "fault", "rounds", "Failing", "a worker ends world after world by a failure"
     ),
-    "stuck": StateMeaning(
-        "fault", "steps", "Stuck", "ranks have reported steps, and none for 5 minutes"
-    ),
+    "stuck": StateMeaning("fault", "steps", "Stuck", "ranks made steps, and make none any more"),
     "done": StateMeaning("ok", "rounds", "Done", "training has ended well"),
 }
 """The one table of a job's states. The words are the same wherever a state is shown."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from agent.verdict.clocks import sentence, skews
 from agent.verdict.last_save import LastSave, last_save
+from agent.verdict.standstill import Standstill, standstill
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.horovod.hosts import Host, host_of
 from rdzv import listing
@@ -220,6 +221,15 @@ class JobView:
         if last is not None and run is not None and not last.is_of(run.run_id):
             last = None  # a run before it has its own steps
         return last_save(last, self.told, run.round if run is not None else Round())
+
+    @property
+    def standstill(self) -> Standstill | None:
+        """The cause of a world that stands still, by its stacks; None if it may be at work."""
+        run = self.newest_run
+        if run is None or not run.round.complete or run.round.finishing:
+            return None
+        seats = [seat.member for seat in run.round.frozen]
+        return standstill(seats, self._told)
 
     @property
     def steps(self) -> Mapping[str, int]:

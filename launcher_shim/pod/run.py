@@ -40,6 +40,7 @@ from launcher_shim.pod.orphans import Orphans, keeps_orphans
 from launcher_shim.pod.overruling import keeps_flags, merged
 from launcher_shim.pod.relay import Relay
 from launcher_shim.pod.restarting import Ended, restart_steps, starts_again
+from launcher_shim.pod.stacks import StackDesk
 from launcher_shim.pod.step_watch import StepWatch
 
 log = logging.getLogger(__name__)
@@ -155,11 +156,14 @@ class CommandRun:
         reporter = Reporter(self._run_dir.path)
         reporting = asyncio.ensure_future(reporter.run())
         reporting.add_done_callback(_on_reporting_ended)
-        watching = asyncio.ensure_future(watch.run()) if watch is not None else None
+        beside = [reporting]
+        if watch is not None:
+            beside.append(asyncio.ensure_future(watch.run()))
+        if self._delivered is not None:
+            beside.append(asyncio.ensure_future(StackDesk(self._run_dir.path).run()))
         await self._container.ended.wait()
-        if watching is not None:
-            watching.cancel()
-        reporting.cancel()
+        for task in beside:
+            task.cancel()
         reporter.withdraw()
         if self._insisting is not None:
             self._insisting.cancel()

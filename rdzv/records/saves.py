@@ -20,6 +20,7 @@ from rdzv.records.codec import (
     take_tag,
     take_unix_s,
 )
+from rdzv.records.still import StillRank, take_still
 from rdzv.store import KeyValue
 
 ROOM = 1.25
@@ -45,6 +46,8 @@ class PodSaves:
     the slowest of their newest saves has taken, if that is longer than its pod has in a drain:
     ``grace_s`` less ``reserve_s``; all three are 0.0 if it is not.
     ``samples``: what its ranks say of the samples of ``steps``, empty for nothing.
+    ``still``: what each of its ranks does, if they make no step; ``still_since_unix_s``: their last
+    report.
     """
 
     member: str
@@ -62,6 +65,8 @@ class PodSaves:
     grace_s: float = 0.0
     reserve_s: float = 0.0
     samples: str = ""
+    still: tuple[StillRank, ...] = ()
+    still_since_unix_s: float = 0.0
     mod_revision: int = 0
 
     @property
@@ -105,6 +110,14 @@ class PodSaves:
                     else {}
                 ),
                 "samples": self.samples,
+                **(
+                    {
+                        "still": [one.as_json() for one in self.still],
+                        "still_since_unix_s": round(self.still_since_unix_s, 3),
+                    }
+                    if self.still
+                    else {}
+                ),
             }
         )
 
@@ -136,6 +149,10 @@ class PodSaves:
             grace_s=_seconds(kv.key, fields, "grace_s"),
             reserve_s=_seconds(kv.key, fields, "reserve_s"),
             samples=take_samples(kv.key, fields),
+            still=take_still(kv.key, fields),
+            still_since_unix_s=(
+                take_unix_s(kv.key, fields, "still_since_unix_s") if "still" in fields else 0.0
+            ),
             mod_revision=kv.mod_revision,
         )
 

@@ -69,7 +69,9 @@ class BoundaryRank:
         done = (told.held, told.acked, told.failed, away, saved)
         place = (local_rank, ranks, told.master, told.step, drain)
         page = self._reads == layout.GATE_PAGE
-        return RankProgress(*place, *done, page=page, tag=self._tag, save_s=self._save_s)
+        return RankProgress(
+            *(*place, *done), page=page, tag=self._tag, save_s=self._save_s, epoch=told.saving
+        )
 
     def _ask_for_tag(self) -> str:
         """Return the tag of its world, as ``muster.save_tag()`` does."""

@@ -15,6 +15,7 @@ from agent.rundir.failure_report import FailureReport
 from agent.rundir.files import RunDir, State
 from agent.rundir.launch_report import LaunchReport
 from launcher_shim.rundir import layout
+from launcher_shim.rundir.stack_frames import StackFrame
 from launcher_shim.rundir.step_lines import StepLine
 from rdzv.records.progress import RankProgress
 
@@ -25,7 +26,8 @@ class MemoryRunDir(RunDir):
     ``progress``: what each rank tells, by local rank. ``on_hosts`` is called with each host list.
     ``told``: how far each rank is, by local rank. ``broken``: it takes no writes. Of what
     ``muster-run`` reports of its launcher, and of workers of horovodrun, there is nothing.
-    ``reported``: the errors of its ranks.
+    ``reported``: the errors of its ranks. ``stacked``: their states and stacks, by process, if
+    ``muster-run`` answers.
     """
 
     def __init__(self) -> None:
@@ -37,6 +39,7 @@ class MemoryRunDir(RunDir):
         self.on_hosts: Callable[[bytes], None] = lambda content: None
         self.broken = False
         self.reported: tuple[FailureReport, ...] = ()
+        self.stacked: dict[int, tuple[str, list[StackFrame]]] | None = None
 
     def state(self, pod_uid: str) -> State:
         """What this pod's sidecar kept, or the state of a fresh pod."""
@@ -74,6 +77,11 @@ class MemoryRunDir(RunDir):
     def failures(self) -> tuple[FailureReport, ...]:
         """The errors of the ranks of this pod."""
         return self.reported
+
+    def stacks(self, ask: str) -> dict[int, tuple[str, list[StackFrame]]] | None:
+        """The states and stacks of the ranks, once they are asked for."""
+        asked = self.files.get(layout.STACKS_ASKED, b"")
+        return self.stacked if f'"{ask}"'.encode() in asked else None
 
     def commands(self) -> int | None:
         """None ever came."""

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that stand still: how it is noticed, and what their stacks say."""
