@@ -112,15 +112,15 @@ class StackDesk:
             time.sleep(SETTLED_S)
             waited_s += SETTLED_S
             pending = {rank for rank in pending if not dumps[rank].is_whole()}
-        found = []
+        answers: List[Dict[str, Any]] = []
         for rank in ranks:
             frames = dumps[rank].frames() if rank in dumps else []
             if not frames and rank in live and not self._ended:
                 frames = _by_py_spy(rank.pid)
             state = state_of(rank)
             place = {"local_rank": rank.local_rank, "pid": rank.pid}
-            found.append({**place, "state": state, "frames": frames})
-        return found
+            answers.append({**place, "state": state, "frames": frames})
+        return answers
 
     def _signalled(self, rank: AskedRank) -> "Optional[_Dump]":
         """Have a rank write its stacks; None if it does not offer that."""

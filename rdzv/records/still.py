@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 from rdzv.errors import RecordError
 from rdzv.records.codec import take
@@ -75,7 +75,7 @@ class StillRank:
         doing = take(key, fields, "doing", str)
         return cls(
             take(key, fields, "rank", int),
-            doing if doing in get_args(Doing) else "unknown",
+            cast(Doing, doing) if doing in get_args(Doing) else "unknown",
             _text(key, fields, "call"),
             _text(key, fields, "where"),
         )

@@ -46,8 +46,8 @@ def rank(folder: Path, script: str, python: str = sys.executable) -> Iterator[de
         "LOCAL_RANK": "0",
     }
     process = subprocess.Popen([python, str(program)], env=environ, stdout=subprocess.PIPE)
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"here\n"
         yield desk.AskedRank(0, process.pid, began(str(process.pid)) or 0)
     finally:

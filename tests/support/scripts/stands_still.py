@@ -42,7 +42,7 @@ def released() -> int:
         return 0
 
 
-class Numbers(Dataset[torch.Tensor]):
+class Numbers(Dataset[torch.Tensor]):  # type: ignore[misc]
     """Rows that a worker of the guilty rank does not return while the fault lasts."""
 
     def __len__(self) -> int:
