@@ -181,9 +181,8 @@ class SaveReporter:
         tells_step = first and own.step >= 0
         if same and (not tells_step or own.step == told.step):
             return
-            hurries = reports_start or self._watch.waits
-            hurries |= own is not None and bool(commands) and own.step < 0
-            await asyncio.sleep(START_LOOK_S if hurries else LOOK_S)
+        unchanged = own.newest is None and not tells_step and own.still == told.still
+        if unchanged and round is not None:
             return
         now = self._clock()
         size = 1 if round is None else len(round.members)

@@ -44,6 +44,12 @@ def add_gauges(
         "state",
     )
     metrics.gauge(
+        "muster_stuck_ranks",
+        "1 for each rank that keeps a world that stands still from training.",
+        member.states.stuck_ranks,
+        "rank",
+    )
+    metrics.gauge(
         "muster_registered",
         "1 while this member is registered under a lease that has not expired.",
         lambda: float(registrar.registered.is_set() and registrar.lease_valid_until_s > clock()),

@@ -88,6 +88,14 @@ class StateTeller:
         now = found[0].state if found is not None else None
         return {state: float(state == now) for state in STATES}
 
+    def stuck_ranks(self) -> dict[str, float]:
+        """Return 1 for each rank that keeps the world from training; nothing for any other."""
+        if not any(one.still for one in self._client.membership.saves().values()):
+            return {}
+        found = self._judged()
+        still = present_view(self._client).standstill if found is not None else None
+        return {} if still is None else {str(one.rank): 1.0 for _, one in still.causes}
+
     def _is_eldest(self, snapshot: Snapshot) -> bool:
         """Return whether this pod is the eldest of those whose sidecars do the same."""
         me, members = self._registrar.identity.member, snapshot.members

@@ -228,8 +228,12 @@ class JobView:
         run = self.newest_run
         if run is None or not run.round.complete or run.round.finishing:
             return None
+        commit = self.snapshot.commit
+        saves = commit is not None and commit.is_of(run.run_id, run.round.number)
+        if commit is not None and saves and commit.phase in ("hold", "commit", "done"):
+            return None
         seats = [seat.member for seat in run.round.frozen]
-        return standstill(seats, self._told)
+        return standstill(seats, self.told)
 
     @property
     def steps(self) -> Mapping[str, int]:
@@ -288,7 +292,9 @@ class JobView:
     def _with_faults(self, member: Member, why: str) -> str:
         bypass, failure = self.bypasses.get(member.name), self.failures.get(member.name)
         failed = f"failed in round {shown_round(failure.round)}: {failure.brief}" if failure else ""
-        return "; ".join(filter(None, (why, bypass.sentence if bypass else "", failed)))
+        causes = self.standstill.causes if self.standstill is not None else ()
+        stuck = [f"rank {one.rank} {one.sentence}" for pod, one in causes if pod == member.name]
+        return "; ".join(filter(None, (why, bypass.sentence if bypass else "", failed, *stuck)))
 
     def failing(self, now_unix_s: float) -> Failure | None:
         """Return the failure that ends world after world; None if none does.

@@ -21,6 +21,7 @@ LEVELS: Mapping[str, Level] = {
     "standby": "note",
     "draining": "note",
     "failing": "fault",
+    "stuck": "fault",
     "quarantined": "warning",
     "excluded": "warning",
 }
@@ -75,6 +76,7 @@ def pods_of(view: JobView, now_unix_s: float) -> list[PodRow]:
         next_rank += size
     if run is None:
         ranks = {one.member: _spelt(one.ranks) for one in view.told}
+    stuck = {pod for pod, _ in view.standstill.causes} if view.standstill is not None else set()
     found = []
     for member, state, _ in members:
         name = member.name
@@ -82,6 +84,8 @@ def pods_of(view: JobView, now_unix_s: float) -> list[PodRow]:
         doing = state
         if state == "listed" and failing is not None and failing.member == name:
             doing = "failing"
+        elif state == "listed" and name in stuck:
+            doing = "stuck"
         elif state == "listed" and in_world:
             doing = "finishing" if view.finishes(name) else "training"
             if run is None and view.pause:

@@ -14,6 +14,7 @@ import agent.verdict.standstill
 from agent.stuck.frames import stance
 from agent.verdict.decision import verdict
 from agent.verdict.standstill import standstill
+from console.job.pods import pods_of
 from launcher_shim.c10d.rounds.records import Seat
 from launcher_shim.rundir.stack_frames import StackFrame, of_faulthandler, of_py_spy
 from rdzv.keys import JobKeys
@@ -224,6 +225,14 @@ def test_the_verdict_names_the_rank_and_what_to_do() -> None:
         " by SIGSTOP or a debugger; the others wait in all_reduce (train.py:31)"
     )
     assert found.do == "let it go on (kill -CONT, in b), or muster drain b --job digits"
+
+
+def test_status_marks_the_pod_that_is_to_blame() -> None:
+    seen = view(run(), saves=still(WAITS, STOPPED))
+    assert {pod.name: pod.doing for pod in pods_of(seen, NOW_S)} == {"a": "training", "b": "stuck"}
+    whys = {member.name: why for member, _, why in seen.members()}
+    assert whys["b"].endswith("rank 1 is stopped, as by SIGSTOP or a debugger")
+    assert "rank" not in whys["a"]
 
 
 def test_a_world_is_stuck_only_if_each_of_its_pods_says_so() -> None:
