@@ -78,6 +78,8 @@ def standstill(members: Sequence[str], told: Sequence[PodSaves]) -> Standstill |
     odd = _minority(ranks)
     if odd is None or (apart and not odd):
         return None
+    if any(one.doing == "unknown" for _, one in odd):
+        return None  # without a rank that waits, one that gives no stack may be at work as others
     return Standstill(tuple(odd), _doing(ranks, odd), since_unix_s)
 
 

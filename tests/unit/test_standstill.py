@@ -156,6 +156,7 @@ WORLDS: list[tuple[tuple[Sequence[StackFrame] | str, ...], str]] = [
     ((BACKWARD, BACKWARD), ""),
     ((ITEM, ITEM, LOADS), "2"),
     ((ITEM, ITEM, ITEM), "busy"),
+    ((ITEM, ITEM, ()), "busy"),
     ((SPINS, LOADS), "busy"),
     ((BACKWARD, SAVES, BACKWARD), "busy"),
     ((SAVES_PARTS, SAVES_PARTS, SAVES), "busy"),
