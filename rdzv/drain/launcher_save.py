@@ -46,9 +46,11 @@ def ask_of(drain: Drain | None) -> int:
 
 def is_withdrawn(snapshot: Snapshot) -> bool:
     """Return whether horovodrun is to have no hosts: the job is paused, and no save is to come."""
+    if snapshot.rules is None or not snapshot.rules.paused:
+        return False
     drain = asked(snapshot)
     saves = drain is not None and not drain.outcome
-    return snapshot.rules is not None and snapshot.rules.paused and not saves
+    return not saves and any(one.role == "launcher" for one in snapshot.members.values())
 
 
 def is_of_launcher(snapshot: Snapshot, drain: Drain) -> bool:

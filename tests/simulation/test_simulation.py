@@ -147,6 +147,10 @@ def test_a_pod_that_was_cut_off_is_not_accused_of_the_end_of_its_world() -> None
     _run("refusals-and-cuts", 21566, 1)
 
 
+def test_i4_a_pause_of_a_job_without_horovodrun_withdraws_no_host() -> None:
+    _run("bounds", 31022, 1)
+
+
 def test_i10_a_replacement_that_takes_a_name_keeps_the_last_pod_that_drains() -> None:
     _run("names-taken-over", 24096, 1)
 
