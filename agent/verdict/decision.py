@@ -109,7 +109,7 @@ def _without_run(view: JobView, least: int, now_unix_s: float) -> JobVerdict:
         return _too_few(view, here, least)
     if any(member.role == "launcher" for member in view.snapshot.members.values()):
         return _of_horovodrun(view, now_unix_s)
-    why, do = "its torchruns start, and none has asked for a world yet", ""
+    why, do = "no torchrun has asked for a world yet", ""
     if faults := _faults(view):
         name, fault = faults[0]
         why, do = f"{name}: {fault.sentence}", launcher_cure(view, name, fault)

@@ -50,7 +50,7 @@ def test_one_that_was_pointed_elsewhere_is_named_until_it_is_started_right(
         assert said == "elsewhere"
         assert "given the rendezvous endpoint localhost:1, not localhost:" in why
         assert node.sidecar_log().count(why) == 1
-        others = ("unseen", "absent", "run_id", "nnodes", "slots")
+        others = ("unseen", "absent", "run_id", "nnodes", "slots", "plain")
         assert kinds(node) == {**dict.fromkeys(others, 0.0), "elsewhere": 1.0}
         job.kill_agent_with_workers(node)
         job.start_launcher(node)

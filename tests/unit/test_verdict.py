@@ -30,7 +30,7 @@ ERROR = "b failed 8 s ago: rank 1: ValueError: bad shape (t.py:3)"
         (view(names=""), "starting", "no sidecar has registered yet"),
         (view(run(), paused=True), "paused", ""),
         (view(least=3), "below min", "2 of at least 3 pods can train"),
-        (view(), "starting", "its torchruns start, and none has asked for a world yet"),
+        (view(), "starting", "no torchrun has asked for a world yet"),
         (
             view(bypasses={"a": Bypass("elsewhere", "its torchrun goes elsewhere")}),
             "starting",
