@@ -137,7 +137,9 @@ class FollowedCommand:
 
 
 def _end(ran: Ran, err: str, verb: str) -> str:
-    return first_line(err) or f"muster {verb} in a sidecar ended with {ran.status}"
+    """Return what a command without a line said of its end; nothing if it ended well."""
+    ended = f"muster {verb} in a sidecar ended with {ran.status}" if ran.status else ""
+    return first_line(err) or ended
 
 
 @dataclass(slots=True)
