@@ -8,7 +8,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from console.local.nodes.worker_watch import WorkerWatch
+from console.local.report.rounds import RoundFollower
 from console.local.report.timeline import Moment, Timeline
+from launcher_shim.c10d.rounds.records import Round, Seat
+from rdzv.keys import JobKeys
+from rdzv.store import KeyValue, WatchEvent
 
 FAILED = """\
 RuntimeError: {}
@@ -36,7 +40,7 @@ def test_an_error_of_a_rank_that_the_node_does_not_have_is_told_all_the_same(
     moments: list[Moment] = []
     # As of a torchrun that the script has started itself, with more processes.
     rounds = SimpleNamespace(
-        round=SimpleNamespace(number=2), nodes=["node-0"], ranks_of=lambda _: [4], began_s=None
+        world=SimpleNamespace(number=2), ranks_of=lambda _, **__: [4], began_s=None
     )
     watch = WorkerWatch(Timeline(lambda: 0.0, moments.append), cast(Any, rounds), 1)
     node = cast(Any, SimpleNamespace(name="node-0", launcher_log=log, launcher=None))
@@ -53,7 +57,7 @@ def recorded(tmp_path: Path, log_text: str) -> tuple[list[Moment], str | None]:
     """What is recorded of a worker that failed in the first world, and why the run ends."""
     log, moments = tmp_path / "torchrun.log", list[Moment]()
     rounds = SimpleNamespace(
-        round=SimpleNamespace(number=0), nodes=["node-0"], ranks_of=lambda _: [0], began_s=1.0
+        world=SimpleNamespace(number=0), ranks_of=lambda _, **__: [0], began_s=1.0
     )
     watch = WorkerWatch(Timeline(lambda: 9.0, moments.append), cast(Any, rounds), 1)
     node = cast(Any, SimpleNamespace(name="node-0", launcher_log=log, launcher=None))
@@ -93,3 +97,26 @@ def test_a_script_that_muster_refuses_is_not_tried_again(tmp_path: Path) -> None
     error = "ValueError: muster.train: global_batch is 0: give a whole number from 1 on"
     _, ends = recorded(tmp_path, TRACEBACK.format(error))
     assert ends == f"muster refuses the script before any step: {error}"
+
+
+def test_errors_that_are_read_once_the_next_round_is_open_end_a_job_that_never_trains(
+    tmp_path: Path,
+) -> None:
+    log, keys = tmp_path / "torchrun.log", JobKeys("local", "digits")
+    timeline = Timeline(lambda: 9.0, lambda _: None)
+    rounds = RoundFollower(keys, "digits", 1, timeline)
+    watch = WorkerWatch(timeline, rounds, 9)
+    node = cast(Any, SimpleNamespace(name="node-0", launcher_log=log, launcher=None))
+    watch.begin(log)
+    key, ended = keys.in_generation(1).run("digits").round, list[str | None]()
+    for number in range(3):
+        formed = Round(number, True, frozen=(Seat("node-0", "nonce", number),))
+        for one in (formed, Round(number + 1)):
+            rounds.take_in([WatchEvent("put", KeyValue(key, one.to_json(), 1, 1, 1, 0))])
+        with log.open("a") as file:
+            file.write(FAILED.format("no data"))
+        ((_, failure),) = watch.look([node])
+        ended.append(watch.record(node, failure))
+    assert ended[:2] == [None, None]
+    assert ended[2] is not None
+    assert "the same error 3 times before any step" in ended[2]

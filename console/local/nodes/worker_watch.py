@@ -74,9 +74,9 @@ class WorkerWatch:
         # One failure more than allowed has ended that torchrun: muster-run has started another.
         log.failures = log.failures + 1 if pid == log.pid and log.failures <= allowed else 1
         log.pid = pid
-        number = self._rounds.round.number
-        has_place = node.name in self._rounds.nodes
-        ranks = self._rounds.ranks_of(node.name) if has_place else []
+        number = self._rounds.world.number
+        ranks = self._rounds.ranks_of(node.name, newest_world=True)
+        has_place = bool(ranks)
         rank = f"local rank {failure.local_rank}"
         if failure.local_rank < len(ranks):  # a torchrun that the script starts may have more
             rank = f"rank {ranks[failure.local_rank]}"

@@ -34,6 +34,8 @@ class RoundFollower:
         self._slots = slots
         self._timeline = timeline
         self.round = Round()
+        self.world = Round()
+        """The newest complete round: a worker's error is often read once the next one is open."""
         self.began_s: float | None = None
         """The time at which the newest complete round formed, in seconds of the timeline."""
         self.last_rank_0 = ""
@@ -48,11 +50,16 @@ class RoundFollower:
             return ()
         return tuple(seat.member for seat in self.round.frozen)
 
-    def ranks_of(self, node: str) -> range:
-        """Return the ranks of a node in the present round; empty if it is not in it."""
-        if node not in self.nodes:
+    def ranks_of(self, node: str, *, newest_world: bool = False) -> range:
+        """Return the ranks of a node in the present round; empty if it is not in it.
+
+        ``newest_world``: in the newest complete round, also while the next one is open.
+        """
+        world = self.world if newest_world else self.round
+        nodes = [seat.member for seat in world.frozen] if world.complete else []
+        if node not in nodes:
             return range(0)
-        first = self.nodes.index(node) * self._slots
+        first = nodes.index(node) * self._slots
         return range(first, first + self._slots)
 
     @property
@@ -111,6 +118,7 @@ class RoundFollower:
     def _see_round(self, kv: KeyValue) -> None:
         before, self.round = self.round, Round.from_kv(kv)
         if self.round.complete:
+            self.world = self.round
             self._failure = self._closing()
         self._timeline.record_round(0 if self.round.closed else len(self.nodes) * self._slots)
         succeeded = self.round.closed == "success"
