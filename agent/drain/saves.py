@@ -173,15 +173,15 @@ class SaveReporter:
             return
         key = self._client.keys.in_generation(generation).pod_saves(own.member)
         kv = self._client.mirror.kvs.get(key)
-        told = self._client.membership.saves().get(own.member)
-        if kv is None or told is None or kv.lease != lease_id:
-            told = PodSaves(own.member, "", "", 0)
-        same = own == replace(told, step=own.step, at_unix_s=0.0, mod_revision=0)
+        stored = self._client.membership.saves().get(own.member)
+        if kv is None or stored is None or kv.lease != lease_id:
+            stored = PodSaves(own.member, "", "", 0)
+        same = own == replace(stored, step=own.step, at_unix_s=0.0, mod_revision=0)
         first = 0 in own.ranks if round is None else own.member == round.members[0]
         tells_step = first and own.step >= 0
-        if same and (not tells_step or own.step == told.step):
+        if same and (not tells_step or own.step == stored.step):
             return
-        unchanged = own.newest is None and not tells_step and own.still == told.still
+        unchanged = own.newest is None and not tells_step and own.still == stored.still
         if unchanged and round is not None:
             return
         now = self._clock()

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Protocol
+from urllib.parse import quote
 
 from rdzv.records.job import Member
 from rdzv.records.suspicion import Sign
@@ -130,4 +131,9 @@ async def _greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, nam
 
 def request(name: str) -> bytes:
     """Encode the request for the page of the member ``name``."""
-    return f"GET {PATH}{name} HTTP/1.1\r\nHost: {name}\r\n\r\n".encode()
+    return b"GET %b HTTP/1.1\r\nHost: muster\r\n\r\n" % path_of(name)
+
+
+def path_of(name: str) -> bytes:
+    """Return the path of the page of a member, whose name may be any text in a record."""
+    return f"{PATH}{quote(name, safe='')}".encode()

@@ -34,7 +34,7 @@ class Neighbour:
         self.reached = False
         self.since_s = clock()
         """Time since which it is a neighbour."""
-        self.told = False
+        self.written = False
         """Whether the present loss was written: once it is taken back, it is not written again."""
         self._dial = dial
         self._clock = clock
@@ -75,6 +75,6 @@ class Neighbour:
 
     def _note(self, sign: Sign | None) -> None:
         if sign is None:
-            self.told = False
+            self.written = False
         self.sign = sign
         self._changed()

@@ -27,7 +27,7 @@ from rdzv.peers.decision import Eviction, decide, in_force
 from rdzv.peers.ring import near, watched_by
 from rdzv.records.suspicion import Suspicion, Unreached
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Delete, Operation, Put, WatchEvent
+from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put, WatchEvent
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,6 @@ RETRY_S = 0.3
 
 UNREACHED_S = 30.0
 """Time after which a neighbour that was never reached is reported, in seconds."""
-
-Transaction = tuple[Sequence[Compare], Sequence[Operation]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +228,7 @@ class PeerWatch:
 
     def _due(
         self, generation: int, snapshot: Snapshot, present: Sequence[Suspicion]
-    ) -> Transaction | None:
+    ) -> GuardedWrites | None:
         """Return what is to be taken back or suspected."""
         guard = self._registrar.guard(generation)
         untrue = [one for one in present if self._is_untrue(one)]
@@ -241,7 +239,8 @@ class PeerWatch:
             if one.by == self._me and one.lease == guard.lease() and one not in present
         ]
         if untrue:
-            return [guard.holds(), *backing_out(untrue)[0]], backing_out(untrue)[1]
+            compares, deletions = backing_out(untrue)
+            return [guard.holds(), *compares], deletions
         mine = {one.member: one for one in present if one.by == self._me}
         here = self._client.keys.in_generation(generation)
         for neighbour in self._signs():
@@ -250,10 +249,10 @@ class PeerWatch:
             if member is None or member.incarnation != neighbour.member.incarnation:
                 continue
             written = mine.get(name)
-            if sign is None or (written is None and neighbour.told):
+            if sign is None or (written is None and neighbour.written):
                 continue
             if written is None or written.sign != sign:
-                neighbour.told = True
+                neighbour.written = True
                 return suspicion(here, guard, member, self._me, sign, self._suspicions)
         return None
 
@@ -297,7 +296,7 @@ class PeerWatch:
         self._alive.add((one.member, one.incarnation))
         self._woken.set()
 
-    def _eviction(self, generation: int, one: Eviction, worlds: WorldsSeen) -> Transaction:
+    def _eviction(self, generation: int, one: Eviction, worlds: WorldsSeen) -> GuardedWrites:
         log.warning(
             "evicting %s before its lease ends: %s",
             one.member.name,

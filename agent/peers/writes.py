@@ -15,12 +15,10 @@ from rdzv.peers.decision import Eviction
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Member
 from rdzv.records.suspicion import Sign, Suspicion
-from rdzv.store import Compare, Delete, KeyValue, Operation, Put
+from rdzv.store import Compare, Delete, GuardedWrites, KeyValue, Operation, Put
 
 KEYS_MAX = 40
 """Bound on the keys of a lost member that one transaction takes: etcd takes 128 operations."""
-
-Writes = tuple[list[Compare], list[Operation]]
 
 
 def suspicion(
@@ -30,7 +28,7 @@ def suspicion(
     by: str,
     sign: Sign,
     stored: Mapping[str, Suspicion],
-) -> Writes:
+) -> GuardedWrites:
     """Build the write of a suspicion of this very incarnation of ``member``."""
     key = here.suspicion(member.name, by)
     before = stored[key].mod_revision if key in stored else 0
@@ -43,13 +41,13 @@ def suspicion(
     return compares, [Put(key, one.to_json(), guard.lease() or 0)]
 
 
-def backing_out(untrue: Sequence[Suspicion]) -> Writes:
+def backing_out(untrue: Sequence[Suspicion]) -> GuardedWrites:
     """Build the write that takes suspicions back, as they are stored."""
     compares = [Compare(one.key, "mod", "=", one.mod_revision) for one in untrue]
     return compares, [Delete(one.key) for one in untrue]
 
 
-def eviction(client: JobClient, generation: int, one: Eviction, at_unix_s: float) -> Writes:
+def eviction(client: JobClient, generation: int, one: Eviction, at_unix_s: float) -> GuardedWrites:
     """Build the eviction: what the end of the lease would do, and that its nodes have left.
 
     It compares the incarnation, each vote and its member's registration, and that nobody was

@@ -23,10 +23,9 @@ from pathlib import Path
 from agent.config.sidecar import Config
 from agent.rundir.failure_report import FailureReport, read_failures
 from agent.rundir.gate_page import GatePage
-from agent.rundir.launch_report import LaunchReport, read_launch, read_plain_starts
+from agent.rundir.launch_report import LaunchReport, read_launch, read_plain_starts, read_stacks
 from agent.rundir.programs import EXEC_PROGRAMS, PROGRAMS, exec_program, program
 from agent.rundir.progress import read_ranks
-from agent.rundir.stack_report import read_stacks
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.safe_open import read_untrusted
 from launcher_shim.rundir.stack_frames import StackFrame

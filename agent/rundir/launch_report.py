@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of ``muster-run`` on its launcher, as ``launcher_shim.pod.launch`` writes it.
+"""The reports of ``muster-run``: its launcher, plain starts of workers, and stacks of ranks.
 
-The file comes from the training container: whatever it contains may leave the launcher unknown, but
-does no more harm.
+The files come from the training container, from ``launcher_shim.pod``: whatever they contain may
+leave something unknown, but does no more harm.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from pathlib import Path
 from launcher_shim.pod.launch import REPORT_MAX_BYTES, TEXT_MAX
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.safe_open import read_untrusted
+from launcher_shim.rundir.stack_frames import FRAMES_MAX, StackFrame
 from rdzv.errors import RecordError
 from rdzv.records.codec import load_record, take
+
+STACKS_MAX_BYTES = 4 * 1024 * 1024
 
 PLAIN_STARTS_MAX = 64
 """The most files to read: a pod has a worker for each of its devices."""
@@ -79,3 +82,22 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         return ""
     return "".join(c if c.isprintable() else "?" for c in value[:TEXT_MAX])
+
+
+def read_stacks(run_dir: Path, ask: str) -> dict[int, tuple[str, list[StackFrame]]] | None:
+    """Read the answer to ``ask``: state and stack by process; None if there is none yet."""
+    try:
+        content = read_untrusted(run_dir / layout.LAUNCH / layout.STACKS, STACKS_MAX_BYTES)
+        fields = load_record(layout.STACKS, content)
+        if fields["ask"] != ask:
+            return None
+        return {
+            int(one["pid"]): (str(one["state"]), [_frame(*f) for f in one["frames"][:FRAMES_MAX]])
+            for one in fields["ranks"]
+        }
+    except (OSError, RecordError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _frame(path: str, line: int, function: str) -> StackFrame:
+    return StackFrame(str(path), int(line), str(function))

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from agent.config.sidecar import Config
-from agent.peers.line import PATH, keep_alive
+from agent.peers.line import keep_alive, path_of
 from agent.telemetry.loop_lag import LoopLag
 from agent.telemetry.metrics import CONTENT_TYPE, Metrics
 from rdzv.errors import ConfigError
@@ -108,7 +108,7 @@ async def serving(
         return HttpAnswer(HTTPStatus.OK, metrics.text(), CONTENT_TYPE)
 
     pages = {b"/healthz": healthz, b"/readyz": readyz, b"/metrics": metricsz}
-    clients = _Clients(pages, f"{PATH}{config.member}".encode())
+    clients = _Clients(pages, path_of(config.member))
     try:
         server = await asyncio.start_server(
             clients.answer,

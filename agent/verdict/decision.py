@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from agent.verdict.clocks import skews
 from agent.verdict.cures import cure, launcher_cure
 from agent.verdict.last_save import LastSave
+from agent.verdict.runs import RunView
 from agent.verdict.states import State
-from agent.verdict.view import JobView, RunView
+from agent.verdict.view import JobView
 from rdzv.counting import counted, duration
 from rdzv.records.bypass import REMARKS, Bypass
 
@@ -121,7 +122,7 @@ def _of_horovodrun(view: JobView, now_unix_s: float) -> JobVerdict:
     last_save = view.last_save
     if last_save is None:
         return JobVerdict("starting", "no rank that horovodrun starts has reported yet")
-    world = f"horovodrun trains on {counted(len(view.told), 'node')}"
+    world = f"horovodrun trains on {counted(len(view.reports), 'node')}"
     if last_save.seen_step is None:
         return JobVerdict("training", f"{world}; its ranks report no step")
     world += f" at step {last_save.seen_step:,}"

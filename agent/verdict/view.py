@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from agent.verdict.clocks import sentence, skews
 from agent.verdict.last_save import LastSave, last_save
-from agent.verdict.standstill import Standstill, standstill
-from launcher_shim.c10d.rounds.records import Node, Round
+from agent.verdict.runs import RunView, runs_of
+from agent.verdict.standstill import Seated, Standstill, standstill
+from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.horovod.hosts import Host, host_of
 from rdzv import listing
 from rdzv.counting import duration
-from rdzv.errors import RecordError
-from rdzv.keys import GenerationKeys, JobKeys, spelled
+from rdzv.keys import JobKeys, spelled
 from rdzv.listing import NO_ROUND, Listing, Places, first_to_go
 from rdzv.records.bypass import Bypass
 from rdzv.records.codec import by_last_name
@@ -46,38 +46,6 @@ in seconds. Shorter: the verdict changes to and fro in a crash loop."""
 
 FAILING_S = 600.0
 """Time after which a failure is past, in seconds: worlds take minutes to start at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunView:
-    """One torch rendezvous: its newest round, and the nodes that take part or wait."""
-
-    run_id: str
-    round: Round
-    nodes: tuple[Node, ...]
-
-    @property
-    def state(self) -> str:
-        """The state of the round, in a word or two."""
-        if self.round.closed:
-            return f"closed ({self.round.closed})"
-        if self.round.finishing:
-            return "finishing"
-        return "training" if self.round.complete else "forming"
-
-    @property
-    def places(self) -> Places:
-        """The members that have a place in the round, and those that ask for one."""
-        frozen = {seat.member: seat for seat in self.round.frozen}
-        gone = {
-            node.member
-            for node in self.nodes
-            if node.state == "left" or node.seat != frozen.get(node.member)
-        }
-        return Places(
-            frozenset(frozen) - gone,
-            frozenset(node.member for node in self.nodes if node.state == "asking"),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,16 +158,16 @@ class JobView:
         return f" (joined {duration(max(0.0, now_unix_s - joins[-1].at_unix_s))} ago)"
 
     @property
-    def told(self) -> Sequence[PodSaves]:
+    def reports(self) -> Sequence[PodSaves]:
         """The reports of the pods of the world that trains, in rank order.
 
         Of a horovodrun, which has no rounds: of the pods that have reported ranks.
         """
         run = self.newest_run
         if run is not None:
-            told = (self.saves.get(seat.member) for seat in run.round.frozen)
+            found = (self.saves.get(seat.member) for seat in run.round.frozen)
             here = (run.run_id, run.round.number)
-            seen = [one for one in told if one is not None and (one.run, one.round) == here]
+            seen = [one for one in found if one is not None and (one.run, one.round) == here]
             return seen if run.round.complete else []
         if not any(member.role == "launcher" for member in self.snapshot.members.values()):
             return []
@@ -211,7 +179,7 @@ class JobView:
     @property
     def slow_save(self) -> str:
         """Say which pod has the least time for the saves that its world makes; empty if all do."""
-        slow = [one for one in self.told if one.too_slow]
+        slow = [one for one in self.reports if one.too_slow]
         return min(slow, key=lambda one: one.grace_s - one.save_s).too_slow if slow else ""
 
     @property
@@ -220,7 +188,7 @@ class JobView:
         run, last = self.newest_run, self.snapshot.commit_to_start_from
         if last is not None and run is not None and not last.is_of(run.run_id):
             last = None  # a run before it has its own steps
-        return last_save(last, self.told, run.round if run is not None else Round())
+        return last_save(last, self.reports, run.round if run is not None else Round())
 
     @property
     def standstill(self) -> Standstill | None:
@@ -233,12 +201,12 @@ class JobView:
         if commit is not None and saves and commit.phase in ("hold", "commit", "done"):
             return None
         seats = [seat.member for seat in run.round.frozen]
-        return standstill(seats, self.told)
+        return standstill(seats, self.reports)
 
     @property
     def steps(self) -> Mapping[str, int]:
         """By member of the world: the last step that its ranks have reported there."""
-        return {one.member: one.step for one in self.told if one.step >= 0}
+        return {one.member: one.step for one in self.reports if one.step >= 0}
 
     def members(self, now_unix_s: float = 0.0) -> list[tuple[Member, str, str]]:
         """Return every member with its state, the reason for it, and its launcher's fault.
@@ -246,6 +214,8 @@ class JobView:
         ``now_unix_s``: for the seconds that a drain still has; 0.0 to leave them out.
         """
         first, foreseen = first_to_go(self.listing), {True: FORESEEN, False: ""}
+        stands = self.standstill
+        causes = () if stands is None else stands.causes
         states = [
             *(
                 (m, "listed", "; ".join(filter(None, (self._needed(m), foreseen[m is first]))))
@@ -261,7 +231,7 @@ class JobView:
             ),
         ]
         return [
-            (self._as_started(member), state, self._with_faults(member, why))
+            (self._as_started(member), state, self._with_faults(member, why, causes))
             for member, state, why in states
         ]
 
@@ -289,10 +259,9 @@ class JobView:
         why = "it was there first" if asks else "no torchrun asks for one here"
         return f"{taken}: {younger[-1]} has its place, as {why}"
 
-    def _with_faults(self, member: Member, why: str) -> str:
+    def _with_faults(self, member: Member, why: str, causes: Sequence[Seated]) -> str:
         bypass, failure = self.bypasses.get(member.name), self.failures.get(member.name)
         failed = f"failed in round {shown_round(failure.round)}: {failure.brief}" if failure else ""
-        causes = self.standstill.causes if self.standstill is not None else ()
         stuck = [f"rank {one.rank} {one.sentence}" for pod, one in causes if pod == member.name]
         return "; ".join(filter(None, (why, bypass.sentence if bypass else "", failed, *stuck)))
 
@@ -370,7 +339,7 @@ def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobVi
     """Build the view from a job's membership and its other keys; omit unreadable records."""
     kvs = tuple(kv for kv in kvs if spelled(kv.key[len(keys.prefix) :]))
     generation = keys.in_generation(snapshot.job.generation if snapshot.job else 1)
-    runs, sets = _runs(generation, kvs), ShardView(keys, kvs)
+    runs, sets = runs_of(generation, kvs), ShardView(keys, kvs)
     history = by_last_name(kvs, keys.history, HistoryEntry.from_kv)
     view = JobView(
         keys.namespace,
@@ -397,24 +366,3 @@ def moment(unix_s: float) -> str:
     """Format a Unix time in UTC as ISO 8601, to the second."""
     spelt = datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
     return spelt.replace("+00:00", "Z")
-
-
-def _runs(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> tuple[RunView, ...]:
-    rounds: dict[str, Round] = {}
-    nodes: dict[str, list[Node]] = {}
-    for kv in kvs:
-        if not kv.key.startswith(keys.runs):
-            continue
-        run_id = keys.run_id_of(kv.key)
-        run = keys.run(run_id)
-        try:
-            if kv.key == run.round:
-                rounds[run_id] = Round.from_kv(kv)
-            elif kv.key.startswith(run.nodes):
-                nodes.setdefault(run_id, []).append(Node.from_kv(kv))
-        except RecordError:
-            continue
-    return tuple(
-        RunView(run_id, rounds.get(run_id, Round()), tuple(nodes.get(run_id, ())))
-        for run_id in sorted(rounds.keys() | nodes.keys())
-    )

@@ -75,7 +75,7 @@ def pods_of(view: JobView, now_unix_s: float) -> list[PodRow]:
         ranks[seat.member] = f"{next_rank}-{next_rank + size - 1}" if size > 1 else f"{next_rank}"
         next_rank += size
     if run is None:
-        ranks = {one.member: _spelt(one.ranks) for one in view.told}
+        ranks = {one.member: _spelt(one.ranks) for one in view.reports}
     stuck = {pod for pod, _ in view.standstill.causes} if view.standstill is not None else set()
     found = []
     for member, state, _ in members:

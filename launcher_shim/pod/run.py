@@ -40,7 +40,7 @@ from launcher_shim.pod.orphans import Orphans, keeps_orphans
 from launcher_shim.pod.overruling import keeps_flags, merged
 from launcher_shim.pod.relay import Relay
 from launcher_shim.pod.restarting import Ended, restart_steps, starts_again
-from launcher_shim.pod.stacks import StackDesk
+from launcher_shim.pod.stacks import StackReporter
 from launcher_shim.pod.step_watch import StepWatch
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class CommandRun:
         if watch is not None:
             beside.append(asyncio.ensure_future(watch.run()))
         if self._delivered is not None:
-            beside.append(asyncio.ensure_future(StackDesk(self._run_dir.path).run()))
+            beside.append(asyncio.ensure_future(StackReporter(self._run_dir.path).run()))
         await self._container.ended.wait()
         for task in beside:
             task.cancel()

@@ -67,7 +67,7 @@ def read_question(run_directory: str) -> Optional[Question]:
         return None
 
 
-class StackDesk:
+class StackReporter:
     """The answers to the sidecar's questions, for as long as one command runs."""
 
     def __init__(self, run_directory: str) -> None:

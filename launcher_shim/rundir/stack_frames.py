@@ -11,7 +11,6 @@ TEXT_MAX = 300
 
 _FAULTHANDLER = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _THREAD = re.compile(r"^(Current thread|Thread) ")
-_PY_SPY = re.compile(r"^\s+(\S.*) \((.+):(\d+)\)$")
 
 
 class StackFrame(NamedTuple):
@@ -42,10 +41,11 @@ def of_py_spy(text: str) -> List[StackFrame]:
     for line in text.splitlines():
         if line.startswith("Thread "):
             within = '"MainThread"' in line
-        frame = _PY_SPY.match(line) if within else None
-        if frame is not None and len(found) < FRAMES_MAX:
-            function, path, number = frame.groups()
-            found.append(_frame(path, number, function))
+        function, _, place = line.strip().rpartition(" (")
+        path, _, number = place.rpartition(":")
+        is_frame = within and line.startswith(" ") and function and path and number[-1:] == ")"
+        if is_frame and number[:-1].isdigit() and len(found) < FRAMES_MAX:
+            found.append(_frame(path, number[:-1], function))
     return found
 
 

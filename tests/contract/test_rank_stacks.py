@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.rundir.stack_report import read_stacks
+from agent.rundir.launch_report import read_stacks
 from agent.stuck.frames import stance
 from launcher_shim.pod import stacks as desk
 from launcher_shim.rundir import layout
@@ -60,7 +60,7 @@ def answer(folder: Path, one: desk.AskedRank) -> tuple[str, str]:
     """What the rank does and where, by the answer of ``muster-run``."""
     question = {"ask": "1-1", "ranks": [list(one)]}
     (folder / layout.STACKS_ASKED).write_text(json.dumps(question))
-    desk.StackDesk(str(folder)).turn()
+    desk.StackReporter(str(folder)).turn()
     found = read_stacks(folder, "1-1")
     assert found is not None
     said = stance(0, *found[one.pid])

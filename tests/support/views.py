@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.verdict.view import JobView, RunView
+from agent.verdict.runs import RunView
+from agent.verdict.view import JobView
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.listing import decide
 from rdzv.records.commit import Commit

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.verdict.view import JobView, RunView
+from agent.verdict.runs import RunView
+from agent.verdict.view import JobView
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.listing import decide
 from rdzv.records.history import HistoryEntry

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent.verdict.view import JobView, RunView
+from agent.verdict.runs import RunView
+from agent.verdict.view import JobView
 from launcher_shim.c10d.rounds.records import Round
 from rdzv import listing
 from rdzv.drain.decision import DrainDecision, decide
