@@ -17,7 +17,7 @@ def packages(*names: str) -> list[str]:
 
 
 # pip installs muster-elastic-lib before it removes a release that had all files: so that they are
-# there afterwards, they are in this package, too (docs/decisions/0040-one-installed-package.md).
+# there afterwards, they are in this package, too (docs/decisions/chart-and-release.md).
 # An editable installation finds the program beside the library, in the checkout.
 setup(
     packages=[*packages("muster"), *(f"muster._program.{name}" for name in packages(*PROGRAM))],

@@ -2,7 +2,7 @@
 """The confirmation that the mirror is up to date, for decisions that rest on an absent key.
 
 The stream alone cannot tell: its events may wait unread because this process was suspended, or
-unsent because the server was (docs/decisions/0010-lapses.md).
+unsent because the server was (docs/decisions/rounds.md).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 It reads the store once at start and after a compaction, in pages (``rdzv.paging``); then it applies
 events as they come, and wakes readers once per batch, however many events that has
-(docs/decisions/0001-mirror.md says why this reads no prefix at each wake-up). The mirror stays
+(docs/decisions/store-driver.md says why this reads no prefix at each wake-up). The mirror stays
 readable while the store is away: that is what keeps a healthy job running.
 """
 

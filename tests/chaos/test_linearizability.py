@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What concurrent c10d clients of several sidecars see while the store fails (decision 0018).
+"""What concurrent c10d clients of several sidecars see while the store fails (docs/decisions/endpoint.md).
 
 Each key by itself is judged by Porcupine, all keys together by the order that the store gave them.
 """

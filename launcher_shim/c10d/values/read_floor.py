@@ -10,7 +10,7 @@ from rdzv.mirror import Mirror
 
 
 class Floor:
-    """The newest revision that an answer has shown (docs/decisions/0018-consistency.md).
+    """The newest revision that an answer has shown (docs/decisions/endpoint.md).
 
     ``on_ahead`` is called when it rises above the mirror's: older cached values must not be
     answered then.

@@ -2,7 +2,7 @@
 """Reads of the launchers' keys: from the cache if it may answer, else linearizable.
 
 A cached answer may be older than a write of another sidecar's client, but never older than an
-earlier answer to a client of this sidecar (docs/decisions/0018-consistency.md).
+earlier answer to a client of this sidecar (docs/decisions/endpoint.md).
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class WatchCursor:
     """The position of a watch, over all its streams, in revisions.
 
     ``told``: the caller was told that everything up to here has been delivered. ``certain``: it has
-    been; a new stream resumes after it (docs/decisions/0035-false-progress.md).
+    been; a new stream resumes after it (docs/decisions/store-driver.md).
     """
 
     told: int
