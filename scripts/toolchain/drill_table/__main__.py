@@ -114,7 +114,7 @@ def page(found: Sequence[Told]) -> str:
     machine = f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.machine()}"
     order = [drill.name for drill in DRILLS]
     found = sorted(found, key=lambda r: (r["slots"], order.index(r["drill"]), r["with"]))
-    heads = ["what befalls the job", *CELLS[1:4], "", *CELLS[5:]]
+    heads = ["what happens", *CELLS[1:4], "", *CELLS[5:]]
     lines = [heads, ["---"] * len(heads), *([one[cell] for cell in CELLS] for one in found)]
     text = (Path(__file__).parent / "page.md").read_text()
     return text.format(
