@@ -4,7 +4,8 @@
 A pod is healthy while its launcher runs and has not finished, its sidecar runs, and nothing stands
 between that and the store. While N pods are healthy for longer than ``Liveness.bound_s``, a world
 of no fewer than the largest allowed size of N ends a step within that time, whatever the others do.
-In a paused job none does.
+A world that formed, and whose pods are then all lost or cut off, starts that time again for the
+others, once: they did their part, and wait for its return. In a paused job none does.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Liveness:
         self._break = break_
         self._healthy_since_s: dict[str, float] = {}
         self._trained_s: dict[int, float] = {}
+        self._lost_world = (-1, -math.inf)
         self._out_since_s: dict[tuple[str, int], float] = {}
         self._paused_s = math.inf
         self._rules: object = None
@@ -75,6 +77,7 @@ class Liveness:
     def look(self) -> None:
         """Take note of who is healthy now, and hold the job to it."""
         now, wait_s = self._job.loop.time(), wait_s_of(self._job)
+        lost_world_s = self._lost_world_s(now)
         bound_s = self.bound_s + wait_s
         self._paused_s = min(self._paused_s, now) if self._job.paused else math.inf
         if self.trained_s > self._paused_s + bound_s:
@@ -101,10 +104,19 @@ class Liveness:
         trained_s = max(
             (at_s for size, at_s in self._trained_s.items() if size >= best), default=-math.inf
         )
-        if best and now - trained_s > bound_s:
+        if best and now - max(trained_s, lost_world_s) > bound_s:
             self._break(
                 f"I11: {for_long} have asked for {bound_s:.0f} s, and no world of {best} trains"
             )
+
+    def _lost_world_s(self, now: float) -> float:
+        """When the newest world was first seen without a healthy pod; -inf if it has one."""
+        current = self._job.invariants.rounds.round
+        if current.complete and current.number != self._lost_world[0]:
+            members = {seat.member for seat in current.frozen}
+            if not any(is_healthy(pod) for pod in self._job.present() if pod.name in members):
+                self._lost_world = (current.number, now)
+        return self._lost_world[1]
 
     def _in_retry_pause(self, now: float) -> set[str]:
         """UIDs of pods that worlds form without, each for no longer than until its next try."""

@@ -159,6 +159,11 @@ def test_i7_a_pod_whose_world_has_saved_all_its_steps_goes_without_another_save(
     _run("cordons", 21679, 1)
 
 
+def test_i11_others_wait_once_more_for_a_world_that_was_cut_off_as_it_formed() -> None:
+    # It formed in time after a drain, and its only pod lost the store before its first step.
+    _run("long-cuts", 27693, 1)
+
+
 @pytest.mark.parametrize("seed", [84, 282])
 def test_i7_whoever_was_let_go_and_taken_back_is_let_go_anew(seed: int) -> None:
     _run("cordons", seed, 1)
