@@ -3,25 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from time import monotonic
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
+from agent.telemetry.exposition import family
 from agent.telemetry.store_metrics import StoreMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """The metrics of one sidecar, in a registry of its own."""
+    """The metrics of one sidecar."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self.store = StoreMetrics(self._registry, monotonic)
+        self.store = StoreMetrics(monotonic)
+        self._gauges: dict[str, Callable[[], str]] = {}
 
     def gauge(
         self,
@@ -31,36 +27,19 @@ class Metrics:
         label: str = "",
     ) -> None:
         """Add a gauge that is read at each scrape; ``read`` of a labelled one returns a dict."""
-        self._registry.register(_Gauge(name, help_text, read, label))
+
+        def text() -> str:
+            value = read()
+            if not isinstance(value, dict):
+                return family(name, "gauge", help_text, [(name, {}, value)])
+            samples = [(name, {label: one}, number) for one, number in sorted(value.items())]
+            return family(name, "gauge", help_text, samples)
+
+        if name in self._gauges:
+            raise ValueError(f"there is a gauge {name} already")
+        self._gauges[name] = text
 
     def text(self) -> bytes:
         """Render the metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
-
-
-class _Gauge(Collector):
-    def __init__(
-        self,
-        name: str,
-        help_text: str,
-        read: Callable[[], float | dict[str, float]],
-        label: str,
-    ) -> None:
-        self._name = name
-        self._help = help_text
-        self._read = read
-        self._label = label
-
-    def collect(self) -> Iterable[Metric]:
-        value = self._read()
-        if isinstance(value, dict):
-            family = GaugeMetricFamily(self._name, self._help, labels=[self._label])
-            for label, number in sorted(value.items()):
-                family.add_metric([label], number)
-        else:
-            family = GaugeMetricFamily(self._name, self._help, value=value)
-        yield family
-
-    def describe(self) -> Iterable[Metric]:
-        # Without this the registry would read the value to learn the name.
-        return (GaugeMetricFamily(self._name, self._help),)
+        gauges = (text() for text in self._gauges.values())
+        return "".join((self.store.text(), *gauges)).encode()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 
 from agent.telemetry.counted_store import CountedStore
 from agent.telemetry.store_metrics import UNSEEN_MAX, StoreMetrics
@@ -16,7 +15,7 @@ from tests.support.store.cut import Cut
 
 
 def test_the_watch_is_behind_for_as_long_as_an_answer_is_ahead_of_it(clock: HandClock) -> None:
-    metrics = StoreMetrics(CollectorRegistry(), clock)
+    metrics = StoreMetrics(clock)
     assert metrics.unseen_for_s(0) == 0.0
     metrics.answered(5)
     clock.now_s += 3
@@ -30,29 +29,29 @@ def test_the_watch_is_behind_for_as_long_as_an_answer_is_ahead_of_it(clock: Hand
 
 
 def test_a_store_that_was_restored_is_not_behind_for_ever(clock: HandClock) -> None:
-    metrics = StoreMetrics(CollectorRegistry(), clock)
+    metrics = StoreMetrics(clock)
     metrics.unseen_for_s(900)
     metrics.answered(1000)
     assert metrics.unseen_for_s(12) == 0.0
 
 
 def test_what_nobody_asks_for_stays_bounded(clock: HandClock) -> None:
-    metrics = StoreMetrics(CollectorRegistry(), clock)
+    metrics = StoreMetrics(clock)
     for revision in range(1, 10 * UNSEEN_MAX):
         metrics.answered(revision)
     assert metrics.unseen_for_s(UNSEEN_MAX) == 0.0
 
 
 async def test_calls_are_timed_and_failures_counted_by_kind(clock: HandClock) -> None:
-    registry, cut = CollectorRegistry(), Cut()
-    metrics = StoreMetrics(registry, clock)
+    cut = Cut()
+    metrics = StoreMetrics(clock)
     store = CountedStore(MemoryStore(MemoryEngine(), faults=cut), metrics)
     await store.txn([], [Put("/a", b"1")])
     await store.range("/a")
     cut.cut()
     with pytest.raises(StoreUnavailable):
         await store.range("/a", timeout_s=0.05)
-    text = generate_latest(registry).decode()
+    text = metrics.text()
     assert 'muster_store_call_seconds_count{call="range"} 2.0' in text
     assert 'muster_store_call_seconds_count{call="txn"} 1.0' in text
     assert 'muster_store_errors_total{kind="StoreUnavailable"} 1.0' in text
