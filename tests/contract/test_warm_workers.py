@@ -59,6 +59,7 @@ DELIVERED = {
 }
 ROUND = {
     **dict.fromkeys(sorted(OF_A_ROUND - {"NODE_RANK", "MUSTER_WORKER"}), "1"),
+    "RANK": "0",
     "MASTER_ADDR": "127.0.0.1",
     "TORCHELASTIC_RUN_ID": "digits",
 }
@@ -74,7 +75,14 @@ class Ran(NamedTuple):
 class Torchrun:
     """A stand-in for torchrun that starts workers one by one, warm or not."""
 
-    def __init__(self, root: Path, *, warm: bool, environ: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        warm: bool,
+        environ: Mapping[str, str] = {},
+        torch: str = "",
+    ) -> None:
         self._root, self._count = root, 0
         self.run_dir = run_dir = root / "run"
         image = root / "site-packages"
@@ -87,6 +95,7 @@ class Torchrun:
         (modules / layout.STARTUP).write_bytes(source.read_bytes())
         for name in ("torch", "torch/distributed", "torch/distributed/launcher"):
             (image / name / "__init__.py").write_text("")
+        (image / "torch/__init__.py").write_text(torch)
         (image / "torch/distributed/launcher/api.py").write_text(LAUNCHER)
         self._process = subprocess.Popen(
             [sys.executable, "-c", TORCHRUN],
@@ -399,6 +408,27 @@ for number in range(3000):
     sys.modules[name] = ModuleType(name)
     sys.modules[name].__spec__ = ModuleSpec(name, None, origin=__file__)
 """
+
+
+SLOW_TORCH = """
+import os, time
+if b"muster-zygote" in open("/proc/self/cmdline", "rb").read():
+    time.sleep(1)
+    open(os.environ["IMPORTED"], "w").close()
+"""
+
+
+def test_a_torchrun_asks_for_no_world_before_its_zygote_has_imported_torch(image: Path) -> None:
+    imported, script = image / "imported", image / "script.py"
+    script.write_text("")
+    torchrun = Torchrun(image, warm=True, environ={"IMPORTED": str(imported)}, torch=SLOW_TORCH)
+    look = 'test -e "$IMPORTED" || echo early >&2; exec "$@"'
+    try:
+        started = torchrun.start(str(script), before=["sh", "-c", look, "sh"])
+    finally:
+        torchrun.close()
+    assert imported.exists()
+    assert "early" not in started.err
 
 
 def test_a_zygote_begins_again_with_more_modules_than_a_word_can_name(image: Path) -> None:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any, Dict, List, Mapping
 
 from launcher_shim.pod.warm import wire
-from launcher_shim.pod.warm.stub import note
+from launcher_shim.pod.warm.stub import ANSWER_TIMEOUT_S, note
 from launcher_shim.pod.warm.zygote import MARK, ROOM, command
 from launcher_shim.rundir import layout
 
@@ -127,3 +127,13 @@ def begin(entrypoint: object, archive: str) -> None:
         finally:
             os.close(written)
         _zygotes[:] = [zygote]
+    _await_imports(place)
+
+
+def _await_imports(place: str) -> None:
+    """Wait until the zygote serves: the world that this torchrun joins is not to wait for it."""
+    with suppress(OSError, wire.Unsaid), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        line.settimeout(ANSWER_TIMEOUT_S)
+        line.connect(place)
+        wire.send(line, {"imported": []})
+        line.recv(1)  # it closes the line

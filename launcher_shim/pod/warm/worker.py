@@ -9,11 +9,18 @@ import ctypes
 import gc
 import os
 import signal
+import socket
 import sys
+import time
 import types
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Sequence, Tuple
 
 KEPT_BY_KERNEL = frozenset({signal.SIGKILL, signal.SIGSTOP})
+
+RANK_0_WAIT_S = 0.5
+"""Maximum wait for rank 0 to listen. torch waits as long on average before it tries again, and a
+script that loads much before it joins the others loses no more than this."""
+RANK_0_LOOK_S = 0.005
 
 
 class Birth(NamedTuple):
@@ -79,6 +86,42 @@ def _write(begin: int, end: int, texts: Sequence[str]) -> None:
     if len(text) > room:
         text = text[: text.rfind(b"\0", 0, room) + 1]
     ctypes.memmove(begin, text.ljust(room, b"\0"), room)
+
+
+def await_rank_0(
+    environ: Mapping[str, str],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> None:
+    """Wait until rank 0 listens, unless this is rank 0; give up after ``RANK_0_WAIT_S``.
+
+    Warm ranks start within milliseconds of each other, and torch's client sleeps for a quarter of a
+    second or more where nobody listens yet.
+    """
+    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if environ.get("RANK", "0") == "0" or not (address and port):
+        return
+    try:
+        numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=numeric)
+    except (OSError, UnicodeError):
+        return  # a name: to look it up may take longer than the wait
+    family, kind, number, _, target = found[0]
+    until_s = clock() + RANK_0_WAIT_S
+    while clock() < until_s:
+        with socket.socket(family, kind, number) as line:
+            line.settimeout(RANK_0_WAIT_S)
+            try:
+                line.bind(("", 0))
+                # From that very port it would connect to itself, and rank 0 could not listen.
+                if line.getsockname()[1] != target[1]:
+                    line.connect(target)
+                    return
+            except ConnectionRefusedError:
+                pass
+            except OSError:
+                return  # no way there: torch says so
+        sleep(RANK_0_LOOK_S)
 
 
 def run(request: Birth) -> None:

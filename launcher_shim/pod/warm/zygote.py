@@ -31,7 +31,7 @@ from typing import (
 
 from launcher_shim.pod.warm import preload, wire
 from launcher_shim.pod.warm.circumstances import changed, circumstances, differences, environment
-from launcher_shim.pod.warm.worker import Birth, become, rename, run
+from launcher_shim.pod.warm.worker import Birth, await_rank_0, become, rename, run
 
 NAME = "muster-zygote"
 MARK = "MUSTER_ZYGOTE"
@@ -256,6 +256,7 @@ def _live(born: Born, python: str, path: Sequence[str], place: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "launcher_shim"]:
         del sys.modules[name]
     as_worker()
+    await_rank_0(born.request.environ)
     run(born.request)
 
 
