@@ -24,6 +24,7 @@ from muster.file_owner import FileOwner, began, living_owner
 from muster.own_world import leave_at_exit
 from muster.saved_steps import NOT_PLAIN, SavedSteps, plain
 from muster.stacks import offer_stacks
+from muster.waiting import watch
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ class ProgressFile:
         fixed = len('{"crc":"00000000"') + len(self._identity) + VARYING_BYTES + len("\n")
         self._blanks_to = -(-fixed // BLOCK_BYTES) * BLOCK_BYTES - len('{"crc":"00000000"')
         self._descriptor = -1
+        self._watched = False
         self._first = -1
         self.of_drain = False
         self.left: Optional[Callable[[], Rank]] = None
@@ -131,6 +133,7 @@ class ProgressFile:
         self.page = False
         self.tag = ""
         self._save = ""
+        self._waits = ""
         self._tagged = self._identity  # all that changes seldom: the text of a step costs less
 
     @property
@@ -160,7 +163,7 @@ class ProgressFile:
             self._first = step
         record = (
             '%s"first":%d,"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d'
-            ',"acked":%s,"failed":%s%s%s%s%s%s}'
+            ',"acked":%s,"failed":%s%s%s%s%s%s%s}'
             % (
                 self._tagged,
                 self._first,
@@ -176,6 +179,7 @@ class ProgressFile:
                 ',"saver":true' if self.saver else "",
                 ',"answered":[%d,%d]' % self.answered if self.answered else "",
                 ',"page":true' if self.page else "",
+                self._waits,
             )
         )
         summed = record.ljust(self._blanks_to - 1).encode("ascii") + b"\n"
@@ -184,6 +188,9 @@ class ProgressFile:
             self._cursors.write(self.saved.cursors)
         if self._descriptor < 0:
             self._create(line)
+            if self.rank.world_size > 1 and not self._watched:
+                self._watched = True
+                watch(self._boundaries, self._tell_waits)
             return
         self._lines += 1
         if self._lines % LOOK_LINES == 0 and self._is_unlinked() and self._is_robbed():
@@ -251,6 +258,14 @@ class ProgressFile:
         self._save = '"save_s":%.1f,' % took_s if TIMED_S <= took_s < TIMED_MAX_S else ""
         tag = '"tag":"%s",' % self.tag if self.tag else ""
         self._tagged = self._identity + self._save + tag
+
+    def _boundaries(self) -> int:
+        """Return a number that changes at each boundary; below 0 once this is not the file."""
+        return self._lines if _file is self else -1
+
+    def _tell_waits(self, share: Optional[float]) -> None:
+        """Report from now on which share of its time this rank waits for others."""
+        self._waits = "" if share is None else ',"waits":%.2f' % share
 
     def close(self) -> None:
         """Write no more; the file stays until another process's file takes its place."""

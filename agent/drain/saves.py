@@ -26,7 +26,14 @@ from rdzv.drain import last_save
 from rdzv.drain.cursors import DIFFER
 from rdzv.drain.gate import WAITS
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
-from rdzv.drain.last_save import differing, of_horovodrun, saves_of, timed, transaction
+from rdzv.drain.last_save import (
+    differing,
+    of_horovodrun,
+    saves_of,
+    steady,
+    timed,
+    transaction,
+)
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.records.progress import RankProgress
@@ -176,12 +183,14 @@ class SaveReporter:
         stored = self._client.membership.saves().get(own.member)
         if kv is None or stored is None or kv.lease != lease_id:
             stored = PodSaves(own.member, "", "", 0)
+        own = steady(own, stored)
         same = own == replace(stored, step=own.step, at_unix_s=0.0, mod_revision=0)
         first = 0 in own.ranks if round is None else own.member == round.members[0]
         tells_step = first and own.step >= 0
         if same and (not tells_step or own.step == stored.step):
             return
-        unchanged = own.newest is None and not tells_step and own.still == stored.still
+        unchanged = own.newest is None and not tells_step
+        unchanged &= (own.still, own.waits) == (stored.still, stored.waits)
         if unchanged and round is not None:
             return
         now = self._clock()

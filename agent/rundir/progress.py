@@ -103,6 +103,7 @@ def _parse(content: bytes) -> RankProgress | None:
             tag=take_tag("progress", fields),
             save_s=take_seconds("progress", fields, "save_s") if "save_s" in fields else 0.0,
             samples=take_samples("progress", fields),
+            waits=_share(fields.get("waits")),
         )
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError, RecordError):
         return None
@@ -119,6 +120,11 @@ _NUMBERS = (
     "step",
     "epoch",
 )
+
+
+def _share(found: Any) -> float | None:
+    share = -1.0 if found is None else float(found)
+    return share if 0.0 <= share <= 1.0 else None
 
 
 def _pair(fields: Mapping[str, Any], name: str, kind: type[Any]) -> Any:

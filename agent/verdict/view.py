@@ -12,6 +12,7 @@ from agent.verdict.clocks import sentence, skews
 from agent.verdict.last_save import LastSave, last_save
 from agent.verdict.runs import RunView, runs_of
 from agent.verdict.standstill import Seated, Standstill, standstill
+from agent.verdict.straggler import Straggler, straggler, waits_of
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.horovod.hosts import Host, host_of
 from rdzv import listing
@@ -202,6 +203,20 @@ class JobView:
             return None
         seats = [seat.member for seat in run.round.frozen]
         return standstill(seats, self.reports)
+
+    @property
+    def waits(self) -> Mapping[str, float]:
+        """By member of the world: the share of its time that its slowest rank waits for others."""
+        return waits_of(self.reports)
+
+    @property
+    def straggler(self) -> Straggler | None:
+        """The ranks that the others wait for at each step; None if there are none."""
+        run, told = self.newest_run, self.reports
+        seats = (
+            [one.member for one in told] if run is None else [s.member for s in run.round.frozen]
+        )
+        return straggler(seats, told)
 
     @property
     def steps(self) -> Mapping[str, int]:

@@ -32,7 +32,8 @@ class PodRow:
     """One pod: its activity in a word, and its figures; None if unknown.
 
     ``ranks``: the numbers of its ranks, as in ``0-7``. ``step``: the last that its world reported.
-    ``rate``: steps a second of its world. ``failures`` in a row without progress.
+    ``rate``: steps a second of its world. ``failures`` in a row without progress. ``waits``: the
+    share of its time that its slowest rank waits for others.
     """
 
     name: str
@@ -42,6 +43,7 @@ class PodRow:
     rate: float | None = None
     failures: int = 0
     age_s: float | None = None
+    waits: float | None = None
 
     @property
     def level(self) -> Level | None:
@@ -76,6 +78,7 @@ def pods_of(view: JobView, now_unix_s: float) -> list[PodRow]:
         next_rank += size
     if run is None:
         ranks = {one.member: _spelt(one.ranks) for one in view.reports}
+    waits = view.waits
     stuck = {pod for pod, _ in view.standstill.causes} if view.standstill is not None else set()
     found = []
     for member, state, _ in members:
@@ -102,6 +105,7 @@ def pods_of(view: JobView, now_unix_s: float) -> list[PodRow]:
                 world_rate if in_world else None,
                 failure.count if failure is not None else 0,
                 max(0.0, now_unix_s - joins[name]) if name in joins else None,
+                waits.get(name) if in_world else None,
             )
         )
     return found

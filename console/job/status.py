@@ -227,6 +227,8 @@ def _grids(view: JobView, *, wide: bool) -> list[Grid]:
         grids.append(Grid(view.mute, (), (), "warning"))
     if view.slow_save:
         grids.append(Grid(view.slow_save, (), (), "warning"))
+    if (slow := view.straggler) is not None:
+        grids.append(Grid(slow.sentence, (), (), "warning"))
     if clocks := view.clocks(now_unix_s):
         grids.append(Grid(clocks, (), (), "warning"))
     grids += _shards(view)

@@ -42,6 +42,7 @@ def status_json(view: JobView, now_unix_s: float) -> dict[str, object]:
                 "doing": pod.doing,
                 "ranks": pod.ranks,
                 "step": pod.step,
+                "waits": pod.waits,
                 "joined_unix_s": None if pod.age_s is None else now_unix_s - pod.age_s,
                 "why": why,
                 "role": member.role,
@@ -70,6 +71,7 @@ def status_json(view: JobView, now_unix_s: float) -> dict[str, object]:
         "last_save": None if (last_save := view.last_save) is None else last_save.as_json(),
         "steps_per_s": rate(view),
         "slow_save": view.slow_save,
+        "straggler": "" if (slow := view.straggler) is None else slow.sentence,
         "shards": {name: _shards_json(name, one) for name, one in view.shards.items()},
         "corrupt": dict(view.snapshot.corrupt),
         "events": [

@@ -61,8 +61,8 @@ def top_grids(
     if line.pods:
         grids.append(_pods(line.pods, chosen))
     status = scene.status or {}
-    if slow := str(status.get("slow_save") or ""):
-        grids.append(Grid(slow, (), (), "warning"))
+    said = [str(status.get(name) or "") for name in ("slow_save", "straggler")]
+    grids += [Grid(one, (), (), "warning") for one in said if one]
     if events := list(status.get("events") or [])[-EVENTS_SHOWN:]:
         rows = tuple(_event(one, now_unix_s) for one in events)
         grids.append(Grid("", ("AGO", "EVENT", "POD", "WHY"), rows, key=2))

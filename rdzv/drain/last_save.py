@@ -22,6 +22,9 @@ from rdzv.records.saves import HOROVODRUN, STEPS_MAX, PodSaves
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, GuardedWrites, Put
 
+MOVED = 0.1
+"""Change of a rank's share of waiting that is worth a report."""
+
 
 def saves_of(
     ranks: Iterable[RankProgress], round: LiveRound | None, member: str, pod_uid: str
@@ -54,7 +57,23 @@ def saves_of(
         tag=agreed(rank.tag for rank in own) if common else "",
         save_s=max(rank.save_s for rank in own),
         samples=samples_of(rank.samples for rank in own) if steps else "",
+        waits=_waits(own),
     )
+
+
+def _waits(own: Sequence[RankProgress]) -> tuple[float, ...]:
+    """Return the share of waiting of each rank, by its number; none if one is unknown."""
+    known = [(rank.rank, rank.waits) for rank in own if rank.waits is not None]
+    return tuple(share for _, share in sorted(known)) if len(known) == len(own) else ()
+
+
+def steady(own: PodSaves, stored: PodSaves) -> PodSaves:
+    """Return ``own`` with the shares of waiting that are stored, unless one is another by now."""
+    if (own.run, own.round, own.ranks) != (stored.run, stored.round, stored.ranks):
+        return own
+    pairs = list(zip(own.waits, stored.waits, strict=False))
+    moved = len(own.waits) != len(stored.waits) or any(abs(a - b) >= MOVED for a, b in pairs)
+    return own if moved else replace(own, waits=stored.waits)
 
 
 def of_horovodrun(
@@ -69,7 +88,7 @@ def of_horovodrun(
     own = list(ranks) if commands else []
     step = max((rank.step for rank in own), default=-1)
     numbers = tuple(sorted(rank.rank for rank in own))
-    return PodSaves(member, pod_uid, HOROVODRUN, 0, step=step, ranks=numbers)
+    return PodSaves(member, pod_uid, HOROVODRUN, 0, step=step, ranks=numbers, waits=_waits(own))
 
 
 def timed(own: PodSaves, took_s: float, grace_s: float, reserve_s: float) -> PodSaves:

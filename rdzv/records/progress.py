@@ -50,6 +50,8 @@ class RankProgress:
     """Seconds that its newest periodic save has taken; 0.0 if that is unknown, or short."""
     samples: str = ""
     """Whether its saves keep the samples, or why not; empty if it does not say."""
+    waits: float | None = None
+    """The share of its time in which it waits for other ranks; None if that is unknown."""
     pid: int = field(default=0, compare=False)
     started: int = field(default=0, compare=False)
     """The start of its process, in clock ticks since boot."""

@@ -46,6 +46,8 @@ class PodSaves:
     the slowest of their newest saves has taken, if that is longer than its pod has in a drain:
     ``grace_s`` less ``reserve_s``; all three are 0.0 if it is not.
     ``samples``: what its ranks say of the samples of ``steps``, empty for nothing.
+    ``waits``: the share of its time in which each of ``ranks`` waits for others; none if one is
+    unknown.
     ``still``: what each of its ranks does, if they make no step; ``still_since_unix_s``: their last
     report.
     """
@@ -65,6 +67,7 @@ class PodSaves:
     grace_s: float = 0.0
     reserve_s: float = 0.0
     samples: str = ""
+    waits: tuple[float, ...] = ()
     still: tuple[StillRank, ...] = ()
     still_since_unix_s: float = 0.0
     mod_revision: int = 0
@@ -110,6 +113,7 @@ class PodSaves:
                     else {}
                 ),
                 "samples": self.samples,
+                **({"waits": [round(one, 2) for one in self.waits]} if self.waits else {}),
                 **(
                     {
                         "still": [one.as_json() for one in self.still],
@@ -131,6 +135,9 @@ class PodSaves:
             raise RecordError(f"{kv.key}: 'steps' is {steps!r}, expected up to {STEPS_MAX} steps")
         cursors = take(kv.key, fields, "cursors", list, [])
         ranks = take(kv.key, fields, "ranks", list, [])
+        waits = take(kv.key, fields, "waits", list, [])
+        if not all(type(one) in (int, float) and 0 <= one <= 1 for one in waits):
+            raise RecordError(f"{kv.key}: 'waits' is {waits!r}, expected shares of 1")
         if len(cursors) not in (0, len(steps)) or not all(type(rank) is int for rank in ranks):
             raise RecordError(f"{kv.key}: expected a cursor for each step, and numbers of ranks")
         return cls(
@@ -149,6 +156,7 @@ class PodSaves:
             grace_s=_seconds(kv.key, fields, "grace_s"),
             reserve_s=_seconds(kv.key, fields, "reserve_s"),
             samples=take_samples(kv.key, fields),
+            waits=tuple(map(float, waits)) if len(waits) == len(ranks) else (),
             still=take_still(kv.key, fields),
             still_since_unix_s=(
                 take_unix_s(kv.key, fields, "still_since_unix_s") if "still" in fields else 0.0
