@@ -188,7 +188,7 @@ class ProgressFile:
             self._cursors.write(self.saved.cursors)
         if self._descriptor < 0:
             self._create(line)
-            if self.rank.world_size > 1 and not self._watched:
+            if self.rank.world_size > 1 and _file is self and not self._watched:
                 self._watched = True
                 watch(self._boundaries, self._tell_waits)
             return
