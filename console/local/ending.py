@@ -150,7 +150,7 @@ def write_report(
     try:
         _replace(directory / "timeline.json", json.dumps(report, indent=1) + "\n")
         beside_it = None if native is None else native.timeline
-        _replace(directory / "world.svg", draw_picture(timeline, beside_it))
+        _replace(directory / "world.svg", draw_picture(timeline, beside_it, finished=status == 0))
     except OSError as error:
         click.echo(f"muster: --report {directory}: cannot be written ({error.strerror})", err=True)
         return False

@@ -95,7 +95,9 @@ def test_what_people_and_the_store_do_is_an_event(what: str, who: str, label: st
     told = Told().world(1, 2, (1, 1), (10, 90)).at(10, what, who, "membership")
     told.world(2, 3, (12, 91), (30, 300))
     assert told.rows == [(label, "2.0 s pause", "no step lost")]
-    assert f">{label}</text>" in draw_picture(told.timeline)
+    picture = draw_picture(told.timeline)
+    assert f'>{label}<tspan class="cost" dx="6">2.0 s, no step lost</tspan></text>' in picture
+    assert ">10.0 s; 300 steps in 2 worlds</text>" in picture
 
 
 def test_a_change_without_an_event_is_explained_by_what_came_before_it() -> None:

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """World size and steps over time, as an SVG that needs nothing but a viewer.
 
-Colours follow the viewer's light or dark scheme. Text is text, so that it can be searched.
+Its title is the result of the run, and each event has its cost beside it. It plays once. Colours
+follow the viewer's light or dark scheme. Text is text, so that it can be searched.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
 
-from console.local.report.costs import interventions
-from console.local.report.timeline import Moment, Timeline
+from console.local.report.costs import costs, interventions
+from console.local.report.summary import facts
+from console.local.report.timeline import Timeline
 from console.local.report.worlds import World, again
 from rdzv.counting import counted
 
@@ -23,6 +26,7 @@ _CHARACTER = 6.9
 """Approximate width of a label's character; only to keep labels from overlapping."""
 
 _SIZE_HEIGHT, _STEP_HEIGHT, _BETWEEN = 150, 190, 34
+_PLAY_S = 10
 
 _STYLE = """
 text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #3c4450 }
@@ -42,6 +46,7 @@ text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #3c4450 }
 .event { stroke: #c2562d; stroke-width: 1; stroke-dasharray: 4 3 }
 .mark { fill: #c2562d }
 .named { fill: #a8431d; font-weight: 600 }
+.cost { fill: #3c4450; font-weight: 400 }
 @media (prefers-color-scheme: dark) {
   text { fill: #c3cad3 }
   .title { fill: #eef1f5 }
@@ -56,6 +61,7 @@ text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #3c4450 }
   .again, .event { stroke: #e88a63 }
   .mark { fill: #e88a63 }
   .named { fill: #f0a384 }
+  .cost { fill: #c3cad3 }
 }
 """
 
@@ -87,16 +93,33 @@ def nice_step(raw: float) -> float:
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
 
 
-def draw_picture(timeline: Timeline, native: Timeline | None = None) -> str:
+@dataclass(frozen=True, slots=True)
+class _Label:
+    """An event with its name and its cost in words."""
+
+    at_s: float
+    name: str
+    cost: str
+
+    @property
+    def width(self) -> float:
+        """The width of both, in pixels."""
+        return _CHARACTER * (len(self.name) + len(self.cost) + bool(self.cost)) + 12
+
+
+def draw_picture(
+    timeline: Timeline, native: Timeline | None = None, *, finished: bool = False
+) -> str:
     """Draw a timeline as an SVG; without any progress of ranks, only its rounds.
 
-    ``native``: the same drill on torchrun alone, drawn behind the steps.
+    ``native``: the same drill on torchrun alone, drawn behind the steps. ``finished``: as in
+    ``facts``.
     """
     worlds = timeline.worlds.all
     beside = native.worlds.all if native is not None and worlds else []
     end_s = max((moment.at_s for moment in timeline.moments), default=1.0)
     end_s = max([end_s, *(world.ended_s for world in beside)])
-    events = interventions(timeline)
+    events = _labels(timeline)
     time = Axis(max([end_s, *map(_room_for_label, events)]), _LEFT, _RIGHT, 12)
     rows = _label_rows(events, time)
     top = 52 + _LABEL_ROW * (max(rows, default=-1) + 1)
@@ -112,7 +135,10 @@ def draw_picture(timeline: Timeline, native: Timeline | None = None) -> str:
         'aria-label="World size and steps over time">',
         f"<style>{_STYLE}</style>",
         f'<rect class="back" width="{WIDTH}" height="{height}" rx="6"/>',
-        _text(20, 27, f"World size{' and steps' if worlds else ''} over time", "title"),
+        _text(20, 27, _title(timeline, finished=finished), "title"),
+        f'<clipPath id="played"><rect width="{WIDTH}" height="{height}"><animate '
+        f'attributeName="width" from="{_LEFT}" to="{WIDTH}" dur="{_PLAY_S}s" fill="freeze"/>'
+        "</rect></clipPath>",
     ]
     parts += _grid(time, size, "ranks", top, size_bottom)
     step_top = size_bottom + _BETWEEN
@@ -120,17 +146,36 @@ def draw_picture(timeline: Timeline, native: Timeline | None = None) -> str:
     step = Axis(max(steps, default=1) * 1.05, bottom, step_top, 5)
     if worlds:
         parts += _grid(time, step, "step", step_top, bottom)
+    parts.append('<g clip-path="url(#played)">')
     parts += _draw_events(events, rows, time, bottom)
-    parts += _draw_worlds(timeline, time, size, size_bottom)
+    parts += _draw_worlds(timeline, events, time, size, size_bottom)
     parts += [_polyline("native", world, time, step) for world in beside]
     parts += _draw_steps(timeline, time, step)
     parts += _draw_rounds(timeline, time, size, end_s, filled=not worlds)
+    parts.append("</g>")
     parts += _time_labels(time, bottom)
     parts += _legend(height - 12, timeline, beside=bool(beside))
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _draw_worlds(timeline: Timeline, time: Axis, size: Axis, bottom: float) -> Iterator[str]:
+def _title(timeline: Timeline, *, finished: bool) -> str:
+    return facts(timeline, finished=finished) if timeline.moments else "no moment of the run"
+
+
+def _labels(timeline: Timeline) -> list[_Label]:
+    """Return the events in order. Those of one change have its cost at the last of them."""
+    cost_at: dict[int, str] = {}
+    for one in costs(timeline) if timeline.worlds.all else ():
+        pause = one.pause.removesuffix(" pause") if one.pause_s else ""
+        if one.causes:  # two events may be equal in all their fields
+            cost_at[id(one.causes[-1])] = ", ".join(filter(None, (pause, one.steps)))
+    done = interventions(timeline)
+    return [_Label(event.at_s, event.label, cost_at.get(id(event), "")) for event in done]
+
+
+def _draw_worlds(
+    timeline: Timeline, events: Sequence[_Label], time: Axis, size: Axis, bottom: float
+) -> Iterator[str]:
     worlds = timeline.worlds.all
     for world, after in zip_longest(worlds, worlds[1:]):
         left, right = (
@@ -148,7 +193,8 @@ def _draw_worlds(timeline: Timeline, time: Axis, size: Axis, bottom: float) -> I
             yield _text(middle, bottom - 6, pause, "quiet", anchor="middle")
             steps = again(world, after)
             words = f"{counted(steps, 'step')} again"
-            if steps > 0 and not timeline.worlds.fault:
+            told = any(world.began_s < one.at_s <= after.began_s for one in events)
+            if steps > 0 and not told and not timeline.worlds.fault:
                 wide = time.at(after.began_s) - right > _CHARACTER * len(words)
                 shown = words if wide else f"-{steps}"
                 yield _text(middle, bottom - 22, shown, "named", anchor="middle")
@@ -191,20 +237,20 @@ def _draw_rounds(
         yield _line("agreed", left, upper, right, upper)
 
 
-def _room_for_label(event: Moment) -> float:
+def _room_for_label(event: _Label) -> float:
     """Return the end of the time axis at which the event's label fits to the right of its line."""
     span = _RIGHT - _LEFT
-    return event.at_s * span / (span - _label_width(event))
+    return event.at_s * span / (span - event.width)
 
 
-def _label_rows(events: Sequence[Moment], time: Axis) -> list[int]:
+def _label_rows(events: Sequence[_Label], time: Axis) -> list[int]:
     """Return the row of each event's label; row 0 is next to the plot.
 
     A label stands above those of the later events whose lines it would cross.
     """
     rows: list[int] = []
     for index in reversed(range(len(events))):
-        end = time.at(events[index].at_s) + _label_width(events[index])
+        end = time.at(events[index].at_s) + events[index].width
         crossed = [
             row
             for later, row in zip(events[index + 1 :], rows, strict=True)
@@ -214,19 +260,16 @@ def _label_rows(events: Sequence[Moment], time: Axis) -> list[int]:
     return rows
 
 
-def _label_width(event: Moment) -> float:
-    return _CHARACTER * len(event.label) + 12
-
-
 def _draw_events(
-    events: Sequence[Moment], rows: Sequence[int], time: Axis, bottom: float
+    events: Sequence[_Label], rows: Sequence[int], time: Axis, bottom: float
 ) -> Iterator[str]:
     top = 52 + _LABEL_ROW * (max(rows, default=-1) + 1)
     for event, row in zip(events, rows, strict=True):
         x = time.at(event.at_s)
         y = top - 8 - _LABEL_ROW * row
         yield _line("event", x, y - 9, x, bottom)
-        yield _text(x + 4, y, event.label, "named")
+        cost = f'<tspan class="cost" dx="6">{escape(event.cost)}</tspan>' if event.cost else ""
+        yield f'<text class="named" x="{x + 4:.1f}" y="{y:.1f}">{escape(event.name)}{cost}</text>'
 
 
 def _grid(time: Axis, axis: Axis, unit: str, top: float, bottom: float) -> Iterator[str]:
