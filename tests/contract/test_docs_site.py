@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from docs_site.building import build, with_lists_apart
+from docs_site.building import build, with_lists_apart, with_titles
 from docs_site.links import broken
 from docs_site.navigation import groups
 
@@ -51,6 +51,16 @@ def test_links_and_anchors_that_lead_nowhere_are_named(tmp_path: Path) -> None:
         "a.html: b.html#out leads nowhere",
         "a.html: c.svg leads nowhere",
     ]
+
+
+def test_a_link_has_a_title_in_place_of_a_file_s_name(tmp_path: Path) -> None:
+    (tmp_path / "one.md").write_text("# One: the first\n\n## What it `costs`\n")
+    (tmp_path / "two.md").write_text(
+        "[one.md](one.md) [one.md](one.md#what-it-costs) [one](one.md) [gone.md](gone.md)"
+    )
+    assert with_titles(tmp_path, Path("two.md")) == (
+        "[One](one.md) [What it `costs`](one.md#what-it-costs) [one](one.md) [gone.md](gone.md)"
+    )
 
 
 def test_a_list_right_below_a_paragraph_is_one_on_the_site_too() -> None:

@@ -23,6 +23,7 @@ from docs_site.navigation import Group, groups
 BUILD_TIMEOUT_S = 300
 
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
+FILE_LINK = re.compile(r"\[[\w./-]+\.md\]\((?P<target>[\w./-]+\.md)(?P<anchor>#[\w-]+)?\)")
 
 CONFIGURATION = """\
 [project]
@@ -30,6 +31,7 @@ site_name = "Muster"
 site_description = "Elastic training on Kubernetes that loses no work"
 docs_dir = "pages"
 site_dir = "site"
+extra_css = ["site.css"]
 nav = {menu}
 
 [project.theme]
@@ -40,6 +42,7 @@ features = [
   "navigation.footer",
   "navigation.path",
   "navigation.sections",
+  "navigation.tabs",
   "navigation.top",
   "search.highlight",
 ]
@@ -72,6 +75,12 @@ slugify.object = "pymdownx.slugs.slugify"
 slugify.kwds.case = "lower"
 """
 
+STYLE = """\
+.md-grid { max-width: 84rem; }
+/* The button that copies stands over the end of a line otherwise. */
+.md-typeset pre > code { padding-right: 3rem; }
+"""
+
 
 def build(repository: Path, site: Path) -> bool:
     """Replace the folder ``site`` by a fresh build; return False if zensical found a fault."""
@@ -81,12 +90,13 @@ def build(repository: Path, site: Path) -> bool:
             copy = staged / "pages" / path
             copy.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == ".md":
-                page = (repository / path).read_text(encoding="utf-8")
+                page = with_titles(repository, path)
                 copy.write_text(with_lists_apart(page), encoding="utf-8")
             else:
                 shutil.copyfile(repository / path, copy)
         configuration = CONFIGURATION.format(menu=_menu(groups(repository)))
         (staged / "zensical.toml").write_text(configuration, encoding="utf-8")
+        (staged / "pages" / "site.css").write_text(STYLE, encoding="utf-8")
         command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
         done = subprocess.run(
             command, cwd=staged, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S
@@ -98,6 +108,29 @@ def build(repository: Path, site: Path) -> bool:
         site.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(staged / "site", site)
         return True
+
+
+def with_titles(repository: Path, path: Path) -> str:
+    """Return a page on which a link whose text is a file's name has that page's title instead.
+
+    If the link names a section, it has that section's heading.
+    """
+
+    def titled(found: re.Match[str]) -> str:
+        target = (repository / path).parent / found["target"]
+        if not target.is_file():
+            return found[0]
+        headings = re.findall(r"^#+ +(.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+        wanted = found["anchor"] or ""
+        of_anchor = [one for one in headings if _anchor(one) == wanted.lstrip("#")]
+        title = (of_anchor or [headings[0].partition(":")[0]])[0]
+        return f"[{title}]({found['target']}{wanted})"
+
+    return FILE_LINK.sub(titled, (repository / path).read_text(encoding="utf-8"))
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def with_lists_apart(page: str) -> str:

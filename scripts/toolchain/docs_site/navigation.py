@@ -41,14 +41,13 @@ def groups(repository: Path) -> list[Group]:
 
 def _pages(repository: Path, section: str) -> list[Page]:
     """Return the pages of a section: the first link of each row of a table, and of each item."""
-    links = re.findall(r"^(?:\| |- )\[([^\]]+)\]\(([^)#]+\.md)\)", section, re.MULTILINE)
-    return [_page(repository, text, target) for text, target in links]
+    links = re.findall(r"^(?:\| |- )\[[^\]]+\]\(([^)#]+\.md)\)", section, re.MULTILINE)
+    return [_page(repository, target) for target in links]
 
 
-def _page(repository: Path, text: str, target: str) -> Page:
+def _page(repository: Path, target: str) -> Page:
     path = (repository / PurePosixPath(INDEX).parent / target).resolve()
     title = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ").strip()
-    if not text.isdigit():
-        # A title may continue after a colon; the menu has room for the part before it.
-        title = title.partition(":")[0].replace("`", "")
+    # A title may continue after a colon; the menu has room for the part before it.
+    title = title.partition(":")[0].replace("`", "")
     return Page(title, path.relative_to(repository.resolve()).as_posix())
