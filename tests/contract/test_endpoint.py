@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from launcher_shim.c10d.rounds import views
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.resume_note import Note
 from launcher_shim.c10d.serving.relayed import RelayNumbers
@@ -192,6 +193,31 @@ async def test_the_first_world_waits_for_no_pod_that_has_no_node() -> None:
             await asks(raw, "digits")
             while run not in (kvs := one.client.mirror.kvs) or not Round.from_kv(kvs[run]).complete:
                 await one.client.mirror.changed_after(one.client.mirror.sequence)
+
+
+async def test_a_look_that_was_held_shows_what_it_was_held_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And a client that has not joined is held by nothing."""
+    monkeypatch.setattr(views, "HELD_MAX_S", DEADLINE_S)
+    engine = MemoryEngine()
+    async with AsyncExitStack() as stack:
+        pods = [
+            await stack.enter_async_context(pod(engine, name, first_call_s=3600, last_call_s=3600))
+            for name in ("w-0", "w-1")
+        ]
+        one, two, reader = [
+            await stack.enter_async_context(connected(port))
+            for port in (pods[0].port, pods[1].port, pods[0].port)
+        ]
+        parked = await asks(one, "digits")
+        one.send(wire.Get(STATE_KEY))
+        look = asyncio.create_task(one.vec())
+        assert await reader.ask(wire.Get(STATE_KEY)) == b""
+        assert not look.done()
+        await asks(two, "digits")
+        async with asyncio.timeout(DEADLINE_S):
+            assert await look != parked
 
 
 async def test_a_failed_run_that_begins_anew_leaves_other_runs_alone() -> None:

@@ -15,7 +15,7 @@ from launcher_shim.c10d.rounds.decision import decide
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations, observe
 from launcher_shim.c10d.rounds.records import Node, Progress, Round
-from launcher_shim.c10d.rounds.reform import Reform, reform
+from launcher_shim.c10d.rounds.reform import LEAD_S, Reform, reform
 from tests.support.records import kv, members, node, run, world
 
 POLICY = RoundPolicy(min_nodes=2, max_nodes=10, gather_s=60.0)
@@ -57,14 +57,22 @@ def test_newcomers_are_gathered_until_nobody_has_come_for_a_third_of_the_window(
     assert one.look(60, "cde").cause == "join"
 
 
-def test_a_wave_that_is_complete_is_let_in_at_once() -> None:
+def test_a_wave_that_is_complete_is_let_in_once_all_agents_look() -> None:
     three = Sidecar(TWO, replace(POLICY, desired=3))
-    assert three.look(0, "c").cause == "join"
+    assert three.look(0, "c") == Reform(
+        "", "1 more asks to join a world of 2: gathering others until the wave is over", LEAD_S
+    )
+    assert three.look(LEAD_S, "c").cause == "join"
     # Those that come to more than was desired anyway are gathered.
     assert Sidecar(TWO, replace(POLICY, desired=2)).look(0, "c").cause == ""
     full = Sidecar(TWO, replace(POLICY, max_nodes=4))
-    assert [full.look(now, asking).cause for now, asking in ((0, "c"), (1, "cd"))] == ["", "join"]
-    assert Sidecar(TWO, replace(POLICY, gather_s=0)).look(0, "c").cause == "join"
+    assert [full.look(now, asking).wake_at_s for now, asking in ((0, "c"), (1, "cd"))] == [
+        20,
+        1 + LEAD_S,
+    ]
+    assert full.look(1 + LEAD_S, "cd").cause == "join"
+    single = Sidecar(TWO, replace(POLICY, gather_s=0))
+    assert [single.look(now, "c").cause for now in (0, LEAD_S)] == ["", "join"]
     # Another sidecar, whose clock is ahead, has begun the save: the wave is over for all.
     assert Sidecar(TWO).look(0, "c", agreed=True).cause == "join"
 
@@ -91,7 +99,7 @@ def test_i11_newcomers_wait_for_the_first_step_of_ranks_that_load() -> None:
     one = Sidecar(replace(TWO, progress="loads"), at_once)
     one.look(0, "c")
     one.current = replace(one.current, progress="steps")
-    assert one.look(1, "c").cause == "join"
+    assert one.look(LEAD_S, "c").cause == "join"
 
 
 @pytest.mark.parametrize("progress", ["", "mute"])
@@ -102,7 +110,7 @@ def test_newcomers_wait_for_as_long_as_the_last_start_took_if_ranks_report_nothi
     assert one.look(0, "c").wake_at_s == 90
     assert one.look(90, "c").cause == "join"
     unknown = Sidecar(replace(TWO, progress=progress), replace(POLICY, max_nodes=3))
-    assert unknown.look(0, "c").cause == "join"
+    assert [unknown.look(now, "c").cause for now in (0, LEAD_S)] == ["", "join"]
 
 
 def test_the_window_is_not_shorter_than_the_last_start() -> None:
@@ -149,7 +157,9 @@ def test_only_newcomers_wait_for_the_first_step(paused: bool, cause: str) -> Non
 )
 def test_only_an_allowed_size_is_worth_another_world(frozen: str, asking: str, cause: str) -> None:
     policy = RoundPolicy(2, 4, allowed_sizes=(2, 4))
-    assert Sidecar(world(frozen), policy).look(0, asking).cause == cause
+    one = Sidecar(world(frozen), policy)
+    one.look(0, asking)
+    assert one.look(LEAD_S, asking).cause == cause
 
 
 def test_who_stands_by_for_want_of_a_size_opens_no_window() -> None:
@@ -183,7 +193,8 @@ def test_a_paused_job_has_no_world(current: Round, cause: str) -> None:
 def test_everybody_who_stays_is_let_in_within_the_window(
     times: list[float], gather_s: float, most: int
 ) -> None:
-    """Each newcomer is let in ``gather_s`` after it came, if there is room, whoever else comes."""
+    """Each newcomer is let in ``gather_s`` after it came, and the time until all agents look, if
+    there is room, whoever else comes."""
     policy = replace(POLICY, max_nodes=most, gather_s=gather_s)
     one, now, asking = Sidecar(TWO, policy), 0.0, dict[str, float]()
     arrivals = [*zip(times, "cdefghij", strict=False)]
@@ -195,7 +206,7 @@ def test_everybody_who_stays_is_let_in_within_the_window(
         here = [seat.member for seat in one.current.frozen]
         if seen.cause:
             room = most - len(here)
-            assert all(now <= at + gather_s for at in list(asking.values())[:room])
+            assert all(now <= at + gather_s + LEAD_S for at in list(asking.values())[:room])
             one.current = world(
                 "".join([*here, *list(asking)[:room]]), number=one.current.number + 1
             )

@@ -21,6 +21,11 @@ CALM_SHARE = 1 / 3
 """Fraction of the gather window without a newcomer after which the wave is over. Smaller: a late
 node costs a world of its own. Larger: a node that comes alone waits longer beside the world."""
 
+LEAD_S = 1.1
+"""Time from the last newcomer to the end of the world. torch's agents look once a second: with this
+notice each of them has a look that is held (``views.held_for``) when the world ends. The ranks
+train on meanwhile."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reform:
@@ -65,15 +70,19 @@ def reform(
     first_s = joins_from_s(current, observations.formed_s)
     if now < first_s:
         return Reform("", f"{wave}: waiting for the first step of its ranks", first_s)
-    if size == policy.sizes.full:
-        return Reform("join", f"{wave}, which makes it full")
-    if policy.desired is not None and here < policy.desired <= size:
-        return Reform("join", f"{wave}, which makes the desired {policy.desired}")
     since_s = now if observations.gather_since_s is None else observations.gather_since_s
     # A world costs at least its start: a shorter window would spend more time on starts than on
     # steps.
     gather_s = max(policy.gather_s, current.start_s)
-    over_s = min(since_s + gather_s, max(since_s, observations.newest_s) + gather_s * CALM_SHARE)
+    over_s = min(since_s + gather_s, observations.newest_s) + LEAD_S
+    if size == policy.sizes.full:
+        what = "which makes it full"
+    elif policy.desired is not None and here < policy.desired <= size:
+        what = f"which makes the desired {policy.desired}"
+    else:
+        what = "and the wave is over"
+        calm_s = max(since_s, observations.newest_s) + gather_s * CALM_SHARE
+        over_s = max(over_s, min(since_s + gather_s, calm_s))
     if now < over_s:
         return Reform("", f"{wave}: gathering others until the wave is over", over_s)
-    return Reform("join", f"{wave}, and the wave is over")
+    return Reform("join", f"{wave}, {what}")

@@ -27,7 +27,7 @@ from launcher_shim.c10d.rounds.own_node import Handing, OwnNode
 from launcher_shim.c10d.rounds.place import Place
 from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
 from launcher_shim.c10d.rounds.round_key import RoundKey
-from launcher_shim.c10d.rounds.views import View, hand, somebody_goes_on, view
+from launcher_shim.c10d.rounds.views import View, hand, held_for, somebody_goes_on, view
 from rdzv.drain.inputs import LiveRound
 from rdzv.job import JobClient
 from rdzv.keys import RunKeys
@@ -194,6 +194,19 @@ class Rendezvous:
             parks=claim.parks,
             waited_s=self.clock() - claim.asked_s,
         )
+
+    def held_for(self, claim: Claim, asked_s: float, drawn: View) -> float:
+        """Return for how many seconds to hold back the answer to a look of ``claim``.
+
+        ``asked_s``: when it looked. ``drawn``: what it was shown last. A store that is away brings
+        no change.
+        """
+        now, node, shown = self.clock(), self.place.own_node(claim), self.view_of(claim)
+        if node is None or shown != drawn or not self._mirror.healthy(now):
+            return 0.0
+        evaluation = self._evaluator.evaluate()
+        snapshot, reform = evaluation.snapshot, evaluation.reform
+        return held_for(now, asked_s, snapshot, reform, self.policy(), node, shown)[0]
 
     def is_dead(self, round_number: int) -> bool:
         """Return whether no key of this round will be set any more."""

@@ -14,6 +14,7 @@ from typing import Literal
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import Standings
 from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.c10d.rounds.reform import Reform
 
 Role = Literal["apart", "participant", "asking", "parked", "promoted", "waiting"]
 """The agent's position in the rendezvous, as its view shows it.
@@ -23,6 +24,14 @@ Role = Literal["apart", "participant", "asking", "parked", "promoted", "waiting"
 ``promoted``: on the redundancy list of an empty one: torch takes itself off and renews its join
 deadline. ``waiting``: in the wait list of a full world.
 """
+
+
+HELD_MAX_S = 0.9
+"""Maximum time for which a look is held. Longer: a signal, or a worker that fails, is noticed later
+by as much. Shorter: more changes fall between two looks."""
+
+HELD_BEFORE_S = 0.7
+"""Part of it that lies before the time at which newcomers are let in: the save takes the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,44 @@ def view(
     if node.state == "asking":
         return View("parked" if parks else "waiting", number, full=True)
     return View("apart", number, full=current.complete or not welcome)
+
+
+def held_for(
+    now: float,
+    asked_s: float,
+    snapshot: RunSnapshot,
+    reform: Reform,
+    policy: RoundPolicy,
+    node: Node,
+    shown: View,
+) -> tuple[float, str]:
+    """Return for how many seconds the answer to a look of ``node`` may be held back, and why.
+
+    ``asked_s``: when it looked. ``shown``: its view, which is what it was shown last. torch looks
+    once a second at most, so a change that comes between two looks is seen late. While it looks it
+    handles no signal and sees no worker fail: so only beside a change, and in no pod that leaves.
+    """
+    if shown.phantom or shown.closed or shown.role in ("apart", "promoted"):
+        return 0.0, "it has something to do"
+    membership, current = snapshot.membership, snapshot.round
+    if node.member in membership.leaving:
+        return 0.0, "its pod leaves"
+    left_s = asked_s + HELD_MAX_S - now
+    if left_s <= 0:
+        return 0.0, "it was held for long enough"
+    if not current.complete:
+        forms = len(snapshot.candidates(policy.sizes.smallest)) >= policy.sizes.smallest
+        return (left_s, "a round forms") if forms else (0.0, "no round can form yet")
+    if current.is_ending:
+        return left_s, "the next round is about to open"
+    if any(seat.member in membership.leaving for seat in current.frozen):
+        return left_s, "a drain is in progress"
+    if membership.ends_round or membership.join_agreed or reform.cause:
+        return left_s, "the world is about to form again"
+    # A look before that is answered at once: the next one comes in time.
+    if asked_s >= reform.wake_at_s - HELD_BEFORE_S:
+        return left_s, "newcomers are about to be let in"
+    return 0.0, "nothing is in progress"
 
 
 def must_leave(snapshot: RunSnapshot, node: Node) -> bool:

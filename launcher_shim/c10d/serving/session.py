@@ -271,8 +271,15 @@ class LauncherSession:
         return True
 
     def _get(self, request: wire.Get) -> Answer:
+        agent = self._agent
+        if agent is not None and request.key == self._state_key and agent.is_held():
+            return self._get_held(request.key, agent)
         value = self._value(request.key)
         return wire.vec(value) if value is not None else self._get_from_store(request.key)
+
+    async def _get_held(self, key: bytes, agent: TorchAgent) -> bytes:
+        await agent.hold()
+        return wire.vec(self._value(key) or b"")  # drawn after the wait: it is what has changed
 
     async def _get_from_store(self, key: bytes) -> bytes:
         (value,) = await self._keys.reads.get_all([key])

@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 FRUITLESS_FREE = 2
 """The number of requests in a row without effect that are answered at once."""
 
+HELD_LOOK_S = 0.1
+"""Interval of looks whether a held answer is to be given now: not all that ends a hold is news."""
+
 DELAY_MIN_S = 0.2
 DELAY_MAX_S = 1.0
 
@@ -126,6 +129,23 @@ class TorchAgent:
         if self._me is None:
             return SENTINEL
         return self._draw(self._rendezvous.view_of(self.claim))
+
+    def held_for(self, asked_s: float) -> float:
+        """Return for how many seconds to hold back the answer to a GET of ``asked_s``."""
+        drawn = self._drawn
+        return self._rendezvous.held_for(self.claim, asked_s, drawn[0]) if drawn else 0.0
+
+    def is_held(self) -> bool:
+        """Return whether to hold back the answer to a GET that has just come."""
+        return self.held_for(self._rendezvous.clock()) > 0
+
+    async def hold(self) -> None:
+        """Wait until ``get_state`` answers differently, or may be held back no longer."""
+        asked_s = self._rendezvous.clock()
+        while (left_s := self.held_for(asked_s)) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, HELD_LOOK_S)):
+                    await self._rendezvous.news()
 
     async def compare_set(self, expected: bytes, desired: bytes) -> bytes:
         """Answer a COMPARE_SET of the state key.

@@ -46,6 +46,9 @@ TTL_S = 60
 POLICY = RoundPolicy(2, 4, last_call_s=0.2, first_call_s=0.2, confirm_s=0.3, hold_s=0.1)
 
 
+LISTED = RoundMembers(frozenset("abcd"))
+
+
 @dataclass
 class Pod:
     """One sidecar's rendezvous, registered by hand; its lease can be changed under it."""
@@ -55,6 +58,7 @@ class Pod:
     client: JobClient
     lease: int
     policy: RoundPolicy = POLICY
+    membership: RoundMembers = LISTED
     jumped_s: float = 0.0
     registered: asyncio.Event = field(default_factory=asyncio.Event)
     looks: int = 0
@@ -85,7 +89,7 @@ class Pod:
 
     def _membership(self, current: Round) -> RoundMembers:
         self.looks += 1
-        return RoundMembers(frozenset("abcd"))
+        return self.membership
 
     @property
     def node(self) -> Node | None:
