@@ -62,7 +62,7 @@ def test_a_pod_that_leaves_gets_its_answer_as_it_may_get_a_signal() -> None:
     assert held(B, A, C, membership=leaving) == HELD_MAX_S
 
 
-def test_a_drain_of_a_node_that_is_in_no_world_holds_nobody() -> None:
+def test_a_drain_of_a_node_in_no_world_holds_no_answer() -> None:
     assert held(A, B, C, D, membership=replace(LISTED, leaving=frozenset("d"))) == 0
 
 
