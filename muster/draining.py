@@ -12,18 +12,16 @@ import atexit
 import logging
 import math
 import os
-import signal
-import sys
 import threading
 import time
 from collections import deque
-from contextlib import contextmanager, suppress
 from operator import index
 from types import TracebackType
-from typing import Any, Deque, Iterator, Optional, Tuple, Type
+from typing import Any, Deque, Optional, Tuple, Type
 
 from muster import boundary, step_listeners
 from muster.cursor import CommittedStep, encode
+from muster.ending import end_well, end_without_torchrun, sigterm_ends
 from muster.gate import POLL_S, GateFile, Reading, own_gate
 from muster.lineage import Lineage, report_imports
 from muster.progress import ProgressFile, own_file
@@ -189,7 +187,7 @@ class Drain:
         if why:
             self.failed(step, why)
             return
-        with _sigterm_ends():
+        with sigterm_ends():
             self._note_saved(step, text)
             due = True
             while due:  # again where a later attempt agrees on the very step that is saved already
@@ -228,6 +226,11 @@ class Drain:
         if reading is None or reading.deadline_boot_s is None:
             return None
         return max(0.0, reading.deadline_boot_s - time.clock_gettime(time.CLOCK_BOOTTIME))
+
+    def repeat(self) -> None:
+        """Publish this rank's state again, as something else in its line has changed."""
+        if self._entered and self._file is not None and self._file.of_this_process:
+            self._write_progress(self._rank)
 
     def _refuse_outside(self, step: int) -> None:
         """Refuse a save that is reported outside of the block; a late background save is logged."""
@@ -318,7 +321,7 @@ class Drain:
                 return
             else:
                 if reading is not None and reading.ending and not parked:
-                    with _sigterm_ends():
+                    with sigterm_ends():
                         return self._wait_to_begin(parked=True)
                 self._pause(reading)
 
@@ -335,9 +338,9 @@ class Drain:
                 if reading is not None:
                     over = reading.gate.master != rank.master
                     if over and reading.ended:
-                        _end_well()
+                        end_well("this pod is drained and its run has succeeded: this rank exits with status 0")
                     if (over or reading.ending) and not parked:
-                        with _sigterm_ends():  # its round is over, or about to be
+                        with sigterm_ends():  # its round is over, or about to be
                             return self._follow(parked=True)
                 self._pause(reading)
             else:
@@ -363,7 +366,7 @@ class Drain:
         if self._unwritten:
             self._write_progress(self._rank)
         if self._lineage is not None and self._lineage.broken:
-            _end_without_torchrun()
+            end_without_torchrun()
         time.sleep(POLL_S)
 
     def _write_progress(self, rank: boundary.Rank, inside: bool = True, away: bool = False) -> None:
@@ -417,37 +420,6 @@ class Drain:
         """Hand the state to the next loop, which publishes the rank's progress from now on."""
         atexit.unregister(self._leave)
         return self._rank
-
-
-def _end_without_torchrun() -> None:
-    """End this process: no torchrun is left to let it go on, or to end it."""
-    log.error("the torchrun of this rank is gone while the rank waits: the rank ends, too")
-    os._exit(128 + signal.SIGTERM)
-
-
-def _end_well() -> None:
-    """End the process at once with status 0: the world that its script may call is gone."""
-    log.warning("this pod is drained and its run has succeeded: this rank exits with status 0")
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            with suppress(OSError, ValueError):  # closed, or without a reader
-                stream.flush()
-    os._exit(0)
-
-
-@contextmanager
-def _sigterm_ends() -> Iterator[None]:
-    """Let SIGTERM end the process within the block: a handler might wait for others."""
-    handler = signal.getsignal(signal.SIGTERM)
-    ours_to_set = threading.current_thread() is threading.main_thread() and handler is not None
-    if ours_to_set:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        if ours_to_set:
-            signal.signal(signal.SIGTERM, handler)
 
 
 _inside = 0

@@ -39,6 +39,9 @@ BLOCK_BYTES = 512
 VARYING_BYTES = 660
 """Maximum length of the fields after ``master``."""
 
+WORLD_BYTES = 512
+"""Maximum length of what a rank says of a world that changes in place."""
+
 
 _forks = 0
 """Number of forks between the first process that imported this module and this one: looked at with
@@ -90,6 +93,7 @@ class ProgressFile:
     ``mute``: ``report_step`` has given up. ``saver``: this rank saves if that is asked for a
     launcher that goes; ``answered``: (ask, step) of its newest save of that kind. ``page``: it
     reads the gate's page. ``tag``: the save tag that the script has asked for, empty before.
+    ``world``: what the rank says of a world that changes in place, as JSON; empty for nothing.
     """
 
     def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
@@ -98,27 +102,13 @@ class ProgressFile:
         self._path = os.path.join(directory, "%d.json" % rank.local_rank)
         self._pid = os.getpid()
         self._forks = _forks
-        self._started = started = began("self") or 0
+        self._started = began("self") or 0
         self._of_horovod = "HOROVOD_RANK" in environ
         self._foreign = False
         self._lines = 0
-        self._cursors = CursorFile(directory, rank.local_rank, self._pid, started)
+        self._cursors = CursorFile(directory, rank.local_rank, self._pid, self._started)
         self._master = NOT_PLAIN.sub("?", rank.master)
-        self._identity = (
-            ',"schema":%d,"pid":%d,"started":%d,"restart":%d,"rank":%d,"local_rank":%d,'
-            '"world_size":%d,"local_world_size":%d,"master":"%s",'
-            % (
-                SCHEMA,
-                self._pid,
-                started,
-                rank.restart,
-                rank.rank,
-                rank.local_rank,
-                rank.world_size,
-                rank.local_world_size,
-                self._master,
-            )
-        )
+        self._identity = self._identified()
         fixed = len('{"crc":"00000000"') + len(self._identity) + VARYING_BYTES + len("\n")
         self._blanks_to = -(-fixed // BLOCK_BYTES) * BLOCK_BYTES - len('{"crc":"00000000"')
         self._descriptor = -1
@@ -132,9 +122,39 @@ class ProgressFile:
         self.answered: Optional[Tuple[int, int]] = None
         self.page = False
         self.tag = ""
+        self.world = ""
         self._save = ""
         self._waits = ""
         self._tagged = self._identity  # all that changes seldom: the text of a step costs less
+
+    def _identified(self) -> str:
+        rank = self.rank
+        return (
+            ',"schema":%d,"pid":%d,"started":%d,"restart":%d,"rank":%d,"local_rank":%d,'
+            '"world_size":%d,"local_world_size":%d,"master":"%s",'
+            % (
+                SCHEMA,
+                self._pid,
+                self._started,
+                rank.restart,
+                rank.rank,
+                rank.local_rank,
+                rank.world_size,
+                rank.local_world_size,
+                self._master,
+            )
+        )
+
+    def make_room(self) -> None:
+        """Make the line long enough for ``world``: the next one is in a new file."""
+        self._blanks_to += WORLD_BYTES
+        self.close()
+
+    def renumber(self, rank: int, world_size: int) -> None:
+        """Report as another rank of the same round from now on: its world has changed in place."""
+        self.rank.rank, self.rank.world_size = rank, world_size
+        self._identity = self._identified()
+        self._retag()
 
     @property
     def of_this_process(self) -> bool:
@@ -163,7 +183,7 @@ class ProgressFile:
             self._first = step
         record = (
             '%s"first":%d,"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d'
-            ',"acked":%s,"failed":%s%s%s%s%s%s%s}'
+            ',"acked":%s,"failed":%s%s%s%s%s%s%s%s}'
             % (
                 self._tagged,
                 self._first,
@@ -180,6 +200,7 @@ class ProgressFile:
                 ',"answered":[%d,%d]' % self.answered if self.answered else "",
                 ',"page":true' if self.page else "",
                 self._waits,
+                ',"world":' + self.world if self.world else "",
             )
         )
         summed = record.ljust(self._blanks_to - 1).encode("ascii") + b"\n"
@@ -247,7 +268,7 @@ class ProgressFile:
         """Report a save tag from now on, and no earlier saves, as they have other paths."""
         if tag != self.tag:
             self.tag = tag
-            self._tagged = self._identity + self._save + '"tag":"%s",' % tag
+            self._retag()
             self.saved.forget()
 
     def time_save(self) -> None:
@@ -256,6 +277,9 @@ class ProgressFile:
         if self._descriptor >= 0:  # not by a time kept at each step, which would cost each step
             took_s = time.time() - os.fstat(self._descriptor).st_mtime
         self._save = '"save_s":%.1f,' % took_s if TIMED_S <= took_s < TIMED_MAX_S else ""
+        self._retag()
+
+    def _retag(self) -> None:
         tag = '"tag":"%s",' % self.tag if self.tag else ""
         self._tagged = self._identity + self._save + tag
 

@@ -82,13 +82,8 @@ class ElasticSampler:
             own, size = own_world("ElasticSampler")
             rank = own if rank is None else rank
             world_size = size if world_size is None else world_size
-        self.rank = rank
-        self.plan = batch_plan(global_batch, micro_batch, world_size=world_size, weights=weights)
-        if not 0 <= self.rank < self.plan.world_size:
-            raise ValueError(
-                "ElasticSampler: there is no rank %d in a world of %d"
-                % (self.rank, self.plan.world_size)
-            )
+        self._global_batch, self._micro_batch, self._weights = global_batch, micro_batch, weights
+        self._share(rank, world_size)
         self.size = dataset_size
         """The number of samples."""
         self.seed = seed
@@ -108,7 +103,32 @@ class ElasticSampler:
         self._steps = CountedSteps()
         self.order: Any = RowOrder((dataset_size,), seed, shuffle)
         """The order of the samples of each epoch; ``shard_stream`` sets another."""
-        self._parts = {global_batch: self.plan.parts(self.rank)}
+
+    def _share(self, rank: int, world_size: int) -> None:
+        """Set this rank's share of each batch."""
+        self.rank = rank
+        self.plan = batch_plan(
+            self._global_batch, self._micro_batch, world_size=world_size, weights=self._weights
+        )
+        if not 0 <= rank < world_size:
+            raise ValueError(
+                "ElasticSampler: there is no rank %d in a world of %d" % (rank, world_size)
+            )
+        self._parts = {self._global_batch: self.plan.parts(rank)}
+
+    def divide(self, rank: int, world_size: int) -> None:
+        """Divide the batches from the cursor on among the ranks of another world.
+
+        A loop that follows a loader has to begin again. Raises ``ValueError`` if the ranks'
+        weights are those of a world of another size.
+        """
+        self._share(rank, world_size)
+        self._moves += 1
+
+    @property
+    def moves(self) -> int:
+        """The number of times that the place or the division was set by anything but ``follow``."""
+        return self._moves
 
     @property
     def global_batch(self) -> int:

@@ -883,7 +883,7 @@ def test_no_effect_without_a_sidecar(tmp_path: Path) -> None:
 
 
 def test_a_rank_ends_well_also_where_nobody_reads_its_output_any_more() -> None:
-    code = "import sys; from muster.draining import _end_well; sys.stdout.close(); _end_well()"
+    code = "import sys; from muster.ending import end_well; sys.stdout.close(); end_well('so')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONPATH": ROOT},

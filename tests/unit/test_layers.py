@@ -42,6 +42,7 @@ CALLBACKS = {
     "muster/lightning.py": {"lightning", "torch"},
     "muster/training.py": {"torch", "accelerate"},
     "muster/transformers.py": {"transformers"},
+    "muster/world/__init__.py": {"torch"},
 }
 """What is only imported by name, and needs the library that it is for."""
 
@@ -55,6 +56,10 @@ NEEDS = {
     "muster/choice.py": {"torch"},
     "muster/torch_parts.py": {"torch"},
     "muster/transformers_data.py": {"torch"},
+    **{
+        f"muster/world/{name}.py": {"torch"}
+        for name in ("faults", "feed", "group", "loop", "replica", "state")
+    },
 }
 """What is only imported by a callback, and needs what that one needs."""
 

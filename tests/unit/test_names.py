@@ -13,6 +13,7 @@ GENERATED = "rdzv/store/pb/"
 SAME_WORD = {
     "Drain": "what a user's script holds, and its record in the store: both are the drain of a pod",
     "MusterCallback": "users import it from the module of their trainer, as each trainer has it",
+    "World": "what a user's script trains in, and what a report says of it: both are the ranks",
 }
 """Names that two classes have, and why."""
 

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worlds that change in place: ranks live through a join, a drain and a loss (docs/in-place.md).
+
+    with World("nccl", {"net": net, "optimizer": optimizer}) as world:
+        model = world.replicate(net)
+        while world.step < steps:
+            with world.next_step() as step:
+                train_one_step(model, batch(step, world.rank, world.size))
+
+Needs torch.
+"""
+
+from muster.world.feed import Feed
+from muster.world.loop import World
+
+__all__ = ["Feed", "World"]

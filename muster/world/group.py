@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process group after another in the same process, and its end if a peer is lost.
+
+Gloo has no abort: a collective with a frozen peer ends after its own timeout, of half an hour. So a
+thread of its own shuts down the connections that were made since the group began to form. It finds
+them by inode, as the number of a descriptor is used again at once. It spares a listening socket:
+Gloo ends the process if its ``accept`` fails. NCCL has an abort; it has not been run here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import threading
+import time
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, Callable, FrozenSet, Iterator, Optional
+
+import torch
+import torch.distributed as dist
+
+from muster.world.order import Order
+
+log = logging.getLogger(__name__)
+
+FORM_S = 30.0
+"""Time that a world has to form: a rank that needs more gives it up."""
+
+LOOK_S = 0.02
+"""Interval at which the thread reads the order."""
+
+SOCKETS = "/proc/self/fd"
+
+
+class Group:
+    """The process group of this rank, of one world at a time.
+
+    ``is_lost`` tells the thread whether the group of a world cannot work any more; the second
+    argument is whether it is still forming.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        timeout: Optional[timedelta],
+        is_lost: Callable[[int, bool], bool],
+    ) -> None:
+        self.backend = backend
+        self._timeout = timeout
+        self._is_lost = is_lost
+        self._number = -1
+        self._before: FrozenSet[int] = frozenset()
+        self._own: FrozenSet[int] = frozenset()
+        self._forming_until_s: Optional[float] = None
+        self._busy = False
+        self._cut = -1
+        self._thread: Optional[threading.Thread] = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device through which states go."""
+        if "nccl" in self.backend:
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+    def watch(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._watch, name="muster-world", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Let the thread cut the group within the block if its world is lost."""
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    @contextmanager
+    def forming(self, order: Order, rank: int) -> Iterator[None]:
+        """Join the world of ``order``; what belongs to its form comes into the block."""
+        self.destroy()
+        self._before, self._own = _sockets(), frozenset()
+        self._number = order.number
+        self._forming_until_s = time.monotonic() + FORM_S
+        self._busy = True
+        try:
+            host, _, port = order.store.rpartition(":")
+            limit = timedelta(seconds=FORM_S)
+            store = dist.TCPStore(host, int(port), is_master=False, timeout=limit)
+            self._init(dist.PrefixStore(order.prefix, store), rank, order.size)
+            yield
+            self._own = _sockets() - self._before
+        finally:
+            self._busy, self._forming_until_s = False, None
+
+    def _init(self, store: Any, rank: int, size: int) -> None:
+        timeout: Any = {} if self._timeout is None else {"timeout": self._timeout}
+        dist.init_process_group(self.backend, store=store, rank=rank, world_size=size, **timeout)
+
+    def alone(self) -> None:
+        """Make the group of a torchrun's ranks, or of one process, as every script does."""
+        if dist.is_initialized():
+            return
+        if "RANK" in os.environ and "MASTER_ADDR" in os.environ:
+            timeout: Any = {} if self._timeout is None else {"timeout": self._timeout}
+            dist.init_process_group(self.backend, **timeout)
+        else:
+            self._init(dist.HashStore(), 0, 1)
+
+    def destroy(self) -> None:
+        """Leave the group; its peers' collectives then fail."""
+        if dist.is_initialized():
+            with suppress(RuntimeError):  # of a group that is broken already
+                if "nccl" in self.backend:
+                    _abort_nccl()
+                else:
+                    dist.destroy_process_group()
+
+    def synchronise(self) -> None:
+        """Wait until the device has done all that a step has asked for; raises what failed."""
+        if "nccl" in self.backend:
+            torch.cuda.synchronize()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(LOOK_S)
+            until_s, number = self._forming_until_s, self._number
+            if not self._busy or number == self._cut:
+                continue
+            late = until_s is not None and time.monotonic() > until_s
+            if late or self._is_lost(number, until_s is not None):
+                self._cut = number
+                self.cut()
+
+    def cut(self) -> None:
+        """End the collectives of this group, from any thread."""
+        if "nccl" in self.backend:
+            _abort_nccl()
+            return
+        for name in os.listdir(SOCKETS):
+            with suppress(OSError):  # closed meanwhile
+                self._shut(int(name))
+
+    def _shut(self, number: int) -> None:
+        descriptor = os.dup(number)  # it stays this socket, whatever becomes of the number
+        found = os.fstat(descriptor)
+        ours = found.st_ino in self._own or (not self._own and found.st_ino not in self._before)
+        if not stat.S_ISSOCK(found.st_mode) or not ours:
+            os.close(descriptor)
+            return
+        with socket.socket(fileno=descriptor) as one:
+            if one.family not in (socket.AF_INET, socket.AF_INET6):
+                return
+            if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+def _abort_nccl() -> None:
+    """Abort all groups of NCCL; torch has this since 2.6, as an experiment."""
+    dist.distributed_c10d._abort_process_group()
+
+
+def _sockets() -> FrozenSet[int]:
+    """Return the inodes of this process's sockets."""
+    found = set()
+    for name in os.listdir(SOCKETS):
+        with suppress(OSError):
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found.add(status.st_ino)
+    return frozenset(found)

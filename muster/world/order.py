@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sidecar's order for its pod's ranks: ``$MUSTER_RUN_DIR/world``, renamed into place.
+
+The file is there from the sidecar's start if worlds may change in place, and only then. Each change
+of it has a higher epoch. A rank looks by ``stat`` at each boundary, after it has published its own
+state: so no sidecar can agree on a step that the rank has already passed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from typing import NamedTuple, Optional, Tuple
+
+log = logging.getLogger(__name__)
+
+WORLD_NAME = "world"
+
+IDLE, TRAIN, HOLD, FORM = "idle", "train", "hold", "form"
+BROKEN, FALL_BACK, LEAVE, OVER = "broken", "fall-back", "leave", "over"
+PHASES = (IDLE, TRAIN, HOLD, FORM, BROKEN, FALL_BACK, LEAVE, OVER)
+
+
+class Order(NamedTuple):
+    """The content of the file.
+
+    ``number``: the world that the phase is about. ``step``: the boundary at which all stop, or the
+    step whose state all have after a form; None while ranks vote. ``first_rank``: that of this
+    pod's first local rank. ``source``: the rank in the new world that has the state. ``store`` and
+    ``prefix``: the address of a TCPStore, and the part of it that is this world's alone. ``tag``:
+    the save tag of the new world; empty for that of the source.
+    """
+
+    epoch: int = 0
+    phase: str = IDLE
+    number: int = -1
+    step: Optional[int] = None
+    size: int = 0
+    first_rank: int = 0
+    source: int = 0
+    store: str = ""
+    prefix: str = ""
+    tag: str = ""
+    why: str = ""
+
+
+class OrderFile:
+    """The file of one run directory, parsed only when it has changed; for one thread."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._path = os.path.join(run_dir, WORLD_NAME)
+        self._seen: Optional[Tuple[int, int]] = None
+        self._order: Optional[Order] = None
+        self._warned = False
+
+    def read(self) -> Optional[Order]:
+        """Return the present order; None without one.
+
+        If it cannot be read, the last one stays in force, and a warning is logged once.
+        """
+        try:
+            status = os.stat(self._path)
+            seen = (status.st_mtime_ns, status.st_ino)
+            if seen != self._seen:
+                with open(self._path, "rb") as file:
+                    self._order = parse(file.read())
+                self._seen = seen
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, RecursionError) as error:
+            if not self._warned:
+                self._warned = True
+                log.warning("cannot read %s, keeping the last order, if any: %s", self._path, error)
+        return self._order
+
+
+def parse(content: bytes) -> Order:
+    """Parse an order; raises ``ValueError``."""
+    fields = json.loads(content.decode("utf-8"))
+    try:
+        if fields["phase"] not in PHASES:
+            raise ValueError("no phase of a world: %r" % (fields["phase"],))
+        step, numbers = fields.get("step"), ("number", "size", "first_rank", "source")
+        given = {name: int(fields[name]) for name in numbers if fields.get(name) is not None}
+        texts = {name: str(fields.get(name) or "") for name in ("store", "prefix", "tag", "why")}
+        return Order(
+            epoch=int(fields["epoch"]),
+            phase=fields["phase"],
+            step=None if step is None else int(step),
+            **given,
+            **texts,
+        )
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError("a field is missing or of another type: %s" % error) from error

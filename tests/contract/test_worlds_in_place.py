@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A world changes around processes that live on: no step lost or doubled, one state on all ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.training.survivor import BATCH, ROWS
+from tests.support.training.worlds import Worlds
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+NEAR = 1e-5
+
+
+def joins_and_leaves(folder: Path, **given: Any) -> Worlds:
+    """1 → 2 → 3 ranks, then rank 0 leaves."""
+    with Worlds(folder, **given) as worlds:
+        worlds.start("a")
+        worlds.ready("a")
+        assert worlds.form("a")
+        worlds.at(3)
+        for name in ("b", "c"):
+            worlds.start(name)
+            worlds.join(name)
+            worlds.at(worlds.told("a")["step"] + 3)
+        worlds.leave("a")
+        worlds.at(worlds.told("b")["step"] + 3)
+        last = worlds.end()
+        worlds.check(last)
+        if not given.get("norm"):
+            assert worlds.difference(last) < NEAR
+            assert worlds.difference(last - 1) > NEAR
+        return worlds
+
+
+def loses(folder: Path, lost: str, **given: Any) -> Worlds:
+    """Three ranks, one of which is killed amid a collective; another one joins then."""
+    with Worlds(folder, **given) as worlds:
+        worlds.start(*(one for one in "abc" if one != lost))
+        worlds.start(lost, dies_at=9)
+        worlds.ready(*"abc")
+        assert worlds.form(*"abc")
+        worlds.until(lambda: worlds.is_dead(lost), f"{lost} dies")
+        worlds.lose(lost)
+        worlds.at(12)
+        worlds.start("d")
+        worlds.join("d")
+        last = worlds.end()
+        worlds.check(last)
+        assert worlds.difference(last) < NEAR
+        return worlds
+
+
+def newcomer_dies(folder: Path, **given: Any) -> Worlds:
+    """A newcomer dies in its first form; the others go on in the next world, then it comes again."""
+    with Worlds(folder, **given) as worlds:
+        worlds.start(*"ab")
+        worlds.ready(*"ab")
+        assert worlds.form(*"ab")
+        worlds.at(3)
+        worlds.start("c", dies_in_form=True)
+        worlds.ready("c")
+        step = worlds.hold()
+        assert not worlds.form(*"abc", step=step)
+        worlds.lose("c")
+        worlds.at(step + 3)
+        last = worlds.end()
+        worlds.check(last)
+        assert worlds.difference(last) < NEAR
+        assert {*worlds.digests()} == {1, 3}
+        return worlds
+
+
+def test_ranks_join_and_rank_0_leaves(tmp_path: Path) -> None:
+    worlds = joins_and_leaves(tmp_path)
+    assert {*worlds.digests()} == {1, 2, 3, 4}
+    assert worlds.processes["a"].exitcode == -signal.SIGTERM
+
+
+def test_running_statistics_come_from_one_rank(tmp_path: Path) -> None:
+    joins_and_leaves(tmp_path, norm=True)
+
+
+@pytest.mark.parametrize("lost", ["a", "b"])
+def test_i13_a_killed_rank_costs_no_step(tmp_path: Path, lost: str) -> None:
+    loses(tmp_path, lost)
+
+
+def test_a_newcomer_dies_in_its_first_form(tmp_path: Path) -> None:
+    newcomer_dies(tmp_path)
+
+
+def test_a_frozen_rank_is_left_behind(tmp_path: Path) -> None:
+    with Worlds(tmp_path) as worlds:
+        worlds.start(*"abc")
+        worlds.ready(*"abc")
+        assert worlds.form(*"abc")
+        worlds.at(5)
+        os.kill(worlds.processes["b"].pid, signal.SIGSTOP)
+        worlds.lose("b")
+        last = worlds.end()
+        worlds.check(last)
+        assert worlds.difference(last) < NEAR
+
+
+def test_i12_each_row_is_trained_once_an_epoch(tmp_path: Path) -> None:
+    with Worlds(tmp_path, fed=True) as worlds:
+        worlds.start("a", "b")
+        worlds.start("c", dies_at=9)
+        worlds.ready(*"abc")
+        assert worlds.form(*"abc")
+        worlds.until(lambda: worlds.is_dead("c"), "c dies")
+        worlds.lose("c")
+        worlds.start("d")
+        worlds.join("d")
+        last = worlds.end(after=12)
+        worlds.check(last)
+        steps = ROWS // BATCH
+        # The rows that the killed rank trained in its last whole steps are in its log as well.
+        by_step = worlds.rows()
+        for epoch in range(last // steps):
+            counted = Counter(row for at in range(steps) for row in by_step[epoch * steps + at + 1])
+            assert {*counted.values()} == {1}
+            assert len(counted) == ROWS
+
+
+def test_a_scripts_own_exception_goes_on(tmp_path: Path) -> None:
+    with Worlds(tmp_path) as worlds:
+        worlds.start("a", raises_at=4)
+        worlds.ready("a")
+        assert worlds.form("a")
+        worlds.until(lambda: worlds.is_dead("a"), "a ends")
+        assert worlds.processes["a"].exitcode == 1
+        assert "ValueError: the script's own" in (tmp_path / "a.err").read_text()
+
+
+@pytest.mark.parametrize(
+    ("planted", "life", "options"),
+    [
+        ("formed_before_the_state", joins_and_leaves, {}),
+        ("without_buffers", joins_and_leaves, {"norm": True}),
+        ("without_moments", joins_and_leaves, {}),
+        ("steps_before_all_have_formed", newcomer_dies, {}),
+        ("number_reused", newcomer_dies, {}),
+        ("listening_socket_cut", newcomer_dies, {}),
+        ("broken_step_counted", loses, {"lost": "b"}),
+    ],
+)
+def test_a_planted_defect_is_found(
+    tmp_path: Path,
+    planted: str,
+    life: Any,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.support.training.worlds.DEADLINE_S", 20.0)
+    with pytest.raises(AssertionError):
+        life(tmp_path, planted=planted, **options)
