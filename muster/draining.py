@@ -338,7 +338,10 @@ class Drain:
                 if reading is not None:
                     over = reading.gate.master != rank.master
                     if over and reading.ended:
-                        end_well("this pod is drained and its run has succeeded: this rank exits with status 0")
+                        end_well(
+                            "this pod is drained and its run has succeeded: this rank exits with"
+                            " status 0"
+                        )
                     if (over or reading.ending) and not parked:
                         with sigterm_ends():  # its round is over, or about to be
                             return self._follow(parked=True)

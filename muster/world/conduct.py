@@ -29,7 +29,7 @@ TODAY = "today"
 
 
 class WorldRank(NamedTuple):
-    """What a rank publishes of its world.
+    """The part of a rank's state that concerns its world; it publishes all but the last two.
 
     ``number``: the formed world of its steps, -1 for none. ``step``: the last whole step, -1 if it
     holds no whole state. ``epoch``: the last order that it has obeyed. ``held``: the order for
@@ -119,9 +119,7 @@ def is_lost(order: Optional[Order], number: int) -> bool:
 
 def is_given_up(order: Optional[Order], number: int) -> bool:
     """Return whether world ``number``, which is forming, will not be."""
-    return is_lost(order, number) or (
-        order is not None and order.phase in (FALL_BACK, LEAVE, OVER)
-    )
+    return is_lost(order, number) or (order is not None and order.phase in (FALL_BACK, LEAVE, OVER))
 
 
 def confirms_loss(order: Optional[Order], rank: WorldRank) -> bool:

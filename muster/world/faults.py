@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the parts of a world, found before the first step: what is not handed over would differ.
+"""Faults of the parts of a world, found before the first step: the rest is not handed over.
 
 Python's own list of objects shows optimizers, schedules and samplers that the script has made and
 has not named.
@@ -39,7 +39,7 @@ def fault(parts: Mapping[str, Any], replicated: Iterable[nn.Module]) -> str:
                     " model, too" % name
                 )
     for net in replicated:
-        if not {id(one) for one in net.parameters()} <= own:
+        if not _tensors_of([net]) <= _tensors_of(parts.values()):
             return "world.replicate(net): the net is not among the parts: name it in World(...)"
     return ""
 
@@ -74,6 +74,11 @@ def _fault_of(name: str, part: Any) -> str:
 def _parameters_of(parts: Iterable[Any]) -> Set[int]:
     modules = (one for one in parts if isinstance(one, nn.Module))
     return {id(parameter) for module in modules for parameter in module.parameters()}
+
+
+def _tensors_of(parts: Iterable[Any]) -> Set[int]:
+    modules = [one for one in parts if isinstance(one, nn.Module)]
+    return _parameters_of(modules) | {id(it) for one in modules for it in one.buffers()}
 
 
 def unnamed(parts: Mapping[str, Any]) -> str:

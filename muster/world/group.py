@@ -126,6 +126,15 @@ class Group:
         if "nccl" in self.backend:
             torch.cuda.synchronize()
 
+    def confirm(self) -> None:
+        """Confirm that what this world's collectives have given is whole; else ``RuntimeError``.
+
+        NCCL's return before they are done, and go on with anything after an abort.
+        """
+        self.synchronise()
+        if self._cut >= 0 and self._cut == self._number:
+            raise RuntimeError("the process group of world %d was cut" % self._number)
+
     def _watch(self) -> None:
         while True:
             time.sleep(LOOK_S)

@@ -30,7 +30,7 @@ from muster.world.conduct import WorldRank
 from muster.world.faults import fault, unnamed
 from muster.world.feed import Feed, sampler_of
 from muster.world.group import Group
-from muster.world.order import IDLE, Order, OrderFile
+from muster.world.order import IDLE, OVER, Order, OrderFile
 from muster.world.replica import Replica
 from muster.world.state import Parts
 
@@ -52,9 +52,9 @@ class World:
 
     ``backend``: that of torch's process group, which is made here and made again at each change.
     ``parts``: all that changes in training, by name: models, optimizers, schedules, a scaler, an
-    ``ElasticSampler``. ``step``: that of the checkpoint which they were loaded from. ``save``: saves
-    a step, on every rank, and may return the data's cursor; it is called every ``save_every`` steps
-    and where a drain needs it. ``timeout``: that of torch's process group.
+    ``ElasticSampler``. ``step``: that of the checkpoint which they were loaded from. ``save``:
+    saves a step, on every rank, and may return the data's cursor; it is called every ``save_every``
+    steps and where a drain needs it. ``timeout``: that of torch's process group.
 
     Raises ``ValueError`` as the first step begins if something changes that is not among the parts.
     """
@@ -73,7 +73,6 @@ class World:
         if wrong:
             refuse(ValueError("World: " + wrong))
         self._named = parts
-        self._parts = Parts(parts)
         self._save = save
         self._save_every = save_every
         self._replicas: List[Replica] = []
@@ -84,6 +83,7 @@ class World:
         self._drain: Optional[Drain] = None
         self._lineage: Optional[Lineage] = None
         self._group = Group(backend, timeout, self._is_lost)
+        self._parts = Parts(parts, self._group.confirm)
         run_dir = os.environ.get("MUSTER_RUN_DIR", "")
         opted = self._file is not None and not self._file.is_foreign and run_dir
         self._orders = OrderFile(run_dir) if opted else None
@@ -265,7 +265,7 @@ class World:
             with sigterm_ends():
                 while self._orders is not None:
                     later = self._orders.read()
-                    if later is not None and later.phase == conduct.OVER:
+                    if later is not None and later.phase == OVER:
                         self._wait(conduct.END, later)
                     self._pause()
         self._pause()
@@ -291,7 +291,10 @@ class World:
                 for replica in self._replicas:
                     replica.wrap()
         except (RuntimeError, OSError, ValueError, TypeError) as error:
-            why = "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")
+            why = "%s: %s" % (
+                type(error).__name__,
+                str(error).splitlines()[0] if str(error) else "",
+            )
             log.warning("world %d could not form here: %s", order.number, why)
             self._group.destroy()
             self._release()
@@ -363,7 +366,7 @@ class World:
         order = self._watched.read() if self._watched is not None else None
         return (conduct.is_given_up if forming else conduct.is_lost)(order, number)
 
-    def _break(self, error: Exception) -> bool:
+    def _break(self, error: BaseException) -> bool:
         """Give up a step that failed; return whether a loss, which the sidecar confirms, broke it.
 
         This rank leaves its group first: that ends the collectives of the others.
@@ -418,10 +421,10 @@ class Step:
         self._busy.__exit__(None, None, None)
         if failed is None:
             return False
-        if world.in_place and isinstance(failed, Exception) and is_of_collective(failed):
-            if world._break(failed):
-                failed.__traceback__ = None  # frames of the step keep a half-done backward pass
-                return True
+        of_peer = world.in_place and isinstance(failed, Exception) and is_of_collective(failed)
+        if of_peer and world._break(failed):
+            failed.__traceback__ = None  # frames of the step keep a half-done backward pass
+            return True
         if failed is not error:
             raise failed
         return False

@@ -81,15 +81,19 @@ def parse(content: bytes) -> Order:
     try:
         if fields["phase"] not in PHASES:
             raise ValueError("no phase of a world: %r" % (fields["phase"],))
-        step, numbers = fields.get("step"), ("number", "size", "first_rank", "source")
-        given = {name: int(fields[name]) for name in numbers if fields.get(name) is not None}
-        texts = {name: str(fields.get(name) or "") for name in ("store", "prefix", "tag", "why")}
+        step, number = fields.get("step"), fields.get("number")
         return Order(
             epoch=int(fields["epoch"]),
             phase=fields["phase"],
             step=None if step is None else int(step),
-            **given,
-            **texts,
+            number=-1 if number is None else int(number),
+            size=int(fields.get("size") or 0),
+            first_rank=int(fields.get("first_rank") or 0),
+            source=int(fields.get("source") or 0),
+            store=str(fields.get("store") or ""),
+            prefix=str(fields.get("prefix") or ""),
+            tag=str(fields.get("tag") or ""),
+            why=str(fields.get("why") or ""),
         )
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError("a field is missing or of another type: %s" % error) from error

@@ -7,6 +7,7 @@ forms, survivors and newcomers alike.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any, Mapping
 
 from torch import nn
@@ -23,7 +24,9 @@ class Replica:
 
     def __init__(self, net: nn.Module, options: Mapping[str, Any]) -> None:
         self._net = net
-        self._options = options
+        self._options = dict(options)
+        if "init_sync" in signature(DistributedDataParallel).parameters:
+            self._options = {"init_sync": False, **options}  # all have one rank's state already
         self._model: Any = net
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

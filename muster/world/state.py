@@ -7,7 +7,7 @@ Buffers are always among them: each rank has moved its own running statistics.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -29,10 +29,15 @@ class Slot(NamedTuple):
 
 
 class Parts:
-    """All that changes in training, by name."""
+    """All that changes in training, by name.
 
-    def __init__(self, parts: Mapping[str, Any]) -> None:
+    ``before_step`` is called before an optimizer changes anything, and raises ``RuntimeError`` if
+    gradients may be those of a collective that was cut.
+    """
+
+    def __init__(self, parts: Mapping[str, Any], before_step: Callable[[], None]) -> None:
         self._parts = dict(parts)
+        self._before_step = before_step
         self.samplers = {
             name: one for name, one in self._parts.items() if isinstance(one, ElasticSampler)
         }
@@ -46,6 +51,7 @@ class Parts:
             inner.register_step_pre_hook(self._begin_step)
 
     def _begin_step(self, *_: Any) -> None:
+        self._before_step()
         self.stepped = True
 
     def _cursors(self) -> Dict[str, Any]:
@@ -165,8 +171,8 @@ class Parts:
             parameters = _parameters(part)
             part.state.clear()
             part.state.update({parameters[number]: one for number, one in made[1].items()})
-            for group, options in zip(part.param_groups, made[0]):
-                group.update(options)
+            for at, options in enumerate(made[0]):
+                part.param_groups[at].update(options)
         else:
             part.load_state_dict(made)
 
@@ -234,9 +240,10 @@ def _broadcast(tensors: Sequence[torch.Tensor], source: int, device: torch.devic
             sent = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
         dist.broadcast(sent, src=source)
         if not given:
-            for one, part in zip(bucket, sent.split(sizes)):
+            parts = sent.split(sizes)
+            for at, one in enumerate(bucket):
                 # A part may begin at any byte, and a view of a type only at a multiple.
-                one.copy_(part.clone().view(one.dtype).view(one.shape))
+                one.copy_(parts[at].clone().view(one.dtype).view(one.shape))
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A world changes around processes that live on: no step lost or doubled, one state on all ranks."""
+"""Worlds change around processes that live on: no step lost or doubled, one state for all."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ NEAR = 1e-5
 def joins_and_leaves(folder: Path, **given: Any) -> Worlds:
     """1 → 2 → 3 ranks, then rank 0 leaves."""
     with Worlds(folder, **given) as worlds:
+        worlds.waits_s = 0.3
         worlds.start("a")
         worlds.ready("a")
         assert worlds.form("a")
@@ -59,7 +60,7 @@ def loses(folder: Path, lost: str, **given: Any) -> Worlds:
 
 
 def newcomer_dies(folder: Path, **given: Any) -> Worlds:
-    """A newcomer dies in its first form; the others go on in the next world, then it comes again."""
+    """A newcomer dies in its first form; the others go on in the next world."""
     with Worlds(folder, **given) as worlds:
         worlds.start(*"ab")
         worlds.ready(*"ab")
@@ -75,6 +76,62 @@ def newcomer_dies(folder: Path, **given: Any) -> Worlds:
         worlds.check(last)
         assert worlds.difference(last) < NEAR
         assert {*worlds.digests()} == {1, 3}
+        return worlds
+
+
+def newcomer_fails(folder: Path, **given: Any) -> Worlds:
+    """A newcomer cannot take the state at first, and can in the world after."""
+    with Worlds(folder, **given) as worlds:
+        worlds.start(*"ab")
+        worlds.ready(*"ab")
+        assert worlds.form(*"ab")
+        worlds.at(3)
+        worlds.start("c", raises_in_form=True)
+        worlds.ready("c")
+        step = worlds.hold()
+        assert not worlds.form(*"abc", step=step)
+        assert worlds.told("c")["failed"] == [2, "RuntimeError: no state could be taken"]
+        worlds.lose(joined="c")
+        last = worlds.end()
+        worlds.check(last)
+        assert worlds.difference(last) < NEAR
+        assert {*worlds.digests()} == {1, 3}
+        return worlds
+
+
+def freezes(folder: Path, **given: Any) -> Worlds:
+    """A rank is stopped: the others' collective would last as long as Gloo's own timeout."""
+    with Worlds(folder, **given) as worlds:
+        worlds.start(*"abc")
+        worlds.ready(*"abc")
+        assert worlds.form(*"abc")
+        worlds.at(5)
+        os.kill(worlds.processes["b"].pid, signal.SIGSTOP)
+        worlds.lose("b")
+        last = worlds.end()
+        worlds.check(last)
+        assert worlds.difference(last) < NEAR
+        return worlds
+
+
+def feeds(folder: Path, **given: Any) -> Worlds:
+    """A loader reads ahead as a rank is killed, and as another one joins."""
+    with Worlds(folder, fed=True, **given) as worlds:
+        worlds.start("a", "b")
+        worlds.start("c", dies_at=9)
+        worlds.ready(*"abc")
+        assert worlds.form(*"abc")
+        worlds.until(lambda: worlds.is_dead("c"), "c dies")
+        worlds.lose("c")
+        worlds.start("d")
+        worlds.join("d")
+        last = worlds.end(after=12)
+        worlds.check(last)
+        by_step, steps = worlds.rows(), ROWS // BATCH
+        for epoch in range(last // steps):
+            counted = Counter(row for at in range(steps) for row in by_step[epoch * steps + at + 1])
+            assert {*counted.values()} == {1}
+            assert len(counted) == ROWS
         return worlds
 
 
@@ -97,38 +154,16 @@ def test_a_newcomer_dies_in_its_first_form(tmp_path: Path) -> None:
     newcomer_dies(tmp_path)
 
 
+def test_a_newcomer_cannot_take_the_state(tmp_path: Path) -> None:
+    newcomer_fails(tmp_path)
+
+
 def test_a_frozen_rank_is_left_behind(tmp_path: Path) -> None:
-    with Worlds(tmp_path) as worlds:
-        worlds.start(*"abc")
-        worlds.ready(*"abc")
-        assert worlds.form(*"abc")
-        worlds.at(5)
-        os.kill(worlds.processes["b"].pid, signal.SIGSTOP)
-        worlds.lose("b")
-        last = worlds.end()
-        worlds.check(last)
-        assert worlds.difference(last) < NEAR
+    freezes(tmp_path)
 
 
 def test_i12_each_row_is_trained_once_an_epoch(tmp_path: Path) -> None:
-    with Worlds(tmp_path, fed=True) as worlds:
-        worlds.start("a", "b")
-        worlds.start("c", dies_at=9)
-        worlds.ready(*"abc")
-        assert worlds.form(*"abc")
-        worlds.until(lambda: worlds.is_dead("c"), "c dies")
-        worlds.lose("c")
-        worlds.start("d")
-        worlds.join("d")
-        last = worlds.end(after=12)
-        worlds.check(last)
-        steps = ROWS // BATCH
-        # The rows that the killed rank trained in its last whole steps are in its log as well.
-        by_step = worlds.rows()
-        for epoch in range(last // steps):
-            counted = Counter(row for at in range(steps) for row in by_step[epoch * steps + at + 1])
-            assert {*counted.values()} == {1}
-            assert len(counted) == ROWS
+    feeds(tmp_path)
 
 
 def test_a_scripts_own_exception_goes_on(tmp_path: Path) -> None:
@@ -138,6 +173,7 @@ def test_a_scripts_own_exception_goes_on(tmp_path: Path) -> None:
         assert worlds.form("a")
         worlds.until(lambda: worlds.is_dead("a"), "a ends")
         assert worlds.processes["a"].exitcode == 1
+        assert not worlds.told("a").get("over")
         assert "ValueError: the script's own" in (tmp_path / "a.err").read_text()
 
 
@@ -147,10 +183,12 @@ def test_a_scripts_own_exception_goes_on(tmp_path: Path) -> None:
         ("formed_before_the_state", joins_and_leaves, {}),
         ("without_buffers", joins_and_leaves, {"norm": True}),
         ("without_moments", joins_and_leaves, {}),
-        ("steps_before_all_have_formed", newcomer_dies, {}),
-        ("number_reused", newcomer_dies, {}),
+        ("steps_before_all_have_formed", joins_and_leaves, {}),
+        ("number_reused", newcomer_fails, {}),
         ("listening_socket_cut", newcomer_dies, {}),
         ("broken_step_counted", loses, {"lost": "b"}),
+        ("no_cut", freezes, {}),
+        ("batch_not_read_again", feeds, {}),
     ],
 )
 def test_a_planted_defect_is_found(

@@ -36,6 +36,7 @@ class Case:
     folder: Path
     dies_at: int = 0
     dies_in_form: bool = False
+    raises_in_form: bool = False
     raises_at: int = 0
     norm: bool = False
     fed: bool = False
@@ -85,7 +86,8 @@ class Model:
 
 def rows_of(step: int) -> list[int]:
     """The rows of a step's global batch, the same in every world."""
-    return torch.randperm(ROWS, generator=torch.Generator().manual_seed(step)).tolist()[:BATCH]
+    order: list[int] = torch.randperm(ROWS, generator=torch.Generator().manual_seed(step)).tolist()
+    return order[:BATCH]
 
 
 def undisturbed(steps: int) -> Iterator[list[torch.Tensor]]:
@@ -130,6 +132,15 @@ def _train(case: Case, log: Any) -> None:
     if case.dies_in_form:
         _die_in_form()
     world = World("gloo", parts)
+    if case.raises_in_form:
+        _raise_in_form(world)
+    join = world._join
+
+    def tries(order: Any) -> None:
+        say(tries=order.number)
+        join(order)
+
+    world._join = tries  # type: ignore[method-assign]
     with world:
         called, formed = world.replicate(model.net), -1
         if case.fed:
@@ -158,6 +169,17 @@ def _train(case: Case, log: Any) -> None:
     say(ended=world.step, digest=model.digest)
     torch.save([one.detach() for one in model.net.parameters()], case.folder / f"{case.name}.pt")
     os._exit(0)
+
+
+def _raise_in_form(world: World) -> None:
+    """Let the first form fail here, once it is among its peers."""
+    take = world._take_state
+
+    def raises(*_: Any) -> Any:
+        world._take_state = take  # type: ignore[method-assign]
+        raise RuntimeError("no state could be taken")
+
+    world._take_state = raises  # type: ignore[assignment]
 
 
 def _die_in_form() -> None:

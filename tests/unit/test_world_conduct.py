@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank obeys the orders for its world: pure decisions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from muster.world import conduct
+from muster.world.conduct import BREAK, END, GO, JOIN, PARK, PUBLISH, TODAY, WAIT, WorldRank, decide
+from muster.world.order import Order, OrderFile, parse
+
+IN_2 = WorldRank(number=2, step=7, epoch=5, formed=2, grouped=True, tried=2)
+"""A rank that trains in world 2."""
+
+OUT_OF_2 = IN_2._replace(grouped=False, broken=2)
+
+
+@pytest.mark.parametrize(
+    ("rank", "order", "verdict"),
+    [
+        (IN_2, Order(5, "train", 2), GO),
+        (IN_2, Order(6, "train", 3), PUBLISH),  # not of that world
+        (IN_2, Order(6, "hold", 2), PUBLISH),
+        (IN_2._replace(held=6, epoch=6), Order(6, "hold", 2), WAIT),
+        (IN_2, Order(7, "hold", 2, step=8), GO),
+        (IN_2._replace(held=6, epoch=6), Order(7, "hold", 2, step=8), PUBLISH),
+        (IN_2, Order(7, "hold", 2, step=7), PUBLISH),
+        (IN_2._replace(held=7, epoch=7), Order(7, "hold", 2, step=7), WAIT),
+        (IN_2, Order(6, "form", 3), JOIN),
+        (IN_2, Order(6, "form", 2), WAIT),  # until all have formed
+        (OUT_OF_2, Order(6, "form", 2), WAIT),  # never the same number twice
+        (OUT_OF_2, Order(6, "train", 2), PUBLISH),
+        (OUT_OF_2._replace(epoch=6), Order(6, "train", 2), WAIT),
+        (IN_2, Order(6, "broken", 2), BREAK),
+        (OUT_OF_2, Order(6, "broken", 2), PUBLISH),
+        (OUT_OF_2._replace(epoch=6), Order(6, "broken", 2), WAIT),
+        (IN_2, Order(6, "broken", 1), PUBLISH),  # of a world before
+        (IN_2, Order(6, "leave", 3), PARK),
+        (IN_2, Order(6, "over", 2), END),
+        (IN_2, Order(6, "fall-back", 2), TODAY),
+        (OUT_OF_2, Order(6, "fall-back", 2), PARK),
+        (WorldRank(ready=True), Order(0, "idle"), WAIT),
+        (WorldRank(ready=True), Order(1, "form", 1), JOIN),
+        (WorldRank(ready=True), Order(1, "fall-back"), TODAY),
+        (WorldRank(ready=True), Order(1, "fall-back", 4), PARK),  # a newcomer has no other world
+    ],
+)
+def test_what_a_rank_does(rank: WorldRank, order: Order, verdict: str) -> None:
+    assert decide(rank, order)[0] == verdict
+
+
+def test_i13_a_rank_steps_once_all_have_formed() -> None:
+    rank = IN_2._replace(formed=3, tried=3)
+    assert decide(rank, Order(6, "form", 3))[0] == WAIT
+    verdict, after = decide(rank, Order(7, "train", 3))
+    assert (verdict, after.number) == (GO, 3)
+    # It may have looked too late to see that they trained.
+    assert decide(rank, Order(8, "hold", 3))[1].number == 3
+
+
+def test_a_rank_withdraws_that_it_stands_before_it_moves() -> None:
+    held = decide(IN_2, Order(6, "hold", 2))[1]
+    assert held.held == 6
+    verdict, after = decide(held, Order(7, "train", 2))
+    assert (verdict, after.held) == (PUBLISH, 0)
+    assert decide(after, Order(7, "train", 2))[0] == GO
+
+
+@pytest.mark.parametrize(
+    ("order", "lost", "given_up"),
+    [
+        (Order(6, "train", 2), False, False),
+        (Order(6, "hold", 2), False, False),
+        (Order(6, "broken", 1), False, False),
+        (Order(6, "broken", 2), True, True),
+        (Order(6, "form", 2), False, False),
+        (Order(6, "form", 3), True, True),
+        (Order(6, "fall-back", 2), False, True),
+        (Order(6, "leave", 2), False, True),
+        (None, False, False),
+    ],
+)
+def test_when_a_group_is_cut(order: Order | None, lost: bool, given_up: bool) -> None:
+    assert conduct.is_lost(order, 2) is lost
+    assert conduct.is_given_up(order, 2) is given_up
+    assert conduct.confirms_loss(order, OUT_OF_2) is given_up
+
+
+def test_what_a_rank_says_is_json() -> None:
+    failed = OUT_OF_2._replace(failed=(3, 'Error: "no"\n'), held=4, ready=True, over=True)
+    assert json.loads(failed.told("2.15.0")) == {
+        "number": 2,
+        "step": 7,
+        "epoch": 5,
+        "held": 4,
+        "broken": 2,
+        "formed": 2,
+        "failed": [3, "Error: 'no' "],
+        "ready": True,
+        "over": True,
+        "torch": "2.15.0",
+    }
+    assert json.loads(WorldRank().told("x")) == {"number": -1, "step": 0, "epoch": 0, "torch": "x"}
+
+
+def test_an_order_is_read_when_it_changes(tmp_path: Path) -> None:
+    orders = OrderFile(str(tmp_path))
+    assert orders.read() is None
+    path = tmp_path / "world"
+    path.write_text('{"epoch":1,"phase":"hold","number":2,"step":null}')
+    assert orders.read() == Order(1, "hold", 2)
+    aside = tmp_path / "part"
+    aside.write_text('{"epoch":2,"phase":"form","number":3,"step":9,"size":4,"first_rank":1}')
+    aside.replace(path)
+    assert orders.read() == Order(2, "form", 3, 9, 4, 1)
+
+
+def test_an_order_that_is_none_leaves_the_last_in_force(tmp_path: Path) -> None:
+    path = tmp_path / "world"
+    path.write_text('{"epoch":1,"phase":"train","number":2}')
+    orders = OrderFile(str(tmp_path))
+    before = orders.read()
+    path.write_text("half of it")
+    assert orders.read() == before
+    path.unlink()
+    assert orders.read() == before
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{}", b'{"epoch":1,"phase":"dance"}', b"\xff"])
+def test_what_is_no_order(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"field|phase|decode"):
+        parse(content)
