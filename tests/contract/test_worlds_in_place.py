@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,7 @@ def freezes(folder: Path, **given: Any) -> Worlds:
         assert worlds.form(*"abc")
         worlds.at(5)
         os.kill(worlds.processes["b"].pid, signal.SIGSTOP)
+        time.sleep(1.0)  # the others come to a collective without it
         worlds.lose("b")
         last = worlds.end()
         worlds.check(last)

@@ -164,8 +164,7 @@ def _train(case: Case, log: Any) -> None:
                     rows = [int(row) for batch, part in feed for row in batch[: part.samples]]
                 model.learn(called, model.rows[rows], float(world.size))
                 time.sleep(PACE_S)
-            if world.step == step:
-                say(step=step, world=formed, rows=rows, size=world.size)
+            say(step=step, world=formed, rows=rows, whole=world.step == step)
     say(ended=world.step, digest=model.digest)
     torch.save([one.detach() for one in model.net.parameters()], case.folder / f"{case.name}.pt")
     os._exit(0)
