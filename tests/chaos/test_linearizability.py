@@ -126,7 +126,7 @@ def _the_sum_is_that_of_later(monkeypatch: pytest.MonkeyPatch) -> None:
 def _what_may_be_told_is_asked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     async def get_all(reads: Reads, keys: Sequence[bytes]) -> list[bytes | None]:
         missing = {key for key in keys if reads.cached(key) is None}
-        read = await reads._lookups.unless_cached(
+        read = await reads._unless_cached(
             missing, lambda key: reads.cached(key) is not None
         )
         return [read[key].value() if key in read else reads.cached(key) for key in keys]

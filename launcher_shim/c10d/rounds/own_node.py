@@ -17,7 +17,7 @@ from random import Random
 
 from launcher_shim.c10d.rounds.records import Node
 from rdzv.diary import Diary
-from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError
+from rdzv.errors import LeaseLost, StoreError
 from rdzv.members.guard import Registered
 from rdzv.store import Compare, KeyValue, Operation, Put, Range, Store, WatchEvent
 
@@ -118,9 +118,6 @@ class OwnNode:
             try:
                 if await self._step(handing):
                     continue
-            except StoreAmbiguous:
-                await self._reread()
-                continue
             except LeaseLost:
                 self._diary.say(
                     "the lease is lost: the node is written once its member is registered again"
@@ -182,15 +179,6 @@ class OwnNode:
         self._note_stored(kvs[0] if kvs else None, result.revision)
         # The answer of a restored store counts only once the watch shows that it was restored.
         return (self._stored.mod_revision if self._stored else 0) != stored_revision
-
-    async def _reread(self) -> None:
-        try:
-            result = await self._store.range(self._key)
-        except StoreError as error:
-            self._diary.say(f"whether the node record was written is unknown, reading it: {error}")
-            await asyncio.sleep(self._random.uniform(0.2, 1.0) * RETRY_S)
-            return
-        self._note_stored(result.kvs[0] if result.kvs else None, result.revision)
 
     def _note_stored(self, kv: KeyValue | None, revision: int) -> None:
         # The watch may have shown a later revision before the store's answer came.

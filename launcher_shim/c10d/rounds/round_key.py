@@ -11,7 +11,7 @@ from random import Random
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.diary import Diary
-from rdzv.errors import RecordError, StoreAmbiguous, StoreError, StoreFull
+from rdzv.errors import RecordError, StoreError, StoreFull
 from rdzv.keys import RunKeys
 from rdzv.members.guard import Registered
 from rdzv.store import Compare, KeyValue, Put, Range, Store
@@ -83,9 +83,6 @@ class RoundKey:
                     [Put(self._keys.round, wanted.to_json())],
                     [Range(self._keys.round)],
                 )
-            except StoreAmbiguous:
-                current = await self._reread(current)
-                continue
             except StoreError as error:
                 self._diary.say(f"cannot write the round, retrying: {error}")
                 await self._pause()
@@ -102,15 +99,6 @@ class RoundKey:
 
     def _is(self, current: Round) -> Compare:
         return Compare(self._keys.round, "mod", "=", current.mod_revision)
-
-    async def _reread(self, before: Round) -> Round:
-        try:
-            result = await self._store.range(self._keys.round)
-        except StoreError as error:
-            self._diary.say(f"whether the round was written is not known yet: {error}")
-            await self._pause()
-            return before
-        return _parse(result.kvs) or before
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._random.uniform(*PAUSE_S))

@@ -24,8 +24,8 @@ class Sum:
     change in the order of revisions, so the sum is known once the own addition has come.
     """
 
-    def __init__(self) -> None:
-        self._revision = 0
+    def __init__(self, revision: int) -> None:
+        self._revision = revision
         self._number: int | None = None
         self._noted = asyncio.Event()
 
@@ -35,16 +35,12 @@ class Sum:
             self._revision, self._number = revision, number
             self._noted.set()
 
-    def number_at(self, revision: int) -> int | None:
-        """Return the sum at ``revision``; None if it is not known, or not yet."""
-        return self._number if self._revision == revision else None
-
     async def shown_at(self, revision: int) -> int | None:
-        """Wait until the watch has shown ``revision``; see ``number_at``."""
+        """Wait until the watch has shown ``revision``; return the sum, or None if not known."""
         while self._revision < revision:
             self._noted.clear()
             await self._noted.wait()
-        return self.number_at(revision)
+        return self._number if self._revision == revision else None
 
 
 class Cells:
@@ -119,9 +115,10 @@ class Cells:
         )
 
     @contextmanager
-    def awaited_sum(self, addend: str) -> Iterator[Sum]:
-        """Note the sum at each change of the store key ``addend`` until the end of the block."""
-        awaited = self._sums[addend] = Sum()
+    def awaited_sum(self, key: bytes, adder: str) -> Iterator[Sum]:
+        """Note the sum at each change of one addend until the end of the block."""
+        addend, known = self.keys.addend(key, adder), self.cell(key).addends.get(adder, ABSENT)
+        awaited = self._sums[addend] = Sum(known.mod_revision)
         try:
             yield awaited
         finally:

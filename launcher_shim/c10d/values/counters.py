@@ -42,7 +42,7 @@ class Counters:
         """Add to a counter and return the sum; raises ``NotANumber``."""
         own_key = self._keys.addend(key, stamp.author)
 
-        def plan() -> CellPlan[tuple[int, int | None]]:
+        def plan() -> CellPlan[int]:
             cell = self._cells.cell(key)
             own = cell.addends.get(stamp.author, ABSENT)
             before = read_number(own.value) if own.value is not None else 0
@@ -54,22 +54,17 @@ class Counters:
                     Compare(own_key, "mod", "=", own.compared),
                 ),
                 (Put(own_key, b"%d" % wrap_int64(before + delta)),),
-                lambda result: (result.revision, None),
+                lambda result: result.revision,
             )
 
-        async def recall(note: bytes, revision: int) -> Recalled[tuple[int, int | None]]:
-            # Read now: the history may be compacted later.
-            total_then = awaited.number_at(revision)
-            return Recalled(
-                (revision, await self._sum_at(key, revision) if total_then is None else total_then)
+        total: int | None = None
+        with self._cells.awaited_sum(key, stamp.author) as awaited:
+            revision = await self._transactions.once(
+                stamp, key, plan, lambda note, revision: Recalled(revision)
             )
-
-        with self._cells.awaited_sum(own_key) as awaited:
-            revision, total = await self._transactions.once(stamp, key, plan, recall)
-            if total is None:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(SEE_SUM_S):
-                        total = await awaited.shown_at(revision)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SEE_SUM_S):
+                    total = await awaited.shown_at(revision)
         if total is None:
             return await self._transactions.settled(lambda: self._sum_at(key, revision))
         return total

@@ -15,7 +15,6 @@ from launcher_shim.c10d.values.answers import Answers
 from launcher_shim.c10d.values.cells import Cells
 from launcher_shim.c10d.values.counters import Counters
 from launcher_shim.c10d.values.ledger import left_behind
-from launcher_shim.c10d.values.lookups import Lookups
 from launcher_shim.c10d.values.queues import Queues
 from launcher_shim.c10d.values.read_floor import Floor
 from launcher_shim.c10d.values.reads import Reads
@@ -43,13 +42,8 @@ class Kv:
         self.cells = Cells(keys, self._waiters.present, self._waiters.pushed, self.answers.forget)
         self.cells.learn(mirror.under(keys.prefix))
         self._transactions = Transactions(store, registered, self.cells, self._floor)
-        self._lookups = Lookups(mirror, self._transactions)
         self.reads = Reads(
-            self.cells,
-            self._floor,
-            self._lookups,
-            self._waiters,
-            self.answers,
+            self.cells, self._floor, mirror, self._transactions, self._waiters, self.answers
         )
         self.writes = Writes(self.cells, self._transactions)
         self.counters = Counters(store, self.cells, self._floor, self._transactions, self._waiters)

@@ -28,11 +28,8 @@ class Queues:
             kv = KeyValue(element, value, result.revision, result.revision, 1, 0)
             self._cells.learn([kv])
 
-        async def recall(note: bytes, revision: int) -> Recalled[None]:
-            return Recalled(None)
-
         plan = CellPlan((), (Put(element, value),), learn)
-        await self._transactions.once(stamp, None, lambda: plan, recall)
+        await self._transactions.once(stamp, None, lambda: plan, lambda note, _: Recalled(None))
 
     async def pop(self, key: bytes, stamp: Stamp) -> tuple[int, bytes]:
         """Take the oldest element; return the length before, and the element (empty if none)."""
@@ -56,7 +53,7 @@ class Queues:
                 b"%d %s" % (length, value),
             )
 
-        async def recall(note: bytes, revision: int) -> Recalled[tuple[int, bytes]]:
+        def recall(note: bytes, revision: int) -> Recalled[tuple[int, bytes]]:
             length, _, value = note.partition(b" ")
             return Recalled((int(length), value))
 

@@ -7,30 +7,39 @@ earlier answer to a client of this sidecar (docs/decisions/endpoint.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from launcher_shim.c10d.values.answers import Answers
+from launcher_shim.c10d.values.cell import Cell
 from launcher_shim.c10d.values.cells import Cells
-from launcher_shim.c10d.values.lookups import Lookups
+from launcher_shim.c10d.values.limits import READS_MAX, grouped
 from launcher_shim.c10d.values.read_floor import Floor
+from launcher_shim.c10d.values.transactions import Transactions
 from launcher_shim.c10d.values.waiters import Waiters
 from launcher_shim.tcpstore import wire
+from rdzv.mirror import Mirror
 
 
 class Reads:
-    """The reads of one run."""
+    """The reads of one run.
+
+    They race the watch: no client waits for the store's answer once the watch has brought it.
+    """
 
     def __init__(
         self,
         cells: Cells,
         floor: Floor,
-        lookups: Lookups,
+        mirror: Mirror,
+        transactions: Transactions,
         waiters: Waiters,
         answers: Answers,
     ) -> None:
         self._cells = cells
         self._floor = floor
-        self._lookups = lookups
+        self._mirror = mirror
+        self._transactions = transactions
         self._waiters = waiters
         self._answers = answers
 
@@ -64,13 +73,13 @@ class Reads:
             return value is not None
 
         missing = {key for key in keys if not take_cached(key)}
-        read = await self._lookups.unless_cached(missing, take_cached)
+        read = await self._unless_cached(missing, take_cached)
         return [read[key].value() if key in read else values.get(key) for key in keys]
 
     async def check(self, keys: Sequence[bytes]) -> bool:
         """Return whether every key exists, by the cache or by a linearizable read."""
         missing = {key for key in keys if not self.cached_exists(key)}
-        read = await self._lookups.unless_cached(missing, self.cached_exists)
+        read = await self._unless_cached(missing, self.cached_exists)
         return all(cell.exists() for cell in read.values())
 
     async def wait(self, keys: Sequence[bytes]) -> None:
@@ -79,10 +88,54 @@ class Reads:
         if not missing:
             return
         with self._waiters.waiting(missing) as waiter:
-            for key, cell in (await self._lookups.until(waiter.done, missing)).items():
+            for key, cell in (await self._until(waiter.done, missing)).items():
                 if cell.exists():
                     self._waiters.shown(waiter, key)
             await waiter.done
         for key in keys:
             cell = self._cells.cell(key)
             self._floor.raise_to(max(cell.newest_revision(), cell.newest_of_queue()))
+
+    async def _unless_cached(
+        self, keys: Collection[bytes], cached: Callable[[bytes], bool]
+    ) -> Mapping[bytes, Cell]:
+        """Read ``keys``; return nothing if all of them are ``cached`` before the answer comes.
+
+        Only a read can show that a key has no value.
+        """
+
+        async def come() -> None:
+            while not all(map(cached, keys)):
+                await self._mirror.changed_after(self._mirror.sequence)
+
+        if not keys:
+            return {}
+        coming = asyncio.ensure_future(come())
+        try:
+            return await self._until(coming, keys)
+        finally:
+            coming.cancel()
+
+    async def _until(
+        self, come: asyncio.Future[None], keys: Collection[bytes]
+    ) -> Mapping[bytes, Cell]:
+        """Read ``keys``; return nothing if ``come`` is done first.
+
+        Keys that are taken out of ``keys`` meanwhile are not read. Up to ``limits.READS_MAX`` keys
+        are read at one revision.
+        """
+
+        async def read() -> dict[bytes, Cell]:
+            cells: dict[bytes, Cell] = {}
+            for batch in grouped(tuple(keys), READS_MAX):
+                if left := [key for key in batch if key in keys]:
+                    cells |= await self._transactions.read(left)
+            return cells
+
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(read(), name="read launchers' keys")
+            await asyncio.wait((reading, come), return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                return reading.result()
+            reading.cancel()
+        return {}

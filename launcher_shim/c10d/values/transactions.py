@@ -55,7 +55,7 @@ class Recalled(Generic[T]):
     answer: T
 
 
-Recall = Callable[[bytes, int], Awaitable[Recalled[T] | None]]
+Recall = Callable[[bytes, int], Recalled[T] | None]
 """Returns the answer of an attempt that was applied, from its note and revision."""
 
 
@@ -95,8 +95,7 @@ class Transactions:
                 looked = True
             while True:
                 if applied is not None and applied[0] != NOTHING:
-                    # Kept until the answer is known: the entry is not read again.
-                    recalled = await recall(*applied)
+                    recalled = recall(*applied)
                     if recalled is not None:
                         self._floor.raise_to(applied[1])
                         return recalled.answer

@@ -53,12 +53,13 @@ class Writes:
                 self._cells.learn_value(key, value, result.revision)
 
         plan = CellPlan((), tuple(operations), learn, b"%d" % batch)
-
-        async def recall(note: bytes, revision: int) -> Recalled[None] | None:
-            return Recalled(None) if int(note) == batch else None
-
         # The entry of an earlier sidecar was read above.
-        await self._transactions.once(stamp._replace(again=False), None, lambda: plan, recall)
+        await self._transactions.once(
+            stamp._replace(again=False),
+            None,
+            lambda: plan,
+            lambda note, _: Recalled(None) if int(note) == batch else None,
+        )
 
     async def compare_set(self, key: bytes, expected: bytes, desired: bytes, stamp: Stamp) -> bytes:
         """Compare and set, with the answers of torch's own server, also for a missing key."""
@@ -106,10 +107,7 @@ class Writes:
                 there = (*there, Compare(element, "mod", "=", oldest.mod_revision))
             return CellPlan(there, deletes, gone)
 
-        async def recall(note: bytes, revision: int) -> Recalled[bool]:
-            return Recalled(True)
-
-        return await self._transactions.once(stamp, key, plan, recall)
+        return await self._transactions.once(stamp, key, plan, lambda note, _: Recalled(True))
 
     async def _modify(
         self,
@@ -139,7 +137,4 @@ class Writes:
 
             return CellPlan(self._cells.unchanged(key), operations, learn)
 
-        async def recall(note: bytes, revision: int) -> Recalled[T]:
-            return Recalled(done)
-
-        return await self._transactions.once(stamp, key, plan, recall)
+        return await self._transactions.once(stamp, key, plan, lambda note, _: Recalled(done))
