@@ -1,17 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stage of a torchrun that is about to start, and whether it has to start at all."""
+"""The stage of a torchrun that is about to start, and whether it has to start at all.
+
+A container passes over only a stage that it would run again. So each member records a digest of its
+launch line beside the run's keys, before its torchrun starts, with the container that it starts in,
+and keeps that of the container that has a place in the world: it may be started again while the
+others are about to end the stage. The list of nodes that ended the stage well names containers,
+too: so the lines that count are those that trained, not those that asked last. A node of that world
+that died before its workers were done passes over nothing: its work would be left out.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from launcher_shim.c10d.generations import Generations
 from launcher_shim.c10d.kept import KeptStages
-from launcher_shim.c10d.launch_lines import line_key, recorded, was_done, was_run
 from launcher_shim.c10d.pod_seat import PodSeat
-from launcher_shim.c10d.stages import container_of, torch_run_id
+from launcher_shim.c10d.rounds.inputs import RunSnapshot
+from launcher_shim.c10d.rounds.records import Seat
+from launcher_shim.c10d.stages import container_of
 from launcher_shim.c10d.values.ledger import Stamp
 from launcher_shim.c10d.values.operations import Kv
 from launcher_shim.tcpstore import wire
@@ -144,9 +153,8 @@ class StageStarts:
         current = run.rendezvous.round
         own = [seat for seat in current.frozen if seat.member == here]
         held = [] if self._drains(name) else own
-        run_id, cells = torch_run_id(name), run.kv.cells
-        if not all(was_done(seat, run_id, current.number, cells) for seat in held):
-            return False  # it died on its way to the exit barrier: its work would be left out
+        if not are_done(held, run.rendezvous.snapshot()):
+            return False
         members = [seat.member for seat in current.frozen]
         values = await run.kv.reads.get_all([line_key(member) for member in members])
         known = dict(zip(members, values, strict=True))
@@ -155,3 +163,48 @@ class StageStarts:
     def _ended_well(self, name: str) -> bool:
         current = self._generations.current
         return current is not None and current.rounds.ended_well(name)
+
+
+def line_key(member: str) -> bytes:
+    """Return the key, among those of the run, of the lines that ``member`` has asked with."""
+    return wire.STAGE + member.encode()
+
+
+def recorded(container: str, line: bytes, before: bytes = b"", placed: str = "") -> bytes:
+    """Build the value at a member's key: the container that asked, and the digest ``line``.
+
+    ``placed``: the container that has a place in the world; its line is kept from ``before``, the
+    value so far.
+    """
+    lines = [container.encode() + b" " + line]
+    kept = _lines(before).get(placed.encode())
+    if kept is not None and placed != container:
+        lines.append(placed.encode() + b" " + kept)
+    return b"\n".join(lines)
+
+
+def was_run(
+    line: bytes, member: str, frozen: Sequence[Seat], values: Mapping[str, bytes | None]
+) -> bool:
+    """Return whether the world ``frozen``, which has ended well, was started with ``line``.
+
+    ``values``: the values at ``line_key``, by member. A member of that world must have its own
+    line; any other, such as a pod that comes later, may have the line of any of them.
+    """
+    ran: dict[str, bytes] = {}
+    for seat in frozen:
+        of_seat = _lines(values.get(seat.member)).get(container_of(seat.nonce).encode())
+        if of_seat is not None:
+            ran[seat.member] = of_seat
+    return line == ran[member] if member in ran else line in ran.values()
+
+
+def _lines(value: bytes | None) -> dict[bytes, bytes]:
+    """Parse a value: the digest of each container's line, by the container's name."""
+    parts = [one.partition(b" ") for one in (value or b"").split(b"\n")]
+    return {container: line for container, _, line in parts if container}
+
+
+def are_done(seats: Sequence[Seat], run: RunSnapshot) -> bool:
+    """Return whether the torchruns of ``seats`` came to the exit barrier of the present round."""
+    return run.done.issuperset(seats)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What concurrent c10d clients of several sidecars see while the store fails (docs/decisions/endpoint.md).
+"""What concurrent c10d clients of several sidecars see while the store fails.
 
-Each key by itself is judged by Porcupine, all keys together by the order that the store gave them.
+Each key by itself is judged by Porcupine, all keys together by the order that the store gave them
+(docs/decisions/endpoint.md).
 """
 
 from __future__ import annotations
@@ -126,9 +127,7 @@ def _the_sum_is_that_of_later(monkeypatch: pytest.MonkeyPatch) -> None:
 def _what_may_be_told_is_asked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     async def get_all(reads: Reads, keys: Sequence[bytes]) -> list[bytes | None]:
         missing = {key for key in keys if reads.cached(key) is None}
-        read = await reads._unless_cached(
-            missing, lambda key: reads.cached(key) is not None
-        )
+        read = await reads._unless_cached(missing, lambda key: reads.cached(key) is not None)
         return [read[key].value() if key in read else reads.cached(key) for key in keys]
 
     monkeypatch.setattr(Reads, "get_all", get_all)

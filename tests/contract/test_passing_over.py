@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 import launcher_shim.c10d.stage_starts
-from launcher_shim.c10d.launch_lines import was_run
 from launcher_shim.c10d.rounds.records import Seat
+from launcher_shim.c10d.stage_starts import was_run
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.sidecars.endpoints import Pod, pod
 from tests.support.sidecars.handlers import Torchrun
@@ -166,7 +166,7 @@ PLANTED: dict[str, tuple[Story, dict[str, Any]]] = {
         own_lines,
         {"was_run": lambda line, _, *known: was_run(line, "", *known)},
     ),
-    "by one that died unfinished": (one_that_was_not_done, {"was_done": lambda *_: True}),
+    "by one that died unfinished": (one_that_was_not_done, {"are_done": lambda *_: True}),
     "by its own line alone": (
         a_later_pod,
         {"was_run": lambda line, member, *known: member != "w-2" and was_run(line, member, *known)},

@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher_shim.c10d.launch_lines import line_key, recorded, was_done, was_run
 from launcher_shim.c10d.rounds.records import Seat
-from launcher_shim.c10d.values.cells import Cells
-from rdzv.keys import JobKeys
-from rdzv.store import KeyValue
+from launcher_shim.c10d.stage_starts import line_key, recorded, was_run
 
 ONE, TWO, AGAIN = "1" * 16, "2" * 16, "3" * 16
 FROZEN = (Seat("w-0", ONE + "c" * 16, 1), Seat("w-1", TWO + "c" * 16, 1))
@@ -40,22 +37,3 @@ def test_what_nobody_recorded_was_not_run() -> None:
     assert not was_run(b"", "w-0", FROZEN, {"w-0": None, "w-1": b""})
     assert not was_run(b"", "w-0", (Seat("w-0", "c" * 16, 1),), {"w-0": recorded("", b"")})
     assert len({line_key(seat.member) for seat in FROZEN}) == 2
-
-
-def cells(*added: tuple[bytes, str]) -> Cells:
-    run = JobKeys("team", "digits").in_generation(1).run("digits")
-    known = Cells(run, *[lambda *_: None] * 3)
-    known.learn([KeyValue(run.addend(key, adder), b"1", 1, 1, 1, 0) for key, adder in added])
-    return known
-
-
-def barrier(number: int) -> bytes:
-    name = b"torchelastic/agent/terminal_state/num_members"
-    return b"/torch.rendezvous.digits.%d/" % number + name
-
-
-def test_workers_are_done_whose_torchrun_came_to_the_exit_barrier_of_that_round() -> None:
-    done, other = (f"{seat.member}.{seat.nonce}" for seat in FROZEN)
-    assert was_done(FROZEN[0], "digits", 3, cells((barrier(3), done)))
-    for added in [(barrier(2), done), (barrier(3), other), (b"/count", done)]:
-        assert not was_done(FROZEN[0], "digits", 3, cells(added))

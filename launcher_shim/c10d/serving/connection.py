@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
-from typing import cast
+from typing import Protocol, cast
 
+from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.c10d.serving.request_order import BACKLOG_MAX, RequestOrder
-from launcher_shim.c10d.serving.served import OpenSession, Session
 from launcher_shim.tcpstore import wire
 from launcher_shim.tcpstore.parser import RequestParser
 from rdzv.errors import MusterError
@@ -26,6 +26,43 @@ _logger = logging.getLogger(__name__)
 _DEFECT = "a defect of the sidecar, whose log has more"
 _FLUSH_TIMEOUT_S = 1.0
 _CREDENTIALS = Struct("3i")
+
+
+class Session(Protocol):
+    """The session of one client connection."""
+
+    @property
+    def whole(self) -> Mapping[bytes, bytes]:
+        """Answers by the bytes of one request, or of several that came together.
+
+        They are sent at once, without a call of ``handle``.
+        """
+        ...
+
+    def keep(self, data: bytes, requests: Sequence[wire.Request]) -> None:
+        """Note that ``requests``, whose bytes are ``data``, were all answered at once.
+
+        Called within the same turn of the loop.
+        """
+        ...
+
+    def handle(self, request: wire.Request) -> bytes | Awaitable[bytes]:
+        """Return the answer, at once or later; ``b""`` for requests that have none.
+
+        Never called for Validate, Ping and CancelWait, nor while an earlier request of the same
+        connection is under way, except a Wait or Barrier. A request under way is cancelled if the
+        client gives its Wait or Barrier up, or is gone. An exception closes the connection: a
+        MusterError or FrameError is logged as its sentence, anything else with a traceback.
+        """
+        ...
+
+    def closed(self) -> None:
+        """End the session: the client is gone, its last writes stored or given up. Called once."""
+        ...
+
+
+OpenSession = Callable[[str, RelayNumbers | None], Session]
+"""Creates the session of a client from a description of the peer, and its relay or None."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,9 +271,7 @@ class RequestOrder:
     def _release_parked(self) -> None:
         """Answer the waits that the request just handled has ended, ahead of its own answer."""
         for future in [future for future in self._parked if future.done()]:
-            number = self._parked.pop(future)
-            if answer := self._outcome(future, "a wait", number):
-                self.answers.add(answer)
+            self._released(future)
 
     def _released(self, future: asyncio.Future[bytes]) -> None:
         """Answer a Wait or Barrier that has ended, unless the client gave it up."""

@@ -12,8 +12,7 @@ import errno
 import logging
 import socket
 
-from launcher_shim.c10d.serving.connection import Connection, ConnectionOwner
-from launcher_shim.c10d.serving.served import OpenSession
+from launcher_shim.c10d.serving.connection import Connection, ConnectionOwner, OpenSession
 from launcher_shim.rundir.unix_socket import PathTooLong, nascent_name, publish, withdraw
 from launcher_shim.tcpstore.loopback import bind_loopback
 from rdzv.errors import ConfigError

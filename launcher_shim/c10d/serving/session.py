@@ -76,12 +76,12 @@ class LauncherSession:
         }
 
     def handle(self, request: wire.Request) -> Answer:
-        """Answer one request; see ``launcher_shim.c10d.serving.served.Session``."""
+        """Answer one request; see ``launcher_shim.c10d.serving.connection.Session``."""
         self._asked += 1
         return self._serve(request, None)
 
     def keep(self, data: bytes, requests: Sequence[wire.Request]) -> None:
-        """Keep the answer to the same bytes; see ``launcher_shim.c10d.serving.served.Session``."""
+        """Keep the answer to the same bytes; see ``connection.Session``."""
         keys = self._kv or self._launchers.shared
         if keys is not None:
             self.whole = keys.answers.by_request
