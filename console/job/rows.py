@@ -49,7 +49,11 @@ class PodFacts:
 
 @dataclass(frozen=True, slots=True)
 class PodLine:
-    """One pod of a job; None and empty for what is unknown."""
+    """One pod of a job; None and empty for what is unknown.
+
+    ``waits``: the share of its time that its slowest rank waits for others; ``slow``: whether the
+    others wait for it.
+    """
 
     name: str
     state: str
@@ -62,6 +66,8 @@ class PodLine:
     why: str = ""
     version: str = ""
     address: str = ""
+    waits: float | None = None
+    slow: bool = False
 
     def cells(self, *, wide: bool) -> tuple[str, ...]:
         """Return the cells of a table, in the order of ``pod_headings``."""
@@ -91,6 +97,8 @@ class PodLine:
             "why": self.why,
             "version": self.version,
             "address": self.address,
+            "waits": self.waits,
+            "slow": self.slow,
         }
 
 
@@ -318,6 +326,7 @@ def _member(
     why = str(one.get("why") or "")
     if fact is not None and not fact.runs:
         why = "; ".join(filter(None, (why, fact.why)))
+    waits = one.get("waits")
     return PodLine(
         name=str(one.get("name")),
         state=doing,
@@ -330,6 +339,8 @@ def _member(
         why=why,
         version=str(one.get("version") or ""),
         address=str(one.get("address") or ""),
+        waits=waits if type(waits) in (int, float) else None,
+        slow=bool(one.get("slow")),
     )
 
 

@@ -19,6 +19,8 @@ EVENTS = 5
 def status_json(view: JobView, now_unix_s: float) -> dict[str, object]:
     """Return the job as one object for programs; ``now_unix_s`` is the time of the ages in it."""
     job, pods = view.job, pods_of(view, now_unix_s)
+    straggler = view.straggler
+    slow = set() if straggler is None else {pod for pod, _ in straggler.ranks}
     return {
         "namespace": view.namespace,
         "job": view.name,
@@ -43,6 +45,7 @@ def status_json(view: JobView, now_unix_s: float) -> dict[str, object]:
                 "ranks": pod.ranks,
                 "step": pod.step,
                 "waits": pod.waits,
+                "slow": member.name in slow,
                 "joined_unix_s": None if pod.age_s is None else now_unix_s - pod.age_s,
                 "why": why,
                 "role": member.role,
@@ -71,7 +74,7 @@ def status_json(view: JobView, now_unix_s: float) -> dict[str, object]:
         "last_save": None if (last_save := view.last_save) is None else last_save.as_json(),
         "steps_per_s": rate(view),
         "slow_save": view.slow_save,
-        "straggler": "" if (slow := view.straggler) is None else slow.sentence,
+        "straggler": "" if straggler is None else straggler.sentence,
         "shards": {name: _shards_json(name, one) for name, one in view.shards.items()},
         "corrupt": dict(view.snapshot.corrupt),
         "events": [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from agent.verdict.states import Level
 from console.job.output import Grid, Toned
 from console.job.rows import JobLine, PodFacts, PodLine, StatusObject, job_line
-from rdzv.counting import duration
+from rdzv.counting import counted, duration
 
 EVENTS_SHOWN = 5
 """The events on the screen: the last ones."""
@@ -81,7 +81,7 @@ def _figures(line: JobLine) -> Grid:
     """Return the figures of the job, in one line; those that are unknown are left out."""
     found = []
     if line.nodes is not None:
-        found.append(f"{line.nodes} nodes ({line.least}-{line.most})")
+        found.append(f"{counted(line.nodes, 'node')} ({line.least}-{line.most})")
     if line.step is not None:
         found.append(f"step {line.step:,}")
     if line.rate:
@@ -99,6 +99,7 @@ def _figures(line: JobLine) -> Grid:
 def _pods(pods: Sequence[PodLine], chosen: str | None) -> Grid:
     rows = []
     for pod in pods:
+        waits = "-" if pod.waits is None else f"{pod.waits:.0%}{' slow' if pod.slow else ''}"
         name = pod.name if chosen is None else f"{CHOSEN if pod.name == chosen else ' '} {pod.name}"
         rows.append(
             (
@@ -106,12 +107,13 @@ def _pods(pods: Sequence[PodLine], chosen: str | None) -> Grid:
                 Toned(pod.state, pod.level),
                 pod.ranks or "-",
                 "-" if pod.step is None else f"{pod.step:,}",
+                Toned(waits, "warning" if pod.slow else None),
                 pod.node or "-",
                 "-" if pod.age_s is None else duration(pod.age_s),
                 pod.why,
             )
         )
-    return Grid("", ("POD", "STATE", "RANKS", "STEP", "NODE", "AGE", "WHY"), tuple(rows))
+    return Grid("", ("POD", "STATE", "RANKS", "STEP", "WAITS", "NODE", "AGE", "WHY"), tuple(rows))
 
 
 def _event(one: StatusObject, now_unix_s: float) -> tuple[str, ...]:

@@ -71,6 +71,22 @@ async def test_all_or_nothing_leaves_the_world_alone(
         assert cluster.worlds[:2] in ([4], [4, 8])
 
 
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_horovodrun_without_reports_is_judged_by_its_hosts(
+    tmp_path: Path, whole: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with scaled(tmp_path, "StatefulSet", 2) as (cluster, job):
+        cluster.silent = True
+        assert await scale_out(job, More(2, None, ENOUGH_S, whole=whole)) == 0
+        out = capsys.readouterr().out
+        assert "4 pods are ready and listed hosts of horovodrun; no rank on digits-0," in out
+        assert cluster.values["desired"] == 4
+        assert await scale_in(job, WhoLeaves(count=3), ENOUGH_S) == 0
+        out = capsys.readouterr().out
+        assert "gone after" in out
+        assert "1 pod is ready and a listed host of horovodrun; no rank on digits-0 has" in out
+
+
 async def test_max_is_raised_only_if_asked(tmp_path: Path) -> None:
     async with scaled(tmp_path, "Deployment", 2, most=2) as (cluster, job):
         with pytest.raises(ConfigError, match="max is 2"):

@@ -26,6 +26,7 @@ class ScaledCluster:
     """A Deployment or StatefulSet ``digits``; its nodes have room for ``room`` pods.
 
     ``fails``: the exit status of a command, by its first word. ``said``: all commands that ran.
+    ``silent``: it is a horovodrun's, and its script reports nothing.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class ScaledCluster:
         self.room = room
         self.values = {"min": 1, "max": most, "desired": None}
         self.fails: dict[str, int] = {}
+        self.silent = False
         self.said: list[list[str]] = []
         self.worlds: list[int] = []
         """The size of each world that has formed."""
@@ -162,7 +164,12 @@ class ScaledCluster:
             doing = "training" if name in self._world() else state
             if state == "listed" and doing != "training":
                 state = doing = "standby"
+            if self.silent and doing == "training":
+                doing = "ready"
             members.append({"name": name, "state": state, "doing": doing})
+        if self.silent:
+            excluded = {"state": "excluded", "doing": "excluded"}
+            members.append({"name": "digits-launcher", "role": "launcher", **excluded})
         return {**self.values, "sizes": [], "unit": 1, "paused": False, "members": members}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from console.remote.pods import JobPod
-from console.remote.scaling.arrival import arrival, came, waiting, withdrawn
+from console.remote.scaling.arrival import arrival, came, hosts, waiting, withdrawn
 from console.remote.scaling.claim import OperationClaim, claim_of, claim_patch, refusal
 from console.remote.scaling.departure import COST, WhoLeaves, ahead_of, departure
 from console.remote.scaling.owner import ScaledOwner, scaled_owner
@@ -100,6 +100,23 @@ def test_spot_and_node_choose() -> None:
     assert "sts-2 would go" in who(SET, mixed, WhoLeaves(count=1, spot_first=True))
 
 
+def test_the_slowest_is_the_one_that_waits_least() -> None:
+    told = [replace(one, waits=share) for one, share in zip(DEP, (0.62, 0.04, 0.7), strict=True)]
+    slowest = WhoLeaves(slowest=True)
+    assert who(DEPLOYMENT, told, slowest) == (["dep-b"], 2)
+    assert who(DEPLOYMENT, told, replace(slowest, count=2)) == (["dep-b", "dep-a"], 1)
+    found, why = departure(DEPLOYMENT, told, SIZES, slowest)
+    assert found is not None
+    assert why == "dep-b waits 4% of its time, the others 62% or more"
+    late = [*told, pod("dep-p", **PENDING)]
+    assert "takes dep-p first" in who(DEPLOYMENT, late, slowest)
+    assert "is of dep-b (muster top)" in who(DEPLOYMENT, [told[0], DEP[1], told[2]], slowest)
+    assert "no pod trains" in who(DEPLOYMENT, [replace(DEP[0], doing="ready")], slowest)
+    assert "sts-2 would go, and not sts-0" in who(
+        SET, [replace(STS[0], waits=0.0), *(replace(one, waits=0.5) for one in STS[1:])], slowest
+    )
+
+
 def test_min_is_named() -> None:
     why = who(SET, STS, WhoLeaves(count=1), sizes=Sizes(3, 4))
     assert (
@@ -181,6 +198,21 @@ def test_all_that_came_train_before_it_is_done() -> None:
     in_threes, _ = arrival(SET, Sizes(2, 8, unit=3), 4, raises_max=False)
     assert in_threes is not None
     assert came(in_threes, held).trains
+
+
+def test_hosts_of_a_horovodrun_are_told_apart_by_what_their_ranks_report() -> None:
+    asked, _ = arrival(SET, SIZES, 4, raises_max=False)
+    assert asked is not None
+    assert hosts([*STS, pod("sts-3")], "digits") == ""
+    told = [*STS, pod("sts-3", doing="ready")]
+    assert came(asked, told).listed
+    assert hosts(told, "digits") == (
+        "4 pods are ready and listed hosts of horovodrun; no rank on sts-3 has reported a step, so"
+        " whether it trains there is not known: muster logs digits shows its lines"
+    )
+    held = [*STS, pod("sts-3", state="standby", doing="standby")]
+    assert came(asked, held).complete
+    assert not came(asked, held).listed
 
 
 def test_one_operation_at_a_time() -> None:

@@ -14,6 +14,7 @@ from console.top.keys import Verb, meaning_of, moved, verb_of
 from console.top.screen import TopScene, top_grids
 from rdzv.records.commit import LastCommit
 from rdzv.records.history import HistoryEntry
+from rdzv.records.saves import PodSaves
 from tests.support.views import NOW_S, reported, run, view
 
 SAVED = LastCommit(1000, 3, 0, at_unix_s=NOW_S - 30, run="digits")
@@ -38,6 +39,24 @@ def test_the_screen_has_the_state_the_figures_the_pods_and_the_last_events() -> 
         assert figure in text
     assert "1 min 40 s  lost" in text
     assert "its lease expired" in text
+
+
+def test_the_pod_that_the_others_wait_for_is_marked() -> None:
+    told = {
+        name: PodSaves(name, f"uid-{name}", "digits", 3, ranks=(rank,), waits=(share,))
+        for rank, (name, share) in enumerate((("a", 0.71), ("b", 0.03)))
+    }
+    seen = status_json(view(run(), saves=told), NOW_S)
+    assert [one["slow"] for one in seen["members"]] == [False, True]  # type: ignore[attr-defined]
+    rows = {line.split()[0]: line for line in screen(TopScene("t", "j", seen)).splitlines() if line}
+    assert " 71%  " in rows["a"]
+    assert " 3% slow  " in rows["b"]
+    assert "all others wait for rank 1 (b)" in screen(TopScene("t", "j", seen))
+
+
+def test_a_share_that_is_none_is_left_out() -> None:
+    hostile = {"members": [{"name": "a", "state": "listed", "waits": "much", "slow": 7}]}
+    assert "much" not in screen(TopScene("t", "j", hostile))
 
 
 def test_a_pending_pod_is_on_it_with_why() -> None:

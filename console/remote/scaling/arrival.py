@@ -31,12 +31,14 @@ class Came:
     """The progress of a scale-out.
 
     ``count``: the pods of which all take part, as the owner's count is to be if nothing more
-    comes. ``complete``: whether all take part; ``trains``: whether as many train as there can.
+    comes. ``complete``: whether all take part; ``trains``: whether as many train as there can;
+    ``listed``: whether as many could.
     """
 
     count: int
     complete: bool
     trains: bool
+    listed: bool = False
 
 
 def arrival(
@@ -75,7 +77,8 @@ def came(arrival: ScaleOutPlan, pods: Sequence[ScaledPod], *, paused: bool = Fal
     here = [pod for pod in pods if pod.takes_part]
     complete = len(here) >= arrival.count
     trains = complete and (paused or sum(pod.trains for pod in here) >= arrival.world)
-    return Came(max(arrival.before, min(arrival.count, len(here))), complete, trains)
+    listed = complete and sum(pod.state == "listed" for pod in here) >= arrival.world
+    return Came(max(arrival.before, min(arrival.count, len(here))), complete, trains, listed)
 
 
 def withdrawn(
@@ -103,6 +106,21 @@ def withdrawn(
             " gets the room"
         )
     return gone, sentence
+
+
+def hosts(pods: Sequence[ScaledPod], job: str) -> str:
+    """Describe the hosts of a horovodrun of which some report nothing; empty if all ranks report.
+
+    What horovodrun does with a host, it says nowhere.
+    """
+    if not (silent := [pod.name for pod in pods if pod.is_silent]):
+        return ""
+    listed = sum(pod.takes_part and pod.state == "listed" for pod in pods)
+    are = "pod is ready and a listed host" if listed == 1 else "pods are ready and listed hosts"
+    return (
+        f"{listed} {are} of horovodrun; no rank on {', '.join(silent)} has reported a step, so"
+        f" whether it trains there is not known: muster logs {job} shows its lines"
+    )
 
 
 def waiting(pods: Sequence[ScaledPod]) -> str:

@@ -20,18 +20,20 @@ COST = -(2**31)
 class WhoLeaves:
     """The pods that a user wants to go: by ``names``, on ``node``, or ``count`` of them.
 
-    ``spot_first``: a count takes those on spot nodes first.
+    ``spot_first``: a count takes those on spot nodes first. ``slowest``: it takes those that the
+    others wait for most.
     """
 
     count: int | None = None
     names: tuple[str, ...] = ()
     node: str = ""
     spot_first: bool = False
+    slowest: bool = False
 
     @property
     def by_count(self) -> bool:
         """Whether the owner may choose."""
-        return self.count is not None and not self.spot_first
+        return self.count is not None and not self.spot_first and not self.slowest
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,8 @@ def _chosen(
         elsewhere = f"no pod is on node {selection.node}: they are on {nodes}"
         return chosen, f"those on node {selection.node}" if chosen else elsewhere
     count = selection.count or 1
+    if selection.slowest:
+        return _slowest(pods, count)
     if owner.ordinal and not selection.spot_first:
         return _highest(owner, pods, owner.count - count), "the highest indexes"
     if count > len(pods):
@@ -135,6 +139,22 @@ def _chosen(
     ranked = sorted(pods, key=lambda pod: _order(pod, spot_first=selection.spot_first))
     spot = ", on spot nodes first" if selection.spot_first else ""
     return tuple(ranked[:count]), f"first those that do not train, then the youngest{spot}"
+
+
+def _slowest(pods: Sequence[ScaledPod], count: int) -> tuple[tuple[ScaledPod, ...], str]:
+    """Return the pods whose ranks wait least for others: these make each step as long as it is."""
+    train = [pod for pod in pods if pod.trains]
+    unknown = [pod.name for pod in train if pod.waits is None]
+    if unknown or not train:
+        of = f" of {', '.join(unknown)}" if unknown else ": no pod trains"
+        return (), f"who is slowest is not known, as no share of waiting is{of} (muster top)"
+    ranked = sorted(train, key=lambda pod: (pod.waits, pod.name))
+    if count > len(ranked):
+        return (), f"{counted(len(ranked), 'pod')} that train cannot become {count} fewer"
+    chosen, others = ranked[:count], ranked[count:]
+    spelt = ", ".join(f"{pod.name} waits {pod.waits:.0%} of its time" for pod in chosen)
+    least = f", the others {others[0].waits:.0%} or more" if others else ""
+    return tuple(chosen), f"{spelt}{least}"
 
 
 def _order(pod: ScaledPod, *, spot_first: bool) -> tuple[object, ...]:

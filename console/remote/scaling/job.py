@@ -54,6 +54,7 @@ class Scene:
     """A job at one moment.
 
     ``sizes``: None if no sidecar answers; ``silent`` says why. ``held``: the claim at its owner.
+    ``horovod``: a launcher is a member, so only ranks that report show that pods train.
     """
 
     owner: ScaledOwner
@@ -62,6 +63,7 @@ class Scene:
     paused: bool = False
     held: OperationClaim | None = None
     silent: str = ""
+    horovod: bool = False
 
 
 class ScaledJob:
@@ -97,10 +99,16 @@ class ScaledJob:
                 silent = last_line(ran)
         except ClusterUnavailable as error:
             silent = str(error)
-        sizes = _sizes(status)
-        pods = joined(map(scaled_pod, seen), owner, status.get("members") or [])
-        paused = bool(status.get("paused"))
-        return Scene(owner, pods, sizes, paused, claim_of(read), silent)
+        members = status.get("members") or []
+        return Scene(
+            owner,
+            joined(map(scaled_pod, seen), owner, members),
+            _sizes(status),
+            bool(status.get("paused")),
+            claim_of(read),
+            silent,
+            horovod=any(one.get("role") == "launcher" for one in members),
+        )
 
     async def ran(
         self,

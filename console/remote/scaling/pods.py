@@ -30,7 +30,8 @@ class ScaledPod:
     ``maker``: the object that made it. ``pending``: no container of it has started; ``why``.
     ``over``: all of its containers have ended. ``created_s``: Unix time, 0.0 if unknown. ``cost``:
     its deletion cost, if a scale-in gives it one. ``state`` and ``doing``: those of its member in
-    the store, empty without one. ``step``: the last one that it has reported.
+    the store, empty without one. ``step``: the last one that it has reported. ``waits``: the share
+    of its time that its slowest rank waits for others; None if unknown.
     """
 
     name: str
@@ -52,11 +53,17 @@ class ScaledPod:
     state: str = ""
     doing: str = ""
     step: int | None = None
+    waits: float | None = None
 
     @property
     def trains(self) -> bool:
         """Whether it has a place in a world."""
         return self.doing in TRAINS
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is a host of a horovodrun none of whose ranks has reported anything there."""
+        return self.takes_part and self.doing == "ready"
 
     @property
     def takes_part(self) -> bool:
@@ -109,7 +116,7 @@ def joined(
         if pod.over or pod.launcher:
             continue
         member = by_name.get(pod.name, {})
-        step = member.get("step")
+        step, waits = member.get("step"), member.get("waits")
         found.append(
             replace(
                 pod,
@@ -117,6 +124,7 @@ def joined(
                 state=str(member.get("state") or ""),
                 doing=str(member.get("doing") or ""),
                 step=step if type(step) is int else None,
+                waits=waits if type(waits) in (int, float) else None,
             )
         )
     return tuple(sorted(found, key=lambda pod: (pod.index, pod.created_s, pod.name)))

@@ -13,6 +13,7 @@ from console.help import Command
 from console.job.drain import STATUS as OUTCOMES
 from console.remote.followed import Lines
 from console.remote.reach import ClusterOptions, cluster
+from console.remote.scaling.arrival import hosts
 from console.remote.scaling.departure import COST, ScaleInPlan, WhoLeaves, ahead_of, departure
 from console.remote.scaling.job import InUse, ScaledJob, Scene
 from console.remote.scaling.options import POLL_S, new_claim, note, say, scaling
@@ -51,6 +52,7 @@ Examples:
 @click.argument("pods", metavar="[POD]...", nargs=-1)
 @click.option("--node", metavar="NODE", help="Take the pods on this node.")
 @click.option("--spot-first", is_flag=True, help="Take pods on spot nodes first; --count of them.")
+@click.option("--slowest", is_flag=True, help="Take those that wait least; --count of them.")
 @click.option("--idle", is_flag=True, help="Drain only: the count stays, and the pods idle.")
 def scalein(
     options: ClusterOptions,
@@ -59,6 +61,7 @@ def scalein(
     count: int | None,
     node: str | None,
     spot_first: bool,
+    slowest: bool,
     idle: bool,
     timeout_s: float,
     dry_run: bool,
@@ -68,9 +71,10 @@ def scalein(
     A StatefulSet, an Indexed Job, a PyTorchJob and an MPIJob drop the highest index: another pod is
     refused, or idles (--idle) until its drain is cancelled. A Deployment drops the pods you name.
     """
-    if sum((bool(pods), node is not None, count is not None or spot_first)) != 1:
-        raise ConfigError("give one of --count, names of pods, --node and --spot-first")
-    selection = WhoLeaves(count, pods, node or "", spot_first)
+    by_count = count is not None or spot_first or slowest
+    if sum((bool(pods), node is not None, by_count)) != 1 or (spot_first and slowest):
+        raise ConfigError("give one of --count, names of pods, --node, --spot-first and --slowest")
+    selection = WhoLeaves(count, pods, node or "", spot_first, slowest)
 
     async def run() -> int:
         async with cluster(options) as api:
@@ -210,8 +214,10 @@ class _ScaleIn:
                 train = [pod for pod in here if pod.trains]
                 if not left and (train or not any(pod.trains for pod in self._scene.pods)):
                     took = duration(monotonic() - began_s)
+                    gone = f"{', '.join(self._names)} gone after {took}"
                     trains = f"{len(train)} train on" if train else "no world trains"
-                    say(f"{', '.join(self._names)} gone after {took}: {trains}, of {count}")
+                    known = hosts(here, self._job.name) if scene.horovod else ""
+                    say(f"{gone}: {known or f'{trains}, of {count}'}")
                     return EXIT_DONE if saved else UNSAVED
             if monotonic() >= until_s:
                 say(f"the count is {count}, and not all has come of it yet: muster why")

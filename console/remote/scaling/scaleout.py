@@ -11,7 +11,15 @@ import click
 
 from console.help import Command
 from console.remote.reach import ClusterOptions, cluster
-from console.remote.scaling.arrival import Came, ScaleOutPlan, arrival, came, waiting, withdrawn
+from console.remote.scaling.arrival import (
+    Came,
+    ScaleOutPlan,
+    arrival,
+    came,
+    hosts,
+    waiting,
+    withdrawn,
+)
 from console.remote.scaling.claim import OperationClaim
 from console.remote.scaling.job import InUse, ScaledJob, Scene
 from console.remote.scaling.options import NUMBER, POLL_S, new_claim, note, read, say, scaling
@@ -25,6 +33,10 @@ PARTLY, ROLLED_BACK, IN_USE = 3, 4, 5
 
 GONE_S = 60.0
 """Time for withdrawn pods to leave the job before its max is set back."""
+
+
+REPORT_S = 60.0
+"""Time for the ranks of a horovodrun to report, once all hosts are listed; others do report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +221,9 @@ class _ScaleOut:
     async def _until_there(self, until_s: float, *, holds: bool) -> int:
         """Wait until all pods train; return the exit status of what has come of it."""
         began_s, reported, judged = monotonic(), "", Came(self._found.before, False, False)
+        known = ""
+        # A script that has not reported on a host that was there before will not on new ones.
+        reports = not any(pod.is_silent for pod in self._scene.pods)
         while True:
             scene = await self._look()
             if scene is not None:
@@ -228,11 +243,15 @@ class _ScaleOut:
                     took = duration(monotonic() - began_s)
                     say(f"{self._found.count} take part, after {took}")
                     return EXIT_DONE
+                known = hosts(scene.pods, self._job.name) if scene.horovod else ""
+                if judged.listed and known:
+                    until_s = min(until_s, monotonic() + (REPORT_S if reports else 0.0))
             if monotonic() >= until_s:
                 break
             await asyncio.sleep(POLL_S)
         if judged.complete:
-            say(f"all {self._found.count} have come, and do not train together yet: muster why")
+            together = f"all {self._found.count} have come, and do not train together yet"
+            say(known or f"{together}: muster why")
             return EXIT_DONE
         if self._whole:
             await self._roll_back("not all came in time")
