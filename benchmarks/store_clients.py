@@ -24,7 +24,8 @@ from benchmarks.worker import LINE_MAX
 from rdzv.errors import StoreError
 from rdzv.store import Compare, Put
 from rdzv.store.etcd.client import EtcdStore
-from rdzv.store.etcd.endpoint import CHANNEL_OPTIONS, HAS_LEADER, RANGE, TXN, Method
+from rdzv.store.etcd.endpoint import HAS_LEADER, RANGE, TXN, Method
+from rdzv.store.etcd.grpc_endpoint import CHANNEL_OPTIONS
 from rdzv.store.etcd.messages import txn_request
 from rdzv.store.pb import etcd_pb2 as pb
 

@@ -67,7 +67,7 @@ ensure() {
 
 ensure_runtime() {
     ensure muster "20 MB" "half a minute" \
-        click cryptography grpcio protobuf rich ruamel.yaml uvloop
+        click cryptography grpcio hpack protobuf rich ruamel.yaml uvloop
     ensure torch "2.6 GB (5.4 GB on disk)" "2-10 minutes" torch numpy scikit-learn
 }
 
@@ -83,7 +83,7 @@ ensure_development() {
     ensure_runtime
     ensure_trainers
     ensure test-tools "80 MB" "half a minute" \
-        aiohttp atheris blockbuster docker hypothesis kubernetes kubernetes-validate mypy prometheus-client pytest \
+        aiohttp atheris blockbuster docker h2 hypothesis kubernetes kubernetes-validate mypy prometheus-client pytest \
         pytest-asyncio pytest-timeout pytest-xdist ruff
     ensure_etcd_packages
     ensure_docs

@@ -69,13 +69,14 @@ class AccessConfig:
             texts.unspelled,
         )
     )
-    store_driver: Literal["etcd", "etcd3"] = field(
+    store_driver: Literal["etcd", "http2", "etcd3"] = field(
         Setting(
             "--store-driver",
-            texts.one_of("etcd", "etcd3"),
+            texts.one_of("etcd", "http2", "etcd3"),
             "etcd",
-            "etcd|etcd3",
-            "Client of the store: Muster's own, or the package etcd3, from Muster's extra etcd3.",
+            "etcd|http2|etcd3",
+            "Client of the store: Muster's own on gRPC's library (etcd) or on HTTP/2 of its own (http2),"
+            " or the package etcd3, from Muster's extra etcd3.",
         )
     )
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 
-Driver = Literal["etcd", "etcd3"]
+Driver = Literal["etcd", "http2", "etcd3"]
 
 READS = 5
 """Attempts to read files that keep changing while they are read."""
@@ -157,6 +157,8 @@ class Certificates:
     cacert: bytes = field(repr=False)
     cert: bytes | None = field(default=None, repr=False)
     key: bytes | None = field(default=None, repr=False)
+    context: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
+    """Made of the same files, for HTTP/2."""
 
 
 def read_certificates(access: Access) -> Certificates:
@@ -166,15 +168,15 @@ def read_certificates(access: Access) -> Certificates:
     result counts only if nothing has changed before they are read again after it.
     """
     for _ in range(READS):
-        read, fault = _read_certificates(access), None
+        read, context, fault = _read_certificates(access), None, None
         try:
-            _check_certificates(access)
+            context = _context_of(access)
         except ConfigError as error:
             fault = error
         if _read_certificates(access) == read:
             if fault is not None:
                 raise fault
-            return read
+            return replace(read, context=context)
     raise ConfigError(
         f"the files of {_CACERT}, {_CERT} and {_KEY} keep changing while they are read: wait until"
         " they have been replaced"
@@ -225,8 +227,10 @@ def _bytes_of(path: str, setting: str) -> bytes:
         ) from None
 
 
-def _check_certificates(access: Access) -> None:
+def _context_of(access: Access) -> ssl.SSLContext:
+    """Return a context for TLS, and so check the files; raise ``ConfigError``."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["h2"])
     try:
         context.load_verify_locations(cafile=access.cacert)
     except (OSError, ssl.SSLError):
@@ -235,7 +239,7 @@ def _check_certificates(access: Access) -> None:
             " certificate authority"
         ) from None
     if not access.cert:
-        return
+        return context
     try:
         # With no pass phrase at all, OpenSSL would ask for one at the terminal.
         context.load_cert_chain(access.cert, access.key, password="")
@@ -249,3 +253,4 @@ def _check_certificates(access: Access) -> None:
             f"{access.cert} of {_CERT} and {access.key} of {_KEY} {flaw}: give the two files of"
             " one client certificate"
         ) from None
+    return context

@@ -102,8 +102,10 @@ async def endure(row: Row, rig: FaultRig, porcupine: Path) -> Effect:
     ("groups", "driver"),
     [
         (UNSECURED, "etcd"),
+        (UNSECURED, "http2"),
         (UNSECURED, "etcd3"),
         (("secured",), "etcd"),
+        (("secured",), "http2"),
         pytest.param(("secured",), "etcd3", marks=pytest.mark.long),
     ],
 )

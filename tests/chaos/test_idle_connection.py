@@ -8,7 +8,7 @@ import asyncio
 import grpc
 import pytest
 
-from rdzv.store.etcd import endpoint
+from rdzv.store.etcd import grpc_endpoint
 from rdzv.store.etcd.client import EtcdStore
 from tests.support.store.etcd_cluster import EtcdCluster
 
@@ -22,11 +22,13 @@ IDLE_S = 6.0
 async def test_a_connection_that_nobody_uses_is_not_ended_for_its_pings(
     etcd_cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = (*(one for one in endpoint.CHANNEL_OPTIONS if one[0] != PERIOD[0]), PERIOD)
-    monkeypatch.setattr(endpoint, "CHANNEL_OPTIONS", options)
+    options = (*(one for one in grpc_endpoint.CHANNEL_OPTIONS if one[0] != PERIOD[0]), PERIOD)
+    monkeypatch.setattr(grpc_endpoint, "CHANNEL_OPTIONS", options)
     store = EtcdStore(etcd_cluster.endpoints)
     await store.range("/idle")
-    channel = store._calls.rotation.current._channel
+    endpoint = store._calls.rotation.current
+    assert isinstance(endpoint, grpc_endpoint.GrpcEndpoint)
+    channel = endpoint._channel
     assert channel is not None
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(IDLE_S):

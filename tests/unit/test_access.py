@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import logging
 import threading
 from collections.abc import Callable
@@ -101,13 +102,13 @@ def rotated_amid_the_check(
     files: Access, monkeypatch: pytest.MonkeyPatch, rotate: Callable[[], None]
 ) -> None:
     """Let ``rotate`` happen after the files were read, and before they are checked."""
-    check = access._check_certificates
+    check = access._context_of
 
-    def checked(given: Access) -> None:
+    def checked(given: Access) -> ssl.SSLContext:
         rotate()
-        check(given)
+        return check(given)
 
-    monkeypatch.setattr(access, "_check_certificates", checked)
+    monkeypatch.setattr(access, "_context_of", checked)
 
 
 def test_a_pair_is_checked_as_it_was_read(files: Access, monkeypatch: pytest.MonkeyPatch) -> None:

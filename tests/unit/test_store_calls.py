@@ -12,7 +12,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import grpc.aio
 import pytest
 
 from rdzv.errors import StoreError, StoreUnavailable
@@ -32,6 +31,7 @@ from rdzv.store.etcd.endpoint import (
     NotSentError,
     Rotation,
 )
+from rdzv.store.etcd.errors import StatusCode, StatusError
 from rdzv.store.pb import etcd_pb2 as pb
 
 pytestmark = pytest.mark.virtual
@@ -81,9 +81,7 @@ async def refused(method: Method, timeout_s: float) -> None:
 
 async def unanswered(method: Method, timeout_s: float) -> None:
     await asyncio.sleep(timeout_s)
-    nothing = grpc.aio.Metadata()
-    code = grpc.StatusCode.DEADLINE_EXCEEDED
-    raise grpc.aio.AioRpcError(code, nothing, nothing, details="Deadline Exceeded")
+    raise StatusError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
 
 async def unanswered_login(method: Method, timeout_s: float) -> None:
@@ -223,7 +221,7 @@ async def test_a_login_without_answer_moves_on_and_breaks_nothing(
 
 @pytest.mark.parametrize("count", [1, 3])
 async def test_where_no_connection_answers_each_is_made_anew(count: int) -> None:
-    """As when a firewall has forgotten them all: no ping of grpc's tells it within a lease."""
+    """As when a firewall has forgotten them all: no ping tells it within a lease."""
     some = members(count)
 
     def dead_until_made_anew(member: Member) -> None:
@@ -265,9 +263,7 @@ async def test_an_attempt_that_the_deadline_cuts_short_does_not_tell_why() -> No
         if calls == 1:
             raise NotSentError("connection refused")
         await asyncio.sleep(timeout_s)
-        nothing = grpc.aio.Metadata()
-        code = grpc.StatusCode.DEADLINE_EXCEEDED
-        raise grpc.aio.AioRpcError(code, nothing, nothing, details="Deadline Exceeded")
+        raise StatusError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     one.fails = first_refused_then_slow
     client = Calls([one], 0, Access(("m0:1",)), Random(5))

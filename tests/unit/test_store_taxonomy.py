@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import pytest
-from grpc import StatusCode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.store.etcd.errors import Outcome, outcome
+from rdzv.store.etcd.errors import Outcome, StatusCode, outcome
 
 
 @pytest.mark.parametrize(

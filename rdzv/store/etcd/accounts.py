@@ -12,16 +12,15 @@ from typing import Any
 
 from rdzv.store.access import Access
 from rdzv.store.etcd.calls import Calls, Effect
-from rdzv.store.etcd.certificates import CertificateFiles
 from rdzv.store.etcd.endpoint import (
     AUTH_STATUS,
     ROLE_ADD,
     ROLE_GRANT_PERMISSION,
     USER_ADD,
     USER_GRANT_ROLE,
-    EtcdEndpoint,
     Method,
 )
+from rdzv.store.etcd.endpoints import endpoints_of
 from rdzv.store.etcd.errors import Outcome
 from rdzv.store.etcd.rights import WRITE_TIMEOUT_S
 from rdzv.store.intervals import Interval
@@ -48,8 +47,7 @@ class Accounts:
     """
 
     def __init__(self, access: Access) -> None:
-        files = CertificateFiles(access) if access.tls else None
-        endpoints = [EtcdEndpoint(target, files) for target in access.targets]
+        endpoints = endpoints_of(access)
         self._calls = Calls(endpoints, 0, access, Random())
 
     async def users(self) -> frozenset[str]:

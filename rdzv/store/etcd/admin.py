@@ -10,8 +10,8 @@ from rdzv.errors import StoreRefused
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
 from rdzv.store.etcd.calls import Calls, Effect
-from rdzv.store.etcd.certificates import CertificateFiles
-from rdzv.store.etcd.endpoint import AUTH_STATUS, RANGE, EtcdEndpoint, Method
+from rdzv.store.etcd.endpoint import AUTH_STATUS, RANGE, Method
+from rdzv.store.etcd.endpoints import endpoints_of
 from rdzv.store.etcd.errors import Outcome
 from rdzv.store.etcd.messages import span
 from rdzv.store.pb import etcd_pb2 as pb
@@ -67,8 +67,7 @@ async def _ask(
     timeout_s: float,
     done: Outcome | None = None,
 ) -> Any:
-    files = CertificateFiles(access) if access.tls else None
-    endpoints = [EtcdEndpoint(target, files) for target in access.targets]
+    endpoints = endpoints_of(access)
     calls = Calls(endpoints, 0, access, Random())
     try:
         _, response = await calls.call(method, request, timeout_s, Effect.READ, done=done)

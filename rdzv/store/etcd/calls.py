@@ -10,8 +10,6 @@ from enum import Enum, auto
 from random import Random
 from typing import Any
 
-import grpc.aio
-
 from rdzv.errors import (
     Compacted,
     LeaseLost,
@@ -36,7 +34,7 @@ from rdzv.store.etcd.endpoint import (
     NotSentError,
     Rotation,
 )
-from rdzv.store.etcd.errors import Outcome, explained, outcome
+from rdzv.store.etcd.errors import Outcome, StatusCode, StatusError, explained, outcome
 from rdzv.store.etcd.login import Login, LoginRefusedError, LoginUnansweredError
 from rdzv.store.etcd.one_store import UNSAID, OneStore
 from rdzv.store.pb import etcd_pb2 as pb
@@ -252,7 +250,7 @@ class Calls:
         try:
             timeout_s = endpoint.patience.attempt_s
             answer = await endpoint.call(STATUS, pb.StatusRequest(), timeout_s, ())
-        except (NotSentError, AnswerLostError, grpc.aio.AioRpcError) as error:
+        except (NotSentError, AnswerLostError, StatusError) as error:
             failed = _failure(error, STATUS, endpoint)
             return 0 if failed.outcome in (Outcome.NOT_APPLIED, Outcome.AMBIGUOUS) else UNSAID
         return answer.header.cluster_id or UNSAID
@@ -283,9 +281,9 @@ class Calls:
         except AnswerLostError as error:
             failed = _failure(error, method, endpoint)
             timed_out = False
-        except grpc.aio.AioRpcError as error:
+        except StatusError as error:
             failed = _failure(error, method, endpoint)
-            timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            timed_out = error.code is StatusCode.DEADLINE_EXCEEDED
         else:
             endpoint.silent = False
             patience.answered(clock() - asked_s)
@@ -309,8 +307,8 @@ class Calls:
     def _reconnect_if_all_are_silent(self) -> None:
         """Reconnect all endpoints if none answers, as after a firewall has dropped all connections.
 
-        grpc's own pings find that out for one connection after the other, only while a call waits
-        there: together that may take longer than a lease.
+        The pings find that out for one connection after the other, only while a call waits there:
+        together that may take longer than a lease.
         """
         if all(one.silent for one in self.rotation):
             for one in self.rotation:
@@ -344,7 +342,7 @@ class Calls:
         request = pb.AuthenticateRequest(name=user, password=password)
         try:
             response = await endpoint.call(AUTHENTICATE, request, timeout_s)
-        except (NotSentError, AnswerLostError, grpc.aio.AioRpcError) as error:
+        except (NotSentError, AnswerLostError, StatusError) as error:
             failed = _failure(error, AUTHENTICATE, endpoint)
             if failed.outcome is Outcome.NO_LOGIN:
                 return ""
@@ -382,7 +380,7 @@ class Calls:
 
 
 def _failure(
-    error: NotSentError | AnswerLostError | grpc.aio.AioRpcError,
+    error: NotSentError | AnswerLostError | StatusError,
     method: Method,
     endpoint: EtcdEndpoint,
 ) -> AttemptError:
@@ -391,5 +389,5 @@ def _failure(
         return AttemptError(Outcome.NOT_APPLIED, method, endpoint, str(error))
     if isinstance(error, AnswerLostError):
         return AttemptError(Outcome.AMBIGUOUS, method, endpoint, str(error))
-    message = error.details() or str(error.code())
-    return AttemptError(outcome(error.code(), message), method, endpoint, explained(message))
+    message = str(error)
+    return AttemptError(outcome(error.code, message), method, endpoint, explained(message))

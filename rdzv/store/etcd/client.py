@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The default store driver: a thin etcd client on ``grpc.aio``.
+"""The store driver: a thin etcd client, on ``grpc.aio`` or on HTTP/2 of Muster's own.
 
 It differs from stock clients in four points. Every attempt has a deadline of its own and the next
 one goes to the next endpoint. A deadline that passes also moves the watches off that endpoint.
@@ -18,7 +18,6 @@ from random import Random
 from rdzv.errors import Compacted, LeaseLost, StoreRefused, StoreUnavailable
 from rdzv.store.access import Access
 from rdzv.store.etcd.calls import AttemptError, Calls, Effect
-from rdzv.store.etcd.certificates import CertificateFiles
 from rdzv.store.etcd.endpoint import (
     COMPACT,
     GRANT,
@@ -29,6 +28,7 @@ from rdzv.store.etcd.endpoint import (
     TXN,
     EtcdEndpoint,
 )
+from rdzv.store.etcd.endpoints import endpoints_of
 from rdzv.store.etcd.errors import Outcome
 from rdzv.store.etcd.messages import key_value, span, txn_request, txn_result
 from rdzv.store.etcd.versions import progress_is_certain
@@ -63,8 +63,7 @@ class EtcdStore:
     ) -> None:
         if not isinstance(access, Access):
             access = Access(tuple(access))
-        files = CertificateFiles(access) if access.tls else None
-        endpoints = self._endpoints(access, files)
+        endpoints = self._endpoints(access)
         self._calls = Calls(endpoints, first, access, Random() if random is None else random)
 
     async def range(
@@ -224,8 +223,8 @@ class EtcdStore:
         """Close every connection; watches end, later calls raise ``StoreUnavailable``."""
         await self._calls.close()
 
-    def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[EtcdEndpoint]:
-        return [EtcdEndpoint(target, files) for target in access.targets]
+    def _endpoints(self, access: Access) -> Sequence[EtcdEndpoint]:
+        return endpoints_of(access)
 
     async def _same_life(
         self,

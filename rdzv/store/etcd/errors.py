@@ -9,9 +9,37 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from grpc import StatusCode
-
 from rdzv.flags import named
+
+
+class StatusCode(Enum):
+    """gRPC's codes, by their numbers on the wire."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class StatusError(Exception):
+    """The end of a call with another code than OK, of the server's or of the transport's."""
+
+    def __init__(self, code: StatusCode, message: str) -> None:
+        super().__init__(message or code.name)
+        self.code = code
 
 
 class Outcome(Enum):

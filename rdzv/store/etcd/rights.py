@@ -15,7 +15,6 @@ from rdzv.errors import StoreRefused
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
 from rdzv.store.etcd.calls import Calls, Effect
-from rdzv.store.etcd.certificates import CertificateFiles
 from rdzv.store.etcd.endpoint import (
     AUTHENTICATE,
     ROLE_ADD,
@@ -23,9 +22,9 @@ from rdzv.store.etcd.endpoint import (
     USER_ADD,
     USER_CHANGE_PASSWORD,
     USER_GRANT_ROLE,
-    EtcdEndpoint,
     Method,
 )
+from rdzv.store.etcd.endpoints import endpoints_of
 from rdzv.store.etcd.errors import Outcome
 from rdzv.store.intervals import Interval
 from rdzv.store.pb import etcd_pb2 as pb
@@ -58,8 +57,7 @@ class Rights:
     """The calls of a user who may manage users and roles. Use it within a running event loop."""
 
     def __init__(self, access: Access) -> None:
-        files = CertificateFiles(access) if access.tls else None
-        endpoints = [EtcdEndpoint(target, files) for target in access.targets]
+        endpoints = endpoints_of(access)
         self._calls = Calls(endpoints, 0, access, Random())
 
     async def make(self, role: JobRole, password: str | None) -> None:

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import grpc.aio
-
 from rdzv.errors import Compacted, StoreRefused
 from rdzv.store.etcd.deadlines import ATTEMPT_S
-from rdzv.store.etcd.endpoint import EtcdEndpoint, Metadata
-from rdzv.store.etcd.errors import explained
+from rdzv.store.etcd.endpoint import EtcdEndpoint, Metadata, WatchCall
+from rdzv.store.etcd.errors import StatusError, explained
 from rdzv.store.etcd.messages import watch_events
 from rdzv.store.interface import WATCH_PROGRESS_S, WatchBatch, WatchEvent
 from rdzv.store.intervals import Interval
@@ -97,9 +95,7 @@ class WatchStream:
         return self._revisions >= BUSY_REVISIONS
 
     async def __aenter__(self) -> Self:
-        self._call: grpc.aio.StreamStreamCall = self._endpoint.open_watch(
-            self.abandon, self._metadata
-        )
+        self._call: WatchCall = self._endpoint.open_watch(self.abandon, self._metadata)
         self._pulse = asyncio.create_task(self._keep_asking(), name="watch pulse")
         return self
 
@@ -181,21 +177,14 @@ class WatchStream:
         return StreamLostError(message.cancel_reason or "cancelled by the server")
 
     async def _read(self) -> Any:
-        task = asyncio.current_task()
-        cancelling = task.cancelling() if task else 0
         self._waiting_since_s = asyncio.get_running_loop().time()
         try:
             message = await self._call.read()
-        except asyncio.CancelledError:
-            # A cancelled call looks like a cancelled task; only the latter is passed on.
-            if not self._lost or (task and task.cancelling() > cancelling):
-                raise
-            raise StreamLostError(self._lost) from None
-        except grpc.aio.AioRpcError as error:
-            raise StreamLostError(error.details() or str(error.code())) from None
+        except StatusError as error:
+            raise StreamLostError(str(error)) from None
         finally:
             self._waiting_since_s = None
-        if message is grpc.aio.EOF:
+        if message is None:
             raise StreamLostError(self._lost or "ended by the server")
         return message
 
@@ -221,6 +210,6 @@ class WatchStream:
                     await self._call.write(progress)
                 else:
                     await asyncio.sleep(min(ask_at_s, waiting_since_s + silent_s) - now)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        except StatusError:
             # The call is over; its reader learns why.
             return

@@ -8,7 +8,6 @@ from copy import copy
 from typing import Any
 
 import grpc
-import grpc.aio
 
 from rdzv.store.etcd.endpoint import (
     COMPACT,
@@ -20,6 +19,7 @@ from rdzv.store.etcd.endpoint import (
     Metadata,
     Method,
 )
+from rdzv.store.etcd.errors import StatusCode, StatusError
 from rdzv.store.etcd3.package import Etcd3Exception, transactions
 from rdzv.store.pb import etcd_pb2 as pb
 
@@ -66,7 +66,7 @@ def caller_of(client: Any, timeout_s: float, metadata: Metadata) -> Any:
 def make_call(
     client: Any, method: Method, request: Any, timeout_s: float, metadata: Metadata
 ) -> Any:
-    """Make one call; raise ``grpc.aio.AioRpcError`` if it fails."""
+    """Make one call; raise ``StatusError`` if it fails."""
     caller = caller_of(client, timeout_s, metadata)
     make = _BY_PACKAGE.get(method.path)
     try:
@@ -74,18 +74,15 @@ def make_call(
             return _over_its_channel(caller, method, request)
         return make(caller, request)
     except (grpc.RpcError, Etcd3Exception) as error:
-        raise aio_error(error) from None
+        raise status_error(error) from None
 
 
-def aio_error(error: BaseException) -> grpc.aio.AioRpcError:
-    """Convert an error to that of grpc.aio; the package's own ones hide what they come from."""
+def status_error(error: BaseException) -> StatusError:
+    """Convert an error; the package's own ones hide what they come from."""
     cause = error if isinstance(error, grpc.RpcError) else error.__context__
     if isinstance(cause, grpc.Call):
-        code, details = cause.code(), cause.details()
-    else:
-        code, details = grpc.StatusCode.UNKNOWN, repr(error)
-    nothing = grpc.aio.Metadata()
-    return grpc.aio.AioRpcError(code, nothing, nothing, details=details)
+        return StatusError(StatusCode(cause.code().value[0]), cause.details())
+    return StatusError(StatusCode.UNKNOWN, repr(error))
 
 
 def _range(client: Any, request: pb.RangeRequest) -> Any:

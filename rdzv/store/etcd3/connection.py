@@ -21,15 +21,15 @@ from rdzv.store.etcd.endpoint import (
     Method,
     NotSentError,
 )
-from rdzv.store.etcd.errors import explained
+from rdzv.store.etcd.errors import StatusCode, StatusError, explained
 from rdzv.store.etcd3.calls import make_call
 from rdzv.store.etcd3.package import Etcd3Client
 from rdzv.store.pb import etcd_pb2 as pb
 
 _BROKEN = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
+    StatusCode.UNAVAILABLE,
+    StatusCode.DEADLINE_EXCEEDED,
+    StatusCode.CANCELLED,
 )
 _CLOSED = "this client was closed"
 
@@ -67,7 +67,7 @@ class Etcd3Connection:
     # -- in threads
 
     def call(self, method: Method, request: Any, deadline_s: float, metadata: Metadata) -> Any:
-        """Make one attempt; raise ``NotSentError``, ``AnswerLostError``, ``grpc.aio.AioRpcError``.
+        """Make one attempt; raise ``NotSentError``, ``AnswerLostError``, ``StatusError``.
 
         A connection that was lost unnoticed is made anew by the request itself. At its deadline it
         is then unknown whether it was sent, so a write counts as one that may have been applied.
@@ -80,10 +80,10 @@ class Etcd3Connection:
             raise NotSentError("connecting took all the time there was")
         try:
             return make_call(client, method, request, left_s, metadata)
-        except grpc.aio.AioRpcError as error:
+        except StatusError as error:
             if self._closed:
                 raise AnswerLostError(_CLOSED) from None
-            if error.code() in _BROKEN:
+            if error.code in _BROKEN:
                 self._ready = False
             raise
         except ValueError:
@@ -136,9 +136,9 @@ class Etcd3Connection:
         """
         try:
             make_call(self._client, STATUS, pb.StatusRequest(), timeout_s, ())
-        except grpc.aio.AioRpcError as error:
-            if error.code() in _BROKEN:
-                why = _CLOSED if self._closed else explained(error.details())
+        except StatusError as error:
+            if error.code in _BROKEN:
+                why = _CLOSED if self._closed else explained(str(error))
                 raise NotSentError(why) from None
         except ValueError:
             if not self._closed:

@@ -33,6 +33,7 @@ from rdzv.store.etcd.endpoint import (
     Method,
     NotSentError,
 )
+from rdzv.store.etcd.grpc_endpoint import GrpcEndpoint
 from rdzv.store.etcd3.connection import Etcd3Connection
 from rdzv.store.etcd3.watch import Etcd3Watch
 
@@ -71,12 +72,13 @@ class Etcd3Store(EtcdStore):
         for threads in (self._threads, self._lease_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[EtcdEndpoint]:
+    def _endpoints(self, access: Access) -> Sequence[EtcdEndpoint]:
+        files = CertificateFiles(access) if access.tls else None
         threads = (self._threads, self._lease_threads)
         return [Etcd3Endpoint(target, files, access, *threads) for target in access.targets]
 
 
-class Etcd3Endpoint(EtcdEndpoint):
+class Etcd3Endpoint(GrpcEndpoint):
     """An ``EtcdEndpoint`` whose calls the package makes, each in a thread of its kind."""
 
     def __init__(

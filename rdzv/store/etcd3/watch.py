@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One watch that the etcd3 package opens, read and written like a stream of ``grpc.aio``.
+"""One watch that the etcd3 package opens, as a ``WatchCall``.
 
 The package's watcher opens a stream again at once, for ever, whenever one ends, drops the message
 that a watch was cancelled, and cannot ask for a sign of life. So each watch has a watcher of its
@@ -19,10 +19,10 @@ from time import monotonic
 from typing import Any
 
 import grpc
-import grpc.aio
 
 from rdzv.store.etcd.endpoint import AnswerLostError, Metadata, NotSentError
-from rdzv.store.etcd3.calls import aio_error, caller_of
+from rdzv.store.etcd.errors import StatusCode, StatusError
+from rdzv.store.etcd3.calls import caller_of, status_error
 from rdzv.store.etcd3.connection import Etcd3Connection
 from rdzv.store.etcd3.package import Etcd3Exception, Watcher, WatchStub
 from rdzv.store.pb import etcd_pb2 as pb
@@ -68,9 +68,9 @@ class Etcd3Watch:
         self._over = False
 
     async def write(self, request: Any) -> None:
-        """Send a request; raise ``asyncio.InvalidStateError`` if the stream is over."""
+        """Send a request; raise ``StatusError`` if the stream is over."""
         if self._over:
-            raise asyncio.InvalidStateError("the watch is over")
+            raise _lost("the watch is over")
         if not request.HasField("create_request"):
             self._requests.put(request)
             return
@@ -79,17 +79,17 @@ class Etcd3Watch:
         try:
             await self._run(create, self._create_s)
         except (NotSentError, AnswerLostError) as error:
-            self._end(_lost(grpc.StatusCode.UNAVAILABLE, str(error)))
-        except grpc.aio.AioRpcError as error:
+            self._end(_lost(str(error)))
+        except StatusError as error:
             self._end(error)
         else:
             return
-        raise asyncio.InvalidStateError("the watch could not be created")
+        raise _lost("the watch could not be created")
 
     async def read(self) -> Any:
-        """Wait for a message; return ``EOF`` once cancelled, or raise ``grpc.aio.AioRpcError``."""
+        """Wait for a message; return None once cancelled, or raise ``StatusError``."""
         message = await self._messages.get()
-        if message is grpc.aio.EOF or isinstance(message, Exception):
+        if message is None or isinstance(message, Exception):
             self._messages.put_nowait(message)
         if isinstance(message, Exception):
             raise message
@@ -98,7 +98,7 @@ class Etcd3Watch:
 
     def cancel(self) -> None:
         """End the stream."""
-        self._end(grpc.aio.EOF)
+        self._end(None)
 
     def _end(self, last: Any) -> None:
         self._over = True
@@ -124,7 +124,7 @@ class Etcd3Watch:
                 start_revision=create.start_revision,
             )
         except (grpc.RpcError, Etcd3Exception) as error:
-            raise aio_error(error) from None
+            raise status_error(error) from None
 
     def Watch(  # noqa: N802
         self, requests: Iterator[Any], *, credentials: Any, metadata: Any
@@ -138,7 +138,7 @@ class Etcd3Watch:
             )
         except ValueError as closed:
             # grpc raises this for a channel that was closed a moment ago.
-            self._tell(grpc.aio.EOF)
+            self._tell(None)
             raise _StreamOverError from closed
         if self._over:
             self._call.cancel()
@@ -160,10 +160,10 @@ class Etcd3Watch:
                 if message.created:
                     yield message
         except grpc.RpcError as error:
-            self._tell(aio_error(error))
+            self._tell(status_error(error))
             raise
         else:
-            self._tell(grpc.aio.EOF)
+            self._tell(None)
         finally:
             self._requests.put(None)
 
@@ -173,8 +173,8 @@ class Etcd3Watch:
             self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
 
 
-def _lost(code: grpc.StatusCode, why: str) -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=why)
+def _lost(why: str) -> StatusError:
+    return StatusError(StatusCode.UNAVAILABLE, why)
 
 
 def _ignore(response: Any) -> None:

@@ -18,7 +18,7 @@ import grpc.aio
 
 from rdzv.errors import ConfigError
 from rdzv.store.access import target_of
-from rdzv.store.etcd.endpoint import keep_grpc_running
+from rdzv.store.etcd.grpc_endpoint import keep_grpc_running
 from rdzv.store.memory.engine import MemoryEngine
 from rdzv.store.memory.server_calls import ServedCalls
 from rdzv.store.memory.server_watch import serve_watch

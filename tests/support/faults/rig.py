@@ -30,6 +30,7 @@ from tests.support.histories.pods import HistoryLoad, pod
 from tests.support.histories.recorded import History, Record, verdict
 from tests.support.sidecars.endpoints import Pod
 from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.patient_store import Http2Store
 
 if TYPE_CHECKING:
     from tests.support.faults.agents import Agents
@@ -40,7 +41,11 @@ UNTIL_S = 120.0
 """For anything that is waited for: this only ends what hangs."""
 CHECK_S = 60.0
 RUN_ID = "digits"
-DRIVERS: dict[str, type[EtcdStore]] = {"etcd": EtcdStore, "etcd3": Etcd3Store}
+DRIVERS: dict[str, type[EtcdStore]] = {
+    "etcd": EtcdStore,
+    "http2": Http2Store,
+    "etcd3": Etcd3Store,
+}
 
 _jobs = count(1)
 _loads = count(1)

@@ -226,22 +226,22 @@ class Row:
     fault: Fault
     keeps_leases: bool | None = True
     new_worlds: int | None = 0
-    drivers: tuple[str, ...] = ("etcd",)
+    drivers: tuple[str, ...] = ("etcd", "http2")
     daily: bool = True
 
 
-BOTH = ("etcd", "etcd3")
+ALL = ("etcd", "http2", "etcd3")
 
 GROUPS = {
     "members": (
-        Row("leader killed", partial(killed, kind="leader"), drivers=BOTH),
+        Row("leader killed", partial(killed, kind="leader"), drivers=ALL),
         Row("follower killed", partial(killed, kind="follower"), daily=False),
         # etcd itself may revoke what others have renewed when such a leader wakes up.
         Row("leader frozen", partial(frozen, kind="leader"), keeps_leases=None),
-        Row("follower frozen", partial(frozen, kind="follower"), drivers=BOTH),
+        Row("follower frozen", partial(frozen, kind="follower"), drivers=ALL),
     ),
     "lines": (
-        Row("black hole to one", black_hole_to_one, drivers=BOTH),
+        Row("black hole to one", black_hole_to_one, drivers=ALL),
         Row("connections that are dead", connections_dead),
         Row("200 ms ± 100, 1 % loss, 9 s", partial(bad_lines, seconds=9)),
         Row("200 ms ± 100, 1 % loss, 30 s", partial(bad_lines, seconds=30), daily=False),
@@ -258,7 +258,7 @@ GROUPS = {
         ),
     ),
     "store": (
-        Row("compaction during a cut", partial(compacted_while_cut, seconds=2), drivers=BOTH),
+        Row("compaction during a cut", partial(compacted_while_cut, seconds=2), drivers=ALL),
         Row("compaction during a cut past leases", compacted_past_leases, keeps_leases=False),
         Row("lease revoked by hand", lease_revoked, keeps_leases=False),
         Row("NOSPACE", partial(no_space, seconds=1)),
@@ -282,8 +282,8 @@ GROUPS = {
     ),
     "secured": (
         # Whoever asks for nothing for the life of its token has none any more.
-        Row("token expired", partial(black_hole, seconds=2.3 * TOKEN_TTL_S), drivers=BOTH),
-        Row("certificate rotated", certificate_rotated, drivers=BOTH),
+        Row("token expired", partial(black_hole, seconds=2.3 * TOKEN_TTL_S), drivers=ALL),
+        Row("certificate rotated", certificate_rotated, drivers=ALL),
     ),
 }
 """Those of a group in this order on one cluster."""

@@ -19,7 +19,13 @@ from rdzv.store.etcd3.driver import Etcd3Store
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import CALL_S, PatientEtcd3Store, PatientEtcdStore
+from tests.support.store.patient_store import (
+    CALL_S,
+    Http2Store,
+    PatientEtcd3Store,
+    PatientEtcdStore,
+    PatientHttp2Store,
+)
 from tests.support.store.secure import ELECTION, root_access
 
 _numbers = itertools.count(1)
@@ -94,11 +100,16 @@ async def following(store: Store, prefix: str, start_revision: int) -> AsyncIter
         yield Following(batches)
 
 
-DRIVERS: dict[str, type[EtcdStore]] = {"etcd": EtcdStore, "etcd3": Etcd3Store}
+DRIVERS: dict[str, type[EtcdStore]] = {
+    "etcd": EtcdStore,
+    "http2": Http2Store,
+    "etcd3": Etcd3Store,
+}
 """The drivers that reach real etcd members."""
 
 PATIENT_DRIVERS: dict[str, type[EtcdStore]] = {
     "etcd": PatientEtcdStore,
+    "http2": PatientHttp2Store,
     "etcd3": PatientEtcd3Store,
 }
 """The same, with generous timeouts."""

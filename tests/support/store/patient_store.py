@@ -8,11 +8,11 @@ is what tests of failures ask for.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rdzv.store import Compare, Operation, Page, RangeResult, StoreStatus, TxnResult
 from rdzv.store.access import Access
-from rdzv.store.etcd.certificates import CertificateFiles
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd.deadlines import Patience
 from rdzv.store.etcd.endpoint import EtcdEndpoint, Method
@@ -21,6 +21,13 @@ from rdzv.store.etcd3.driver import Etcd3Store
 
 CALL_S = 150.0
 """What a call has where the test says nothing else: it ends what hangs."""
+
+
+class Http2Store(EtcdStore):
+    """A client of the driver ``http2``, whatever ``access`` says."""
+
+    def _endpoints(self, access: Access) -> Sequence[EtcdEndpoint]:
+        return super()._endpoints(replace(access, driver="http2"))
 
 
 class LongPatience(Patience):
@@ -79,15 +86,19 @@ class PatientEtcdStore(EtcdStore):
     async def status(self, *, timeout_s: float = CALL_S) -> StoreStatus:
         return await super().status(timeout_s=timeout_s)
 
-    def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[EtcdEndpoint]:
-        endpoints = super()._endpoints(access, files)
+    def _endpoints(self, access: Access) -> Sequence[EtcdEndpoint]:
+        endpoints = super()._endpoints(access)
         for endpoint in endpoints:
             endpoint.patience = LongPatience()
         return endpoints
 
 
 class PatientEtcd3Store(PatientEtcdStore, Etcd3Store):
-    """The same of the other driver."""
+    """The same of the driver ``etcd3``."""
+
+
+class PatientHttp2Store(PatientEtcdStore, Http2Store):
+    """The same of the driver ``http2``."""
 
 
 class PatientRights(Rights):

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One etcd member over a connection of Muster's own."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from rdzv.store.backoff import Doubling
+from rdzv.store.etcd.certificates import CertificateFiles
+from rdzv.store.etcd.endpoint import (
+    HAS_LEADER,
+    RETIRE_S,
+    WATCH,
+    EtcdEndpoint,
+    Metadata,
+    Method,
+    NotSentError,
+    WatchCall,
+)
+from rdzv.store.etcd.errors import StatusCode, StatusError, explained
+from rdzv.store.http2.calls import CallFailedError, StreamCall
+from rdzv.store.http2.connecting import connect
+from rdzv.store.http2.connection import Http2Connection
+
+CONNECT_S = 3.0
+"""Bound on an attempt to connect, in seconds: TCP, TLS and HTTP/2 take several round trips."""
+
+RECONNECT = Doubling(0.1, 1.0)
+"""Backoff after an attempt to connect that failed; calls meanwhile fail at once, as it did."""
+
+
+class Http2Watch:
+    """A stream as a ``WatchCall``."""
+
+    def __init__(self, stream: StreamCall) -> None:
+        self._stream = stream
+
+    async def write(self, request: Any) -> None:
+        """Send a request; raise ``StatusError`` if the stream is over."""
+        try:
+            self._stream.write(request.SerializeToString())
+        except CallFailedError as failed:
+            raise _status_error(failed) from None
+
+    async def read(self) -> Any:
+        """Wait for a message; return None at the end, or raise ``StatusError``."""
+        try:
+            message = await self._stream.read()
+        except CallFailedError as failed:
+            raise _status_error(failed) from None
+        return None if message is None else _parsed(WATCH, message)
+
+    def cancel(self) -> None:
+        """End the stream; a reader gets None."""
+        self._stream.cancel()
+
+
+class Http2Endpoint(EtcdEndpoint):
+    """An ``EtcdEndpoint`` on HTTP/2 of our own: no thread, and it knows what was sent."""
+
+    def __init__(self, target: str, files: CertificateFiles | None = None) -> None:
+        super().__init__(target, files)
+        self._current: Http2Connection | None = None
+        self._former: set[Http2Connection] = set()
+        self._connecting: asyncio.Task[Http2Connection] | None = None
+        self._failures = 0
+        self._why = ""
+        self._not_before_s = float("-inf")
+
+    async def call(
+        self, method: Method, request: Any, timeout_s: float, metadata: Metadata = HAS_LEADER
+    ) -> Any:
+        """Make one attempt; raise ``NotSentError``, ``AnswerLostError``, ``StatusError``."""
+        connection = self._current
+        if connection is None or not connection.usable or self._files is not None:
+            connection, timeout_s = await self._connected(timeout_s)
+        message = request.SerializeToString()
+        try:
+            answer = await connection.unary(method.path, message, timeout_s, metadata)
+        except CallFailedError as failed:
+            if not failed.sent:
+                raise NotSentError(explained(str(failed))) from None
+            raise _status_error(failed) from None
+        return _parsed(method, answer)
+
+    def open_watch(
+        self, on_kick: Callable[[str], None], metadata: Metadata = HAS_LEADER
+    ) -> WatchCall:
+        """Open a watch stream; ``on_kick`` is called, with the reason, to end it early."""
+        self._on_kick.add(on_kick)
+        assert self._current is not None
+        return Http2Watch(self._current.stream(WATCH.path, metadata))
+
+    def reconnect(self, grace_s: float = RETIRE_S) -> None:
+        """Make later calls on a new connection; those under way have ``grace_s`` to end."""
+        self.silent = False
+        self.store_id = 0
+        if self._closed:
+            return
+        self.connection = next(_connections)
+        self._not_before_s = float("-inf")
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        self._retire(grace_s)
+
+    async def close(self) -> None:
+        """Close the connection; calls that wait on it end."""
+        self._closed = True
+        self.kick("the store client is closed")
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait({self._connecting})
+        self._retire(0)
+        for connection in self._former:
+            connection.end("this client was closed")
+        for connection in tuple(self._former):
+            await connection.closed()
+
+    def _retire(self, grace_s: float) -> None:
+        self._former = {one for one in self._former if not one.ended}
+        if self._current is not None:
+            self._former.add(self._current)
+            self._current.retire(grace_s)
+            self._current = None
+
+    async def _connected(self, timeout_s: float) -> tuple[Http2Connection, float]:
+        """Return a connection with the present certificates, and the time left.
+
+        Raises ``NotSentError``.
+        """
+        loop = asyncio.get_running_loop()
+        current = self._current
+        timeout_s = await self._look(timeout_s, ready=current is not None and current.usable)
+        deadline_s = loop.time() + timeout_s
+        if self._files is not None and self._files.version != self._files_version:
+            if self._current is not None:
+                self.kick("the certificate files have changed")
+            self.reconnect()
+            self._files_version = self._files.version
+        while True:
+            if self._closed:
+                raise NotSentError("this client was closed")
+            current = self._current
+            if current is not None and current.usable:
+                return current, max(deadline_s - loop.time(), 0.001)
+            if self._connecting is None:
+                if loop.time() < self._not_before_s:
+                    raise NotSentError(self._why)
+                self._connecting = asyncio.create_task(self._connect(), name="store connection")
+            connecting = self._connecting
+            left_s = deadline_s - loop.time()
+            done, _ = await asyncio.wait({connecting}, timeout=max(left_s, 0))
+            if not done:
+                raise NotSentError(f"no connection within {timeout_s:.1f} s")
+            if not connecting.cancelled() and (error := connecting.exception()) is not None:
+                raise NotSentError(self._why) from error
+
+    async def _connect(self) -> Http2Connection:
+        """Make the one new connection that all calls wait for."""
+        loop = asyncio.get_running_loop()
+        try:
+            connection = await connect(self.target, self._tls(), CONNECT_S)
+        except CallFailedError as failed:
+            self._why = explained(str(failed))
+            self._not_before_s = loop.time() + RECONNECT.after(self._failures)
+            self._failures += 1
+            self._connecting = None
+            raise
+        self._failures = 0
+        self._connecting = None
+        self._retire(RETIRE_S)
+        self._current = connection
+        return connection
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if self._files is None:
+            return None
+        found = self._files.certificates
+        assert found is not None
+        return found.context
+
+
+_connections = count(1)
+
+
+def _parsed(method: Method, message: bytes) -> Any:
+    try:
+        return method.response.FromString(message)
+    except DecodeError as error:
+        raise StatusError(StatusCode.INTERNAL, f"the answer cannot be read: {error}") from None
+
+
+def _status_error(failed: CallFailedError) -> StatusError:
+    return StatusError(StatusCode(failed.code), str(failed))
