@@ -75,8 +75,8 @@ class AccessConfig:
             texts.one_of("etcd", "http2", "etcd3"),
             "etcd",
             "etcd|http2|etcd3",
-            "Client of the store: Muster's own on gRPC's library (etcd) or on HTTP/2 of its own (http2),"
-            " or the package etcd3, from Muster's extra etcd3.",
+            "Client of the store: Muster's own, on gRPC's library (etcd) or on HTTP/2 of its own"
+            " (http2), or the package etcd3, from Muster's extra etcd3.",
         )
     )
 

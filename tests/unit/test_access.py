@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import logging
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import replace

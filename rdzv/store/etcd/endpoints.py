@@ -13,10 +13,11 @@ from rdzv.store.etcd.endpoint import EtcdEndpoint
 def endpoints_of(access: Access) -> Sequence[EtcdEndpoint]:
     """Return an endpoint for each address of ``access``."""
     files = CertificateFiles(access) if access.tls else None
-    kind: type[EtcdEndpoint]
     # Only here: grpc costs memory and threads that the driver without it should not pay.
     if access.driver == "http2":
-        from rdzv.store.etcd.http2_endpoint import Http2Endpoint as kind
-    else:
-        from rdzv.store.etcd.grpc_endpoint import GrpcEndpoint as kind
-    return [kind(target, files) for target in access.targets]
+        from rdzv.store.etcd.http2_endpoint import Http2Endpoint
+
+        return [Http2Endpoint(target, files) for target in access.targets]
+    from rdzv.store.etcd.grpc_endpoint import GrpcEndpoint
+
+    return [GrpcEndpoint(target, files) for target in access.targets]

@@ -17,6 +17,7 @@ from rdzv.store.etcd.endpoint import (
     HAS_LEADER,
     RETIRE_S,
     WATCH,
+    AnswerLostError,
     EtcdEndpoint,
     Metadata,
     Method,
@@ -86,6 +87,8 @@ class Http2Endpoint(EtcdEndpoint):
         except CallFailedError as failed:
             if not failed.sent:
                 raise NotSentError(explained(str(failed))) from None
+            if failed.code is None:
+                raise AnswerLostError(str(failed)) from None
             raise _status_error(failed) from None
         return _parsed(method, answer)
 
@@ -198,4 +201,5 @@ def _parsed(method: Method, message: bytes) -> Any:
 
 
 def _status_error(failed: CallFailedError) -> StatusError:
-    return StatusError(StatusCode(failed.code), str(failed))
+    code = StatusCode.UNAVAILABLE if failed.code is None else StatusCode(failed.code)
+    return StatusError(code, str(failed))

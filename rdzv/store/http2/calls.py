@@ -12,7 +12,6 @@ from rdzv.store.http2.header_blocks import Fields
 from rdzv.store.http2.messages import (
     INTERNAL,
     OK,
-    UNAVAILABLE,
     UNKNOWN,
     MalformedError,
     MessageReader,
@@ -25,10 +24,10 @@ class CallFailedError(Exception):
     """The end of a call without an answer.
 
     ``sent``: the server may have carried it out; if not, it certainly has not. ``code``: the
-    server's, or the one by which gRPC calls what happened here.
+    server's, or the one by which gRPC calls what happened here; None if the connection ended.
     """
 
-    def __init__(self, why: str, code: int = UNAVAILABLE, *, sent: bool = True) -> None:
+    def __init__(self, why: str, code: int | None = None, *, sent: bool = True) -> None:
         super().__init__(why)
         self.code = code
         self.sent = sent

@@ -27,7 +27,7 @@ async def connect(target: str, tls: ssl.SSLContext | None, timeout_s: float) -> 
                 found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
             except OSError as error:
                 raise CallFailedError(f"DNS resolution failed: {error}", sent=False) from None
-            addresses = list(dict.fromkeys(one[4][0] for one in found))
+            addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
             return await _first_of(addresses, host, int(port), target, tls)
     except TimeoutError:
         raise CallFailedError(f"no connection within {timeout_s:.1f} s", sent=False) from None

@@ -81,6 +81,11 @@ class Http2Connection(asyncio.Protocol):
         timer = self._loop.call_at(due_s, self._expire, call, timeout_s, due_s)
         try:
             return await call.answer
+        except CallFailedError as failed:
+            if failed.code is None and failed.sent and self._loop.time() >= due_s:
+                # The server has the same deadline, and resets what is over.
+                failed.code = DEADLINE_EXCEEDED
+            raise
         except asyncio.CancelledError:
             if not call.over:
                 self.give_up(call)

@@ -8,7 +8,7 @@ from urllib.parse import unquote_to_bytes
 
 from rdzv.store.http2.header_blocks import Fields, literal
 
-OK, UNKNOWN, DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE = 0, 2, 4, 13, 14
+OK, UNKNOWN, DEADLINE_EXCEEDED, INTERNAL = 0, 2, 4, 13
 """The status codes of gRPC that the client itself gives; UNKNOWN is also for one without a code."""
 
 MAX_MESSAGE_BYTES = 256 << 20
