@@ -477,7 +477,7 @@ class Http2Engine:
 
     def _end(self, stream: _Stream) -> None:
         """Forget a stream that the peer has answered in full."""
-        unfinished = bool(stream.pending) or not stream.ended
+        unfinished = not stream.ended or self._is_unsent(stream)
         self._drop(stream)
         if unfinished:
             self._reset(stream.id, ErrorCode.CANCEL)

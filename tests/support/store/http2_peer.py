@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server of HTTP/2 may say, right or wrong, and what a client made of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rdzv.store.http2.engine import Engine
+from rdzv.store.http2.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Frame,
+    FrameReader,
+    frame,
+)
+from rdzv.store.http2.header_blocks import Fields, literal
+
+GREETING = frame(SETTINGS, 0, 0, b"")
+OK_FIELDS = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+OK_TRAILERS = ((b"grpc-status", b"0"),)
+
+
+class Seen(NamedTuple):
+    """One call of a listener."""
+
+    what: str
+    stream_id: int = 0
+    more: object = None
+
+
+class Listening:
+    """A ``Listener`` that writes down what it hears; data is put together."""
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+
+    def settled(self) -> None:
+        self.seen.append(Seen("settled"))
+
+    def headers(self, stream_id: int, fields: Fields, ended: bool) -> None:
+        self.seen.append(Seen("headers", stream_id, (tuple(fields), ended)))
+
+    def data(self, stream_id: int, data: bytes, counted: int, ended: bool) -> None:
+        self.seen.append(Seen("data", stream_id, (data, counted, ended)))
+
+    def broken(self, stream_id: int, code: int) -> None:
+        self.seen.append(Seen("broken", stream_id, code))
+
+    def refused(self, stream_id: int) -> None:
+        self.seen.append(Seen("refused", stream_id))
+
+    def of(self, *kinds: str) -> list[Seen]:
+        """What was heard of these kinds."""
+        return [one for one in self.seen if one.what in kinds]
+
+
+def block(fields: Fields = OK_FIELDS) -> bytes:
+    return b"".join(literal(*field) for field in fields)
+
+
+def headers(stream_id: int, fields: Fields = OK_FIELDS, *, ended: bool = False) -> bytes:
+    flags = END_HEADERS | (END_STREAM if ended else 0)
+    return frame(HEADERS, flags, stream_id, block(fields))
+
+
+def data(stream_id: int, payload: bytes, *, ended: bool = False) -> bytes:
+    return frame(DATA, END_STREAM if ended else 0, stream_id, payload)
+
+
+def trailers(stream_id: int, fields: Fields = OK_TRAILERS) -> bytes:
+    return headers(stream_id, fields, ended=True)
+
+
+def reset(stream_id: int, code: int) -> bytes:
+    return frame(RST_STREAM, 0, stream_id, code.to_bytes(4, "big"))
+
+
+def goaway(last_id: int, code: int = 0) -> bytes:
+    return frame(GOAWAY, 0, 0, last_id.to_bytes(4, "big") + code.to_bytes(4, "big"))
+
+
+def window(stream_id: int, more: int) -> bytes:
+    return frame(WINDOW_UPDATE, 0, stream_id, more.to_bytes(4, "big"))
+
+
+def settings(*pairs: tuple[int, int]) -> bytes:
+    payload = b"".join(k.to_bytes(2, "big") + v.to_bytes(4, "big") for k, v in pairs)
+    return frame(SETTINGS, 0, 0, payload)
+
+
+def sent(engine: Engine) -> list[Frame]:
+    """The frames that the client sends now, without those that open a connection."""
+    out = engine.take()
+    if out.startswith(PREFACE):
+        return FrameReader().read(out.removeprefix(PREFACE))[2:]
+    reader = FrameReader()
+    reader.read(GREETING)
+    return reader.read(out)
