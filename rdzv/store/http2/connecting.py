@@ -7,6 +7,7 @@ import asyncio
 import os
 import socket
 import ssl
+from contextlib import suppress
 
 from rdzv.store.http2.calls import CallFailedError
 from rdzv.store.http2.connection import Http2Connection
@@ -20,17 +21,26 @@ async def connect(target: str, tls: ssl.SSLContext | None, timeout_s: float) -> 
     """Return a connection to ``host:port`` that works; raise ``CallFailedError``."""
     host, _, port = target.rpartition(":")
     host = host.strip("[]")
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):
-            try:
-                found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-            except OSError as error:
-                raise CallFailedError(f"DNS resolution failed: {error}", sent=False) from None
-            addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
+            addresses = await resolve(host, int(port))
             return await _first_of(addresses, host, int(port), target, tls)
     except TimeoutError:
         raise CallFailedError(f"no connection within {timeout_s:.1f} s", sent=False) from None
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of a name; raise ``CallFailedError``. An address needs no thread."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError):
+            socket.inet_pton(family, host)
+            return [host]
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise CallFailedError(f"DNS resolution failed: {error}", sent=False) from None
+    return list(dict.fromkeys(str(one[4][0]) for one in found))
 
 
 async def _first_of(

@@ -59,6 +59,14 @@ async def frozen(rig: FaultRig, kind: Kind) -> None:
         rig.cluster.resume(member)
 
 
+async def restarted_in_turn(rig: FaultRig) -> None:
+    for member in range(len(rig.cluster)):
+        await rig.do(f"etcd: member {member} stops in order", partial(rig.cluster.stop, member))
+        await rig.outlasted()
+        await rig.do(f"etcd: member {member} starts", rig.cluster.restore)
+        await rig.settled()
+
+
 async def all_killed(rig: FaultRig, seconds: float) -> None:
     rig.tell("etcd: all members are killed")
     for member in range(len(rig.cluster)):
@@ -239,6 +247,7 @@ GROUPS = {
         # etcd itself may revoke what others have renewed when such a leader wakes up.
         Row("leader frozen", partial(frozen, kind="leader"), keeps_leases=None),
         Row("follower frozen", partial(frozen, kind="follower"), drivers=ALL),
+        Row("restarted in turn", restarted_in_turn),
     ),
     "lines": (
         Row("black hole to one", black_hole_to_one, drivers=ALL),

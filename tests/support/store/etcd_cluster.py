@@ -167,6 +167,13 @@ class EtcdCluster:
         process.kill()
         self._frozen.discard(member)
 
+    def stop(self, member: int) -> None:
+        """SIGTERM, and wait: it lets calls under way end, and hands leadership over."""
+        process = self._processes[member]
+        assert process is not None
+        process.terminate()
+        process.wait(timeout=START_S)
+
     def freeze(self, member: int) -> None:
         """SIGSTOP: the kernel still takes connections, nobody answers."""
         self._signal(member, signal.SIGSTOP)
