@@ -21,24 +21,21 @@ from rdzv.store.http2.frames import (
     HEADERS,
     MAX_FRAME_BYTES,
     PING,
-    PREFACE,
     RST_STREAM,
     WINDOW_UPDATE,
     ErrorCode,
-    Frame,
-    FrameReader,
     frame,
 )
-from rdzv.store.http2.header_blocks import Fields, HeaderDecoder
+from rdzv.store.http2.header_blocks import Fields
 from rdzv.store.http2.messages import DEADLINE_EXCEEDED, INTERNAL, UNKNOWN, framed
 from tests.support.store.http2_peer import (
-    GREETING,
     OK_FIELDS,
+    Played,
+    Wire,
     data,
     goaway,
     headers,
     reset,
-    settings,
     trailers,
     window,
 )
@@ -46,62 +43,6 @@ from tests.support.store.http2_peer import (
 pytestmark = pytest.mark.virtual
 
 PATH = "/store/Call"
-
-
-class Wire(asyncio.Transport):
-    """The server's end; it takes all that is written, unless it is ``jammed``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.closing = self.aborted = self.jammed = False
-        self._reader = FrameReader()
-        self._reader.read(GREETING)
-        self.decoder = HeaderDecoder()
-        self.frames: list[Frame] = []
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        assert not self.closing
-        self.frames += self._reader.read(bytes(data).removeprefix(PREFACE))
-
-    def get_write_buffer_size(self) -> int:
-        return int(self.jammed)
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def close(self) -> None:
-        self.closing = True
-
-    def abort(self) -> None:
-        self.closing = self.aborted = True
-
-    def of(self, kind: int) -> list[Frame]:
-        return [one for one in self.frames if one.kind == kind]
-
-    def fields(self, number: int = -1) -> dict[bytes, bytes]:
-        """The headers of one request."""
-        return dict(self.decoder.decode(self.of(HEADERS)[number].payload))
-
-
-class Played(Http2Connection):
-    """A connection that is up, and its other end."""
-
-    def __init__(self, *limits: tuple[int, int]) -> None:
-        super().__init__("http", "store:2379")
-        self.wire = Wire()
-        self.connection_made(self.wire)
-        self.data_received(settings(*limits))
-        self.wire.frames.clear()
-
-    def hear(self, *frames: bytes) -> None:
-        self.data_received(b"".join(frames))
-
-    def answer(self, stream_id: int, message: bytes = b"answer") -> None:
-        self.hear(headers(stream_id), data(stream_id, framed(message)), trailers(stream_id))
-
-    def jam(self) -> None:
-        self.wire.jammed = True
-        self.pause_writing()
 
 
 async def turns() -> None:
