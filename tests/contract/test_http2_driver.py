@@ -74,7 +74,9 @@ async def test_an_answer_that_lies_in_the_socket_counts_though_this_process_stoo
     await asyncio.sleep(0)
 
     def stand_still() -> None:
-        time.sleep(0.5)
+        until_s = time.monotonic() + 0.5
+        while time.monotonic() < until_s:
+            pass
         loop.call_later(0.001, connection.answer, 1)
 
     loop.call_soon(stand_still)
