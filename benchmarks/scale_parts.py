@@ -31,12 +31,13 @@ from rdzv.store.access import Access
 from rdzv.store.etcd.certificates import CertificateFiles
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd.endpoint import EtcdEndpoint
+from rdzv.store.etcd.grpc_endpoint import GrpcEndpoint
 
 LEAVE_S = 60.0
 """Longer than a preStop hook has: a whole third leaves on a few processors."""
 
 
-class OwnConnection(EtcdEndpoint):
+class OwnConnection(GrpcEndpoint):
     """An endpoint with a connection of its own, as sidecars in different pods cannot share one."""
 
     def _open(self, options: Sequence[tuple[str, int]]) -> None:
@@ -52,7 +53,8 @@ class CountedStore(EtcdStore):
     counts: Counter[str]
     settled = 0
 
-    def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[EtcdEndpoint]:
+    def _endpoints(self, access: Access) -> Sequence[EtcdEndpoint]:
+        files = CertificateFiles(access) if access.tls else None
         return [OwnConnection(target, files) for target in access.targets]
 
     async def range(self, *args: Any, **options: Any) -> RangeResult:

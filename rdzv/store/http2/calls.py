@@ -50,7 +50,7 @@ class Carrier(Protocol):
 
 
 class Call:
-    """What both kinds of call have in common; ``code`` and ``text`` are the server's status."""
+    """A call of either kind; ``code`` and ``text`` are the server's status."""
 
     __slots__ = ("carrier", "code", "error", "over", "reader", "stream_id", "text")
 

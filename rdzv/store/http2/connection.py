@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import cast
 
 from rdzv.store.http2.calls import Call, CallFailedError, StreamCall, UnaryCall
-from rdzv.store.http2.engine import Engine, Http2Engine, Listener
+from rdzv.store.http2.engine import Engine, EngineListener, Http2Engine
 from rdzv.store.http2.frames import ConnectionFaultError
 from rdzv.store.http2.header_blocks import Fields
 from rdzv.store.http2.messages import DEADLINE_EXCEEDED, deadline_field, framed, request_head
@@ -31,7 +31,7 @@ CLOSE_S = 1.0
 KEPT_HEADS = 64
 
 Metadata = tuple[tuple[str, str], ...]
-MakeEngine = Callable[[Listener], Engine]
+MakeEngine = Callable[[EngineListener], Engine]
 
 
 class Http2Connection(asyncio.Protocol):

@@ -26,8 +26,8 @@ from rdzv.store.http2.frames import (
     WINDOW_UPDATE,
     ConnectionFaultError,
     ErrorCode,
-    Frame,
     FrameReader,
+    IncomingFrame,
     frame,
 )
 from rdzv.store.http2.header_blocks import MAX_LIST_BYTES, NO_TABLE, Fields, HeaderDecoder
@@ -51,8 +51,8 @@ _SETTING = Struct(">HL")
 _MOST_FRAME = (1 << 24) - 1
 
 
-class Listener(Protocol):
-    """What a connection makes of it; called while bytes are fed."""
+class EngineListener(Protocol):
+    """The connection behind an engine; called while bytes are fed."""
 
     def settled(self) -> None:
         """Note the peer's settings: it has accepted this connection."""
@@ -76,7 +76,7 @@ class Listener(Protocol):
 
 
 class Engine(Protocol):
-    """What a connection needs of HTTP/2."""
+    """HTTP/2 as a connection needs it."""
 
     @property
     def draining(self) -> bool:
@@ -121,17 +121,17 @@ class Engine(Protocol):
         ...
 
 
-class _Stream:
+class _ClientStream:
     __slots__ = ("answered", "ended", "first", "id", "last", "owed", "pending", "room", "unread")
 
     def __init__(self, stream_id: int, room: int, ended: bool) -> None:
         self.id = stream_id
         self.room = room
         self.unread = STREAM_WINDOW
-        """What the peer may still send."""
+        """The bytes that the peer may still send."""
         self.owed = 0
         self.pending = b""
-        """What the windows hold back."""
+        """The bytes that the windows hold back."""
         self.ended = ended
         """Whether no more data comes from here once ``pending`` has gone."""
         self.answered = False
@@ -142,11 +142,11 @@ class _Stream:
 class Http2Engine:
     """The ``Engine`` of the store driver."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: EngineListener) -> None:
         self._listener = listener
         self._reader = FrameReader()
         self._decoder = HeaderDecoder()
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _ClientStream] = {}
         self._last_id = -1
         self._goaway = False
         self._settled = False
@@ -154,11 +154,11 @@ class Http2Engine:
         self._initial_room = 65535
         self._max_frame = MAX_FRAME_BYTES
         self._max_streams = LAST_STREAM_ID
-        self._blocked: dict[int, _Stream] = {}
+        self._blocked: dict[int, _ClientStream] = {}
         self._unread = CONNECTION_WINDOW
         self._owed = 0
         self._block: list[bytes] = []
-        self._block_of: Frame | None = None
+        self._block_of: IncomingFrame | None = None
         self._answers = 0
         self._taken = 0
         settings = (
@@ -172,7 +172,7 @@ class Http2Engine:
             frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*one) for one in settings)),
             frame(WINDOW_UPDATE, 0, 0, (CONNECTION_WINDOW - 65535).to_bytes(4, "big")),
         ]
-        self._owners: list[tuple[_Stream | None, int]] = [(None, 0)] * len(self._chunks)
+        self._owners: list[tuple[_ClientStream | None, int]] = [(None, 0)] * len(self._chunks)
 
     @property
     def draining(self) -> bool:
@@ -188,7 +188,7 @@ class Http2Engine:
         """Open a stream with a block of headers and some data; return its id."""
         block = NO_TABLE + block
         self._last_id += 2
-        stream = _Stream(self._last_id, self._initial_room, ended)
+        stream = _ClientStream(self._last_id, self._initial_room, ended)
         self._streams[stream.id] = stream
         stream.first = self._taken + len(self._chunks)
         if len(block) <= self._max_frame and 0 < len(data) <= min(
@@ -272,7 +272,7 @@ class Http2Engine:
 
     # -- out
 
-    def _queue(self, chunk: bytes, stream: _Stream | None = None, size: int = 0) -> None:
+    def _queue(self, chunk: bytes, stream: _ClientStream | None = None, size: int = 0) -> None:
         if stream is not None:
             stream.last = self._taken + len(self._chunks)
         self._chunks.append(chunk)
@@ -289,10 +289,10 @@ class Http2Engine:
     def _reset(self, stream_id: int, code: ErrorCode) -> None:
         self._answer(frame(RST_STREAM, 0, stream_id, code.to_bytes(4, "big")))
 
-    def _is_unsent(self, stream: _Stream) -> bool:
+    def _is_unsent(self, stream: _ClientStream) -> bool:
         return bool(stream.pending) or stream.last >= self._taken
 
-    def _pump(self, stream: _Stream) -> None:
+    def _pump(self, stream: _ClientStream) -> None:
         """Queue what the windows let through."""
         while stream.pending:
             room = min(self._room, stream.room, self._max_frame)
@@ -312,7 +312,7 @@ class Http2Engine:
 
     # -- in
 
-    def _take_frame(self, one: Frame) -> None:
+    def _take_frame(self, one: IncomingFrame) -> None:
         kind = one.kind
         if self._block_of is not None:
             if kind != CONTINUATION or one.stream_id != self._block_of.stream_id:
@@ -343,7 +343,7 @@ class Http2Engine:
         elif kind == CONTINUATION:
             raise ConnectionFaultError(ErrorCode.PROTOCOL_ERROR, "a continuation of nothing")
 
-    def _known(self, one: Frame) -> _Stream | None:
+    def _known(self, one: IncomingFrame) -> _ClientStream | None:
         """Return the stream of a frame, or None if it has ended."""
         stream = self._streams.get(one.stream_id)
         if stream is None and (one.stream_id > self._last_id or not one.stream_id & 1):
@@ -352,7 +352,7 @@ class Http2Engine:
             )
         return stream
 
-    def _take_data(self, one: Frame) -> None:
+    def _take_data(self, one: IncomingFrame) -> None:
         stream = self._known(one)
         counted = one.counted
         self._unread -= counted
@@ -376,7 +376,7 @@ class Http2Engine:
                 self._end(stream)
             self._listener.data(one.stream_id, one.payload, counted, ended)
 
-    def _take_continuation(self, one: Frame) -> None:
+    def _take_continuation(self, one: IncomingFrame) -> None:
         assert self._block_of is not None
         self._block.append(one.payload)
         if (
@@ -389,7 +389,7 @@ class Http2Engine:
             self._take_block(begun, b"".join(self._block))
             self._block = []
 
-    def _take_block(self, one: Frame, block: bytes) -> None:
+    def _take_block(self, one: IncomingFrame, block: bytes) -> None:
         # Those of streams that have ended, too: they may change the table.
         fields = self._decoder.decode(block)
         stream = self._streams.get(one.stream_id)
@@ -406,7 +406,7 @@ class Http2Engine:
             self._end(stream)
         self._listener.headers(one.stream_id, fields, ended)
 
-    def _take_window(self, one: Frame) -> None:
+    def _take_window(self, one: IncomingFrame) -> None:
         more = int.from_bytes(one.payload, "big") & MOST_WINDOW
         if not one.stream_id:
             if not more:
@@ -456,7 +456,7 @@ class Http2Engine:
             self._settled = True
             self._listener.settled()
 
-    def _take_reset(self, one: Frame) -> None:
+    def _take_reset(self, one: IncomingFrame) -> None:
         stream = self._known(one)
         if stream is None:
             return
@@ -475,20 +475,20 @@ class Http2Engine:
                 self._drop(stream)
                 self._listener.refused(stream.id)
 
-    def _end(self, stream: _Stream) -> None:
+    def _end(self, stream: _ClientStream) -> None:
         """Forget a stream that the peer has answered in full."""
         unfinished = not stream.ended or self._is_unsent(stream)
         self._drop(stream)
         if unfinished:
             self._reset(stream.id, ErrorCode.CANCEL)
 
-    def _break(self, stream: _Stream, code: ErrorCode) -> None:
+    def _break(self, stream: _ClientStream, code: ErrorCode) -> None:
         """End a stream on which the peer broke the protocol."""
         self._drop(stream)
         self._reset(stream.id, code)
         self._listener.broken(stream.id, code)
 
-    def _drop(self, stream: _Stream) -> None:
+    def _drop(self, stream: _ClientStream) -> None:
         """Forget a stream, and what has not been taken of it."""
         del self._streams[stream.id]
         self._blocked.pop(stream.id, None)

@@ -60,7 +60,7 @@ class ConnectionFaultError(Exception):
         self.code = code
 
 
-class Frame(NamedTuple):
+class IncomingFrame(NamedTuple):
     """One frame that came in; ``payload`` is without padding and priority."""
 
     kind: int
@@ -68,7 +68,7 @@ class Frame(NamedTuple):
     stream_id: int
     payload: bytes
     counted: int
-    """What it takes of the windows, in bytes: padding counts."""
+    """The bytes that it takes of the windows: padding counts."""
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
@@ -84,7 +84,7 @@ class FrameReader:
         self._rest = b""
         self._begun = False
 
-    def read(self, data: bytes) -> list[Frame]:
+    def read(self, data: bytes) -> list[IncomingFrame]:
         """Return the frames that are whole by now; raise ``ConnectionFaultError``."""
         if self._rest:
             data = self._rest + data
@@ -110,10 +110,10 @@ class FrameReader:
                 _check(kind, flags, stream_id, size)
                 if kind <= HEADERS and flags & (PADDED | HAS_PRIORITY):
                     payload = _stripped(kind, flags, payload)
-                frames.append(Frame(kind, flags, stream_id, payload, size))
+                frames.append(IncomingFrame(kind, flags, stream_id, payload, size))
             else:
                 # Of a kind that this side does not know: it may only not interrupt a header block.
-                frames.append(Frame(kind, flags, stream_id, b"", 0))
+                frames.append(IncomingFrame(kind, flags, stream_id, b"", 0))
         self._rest = data[at:] if at < end else b""
         return frames
 

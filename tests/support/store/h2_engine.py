@@ -22,7 +22,7 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
-from rdzv.store.http2.engine import CONNECTION_WINDOW, STREAM_WINDOW, Listener
+from rdzv.store.http2.engine import CONNECTION_WINDOW, STREAM_WINDOW, EngineListener
 from rdzv.store.http2.frames import ConnectionFaultError, ErrorCode
 from rdzv.store.http2.header_blocks import MAX_LIST_BYTES, HeaderDecoder
 
@@ -30,7 +30,7 @@ from rdzv.store.http2.header_blocks import MAX_LIST_BYTES, HeaderDecoder
 class H2Engine:
     """An ``Engine``; it does not know what was taken, so that all it has begun counts as sent."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: EngineListener) -> None:
         self._listener = listener
         self._h2 = H2Connection(
             H2Configuration(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rdzv.store.http2.connection import Http2Connection
 from rdzv.store.http2.engine import Engine
@@ -18,8 +18,8 @@ from rdzv.store.http2.frames import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
-    Frame,
     FrameReader,
+    IncomingFrame,
     frame,
 )
 from rdzv.store.http2.header_blocks import Fields, HeaderDecoder, literal
@@ -35,11 +35,11 @@ class Seen(NamedTuple):
 
     what: str
     stream_id: int = 0
-    more: object = None
+    more: Any = None
 
 
 class Listening:
-    """A ``Listener`` that writes down what it hears; data is put together."""
+    """A ``EngineListener`` that writes down what it hears; data is put together."""
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
@@ -98,7 +98,7 @@ def settings(*pairs: tuple[int, int]) -> bytes:
     return frame(SETTINGS, 0, 0, payload)
 
 
-def sent(engine: Engine) -> list[Frame]:
+def sent(engine: Engine) -> list[IncomingFrame]:
     """The frames that the client sends now, without those that open a connection."""
     out = engine.take()
     if out.startswith(PREFACE):
@@ -117,7 +117,7 @@ class Wire(asyncio.Transport):
         self._reader = FrameReader()
         self._reader.read(GREETING)
         self.decoder = HeaderDecoder()
-        self.frames: list[Frame] = []
+        self.frames: list[IncomingFrame] = []
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.closing
@@ -135,7 +135,7 @@ class Wire(asyncio.Transport):
     def abort(self) -> None:
         self.closing = self.aborted = True
 
-    def of(self, kind: int) -> list[Frame]:
+    def of(self, kind: int) -> list[IncomingFrame]:
         return [one for one in self.frames if one.kind == kind]
 
     def fields(self, number: int = -1) -> dict[bytes, bytes]:
