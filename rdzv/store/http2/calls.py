@@ -62,7 +62,7 @@ class Call:
         self.text = ""
         self.over = False
         self.error: CallFailedError | None = None
-        """Why there is no more; None before the end, and after a good one."""
+        """The reason of a bad end; None before the end, and after a good one."""
 
     def take_fields(self, fields: Fields, ended: bool) -> None:
         """Take headers or trailers."""

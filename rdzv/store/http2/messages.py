@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contents that gRPC gives HTTP/2: request headers, messages with a head of five bytes, the status."""
+"""The contents that gRPC gives HTTP/2: headers, messages with a head of five bytes, the status."""
 
 from __future__ import annotations
 
