@@ -38,7 +38,7 @@ from rdzv.records.progress import RankProgress
 
 log = logging.getLogger(__name__)
 
-LIBRARY = ("muster", "muster/data")
+LIBRARY = ("muster", "muster/data", "muster/world")
 """The packages that training scripts import, each with the files directly in it."""
 
 CONTENT_MAX_BYTES = 1024 * 1024

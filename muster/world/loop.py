@@ -43,6 +43,9 @@ LOSS_S = 60.0
 """Time in which a sidecar has to confirm that a rank is lost, after a collective failed here: the
 script's own exception goes on then."""
 
+TRIES = 3
+"""Times that a step may break in worlds of one size: a script's own error breaks it each time."""
+
 OF_COLLECTIVE = re.compile(r"gloo|nccl|process ?group|connection|socket|store", re.IGNORECASE)
 """Words in what torch raises if a peer is gone, by one of its classes or as a RuntimeError."""
 
@@ -80,6 +83,8 @@ class World:
         self._me = WorldRank(step=step)
         self._step = self._at = step
         self._size = 0
+        self._broken = (-1, 0, 0)
+        """A step, the size of its world, and how often it broke there."""
         self._drain: Optional[Drain] = None
         self._lineage: Optional[Lineage] = None
         self._group = Group(backend, timeout, self._is_lost)
@@ -376,8 +381,11 @@ class World:
         self._leave_group()
         self._publish()
         log.warning("step %d is broken: %s", self._step + 1, str(error).partition("\n")[0])
+        at = (self._step, self._size)
+        times = self._broken[2] + 1 if self._broken[:2] == at else 1
+        self._broken = (*at, times)
         until_s = time.monotonic() + LOSS_S
-        while self._orders is not None:
+        while times < TRIES and self._orders is not None:
             if conduct.confirms_loss(self._orders.read(), self._me):
                 self._parts.undo()
                 return True

@@ -176,7 +176,20 @@ def test_a_scripts_own_exception_goes_on(tmp_path: Path) -> None:
         worlds.until(lambda: worlds.is_dead("a"), "a ends")
         assert worlds.processes["a"].exitcode == 1
         assert not worlds.told("a").get("over")
-        assert "ValueError: the script's own" in (tmp_path / "a.err").read_text()
+        assert "ValueError: gloo: own" in (tmp_path / "a.err").read_text()
+
+
+def test_an_exception_that_breaks_a_step_each_time_goes_on(tmp_path: Path) -> None:
+    with Worlds(tmp_path) as worlds:
+        worlds.start("a", raises_at=4, fails_like_gloo=True)
+        worlds.ready("a")
+        assert worlds.form("a")
+        for _ in range(2):
+            worlds.until(lambda: worlds.told("a").get("broken") == worlds.number, "it breaks")
+            worlds.lose()
+        worlds.until(lambda: worlds.is_dead("a"), "a ends")
+        assert worlds.processes["a"].exitcode == 1
+        assert "RuntimeError: gloo: own" in (tmp_path / "a.err").read_text()
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.rundir.files import RunDir, State
+from agent.rundir.files import LIBRARY, RunDir, State
 from launcher_shim.rundir import layout
 from rdzv.errors import ConfigError
+from tests.support.sources import ROOT
+
+
+def test_every_package_of_the_library_is_delivered() -> None:
+    found = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "muster").rglob("*.py")}
+    assert {*LIBRARY} == found
 
 
 def test_a_file_that_is_as_it_is_to_be_is_left_alone(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class Case:
     dies_in_form: bool = False
     raises_in_form: bool = False
     raises_at: int = 0
+    fails_like_gloo: bool = False
     norm: bool = False
     fed: bool = False
     planted: str = ""
@@ -154,7 +155,7 @@ def _train(case: Case, log: Any) -> None:
                     formed = number
                     say(world=number, at=world.step, digest=model.digest, rank=world.rank)
                 if step == case.raises_at:
-                    raise ValueError("the script's own")
+                    raise (RuntimeError if case.fails_like_gloo else ValueError)("gloo: own")
                 if step == case.dies_at:
                     parameter = next(model.net.parameters())
                     parameter.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
