@@ -182,6 +182,30 @@ def test_it_ends_as_a_fresh_one_does(
     assert SAID not in warm.err
 
 
+TORN_DOWN = """
+import atexit
+class Last:
+    def __del__(self):
+        print("torn down")
+last = Last()
+atexit.register(print, "exit handler")
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "out"),
+    [("", "exit handler\ntorn down\n"), ("1 / 0", "exit handler\n")],
+    ids=["well", "by an exception"],
+)
+def test_nothing_is_torn_down_after_an_exception(
+    both: tuple[Torchrun, Torchrun], tmp_path: Path, end: str, out: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TORN_DOWN.format(end=end))
+    assert both[1].start(str(script)).out == out
+
+
 FACTS = """
 STATUS = "Uid Gid Umask SigBlk SigIgn CapEff CapBnd Threads Cpus_allowed".split()
 import json, os, resource, signal, sys, threading
