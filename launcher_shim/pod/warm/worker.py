@@ -48,9 +48,9 @@ def become(request: Birth, files: Sequence[int], python: str, path: Sequence[str
     sys.path[:] = path
     sys.orig_argv = [python, *request.arguments]
     atexit.register(_last)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()  # or each fork would have the same numbers
+    numbers: Any = sys.modules.get("numpy.random")  # imported by its first use alone
+    if numbers is not None:
+        numbers.seed()  # or each fork would have the same numbers
 
 
 _failed = False

@@ -218,6 +218,7 @@ def main(archive: str) -> None:
     state = _inherited(int(sys.argv[1]))
     python, torchrun = str(state["python"]), int(state["torchrun"])
     path = [one for one in sys.path if one not in ("", archive)]
+    sys.path[:] = path  # a worker finds nothing in the folder, nor in the archive
     os.environ.pop(MARK, None)
     rename((python, NAME), os.environ)
     listening = socket.socket(fileno=int(state["listening"]))
