@@ -164,6 +164,7 @@ def drains_of(
         below_min=settings.below_min,
         on_cut=settings.on_cut,
         stuck_after_s=settings.stuck_after_s,
+        when_stuck=settings.when_stuck,
         ledgers=ledgers,
         clock=around.clock,
         boot_clock=around.boot_clock,

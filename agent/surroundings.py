@@ -129,6 +129,9 @@ class MemberSettings:
     stuck_after_s: float = 30.0
     """Shortest time without a step after which ranks are asked for their stacks, in seconds."""
 
+    when_stuck: Literal["tell", "reform"] = "tell"
+    """The policy for a rank that keeps its world from training."""
+
     launcher_port: int = 29400
     """Loopback port at which the launcher should find the rendezvous."""
 
@@ -159,6 +162,7 @@ class MemberSettings:
             below_min=config.below_min,
             on_cut=config.on_cut,
             stuck_after_s=config.stuck_after_s,
+            when_stuck=config.when_stuck,
             quarantine=replace(TERMS, steps=config.restart_steps),
             launcher_port=config.c10d_port or config.relay_port,
             relayed=not config.c10d_port,

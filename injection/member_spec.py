@@ -68,6 +68,11 @@ class Demand:
     on_cut: str | None
     """The policy for ranks whose pod has had no lease for long; None for the sidecar's default.
     ``hold``: no step is trained that another world may train as well, and none for so long."""
+    stuck_after_s: float | None
+    """Time without a step after which ranks are asked for their stacks, in seconds; None for the
+    sidecar's default. Shorter: a rank that hangs is named sooner, and so is one that is slow."""
+    when_stuck: str | None
+    """The policy for a rank that keeps its world from training; None for the sidecar's default."""
     warm: str | None
     """Whether workers start warm; None for the sidecar's default."""
     first_call_s: float | None
@@ -153,6 +158,8 @@ def demand(
         unit=settings.unit,
         gather_s=settings.gather_s,
         on_cut=settings.on_cut,
+        stuck_after_s=settings.stuck_after_s,
+        when_stuck=settings.when_stuck,
         warm=settings.warm,
         first_call_s=settings.first_call_s,
         last_call_s=settings.last_call_s,

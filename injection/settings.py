@@ -109,6 +109,27 @@ class TemplateSettings:
             otherwise="train",
         )
     )
+    stuck_after_s: float | None = field(
+        Setting(
+            "--stuck-after",
+            texts.duration_s(1, 86_400),
+            None,
+            "TIME",
+            "Time without a step after which ranks are asked for their stacks.",
+            otherwise="30s",
+        )
+    )
+    when_stuck: str | None = field(
+        Setting(
+            "--when-stuck",
+            texts.one_of("tell", "reform"),
+            None,
+            "tell|reform",
+            "What happens to a rank that keeps its world from training: it is named, or also ended,"
+            " so that the world forms again from the last save.",
+            otherwise="tell",
+        )
+    )
     warm: str | None = field(
         Setting(
             "--warm",

@@ -152,6 +152,8 @@ class SidecarContainer:
             "MUSTER_FIRST_CALL": _time(self.want.first_call_s),
             "MUSTER_LAST_CALL": _time(self.want.last_call_s),
             "MUSTER_ON_CUT": self.want.on_cut,
+            "MUSTER_STUCK_AFTER": _time(self.want.stuck_after_s),
+            "MUSTER_WHEN_STUCK": self.want.when_stuck,
             "MUSTER_WARM": self.want.warm,
             "MUSTER_ETCD_ENDPOINTS": self.want.endpoints,
             "MUSTER_ROLE": "launcher" if self.role == "launcher" else None,

@@ -283,6 +283,17 @@ class Config(JobConfig):
             " their stacks; muster status then names the one that keeps the others waiting.",
         )
     )
+    when_stuck: Literal["tell", "reform"] = field(
+        Setting(
+            "--when-stuck",
+            texts.one_of("tell", "reform"),
+            "tell",
+            "tell|reform",
+            "What happens to a rank that keeps its world from training: it is named, or after 30 s"
+            " more its process is ended as well (SIGKILL), and the world forms again from the last"
+            " save.",
+        )
+    )
     warm: Literal["0", "1"] = field(
         Setting(
             "--warm",

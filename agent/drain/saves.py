@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from time import time
 
@@ -19,6 +19,7 @@ from agent.drain.view import DrainView, RoundSource
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from agent.stuck.watch import StillWatch
+from agent.verdict.view import present_view
 from launcher_shim.c10d.rounds.starts import NO_STEP
 from launcher_shim.pod.grace import reserve_s
 from rdzv.diary import Diary
@@ -65,7 +66,10 @@ if it is still due."""
 
 
 class SaveReporter:
-    """The reporter of one pod's saves. ``clock`` is monotonic; it and ``grace_s``: in seconds."""
+    """The reporter of one pod's saves. ``clock`` is monotonic; it and ``grace_s``: in seconds.
+
+    ``ends_stuck``: a rank that keeps the world from training is ended.
+    """
 
     def __init__(
         self,
@@ -77,6 +81,7 @@ class SaveReporter:
         writing: DrainWriter,
         *,
         watch: StillWatch,
+        ends_stuck: bool,
         grace_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -95,6 +100,7 @@ class SaveReporter:
         self._differed = ""
         self._diary = Diary(log)
         self._watch = watch
+        self._ends_stuck = ends_stuck
 
     async def run(self) -> None:
         """Poll the ranks and the store until cancelled."""
@@ -126,10 +132,17 @@ class SaveReporter:
             self._warn(differing(ranks, snapshot.round, me.member))
             await self._report(snapshot)
             await self._conclude(snapshot)
+            if self._ends_stuck and self._watch.still:
+                await self._watch.end(self._causes())
             reports_start = self._pass_on(ranks, imported, snapshot.own_round)
             hurries = reports_start or self._watch.waits
             hurries |= own is not None and bool(commands) and own.step < 0
             await asyncio.sleep(START_LOOK_S if hurries else LOOK_S)
+
+    def _causes(self) -> Collection[int]:
+        """Return the ranks of this pod that keep the world from training, as all pods report."""
+        found, me = present_view(self._client).standstill, self._registrar.identity.member
+        return [] if found is None else [one.rank for pod, one in found.causes if pod == me]
 
     def _pass_on(
         self, ranks: Sequence[RankProgress], imported: str, round: LiveRound | None

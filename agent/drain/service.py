@@ -34,9 +34,9 @@ class Drains:
 
     ``notice_path``: the socket that takes notices, or None for no socket. ``grace_s``: the pod's
     termination grace. ``below_min``: as in ``rdzv.drain.inputs.DrainPolicy``. ``on_cut``: whether
-    ranks wait once their pod has had no lease for ``ON_CUT_S``. ``stuck_after_s``: as in
-    ``MemberSettings``. ``ledgers`` returns those of all
-    data sets in shards. ``clock`` is monotonic, ``boot_clock`` that of ``agent.boot_clock``; both
+    ranks wait once their pod has had no lease for ``ON_CUT_S``. ``stuck_after_s`` and
+    ``when_stuck``: as in ``MemberSettings``. ``ledgers`` returns those of all data sets in shards.
+    ``clock`` is monotonic, ``boot_clock`` that of ``agent.boot_clock``; both
     in seconds.
     """
 
@@ -52,6 +52,7 @@ class Drains:
         below_min: Literal["hold", "commit"],
         on_cut: Literal["train", "hold"],
         stuck_after_s: float,
+        when_stuck: Literal["tell", "reform"],
         ledgers: Callable[[], Sequence[ShardLedger]],
         clock: Callable[[], float],
         boot_clock: Callable[[], float],
@@ -79,6 +80,7 @@ class Drains:
         self.saves = SaveReporter(
             *(run_dir, client, registrar, sight, rounds, writing()),
             watch=StillWatch(run_dir, clock, stuck_after_s),
+            ends_stuck=when_stuck == "reform",
             grace_s=grace_s,
             clock=clock,
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from agent.rundir.files import RunDir
@@ -16,13 +16,19 @@ from launcher_shim.rundir import layout
 from launcher_shim.rundir.stack_frames import StackFrame
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.progress import RankProgress
-from rdzv.records.still import StillRank
+from rdzv.records.still import Doing, StillRank
 
 log = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
 """Time for an answer, after which ranks count as giving no stack; an older ``muster-run`` gives
 none."""
+
+ENDS_S = 30.0
+"""Time for which a rank must keep its world from training before its process is ended."""
+
+ENDED: tuple[Doing, ...] = ("stopped", "loader", "script", "collective")
+"""Activities of a rank that may be ended: one without a stack may be at work as others."""
 
 AGAIN_S = 30.0
 """Interval at which ranks that still stand are asked again: what they do may have changed."""
@@ -52,6 +58,8 @@ class StillWatch:
         self._pulse = Pulse()
         self._asked: AskedStacks | None = None
         self._asks = 0
+        self._causes: tuple[int, ...] = ()
+        self._causes_s = 0.0
 
     @property
     def waits(self) -> bool:
@@ -70,7 +78,7 @@ class StillWatch:
         if not master or commits or not self._pulse.stands(ranks, now_s, self._least_s):
             if self.still:
                 log.info("the ranks of this pod move again", extra={"event": "ranks_move"})
-            self.still, self.since_unix_s, self._asked = (), 0.0, None
+            self.still, self.since_unix_s, self._asked, self._causes = (), 0.0, None, ()
             return
         if self._asked is None or now_s - self._asked.at_s >= AGAIN_S:
             own = tuple(rank for rank in ranks if rank.master == master)
@@ -78,12 +86,34 @@ class StillWatch:
         elif self.waits:
             await self._take(self._asked, now_s)
 
-    async def _ask(self, ranks: tuple[RankProgress, ...], now_s: float) -> None:
+    async def end(self, causes: Collection[int]) -> None:
+        """Have ``muster-run`` end the ranks ``causes``, once they have been that for ``ENDS_S``."""
+        doing = {one.rank: one.doing for one in self.still}
+        found = tuple(rank for rank in sorted(causes) if doing.get(rank) in ENDED)
+        now_s = self._clock()
+        if found != self._causes:
+            self._causes, self._causes_s = found, now_s
+        if not found or self._asked is None or self.waits or now_s - self._causes_s < ENDS_S:
+            return
+        self._causes_s = now_s
+        log.warning(
+            "the process of rank %s is ended, as it keeps its world from training",
+            " and ".join(map(str, found)),
+            extra={"event": "stuck_rank_ended", "ranks": list(found)},
+        )
+        await self._ask(self._asked.ranks, now_s, ends=found)
+
+    async def _ask(
+        self, ranks: tuple[RankProgress, ...], now_s: float, ends: Collection[int] = ()
+    ) -> None:
         self._asks += 1
         self.since_unix_s = max(one.at_unix_s for one in ranks)
         ask = f"{self.since_unix_s:.3f}-{self._asks}"
-        places = [[one.local_rank, one.pid, one.started] for one in ranks]
-        content = json.dumps({"ask": ask, "ranks": places}).encode()
+        places = {one.rank: [one.local_rank, one.pid, one.started] for one in ranks}
+        question: dict[str, object] = {"ask": ask, "ranks": list(places.values())}
+        if ends:
+            question["end"] = [places[rank] for rank in ends]
+        content = json.dumps(question).encode()
         try:
             await asyncio.to_thread(self._run_dir.put, layout.STACKS_ASKED, content)
         except OSError as error:

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -50,10 +51,11 @@ class AskedRank(NamedTuple):
 
 
 class Question(NamedTuple):
-    """One question: its number, and the ranks whose stacks are asked for."""
+    """One question: its number, the ranks whose stacks are asked for, and those to end then."""
 
     ask: str
     ranks: Tuple[AskedRank, ...]
+    end: Tuple[AskedRank, ...] = ()
 
 
 def read_question(run_directory: str) -> Optional[Question]:
@@ -62,7 +64,8 @@ def read_question(run_directory: str) -> Optional[Question]:
         path = os.path.join(run_directory, layout.STACKS_ASKED)
         fields = json.loads(read_untrusted(path, ASKED_MAX_BYTES))
         ranks = tuple(AskedRank(*map(int, one)) for one in fields["ranks"])
-        return Question(str(fields["ask"]), ranks)
+        end = tuple(AskedRank(*map(int, one)) for one in fields.get("end", ()))
+        return Question(str(fields["ask"]), ranks, end)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -102,6 +105,8 @@ class StackReporter:
             os.replace(aside, path)
         except OSError as error:
             log.warning("the stacks of ranks that stand still cannot be reported: %s", error)
+        for rank in question.end:
+            _end(rank)
 
     def _stacks(self, ranks: Sequence[AskedRank]) -> List[Dict[str, Any]]:
         """Return the state and the stack of each rank; both are empty if they are unknown."""
@@ -172,6 +177,21 @@ def state_of(rank: AskedRank) -> str:
     except (OSError, ValueError, IndexError):
         return GONE
     return GONE if state == "Z" or started != rank.started else state
+
+
+def _end(rank: AskedRank) -> None:
+    """End a rank that keeps its world from training; torchrun finds that it has failed."""
+    if state_of(rank) == GONE:
+        return
+    log.warning(
+        "process %d, of local rank %d, keeps its world from training: it is ended",
+        rank.pid,
+        rank.local_rank,
+    )
+    try:
+        os.kill(rank.pid, signal.SIGKILL)
+    except OSError as error:
+        log.warning("process %d cannot be ended: %s", rank.pid, error)
 
 
 def _handles(pid: int) -> bool:

@@ -88,6 +88,21 @@ def test_a_stopped_process_is_seen_without_its_help(tmp_path: Path) -> None:
         assert answer(tmp_path, one)[0] == "stopped"
 
 
+def test_a_rank_that_is_to_end_gives_its_stacks_first(tmp_path: Path) -> None:
+    with rank(tmp_path, f"import muster\n{SPINS}print('here', flush=True)\nspin()\n") as one:
+        other = one._replace(started=one.started + 1)  # a process that had its number before
+        for end in (other, one):
+            question = {"ask": f"{end.started}", "ranks": [list(one)], "end": [list(end)]}
+            assert desk.state_of(one) not in desk.STILL
+            (tmp_path / layout.STACKS_ASKED).write_text(json.dumps(question))
+            desk.StackReporter(str(tmp_path)).turn()
+            found = read_stacks(tmp_path, f"{end.started}")
+            assert found is not None
+            assert found[one.pid][1] != []
+        while desk.state_of(one) != desk.GONE:
+            pass  # the signal is on its way
+
+
 @pytest.mark.parametrize(
     "first",
     [

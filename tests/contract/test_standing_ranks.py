@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -59,6 +60,56 @@ async def test_ranks_that_still_stand_are_asked_again() -> None:
         one.pods["b"].run_dir.stacked = {0: ("S", WAITS)}
         await one.until(lambda: still(one) == {"a": ["collective"], "b": ["collective"]})
         assert asked(one.pods["b"]) > 1
+
+
+def to_end(one: Job) -> list[str]:
+    """The pods whose ``muster-run`` was asked to end a rank."""
+    asked = {name: pod.files.get(layout.STACKS_ASKED, b"{}") for name, pod in one.pods.items()}
+    return [name for name, question in asked.items() if json.loads(question).get("end")]
+
+
+async def looks() -> AsyncIterator[None]:
+    for _ in range(int(LONG_S / LOOK_S)):
+        await asyncio.sleep(LOOK_S)
+        yield
+
+
+async def nothing_ends(one: Job) -> None:
+    assert not any([to_end(one) async for _ in looks()])
+
+
+async def test_the_rank_that_keeps_its_world_from_training_is_ended_where_that_is_wanted() -> None:
+    async with job("abc", trains="abc", loop=STEPS, when_stuck="reform") as one:
+        await asyncio.sleep(LONG_S)
+        stops(one, "b")
+        await one.until(lambda: len(still(one)) == 3)
+        assert to_end(one) == []
+        ended = [to_end(one) async for _ in looks()]
+        assert ["b"] in ended
+        assert {*map(tuple, ended)} <= {(), ("b",)}
+        for pod in one.pods.values():
+            pod.resume_ranks()
+        await one.until(lambda: still(one) == {})
+
+
+@pytest.mark.parametrize("doing", ["waits", "saves", "unknown"])
+async def test_no_rank_is_ended_without_need(doing: str) -> None:
+    stacks = {"waits": WAITS, "unknown": []}
+    saves = [StackFrame("/app/train.py", 3, "save_checkpoint")]
+    async with job("abc", trains="abc", loop=STEPS, when_stuck="reform") as one:
+        await asyncio.sleep(LONG_S)
+        stops(one, "b")
+        one.pods["b"].run_dir.stacked = {0: ("S", stacks.get(doing, saves))}
+        await one.until(lambda: len(still(one)) == 3)
+        await nothing_ends(one)
+
+
+async def test_a_rank_is_only_named_if_nothing_else_is_wanted() -> None:
+    async with job("abc", trains="abc", loop=STEPS) as one:
+        await asyncio.sleep(LONG_S)
+        stops(one, "b")
+        await one.until(lambda: len(still(one)) == 3)
+        await nothing_ends(one)
 
 
 async def test_ranks_whose_muster_run_gives_no_stacks_are_reported_as_such() -> None:

@@ -170,6 +170,14 @@ def test_a_sidecar_takes_what_it_is_told(wrap: str) -> None:
     assert (config.min_nodes, config.max_nodes, config.grace_s) == (2, 4, 60)
 
 
+def test_what_happens_to_stuck_ranks_is_set_on_the_template() -> None:
+    first = injected(manifest(command=["a"]), stuck_after_s="2m", when_stuck="reform").text
+    env = variables(sidecars(first)[0])
+    assert (env["MUSTER_STUCK_AFTER"], env["MUSTER_WHEN_STUCK"]) == ("120s", "reform")
+    assert "muster.dev/stuck-after" in first
+    assert again(first) == first
+
+
 def test_sizes_of_a_world_stay_on_the_template_and_go_with_their_annotation() -> None:
     first = injected(
         manifest(command=["a"]), max_nodes="8", sizes="2,4,8", gather_s="30s", on_cut="hold"

@@ -167,6 +167,7 @@ class Pod:
             grace_s=self.job.grace_s,
             below_min=self.job.below_min,
             on_cut=self.job.on_cut,
+            when_stuck=self.job.when_stuck,
         )
         self.client = client = job_client(around, KEYS)
         self.mirror, self.membership = client.mirror, client.membership
@@ -342,6 +343,7 @@ class Job:
     below_min: Literal["hold", "commit"]
     lease_ttl_s: float
     on_cut: Literal["train", "hold"]
+    when_stuck: Literal["tell", "reform"]
     nodes: Mapping[str, str] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
     number: int = -1
@@ -534,6 +536,7 @@ async def job(
     lease_ttl_s: float = LEASE_TTL_S,
     on_cut: Literal["train", "hold"] = "train",
     nodes: Mapping[str, str] | None = None,
+    when_stuck: Literal["tell", "reform"] = "tell",
     **own: Loop,
 ) -> AsyncIterator[Job]:
     """Start a sidecar for each name; those of ``trains`` form a world.
@@ -543,7 +546,8 @@ async def job(
     """
     clock = asyncio.get_running_loop().time
     one = Job(
-        MemoryEngine(clock), clock, least, grace_s, below_min, lease_ttl_s, on_cut, nodes or {}
+        *(MemoryEngine(clock), clock, least, grace_s, below_min, lease_ttl_s, on_cut),
+        *(when_stuck, nodes or {}),
     )
     one.follow()
     try:

@@ -24,12 +24,15 @@ GIVEN = {
     "variables, path, flags, signals, files, limits": FACTS,
     "the same after torch is imported": IMPORTS + FACTS.replace(" Threads", ""),
     "modules after the same imports": "import sys\n"
-    f"{IMPORTS}before = sorted(n for n in sys.modules if not n.startswith('encodings.'))\nprint(before)\nimport torch.utils.data\n"
+    f"{IMPORTS}before = sorted(n for n in sys.modules if not n.startswith('encodings.'))\n"
+    "print(before)\nimport torch.utils.data\n"
     "print(sorted(set(sys.modules) - set(before)))\n",
     "descriptors": "import os, fcntl\n"
     "for n in sorted(map(int, os.listdir('/proc/self/fd')))[:-1]:\n"
     "    print(n, fcntl.fcntl(n, fcntl.F_GETFD), fcntl.fcntl(n, fcntl.F_GETFL),"
-    " os.readlink(f'/proc/self/fd/{n}').rpartition('/')[2].partition(':')[0])\n",
+    " os.readlink(f'/proc/self/fd/{n}')"
+    ".rpartition('/')[2]"
+    ".partition(':')[0])\n",
     "the kernel's settings": "import ctypes\n"
     "for n in ('comm', 'oom_score_adj', 'coredump_filter', 'timerslack_ns', 'cpuset',"
     " 'sched', 'loginuid', 'personality', 'setgroups'):\n"
