@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from launcher_shim.c10d.rounds.decision_loop import SPREAD, TURN_S, delay_s, order
-from launcher_shim.c10d.rounds.inputs import RunSnapshot
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RunSnapshot
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 
 
@@ -64,3 +65,10 @@ def test_who_is_not_among_them_comes_last() -> None:
     members = ["a", "b", "c"]
     last = delay_s("spare", members, Random(1))
     assert last >= max(delay_s(member, members, Random(1)) for member in members) > 0
+
+
+def test_a_member_that_others_have_evicted_costs_no_turn() -> None:
+    """Its record is the newest, and it is not there to decide."""
+    stored = word("abc", newest="a", frozen="abc")
+    evicted = replace(stored, membership=RoundMembers(frozenset("bc")))
+    assert order(Round(2), evicted) == ["b", "c", "a"]

@@ -158,13 +158,16 @@ def order(wanted: Round, stored: RunSnapshot) -> list[str]:
     One write is enough, as each carries the whole round. The sidecar whose write made the decision
     due goes first; the others follow in an order that all compute alike, so one that is away costs
     a turn. The number of writes depends on the watch's delay, and not on the number of sidecars.
+    Members that are not listed go last: one that was evicted has the newest record, by another's
+    write.
     """
     nodes = stored.nodes
     newest = max(nodes.values(), key=lambda node: node.mod_revision, default=None)
     first = [] if newest is None else [newest.member]
     frozen = [seat.member for seat in wanted.frozen or stored.round.frozen]
     members = dict.fromkeys([*first, *frozen, *sorted(nodes)])
-    return [member for member in members if member in nodes]
+    listed = stored.membership.listed
+    return sorted((one for one in members if one in nodes), key=lambda one: one not in listed)
 
 
 def delay_s(member: str, members: Sequence[str], random: Random) -> float:
