@@ -20,7 +20,7 @@ from rdzv.errors import StoreUnavailable
 from rdzv.store import Delete, Put
 from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore
-from rdzv.store.etcd.endpoint import STATUS, TXN
+from rdzv.store.etcd.endpoint import STATUS, TXN, NotSentError
 from rdzv.store.etcd.errors import StatusCode, StatusError
 from rdzv.store.etcd.http2_endpoint import Http2Endpoint
 from rdzv.store.etcd.messages import txn_request
@@ -142,6 +142,28 @@ async def test_a_name_with_a_dead_address_is_reached_by_another(
             endpoint = Http2Endpoint(f"etcd.example:{port}")
             assert (await endpoint.call(STATUS, STATUS.request(), CALL_S)).version
             await endpoint.close()
+
+
+async def test_a_watch_on_a_connection_that_was_given_up_a_moment_ago_is_over() -> None:
+    async with EmbeddedServer() as server:
+        endpoint = Http2Endpoint(server.endpoint)
+        await endpoint.call(STATUS, STATUS.request(), CALL_S)
+        endpoint.reconnect()
+        watch = endpoint.open_watch(lambda reason: None)
+        with pytest.raises(StatusError):
+            await watch.read()
+        assert (await endpoint.call(STATUS, STATUS.request(), CALL_S)).version
+        await endpoint.close()
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1:99999", f"{'x' * 70}.example:1"])
+async def test_what_can_be_no_address_is_not_reached(target: str) -> None:
+    endpoint = Http2Endpoint(target)
+    for _ in range(2):
+        with pytest.raises(NotSentError):
+            await endpoint.call(STATUS, STATUS.request(), CALL_S)
+        await asyncio.sleep(0.2)
+    await endpoint.close()
 
 
 async def test_what_is_no_store_is_called_so() -> None:

@@ -100,8 +100,8 @@ STATUS_CASES: list[tuple[Fields, int, str]] = [
     (((b"grpc-status", b"14"), (b"grpc-message", b"etcdserver: no leader")), 14, "no leader"),
     (((b"grpc-status", b"9"), (b"grpc-message", b"100%25 caf%C3%A9 %zz")), 9, "100% café %zz"),
     (((b":status", b"200"), (b"grpc-status", b"7")), 7, ""),
-    (((b":status", b"404"), (b"content-type", b"text/html")), 12, "HTTP 404"),
-    (((b":status", b"503"),), 14, "HTTP 503"),
+    (((b":status", b"404"), (b"content-type", b"text/html")), 12, "HTTP status 404"),
+    (((b":status", b"503"),), 14, "HTTP status 503"),
     (((b"grpc-status", b"what"),), UNKNOWN, ""),
     (((b"grpc-status", b"17"),), UNKNOWN, ""),
     (((b"x", b"y"),), UNKNOWN, "without a status"),
@@ -299,6 +299,18 @@ async def test_a_server_that_answers_a_ping_lives() -> None:
         assert len(connection.wire.of(PING)) == number
         connection.hear(frame(PING, ACK, 0, bytes(8)))
     connection.answer(1)
+    assert await task == b"answer"
+
+
+async def test_a_question_of_calls_that_have_ended_ends_no_later_one() -> None:
+    connection = Played()
+    task = await calling(connection, timeout_s=PING_AFTER_S + 1)
+    await failure(task)
+    await asyncio.sleep(60)
+    task = await calling(connection, timeout_s=60)
+    await asyncio.sleep(PING_AFTER_S + 1)
+    assert len(connection.wire.of(PING)) == 2
+    connection.answer(3)
     assert await task == b"answer"
 
 

@@ -12,7 +12,7 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.store.http2.engine import Engine, Http2Engine
+from rdzv.store.http2.engine import Http2Engine
 from rdzv.store.http2.frames import (
     CONTINUATION,
     DATA,
@@ -29,6 +29,7 @@ from rdzv.store.http2.frames import (
     frame,
 )
 from rdzv.store.http2.header_blocks import Fields, literal
+from rdzv.store.http2.seam import Engine
 from tests.support.store.h2_engine import H2Engine
 from tests.support.store.http2_peer import GREETING, Listening, reset, settings, window
 

@@ -129,9 +129,9 @@ class Http2Endpoint(EtcdEndpoint):
     def _retire(self, grace_s: float) -> None:
         self._former = {one for one in self._former if not one.ended}
         if self._current is not None:
+            # It stays the current one until there is another: streams opened on it end at once.
             self._former.add(self._current)
             self._current.retire(grace_s)
-            self._current = None
 
     async def _connected(self, timeout_s: float) -> tuple[Http2Connection, float]:
         """Return a connection with the present certificates, and the time left.
@@ -162,8 +162,12 @@ class Http2Endpoint(EtcdEndpoint):
             done, _ = await asyncio.wait({connecting}, timeout=max(left_s, 0))
             if not done:
                 raise NotSentError(f"no connection within {timeout_s:.1f} s")
-            if not connecting.cancelled() and (error := connecting.exception()) is not None:
-                raise NotSentError(self._why) from error
+            if connecting.cancelled():
+                continue
+            try:
+                connecting.result()
+            except CallFailedError:
+                raise NotSentError(self._why) from None
 
     async def _connect(self) -> Http2Connection:
         """Make the one new connection that all calls wait for."""
@@ -174,10 +178,11 @@ class Http2Endpoint(EtcdEndpoint):
             self._why = explained(str(failed))
             self._not_before_s = loop.time() + RECONNECT.after(self._failures)
             self._failures += 1
-            self._connecting = None
             raise
+        finally:
+            if self._connecting is asyncio.current_task():
+                self._connecting = None
         self._failures = 0
-        self._connecting = None
         self._retire(RETIRE_S)
         self._current = connection
         return connection

@@ -38,7 +38,7 @@ async def resolve(host: str, port: int) -> list[str]:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise CallFailedError(f"DNS resolution failed: {error}", sent=False) from None
     return list(dict.fromkeys(str(one[4][0]) for one in found))
 
@@ -92,8 +92,8 @@ async def _to_address(
             ssl=tls,
             server_hostname=host if tls else None,
         )
-    except OSError as error:
-        # OpenSSL's errors are of this kind, too.
+    except (OSError, OverflowError) as error:
+        # OpenSSL's errors are of the first kind, too; the second is of a port that cannot be.
         raise CallFailedError(
             f"failed to connect to all addresses; last error: {_said(error)}", sent=False
         ) from None
@@ -105,7 +105,7 @@ async def _to_address(
     return connection
 
 
-def _said(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError) or not error.errno:
-        return str(error) or type(error).__name__
-    return os.strerror(error.errno)
+def _said(error: OSError | OverflowError) -> str:
+    if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__

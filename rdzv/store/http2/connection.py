@@ -10,10 +10,11 @@ from contextlib import suppress
 from typing import cast
 
 from rdzv.store.http2.calls import Call, CallFailedError, StreamCall, UnaryCall
-from rdzv.store.http2.engine import Engine, EngineListener, Http2Engine
+from rdzv.store.http2.engine import Http2Engine
 from rdzv.store.http2.frames import ConnectionFaultError
 from rdzv.store.http2.header_blocks import Fields
 from rdzv.store.http2.messages import DEADLINE_EXCEEDED, deadline_field, framed, request_head
+from rdzv.store.http2.seam import Engine, EngineListener
 
 PING_AFTER_S, PING_ANSWER_S = 6.0, 2.0
 """A frozen peer is detected after both, in seconds. etcd ends a connection that pings more often
@@ -180,7 +181,7 @@ class Http2Connection(asyncio.Protocol):
         call.stream_id = self._engine.begin(head, body, ended=ended)
         self._calls[call.stream_id] = call
         if self._pulse is None:
-            self._heard_s = self._loop.time()
+            self._heard_s, self._pinged_s = self._loop.time(), None
             self._beat_at(self._heard_s + PING_AFTER_S)
         self._flush()
 

@@ -8,7 +8,6 @@ been taken can be withdrawn, and was certainly not carried out.
 from __future__ import annotations
 
 from struct import Struct, iter_unpack
-from typing import Protocol
 
 from rdzv.store.http2.frames import (
     ACK,
@@ -31,6 +30,7 @@ from rdzv.store.http2.frames import (
     frame,
 )
 from rdzv.store.http2.header_blocks import MAX_LIST_BYTES, NO_TABLE, Fields, HeaderDecoder
+from rdzv.store.http2.seam import EngineListener
 
 STREAM_WINDOW = 1 << 20
 """Bytes that the peer may send on one stream before they have been read. Larger: fewer round trips
@@ -49,76 +49,6 @@ _HEADER_TABLE_SIZE, _ENABLE_PUSH, _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME = 1,
 _MAX_HEADER_LIST = 6
 _SETTING = Struct(">HL")
 _MOST_FRAME = (1 << 24) - 1
-
-
-class EngineListener(Protocol):
-    """The connection behind an engine; called while bytes are fed."""
-
-    def settled(self) -> None:
-        """Note the peer's settings: it has accepted this connection."""
-        ...
-
-    def headers(self, stream_id: int, fields: Fields, ended: bool) -> None:
-        """Take headers or trailers."""
-        ...
-
-    def data(self, stream_id: int, data: bytes, counted: int, ended: bool) -> None:
-        """Take a piece of the answer; ``counted`` bytes are to be given back (``release``)."""
-        ...
-
-    def broken(self, stream_id: int, code: int) -> None:
-        """Note that a stream was reset; what became of the request is unknown."""
-        ...
-
-    def refused(self, stream_id: int) -> None:
-        """Note that a request was certainly not carried out."""
-        ...
-
-
-class Engine(Protocol):
-    """HTTP/2 as a connection needs it."""
-
-    @property
-    def draining(self) -> bool:
-        """Whether the peer, or the end of the ids, allows no more streams."""
-        ...
-
-    @property
-    def full(self) -> bool:
-        """Whether the peer allows no more streams for now."""
-        ...
-
-    def begin(self, block: bytes, data: bytes, *, ended: bool) -> int:
-        """Open a stream with a block of headers and some data; return its id."""
-        ...
-
-    def send(self, stream_id: int, data: bytes) -> None:
-        """Send more data on a stream that goes on."""
-        ...
-
-    def cancel(self, stream_id: int) -> bool:
-        """End a stream; return whether the peer certainly never had its whole request."""
-        ...
-
-    def unsent(self, stream_id: int) -> bool:
-        """Return whether a part of what a stream sends has not been taken yet."""
-        ...
-
-    def release(self, stream_id: int, counted: int) -> None:
-        """Let the peer send so many bytes more on a stream."""
-        ...
-
-    def ping(self) -> None:
-        """Ask for a sign of life."""
-        ...
-
-    def feed(self, data: bytes) -> None:
-        """Take what came from the socket; raise ``ConnectionFaultError``."""
-        ...
-
-    def take(self) -> bytes:
-        """Return what is to go to the socket now, which counts as sent."""
-        ...
 
 
 class _ClientStream:

@@ -112,5 +112,7 @@ def status_in(fields: Fields) -> tuple[int | None, str]:
         elif name == b":status" and value != b"200":
             http = int(value) if value.isdigit() else 0
     if code is None and http != 200:
-        return _STATUS_OF_HTTP.get(http, UNKNOWN), f"unimplemented by what answers: HTTP {http}"
+        return _STATUS_OF_HTTP.get(
+            http, UNKNOWN
+        ), f"it answers with HTTP status {http}, as no HTTP/2 server of gRPC does"
     return code, message

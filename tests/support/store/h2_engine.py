@@ -22,9 +22,10 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
-from rdzv.store.http2.engine import CONNECTION_WINDOW, STREAM_WINDOW, EngineListener
+from rdzv.store.http2.engine import CONNECTION_WINDOW, STREAM_WINDOW
 from rdzv.store.http2.frames import ConnectionFaultError, ErrorCode
 from rdzv.store.http2.header_blocks import MAX_LIST_BYTES, HeaderDecoder
+from rdzv.store.http2.seam import EngineListener
 
 
 class H2Engine:

@@ -7,7 +7,6 @@ import asyncio
 from typing import Any, NamedTuple
 
 from rdzv.store.http2.connection import Http2Connection
-from rdzv.store.http2.engine import Engine
 from rdzv.store.http2.frames import (
     DATA,
     END_HEADERS,
@@ -24,6 +23,7 @@ from rdzv.store.http2.frames import (
 )
 from rdzv.store.http2.header_blocks import Fields, HeaderDecoder, literal
 from rdzv.store.http2.messages import framed
+from rdzv.store.http2.seam import Engine
 
 GREETING = frame(SETTINGS, 0, 0, b"")
 OK_FIELDS = ((b":status", b"200"), (b"content-type", b"application/grpc"))
