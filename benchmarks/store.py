@@ -21,9 +21,9 @@ from benchmarks.figures import Bar, Figure, percentile
 from benchmarks.store_recovery import Recovery, recoveries
 from benchmarks.worker import Worker, worker
 
-OURS, DRIVER, FLOOR = "etcd", "etcd3", "grpc.aio alone"
+OURS, HTTP2, DRIVER, FLOOR = "etcd", "http2", "etcd3", "grpc.aio alone"
 RIVALS = ("the etcd3 package", "aetcd")
-CLIENTS = (OURS, *RIVALS, DRIVER, FLOOR)
+CLIENTS = (OURS, HTTP2, *RIVALS, DRIVER, FLOOR)
 
 ROUNDS = 60
 SHAPES = (
@@ -42,7 +42,7 @@ KILLS = 5
 
 
 async def measure(rounds: int = ROUNDS, kills: int = KILLS) -> list[Figure]:
-    """Measure the speed first, then the recovery of both drivers in turns."""
+    """Measure the speed first, then the recovery of all drivers in turns."""
     figures = await _speed(rounds)
     found = await recoveries(kills)
     for name, runs in found.items():
@@ -88,6 +88,7 @@ async def _speed(rounds: int) -> list[Figure]:
         at_a_time = "one by one" if lanes == 1 else f"{lanes} at a time"
         for name, bar, who in (
             (OURS, SPEED_BAR, ""),
+            (HTTP2, None, f", driver {HTTP2}"),
             (DRIVER, None, f", driver {DRIVER}"),
             (FLOOR, None, f", {FLOOR}"),
         ):

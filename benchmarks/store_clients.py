@@ -23,6 +23,7 @@ import uvloop
 from benchmarks.worker import LINE_MAX
 from rdzv.errors import StoreError
 from rdzv.store import Compare, Put
+from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd.endpoint import HAS_LEADER, RANGE, TXN, Method
 from rdzv.store.etcd.grpc_endpoint import CHANNEL_OPTIONS
@@ -204,6 +205,8 @@ def open_client(name: str, endpoint: str) -> Client:
     match name:
         case "etcd":
             return StoreClient(EtcdStore([endpoint]))
+        case "http2":
+            return StoreClient(EtcdStore(Access((endpoint,), driver="http2")))
         case "etcd3":
             from rdzv.store.etcd3.driver import Etcd3Store
 

@@ -13,6 +13,7 @@ from time import monotonic
 from benchmarks.etcd_members import EtcdMembers, etcd_members
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.store import Put, Store
+from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore
 
 WRITE_EVERY_S = 0.02
@@ -85,7 +86,11 @@ async def recoveries(kills: int) -> dict[str, list[Recovery]]:
     """Kill the leader ``kills`` times under each driver, in turns."""
     from rdzv.store.etcd3.driver import Etcd3Store
 
-    drivers: dict[str, Callable[[list[str]], Store]] = {"etcd": EtcdStore, "etcd3": Etcd3Store}
+    drivers: dict[str, Callable[[list[str]], Store]] = {
+        "etcd": EtcdStore,
+        "http2": lambda endpoints: EtcdStore(Access(tuple(endpoints), driver="http2")),
+        "etcd3": Etcd3Store,
+    }
     found: dict[str, list[Recovery]] = {name: [] for name in drivers}
     async with etcd_members(3) as members:
         for number in range(kills):
