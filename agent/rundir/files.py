@@ -17,14 +17,13 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from agent.config.sidecar import Config
 from agent.rundir.failure_report import FailureReport, read_failures
 from agent.rundir.gate_page import GatePage
 from agent.rundir.launch_report import LaunchReport, read_launch, read_plain_starts, read_stacks
-from agent.rundir.programs import EXEC_PROGRAMS, PROGRAMS, exec_program, program
+from agent.rundir.programs import EXEC_PROGRAMS, PACKAGES, PROGRAMS, exec_program, program
 from agent.rundir.progress import read_ranks
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.safe_open import read_untrusted
@@ -114,13 +113,11 @@ class RunDir:
             self._make_dir(self.path / layout.MODULES, 0o755)
             for package in LIBRARY:
                 self._make_dir(self.path / layout.MODULES / package, 0o755)
-                # By their path below muster: to name muster.data would import it, and numpy with
-                # it.
-                for source in files("muster").joinpath(*package.split("/")[1:]).iterdir():
+                for source in (PACKAGES / package).iterdir():
                     if source.name.endswith(".py") and source.name != "__main__.py":
                         name = f"{layout.MODULES}/{package}/{source.name}"
                         self._ensure(name, source.read_bytes(), 0o644)
-            script = files("launcher_shim.pod") / layout.DISCOVER_HOSTS
+            script = PACKAGES / "launcher_shim/pod" / layout.DISCOVER_HOSTS
             self._ensure(layout.DISCOVER_HOSTS, script.read_bytes(), 0o755)
             lines = [f"{key}={value}\n" for key, value in torch_environment(config).items()]
             # The relay has to know whether the port is free for it.
@@ -135,7 +132,7 @@ class RunDir:
             if shown is not None and self._page_in_force() is None:
                 self.put_gate(shown)
             self._make_dir(self.path / layout.REMOTE_SHELL, 0o755)
-            ssh = files("launcher_shim.horovod.exec") / "ssh.sh"
+            ssh = PACKAGES / "launcher_shim/horovod/exec/ssh.sh"
             self._ensure(f"{layout.REMOTE_SHELL}/ssh", ssh.read_bytes(), 0o755)
             # Last: a program that is found finds all that it needs.
             self._make_dir(self.path / layout.PROGRAMS, 0o755)
@@ -145,7 +142,7 @@ class RunDir:
                 self._ensure(path, exec_program(path), 0o755)
             # Where Python may keep what it has compiled: else each start of one would compile it.
             self._make_dir(self.path / layout.MODULES / "__pycache__", 0o1777)
-            startup = files("launcher_shim.pod") / layout.STARTUP
+            startup = PACKAGES / "launcher_shim/pod" / layout.STARTUP
             self._ensure(f"{layout.MODULES}/{layout.STARTUP}", startup.read_bytes(), 0o644)
 
     def state(self, pod_uid: str) -> State:

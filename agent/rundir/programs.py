@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.resources import files
+from pathlib import Path
 
 from launcher_shim.rundir import layout
 
@@ -74,7 +74,9 @@ for each worker."""
 EXEC_PROGRAMS = {layout.KUBEXEC: "client", f"{layout.PROGRAMS}/{layout.MUSTER_EXEC}": "server"}
 """Path in the run directory to the module of ``launcher_shim.horovod.exec`` that it runs."""
 
-_ROOT = files("launcher_shim")
+PACKAGES = Path(__file__).parents[2]
+"""The folder of Muster's packages. ``importlib.resources`` would cost every sidecar memory."""
+
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
@@ -94,7 +96,7 @@ def exec_program(path: str) -> bytes:
 def _sources(rooms: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     """Yield every module of some folders of ``launcher_shim``: name in an archive, and text."""
     for room in rooms:
-        for source in sorted((_ROOT / room).iterdir(), key=lambda source: source.name):
+        for source in sorted((PACKAGES / "launcher_shim" / room).iterdir()):
             if source.name.endswith(".py"):
                 name = "/".join(filter(None, ("launcher_shim", room, source.name)))
                 yield name, source.read_bytes()

@@ -451,14 +451,20 @@ async def test_unknown_variables_are_told(start: Start) -> None:
         assert "MUSTER_LEASE_TTL" in line["message"]
 
 
-def test_the_sidecar_loads_no_table_or_chart() -> None:
-    code = "import sys, console.main, console.agent; print(*sys.modules)"
+def test_the_sidecar_loads_no_table_or_chart_nor_the_library_that_it_delivers() -> None:
+    code = (
+        "import sys, console.main, console.agent;"
+        " print(console.agent.delivered_version(), *sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    loaded = set(done.stdout.split())
+    version, *loaded = done.stdout.split()
+    assert version == __version__
     assert "agent.process" in loaded
-    assert loaded.isdisjoint({"rich", "torch", "numpy", "console.local", "console.job.output"})
+    tables = {"rich", "torch", "numpy", "console.local", "console.job.output"}
+    heavy = {"muster", "prometheus_client", "statistics", "importlib.resources"}
+    assert (tables | heavy).isdisjoint(loaded)
 
 
 def test_state_holds_no_more_than_it_says(tmp_path: Path) -> None:
