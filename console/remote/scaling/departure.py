@@ -144,10 +144,10 @@ def _chosen(
 def _slowest(pods: Sequence[ScaledPod], count: int) -> tuple[tuple[ScaledPod, ...], str]:
     """Return the pods whose ranks wait least for others: these make each step as long as it is."""
     train = [pod for pod in pods if pod.trains]
-    unknown = [pod.name for pod in train if pod.waits is None]
+    unknown = ", ".join(pod.name for pod in train if pod.waits is None)
     if unknown or not train:
-        of = f" of {', '.join(unknown)}" if unknown else ": no pod trains"
-        return (), f"who is slowest is not known, as no share of waiting is{of} (muster top)"
+        why = f"{unknown} reports no share of waiting" if unknown else "no pod trains"
+        return (), f"who is slowest is not known: {why} (muster top)"
     ranked = sorted(train, key=lambda pod: (pod.waits, pod.name))
     if count > len(ranked):
         return (), f"{counted(len(ranked), 'pod')} that train cannot become {count} fewer"

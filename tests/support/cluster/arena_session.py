@@ -231,6 +231,7 @@ def main() -> None:
         lab.command("up", timeout_s=600.0)
         if arguments.operator:
             lab.command("operator", timeout_s=1500.0)
+        if arguments.horovod and "mpijobs.kubeflow.org" in lab.kubectl("get", "crd", "-o", "name"):
             prepare(lab)
         if f"namespace/{NAMESPACE}" not in lab.kubectl("get", "namespaces", "-o", "name"):
             lab.command("load", str(sidecar_archive()), timeout_s=300)
