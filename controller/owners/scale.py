@@ -53,10 +53,13 @@ def _label(part: TemplateCount) -> Any:
 
 
 def is_autoscaled(metadata: Mapping[str, Any]) -> bool:
-    """Return whether a HorizontalPodAutoscaler was the last to set an object's replicas."""
+    """Return whether a HorizontalPodAutoscaler was the last to set an object's replicas.
+
+    A write to ``/scale`` sets nothing else, and each kind has them at a place of its own.
+    """
     return any(
         (one.get("manager"), one.get("subresource")) == (AUTOSCALER, "scale")
-        and "f:replicas" in below(below(one, "fieldsV1"), "f:spec")
+        and bool(below(below(one, "fieldsV1"), "f:spec"))
         for one in metadata.get("managedFields") or []
         if isinstance(one, Mapping)
     )

@@ -14,6 +14,7 @@ from tests.support.cluster.chart_release import ChartRelease, LabelledJob
 from tests.support.cluster.drills import Act, loses_nothing
 from tests.support.cluster.job import FORM_TIMEOUT_S
 from tests.support.cluster.lab import NODES, Kubelab, Object
+from tests.support.cluster.operator_job import ElasticPyTorchJob
 from tests.support.cluster.workload import Kind, Workload
 from tests.support.training.step_log import World
 
@@ -29,11 +30,14 @@ class RoomyJob(LabelledJob):
 
     def injected(self, manifest: str, *arguments: str) -> str:
         made: Object = json.loads(super().injected(manifest, *arguments))
-        template = made["spec"]["template"]
-        template["metadata"]["annotations"] = {
-            "muster.dev/min": str(self.workload.least),
-            "muster.dev/max": str(self.workload.most),
-        }
+        if made["kind"] == "PyTorchJob":
+            template = made["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+        else:
+            template = made["spec"]["template"]
+            template["metadata"]["annotations"] = {
+                "muster.dev/min": str(self.workload.least),
+                "muster.dev/max": str(self.workload.most),
+            }
         (container,) = template["spec"]["containers"]
         container["resources"]["limits"] = {ROOM: "1"}
         return json.dumps(made)
@@ -57,7 +61,8 @@ class RoomyJob(LabelledJob):
 
     def autoscale(self, replicas: int) -> None:
         """Make the autoscaler of the job want so many, or tell it so."""
-        target = {"apiVersion": "apps/v1", "kind": self.workload.kind, "name": "trainer"}
+        made = self.workload.manifest(self.directory)
+        target = {"apiVersion": made["apiVersion"], "kind": made["kind"], "name": "trainer"}
         metric = {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}
         spec: Object = {"scaleTargetRef": target, "minReplicas": replicas, "maxReplicas": replicas}
         spec["metrics"] = [{"type": "Resource", "resource": metric}]
@@ -96,6 +101,10 @@ def _room(lab: Kubelab, node: str, places: str | None) -> None:
 
 def of(kind: Kind, replicas: int) -> Workload:
     return Workload(kind, replicas, least=1, most=MOST, grace_s=60, step_s=0.2, cpu="10m")
+
+
+FEW = of("Deployment", 2)
+OF_OPERATOR = ElasticPyTorchJob(replicas=2, least=1, most=MOST, grace_s=60, step_s=0.2, cpu="10m")
 
 
 def test_what_has_room_stays_and_a_middle_pod_goes(lab: Kubelab, tmp_path: Path) -> None:
@@ -140,7 +149,14 @@ def test_a_middle_pod_of_a_stateful_set_is_refused(lab: Kubelab, tmp_path: Path)
         loses_nothing(job, *acts(refused, highest_goes, one_comes))
 
 
-def test_an_autoscaler_that_flaps_costs_one_world(lab: Kubelab, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "workload",
+    [FEW, pytest.param(OF_OPERATOR, marks=pytest.mark.long)],
+    ids=["Deployment", "PyTorchJob"],
+)
+def test_an_autoscaler_that_flaps_costs_one_world(
+    lab: Kubelab, tmp_path: Path, workload: Workload, request: pytest.FixtureRequest
+) -> None:
     """Its bounds are moved: an autoscaler keeps to those, whatever its metrics say."""
 
     def flaps(job: RoomyJob, world: World) -> World:
@@ -153,7 +169,9 @@ def test_an_autoscaler_that_flaps_costs_one_world(lab: Kubelab, tmp_path: Path) 
         job.set_gather("5s")
         return job.until_world(lambda one: one.size == 4, FORM_TIMEOUT_S, "a world of 4", world)
 
-    with RoomyJob(lab, tmp_path, of("Deployment", 2)) as job:
+    if workload is OF_OPERATOR:
+        request.getfixturevalue("operator")
+    with RoomyJob(lab, tmp_path, workload) as job:
         loses_nothing(job, *acts(flaps))
 
 

@@ -135,6 +135,8 @@ def test_an_autoscaler_is_known_by_its_field() -> None:
     replicas: dict[str, Any] = {"f:spec": {"f:replicas": {}}}
     autoscaler = {"manager": "kube-controller-manager", "subresource": "scale"}
     assert is_autoscaled({"managedFields": [{**autoscaler, "fieldsV1": replicas}]})
+    worker = {"f:spec": {"f:pytorchReplicaSpecs": {"f:Worker": replicas["f:spec"]}}}
+    assert is_autoscaled({"managedFields": [{**autoscaler, "fieldsV1": worker}]})
     kubectl = {"manager": "kubectl", "subresource": "scale", "fieldsV1": replicas}
     status = {**autoscaler, "subresource": "status", "fieldsV1": {"f:status": {}}}
     assert not is_autoscaled({"managedFields": [kubectl, status]})
