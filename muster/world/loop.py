@@ -207,7 +207,10 @@ class World:
         if self._drain is not None:
             self._drain.repeat()
         elif self._file is not None:
-            self._file.write(self._step)
+            try:
+                self._file.write(self._step)
+            except OSError as error:  # the sidecar then falls back, as it waits in vain
+                log.warning("the state of this rank cannot be published: %s", error)
 
     def _boundary(self) -> None:
         """Come to the boundary after the last step; save there if that is due."""

@@ -192,6 +192,28 @@ def test_an_exception_that_breaks_a_step_each_time_goes_on(tmp_path: Path) -> No
         assert "RuntimeError: gloo: own" in (tmp_path / "a.err").read_text()
 
 
+def test_fifty_worlds_leave_no_descriptor_and_no_thread(tmp_path: Path) -> None:
+    def held(name: str) -> tuple[int, int]:
+        process = Path("/proc") / str(worlds.processes[name].pid)
+        return len([*(process / "fd").iterdir()]), len([*(process / "task").iterdir()])
+
+    with Worlds(tmp_path) as worlds:
+        worlds.start(*"ab")
+        worlds.ready(*"ab")
+        assert worlds.form(*"ab")
+        found = []
+        for number in range(50):
+            step = worlds.hold()
+            found.append([held("a"), held("b")])
+            assert worlds.form(*("ba" if number % 2 else "ab"), step=step)
+        last = worlds.end()
+        worlds.check(last)
+        assert worlds.difference(last) < NEAR
+        for rank in (0, 1):
+            # What is just being closed may be seen once more; a leak is one for each world.
+            assert sum(found[-1][rank]) <= sum(found[5][rank]) + 5
+
+
 @pytest.mark.parametrize(
     ("planted", "life", "options"),
     [
