@@ -38,6 +38,7 @@ from rdzv.members.losses import Losses
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import EMPTY_LEASE_TIMES, Held
 from rdzv.members.roll_back import RollBack
+from rdzv.reconcile import Kernel
 from rdzv.shards.ledger import ShardLedger
 
 
@@ -47,6 +48,7 @@ class MemberParts:
 
     client: JobClient
     registrar: Registrar
+    kernel: Kernel
     losses: Losses
     roll_back: RollBack
     sweeper: Sweeper
@@ -98,9 +100,11 @@ def member_parts(
         held=held,
         on_held=on_held,
     )
+    kernel = Kernel(client, registrar.fence, registrar.registered.wait, around.clock, around.random)
     return MemberParts(
         client=client,
         registrar=registrar,
+        kernel=kernel,
         losses=Losses(client, identity.member),
         roll_back=RollBack(client, registrar, patience_s=EMPTY_LEASE_TIMES * settings.lease_ttl_s),
         sweeper=Sweeper(client, identity.member, identity.pod_uid, pause_s=settings.sweep_pause_s),
@@ -156,7 +160,7 @@ def drains_of(
     """
     return Drains(
         run_dir,
-        member.client,
+        member.kernel,
         member.registrar,
         rounds,
         notice_path=notice_path,
@@ -166,9 +170,7 @@ def drains_of(
         stuck_after_s=settings.stuck_after_s,
         when_stuck=settings.when_stuck,
         ledgers=ledgers,
-        clock=around.clock,
         boot_clock=around.boot_clock,
-        random=around.random,
     )
 
 

@@ -6,40 +6,35 @@ Any sidecar may write a decision, one does, and the others see it in the store.
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from time import time
 
 from agent.drain.own import OwnDrain
-from agent.drain.view import DrainView
-from agent.drain.writer import DrainWriter
-from rdzv.diary import Diary
+from agent.drain.view import DrainView, turn_of
 from rdzv.drain import decision as draining
 from rdzv.drain.decision import DrainDecision
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, observe
 from rdzv.drain.phases import phase_of
 from rdzv.drain.transactions import transaction
-from rdzv.job import JobClient
-from rdzv.members.registrar import Registrar
+from rdzv.reconcile import Kernel, Reconciler, Step, Write
 from rdzv.records.commit import LastCommit
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.snapshot import Snapshot
+from rdzv.store import GuardedWrites
 
-log = logging.getLogger(__name__)
-
-STAGGER_S = (0.1, 0.4)
-"""Jitter: the first member of the round writes a decision at once, the others after this long, if
-it is still due."""
+TURN_S = 0.1
+"""Time between two turns to write a decision, in seconds."""
 
 COMMANDS_LOOK_S = 0.1
 """Poll interval of the commands of a pod that drains; the standard library has no file
 notification."""
 
-LOOK_S = (0.05, 0.5)
-"""Poll interval: the shortest, and that of a sidecar that is not registered, in seconds."""
+LOOK_S = 0.05
+"""Shortest interval of looks without a change, in seconds."""
 
 STANDS_S = 2.0
 """Log a blocking reason after it has persisted for this long."""
@@ -77,57 +72,45 @@ class Chronicle:
         return {**phases, "took_s": round(now - began, 3)}
 
 
-class Coordinator:
-    """The writer of due changes to commit and drains. ``clock`` is monotonic, in seconds."""
+class Coordinator(Reconciler):
+    """The writer of due changes to commit and drains."""
 
     def __init__(
         self,
-        client: JobClient,
-        registrar: Registrar,
-        sight: DrainView,
-        writing: DrainWriter,
+        kernel: Kernel,
+        me: str,
+        view: DrainView,
         own: OwnDrain,
         policy: DrainPolicy,
-        *,
-        clock: Callable[[], float],
     ) -> None:
-        self._client = client
-        self._registrar = registrar
-        self._sight = sight
-        self._writing = writing
+        super().__init__(kernel, "coordinator")
+        self._me = me
+        self._view = view
         self._own = own
         self._policy = policy
-        self._clock = clock
         self._observations = DrainObservations()
         self._chronicle = Chronicle()
         self._reason = ""
         self._reason_since_s = 0.0
-        self._diary = Diary(log)
 
-    async def run(self) -> None:
-        """Carry out decisions as the store changes, until cancelled."""
-        while True:
-            snapshot = await self._sight.snapshot()
-            self._own.see_round(snapshot.own_round or snapshot.round)
-            now = self._clock()
-            due_in_s = self._own.due_in_s
-            due_s = {} if due_in_s is None else {snapshot.pod_uid: now + due_in_s}
-            self._observations = observe(now, self._observations, snapshot, due_s)
-            self._chronicle.see(now, snapshot.membership)
-            decision = draining.decide(now, snapshot, self._observations, self._policy)
-            wait_s = min(decision.wake_at_s - now, self._standing_s(now, snapshot, decision))
-            if decision.commit or decision.last_commit or decision.drains:
-                wait_s = LOOK_S[1]
-                if self._registrar.registered.is_set():
-                    wait_s = self._writing.turn_in_s(snapshot.round, STAGGER_S)
-                if wait_s <= 0:
-                    await self._carry_out(now, snapshot, decision)
-                    continue
-            else:
-                self._writing.turn_over()
-            if snapshot.commands and self._own.active:
-                wait_s = min(wait_s, COMMANDS_LOOK_S)
-            await self._sight.changed_from(snapshot, max(LOOK_S[0], wait_s))
+    async def step(self) -> Step:
+        """Decide what is due, and when something may be without a change."""
+        snapshot = await self._view.snapshot()
+        self._own.see_round(snapshot.own_round or snapshot.round)
+        now = self.kernel.clock()
+        due_in_s = self._own.due_in_s
+        due_s = {} if due_in_s is None else {snapshot.pod_uid: now + due_in_s}
+        self._observations = observe(now, self._observations, snapshot, due_s)
+        self._chronicle.see(now, snapshot.membership)
+        decision = draining.decide(now, snapshot, self._observations, self._policy)
+        look_at_s = min(decision.wake_at_s, now + self._standing_s(now, snapshot, decision))
+        if snapshot.commands and self._own.active:
+            look_at_s = min(look_at_s, now + COMMANDS_LOOK_S)
+        return Step(
+            changed=partial(self._view.changed_from, snapshot),
+            look_at_s=max(look_at_s, now + LOOK_S),
+            write=self._write_of(now, snapshot, decision),
+        )
 
     def _standing_s(self, now: float, snapshot: DrainingSnapshot, decision: DrainDecision) -> float:
         """Log the blocking reason once it has persisted; return the seconds until that is due.
@@ -144,28 +127,34 @@ class Coordinator:
         left_s = self._reason_since_s + STANDS_S - now
         if left_s > 0:
             return left_s
-        self._diary.say(decision.reason)
+        self.diary.say(decision.reason)
         return math.inf
 
-    async def _carry_out(
+    def _write_of(
         self, now: float, snapshot: DrainingSnapshot, decision: DrainDecision
-    ) -> None:
+    ) -> Write | None:
+        if not (decision.commit or decision.last_commit or decision.drains):
+            return None
+        return Write(
+            partial(self._writes, now, snapshot, decision),
+            # Every pod logs a commit when it shows the gate.
+            decision.reason if decision.commit is None else "",
+            turn=turn_of(snapshot, self._me, TURN_S),
+        )
+
+    def _writes(
+        self, now: float, snapshot: DrainingSnapshot, decision: DrainDecision
+    ) -> GuardedWrites:
         drains = _at_once(decision.drains)
         written = decision.last_commit and replace(decision.last_commit, at_unix_s=time())
         decision = replace(decision, last_commit=written, drains=drains)
-        compares, operations = transaction(self._client.keys, snapshot, decision)
+        compares, operations = transaction(self.kernel.client.keys, snapshot, decision)
         commit, last = decision.commit, snapshot.membership.last_commit
         entries = [self._entry(now, drain, last) for drain in drains.values()]
         if commit is not None and commit.refused and commit.mute:
-            me = self._registrar.identity.member
             details = {"run_id": commit.run, "round": commit.round, "mute": list(commit.mute)}
-            entries.append(HistoryEntry("round", me, commit.reason, time(), details))
-        operations += self._client.history(*entries)
-        if await self._writing.txn(compares, operations):
-            self._writing.turn_over()
-            if commit is None:
-                # Every pod logs a commit when it shows the gate.
-                self._diary.say(decision.reason)
+            entries.append(HistoryEntry("round", self._me, commit.reason, time(), details))
+        return compares, [*operations, *self.kernel.client.history(*entries)]
 
     def _entry(self, now: float, drain: Drain, last: LastCommit | None) -> HistoryEntry:
         committed = drain.outcome == "committed" and last is not None and last.step == drain.step

@@ -7,7 +7,6 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from random import Random
 from typing import Literal
 
 from agent.drain.coordinator import Coordinator
@@ -22,8 +21,8 @@ from agent.rundir.files import RunDir
 from agent.stuck.watch import StillWatch
 from rdzv.drain.gate import ON_CUT_S
 from rdzv.drain.inputs import DrainPolicy
-from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
+from rdzv.reconcile import Kernel
 from rdzv.records.codec import KEPT
 from rdzv.records.commit import Commit
 from rdzv.shards.ledger import ShardLedger
@@ -36,14 +35,13 @@ class Drains:
     termination grace. ``below_min``: as in ``rdzv.drain.inputs.DrainPolicy``. ``on_cut``: whether
     ranks wait once their pod has had no lease for ``ON_CUT_S``. ``stuck_after_s`` and
     ``when_stuck``: as in ``MemberSettings``. ``ledgers`` returns those of all data sets in shards.
-    ``clock`` is monotonic, ``boot_clock`` that of ``agent.boot_clock``; both
-    in seconds.
+    ``boot_clock`` is that of ``agent.boot_clock``, in seconds.
     """
 
     def __init__(
         self,
         run_dir: RunDir,
-        client: JobClient,
+        kernel: Kernel,
         registrar: Registrar,
         rounds: RoundSource,
         *,
@@ -54,16 +52,15 @@ class Drains:
         stuck_after_s: float,
         when_stuck: Literal["tell", "reform"],
         ledgers: Callable[[], Sequence[ShardLedger]],
-        clock: Callable[[], float],
         boot_clock: Callable[[], float],
-        random: Random,
     ) -> None:
+        client, clock = kernel.client, kernel.clock
         identity = registrar.identity
         sight = DrainView(client, rounds, identity.pod_uid, run_dir, ledgers)
 
         def writing() -> DrainWriter:
             # One writer each: the backoff of one that loses a race delays no other.
-            return DrainWriter(client, registrar, random, clock)
+            return DrainWriter(client, registrar, kernel.random, clock)
 
         policy = DrainPolicy(below_min)
         self.own = OwnDrain(
@@ -73,10 +70,7 @@ class Drains:
             *(run_dir, client, registrar, sight, writing(), self.own, clock),
             on_cut_s=ON_CUT_S if on_cut == "hold" else math.inf,
         )
-        self.coordinator = Coordinator(
-            *(client, registrar, sight, writing(), self.own, policy),
-            clock=clock,
-        )
+        self.coordinator = Coordinator(kernel, identity.member, sight, self.own, policy)
         self.saves = SaveReporter(
             *(run_dir, client, registrar, sight, rounds, writing()),
             watch=StillWatch(run_dir, clock, stuck_after_s),

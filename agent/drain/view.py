@@ -15,6 +15,7 @@ from rdzv.drain.round_ending import RoundEnding, ending_in
 from rdzv.job import JobClient
 from rdzv.listing import Listing, Places
 from rdzv.race import first_of
+from rdzv.reconcile import Turn
 from rdzv.shards.ledger import ShardLedger
 from rdzv.snapshot import Snapshot
 
@@ -93,7 +94,7 @@ class DrainView:
             self._listed = (membership, places, listing.decide(membership, places))
         return self._listed[2]
 
-    async def changed_from(self, before: DrainingSnapshot, timeout_s: float | None) -> None:
+    async def changed_from(self, before: DrainingSnapshot, timeout_s: float | None = None) -> None:
         """Wait until votes, members or rounds change, for ``timeout_s`` at most."""
         await first_of(
             self._client.membership.votes_changed_from(before.votes),
@@ -101,3 +102,10 @@ class DrainView:
             self._rounds.live_rounds_changed(LiveRounds(before.round, before.own_round)),
             timeout_s=timeout_s,
         )
+
+
+def turn_of(snapshot: DrainingSnapshot, me: str, turn_s: float) -> Turn:
+    """Return the turn to write what is due: the members of the round that are there, in order."""
+    round = snapshot.round
+    there = [one for one in round.members if one not in round.left] if round else []
+    return Turn(me, there, turn_s)

@@ -130,6 +130,11 @@ class Registrar:
         member_key = self.keys.in_generation(generation).member(self.identity.member)
         return Registered(member_key, self._lease_in_force, self.registered.wait)
 
+    def fence(self) -> tuple[Compare, ...] | None:
+        """Return the compares that hold while this member is registered; None while it is not."""
+        generation = self.generation
+        return None if generation is None else (self.guard(generation).holds(),)
+
     def _lease_in_force(self) -> int | None:
         return self.lease_id if self.registered.is_set() else None
 

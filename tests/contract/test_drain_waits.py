@@ -15,7 +15,7 @@ async def test_a_wait_that_fails_is_no_news(monkeypatch: pytest.MonkeyPatch) -> 
 
     async with job("a") as one:
         pod = one.pods["a"]
-        own, sight = pod.drains.own, pod.drains.coordinator._sight
+        own, sight = pod.drains.own, pod.drains.coordinator._view
         known = await sight.snapshot()
         monkeypatch.setattr(pod.membership, "changed_from", fail)
         with pytest.raises(ZeroDivisionError):
