@@ -106,7 +106,7 @@ def member_parts(
         registrar=registrar,
         kernel=kernel,
         losses=Losses(client, identity.member),
-        roll_back=RollBack(client, registrar, patience_s=EMPTY_LEASE_TIMES * settings.lease_ttl_s),
+        roll_back=RollBack(kernel, registrar, patience_s=EMPTY_LEASE_TIMES * settings.lease_ttl_s),
         sweeper=Sweeper(client, identity.member, identity.pod_uid, pause_s=settings.sweep_pause_s),
         store_version=StoreVersion(client),
         states=StateTeller(client, registrar, clock=around.clock),
@@ -186,10 +186,10 @@ def launcher_parts(
     """Build the launcher's parts; ``ready`` returns whether a launcher may start."""
     client, registrar, identity = member.client, member.registrar, settings.identity
     hosts = HostDelivery(
+        member.kernel,
         run_dir,
-        client,
         registrar.held_generation or 0,
-        around.clock,
+        registrar.registered,
         lambda: registrar.held_generation,
         nudges=identity.role == "launcher",
     )

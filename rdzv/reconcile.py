@@ -65,7 +65,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class DueWrite:
     """One transaction that is due.
 
     ``writes`` builds it once it may be sent: it compares all that its decision rested on, but the
@@ -93,13 +93,13 @@ class Step:
 
     changed: Callable[[], Awaitable[object]] | None = None
     look_at_s: float = math.inf
-    write: Write | None = None
+    write: DueWrite | None = None
     again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What the loops of one member share. ``clock`` is monotonic, in seconds.
+    """The surroundings that the loops of one member share. ``clock`` is monotonic, in seconds.
 
     ``fence`` returns the compares that every write carries, None while the member is not
     registered; ``registered`` waits until it is.
@@ -135,7 +135,8 @@ class Reconciler(ABC):
         self._retry_at_s = -math.inf
         self._failures = 0
         self._races = 0
-        self._disk_refused = False
+        self._refused_s = math.inf
+        """The retry interval of a file that the disk has refused in this look."""
         kernel.loops[name] = self
 
     @abstractmethod
@@ -148,7 +149,7 @@ class Reconciler(ABC):
 
     @property
     def stuck(self) -> tuple[Why, float]:
-        """Why this loop is not done, and for how many seconds; empty and 0 if it is."""
+        """The reason that this loop is not done, and for how many seconds; empty and 0 if it is."""
         since_s = self._due_since_s
         why = self._why
         if since_s is None and self._looks_since_s is not None:
@@ -159,11 +160,11 @@ class Reconciler(ABC):
         """Look, carry out and wait until cancelled."""
         while True:
             self._woken.clear()
-            self._disk_refused = False
+            self._refused_s = math.inf
             self._looks_since_s = self.kernel.clock()
             step = await self.step()
             self._looks_since_s = None
-            if step.write is None and not self._disk_refused:
+            if step.write is None and self._refused_s == math.inf:
                 self._settle()
             due_in_s = math.inf if step.write is None else self._due_in_s(step.write)
             if step.write is not None and due_in_s <= 0:
@@ -171,20 +172,26 @@ class Reconciler(ABC):
             elif not step.again:
                 await self._wait(step, due_in_s)
 
-    async def put(self, name: str, putting: Callable[..., object], *content: object) -> bool:
-        """Write a file in a thread; return False, and look again soon, if the disk refuses it."""
+    async def put(
+        self,
+        putting: Callable[[], object],
+        complain: Callable[[OSError], None],
+        *,
+        retry_s: float = DISK_RETRY_S,
+    ) -> bool:
+        """DueWrite a file in a thread; return False if the disk refuses it: look again soon then."""
         try:
-            await asyncio.to_thread(putting, *content)
+            await asyncio.to_thread(putting)
         except OSError as error:
-            self._trouble.say(f"{name} cannot be written, retrying: {error.strerror}")
-            self._disk_refused = True
+            complain(error)
+            self._refused_s = retry_s
             self._note("disk")
             return False
         return True
 
     # -- the write
 
-    def _due_in_s(self, write: Write) -> float:
+    def _due_in_s(self, write: DueWrite) -> float:
         """Return the seconds until ``write`` may be sent, infinite without a registration."""
         now = self.kernel.clock()
         if self._due_since_s is None:
@@ -198,7 +205,7 @@ class Reconciler(ABC):
             self._note("turn")
         return max(turn_s, self._retry_at_s) - now
 
-    async def _write(self, write: Write) -> None:
+    async def _write(self, write: DueWrite) -> None:
         """Send the transaction once; return when the mirror shows what came of it.
 
         If the watch lags or the store is away, it returns before: the compares make it harmless to
@@ -265,5 +272,4 @@ class Reconciler(ABC):
         await first_of(*waits, timeout_s=self._timeout_s(step, due_in_s))
 
     def _timeout_s(self, step: Step, due_in_s: float) -> float:
-        retry_s = DISK_RETRY_S if self._disk_refused else math.inf
-        return max(REST_S, min(step.look_at_s - self.kernel.clock(), due_in_s, retry_s))
+        return max(REST_S, min(step.look_at_s - self.kernel.clock(), due_in_s, self._refused_s))

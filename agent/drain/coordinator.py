@@ -19,7 +19,7 @@ from rdzv.drain.decision import DrainDecision
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, observe
 from rdzv.drain.phases import phase_of
 from rdzv.drain.transactions import transaction
-from rdzv.reconcile import Kernel, Reconciler, Step, Write
+from rdzv.reconcile import Kernel, Reconciler, Step, DueWrite
 from rdzv.records.commit import LastCommit
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
@@ -132,10 +132,10 @@ class Coordinator(Reconciler):
 
     def _write_of(
         self, now: float, snapshot: DrainingSnapshot, decision: DrainDecision
-    ) -> Write | None:
+    ) -> DueWrite | None:
         if not (decision.commit or decision.last_commit or decision.drains):
             return None
-        return Write(
+        return DueWrite(
             partial(self._writes, now, snapshot, decision),
             # Every pod logs a commit when it shows the gate.
             decision.reason if decision.commit is None else "",

@@ -7,91 +7,80 @@ then no registration shows that no member has the newer one, and a present membe
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from contextlib import suppress
+from functools import partial
 from time import time
 
-from rdzv.errors import StoreError
-from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.members.templates import left_to
+from rdzv.reconcile import Kernel, Reconciler, Step, DueWrite
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
 from rdzv.records.job_change import change_between
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Operation, Put
+from rdzv.store import Compare, GuardedWrites, Operation, Put
 
 log = logging.getLogger(__name__)
 
+RETRY_S = 1.0
+"""Interval of looks at a job of another generation than that of the registration, in seconds."""
 
-class RollBack:
+
+class RollBack(Reconciler):
     """The return to this member's template once no member with the present one is left.
 
     ``patience_s``: how long none must have been there, as one that has lost its lease may come
     back. A shorter one takes a roll-out back for an outage of the store.
     """
 
-    def __init__(self, client: JobClient, registrar: Registrar, *, patience_s: float) -> None:
-        self._client = client
+    def __init__(self, kernel: Kernel, registrar: Registrar, *, patience_s: float) -> None:
+        super().__init__(kernel, "roll-back")
         self._registrar = registrar
         self._patience_s = patience_s
+        self._since_s: float | None = None
 
-    async def run(self) -> None:
-        """Follow the membership until cancelled."""
-        membership = self._client.membership
-        while True:
-            snapshot = membership.snapshot()
-            if self._left(snapshot) is None:
-                await membership.changed_from(snapshot)
-                continue
-            try:
-                async with asyncio.timeout(self._patience_s):
-                    await self._upheld()
-            except TimeoutError:
-                await self._take_over(membership.snapshot())
+    async def step(self) -> Step:
+        """Decide whether this member is left alone with another template, and for how long."""
+        membership, now = self.kernel.client.membership, self.kernel.clock()
+        snapshot = membership.snapshot()
+        before, job = snapshot.job, self._left(snapshot)
+        changed = partial(membership.changed_from, snapshot)
+        if before is None or job is None:
+            self._since_s = None
+            return Step(changed)
+        self._since_s = now if self._since_s is None else self._since_s
+        due_s = self._since_s + self._patience_s
+        if now < due_s:
+            return Step(changed, due_s)
+        if self._registrar.generation not in (None, job.generation):
+            return Step(changed, now + RETRY_S)
+        change = change_between(before, job)
+        writes = partial(self._writes, snapshot, job, change)
+        return Step(changed, write=DueWrite(writes, written=partial(self._log, change)))
 
     def _left(self, snapshot: Snapshot) -> Job | None:
         identity = self._registrar.identity
         return left_to(snapshot, identity.member, identity.template)
 
-    async def _upheld(self) -> None:
-        """Wait until a member has the template of the job, or another member has to replace it."""
-        while self._left(snapshot := self._client.membership.snapshot()) is not None:
-            await self._client.membership.changed_from(snapshot)
-
-    async def _take_over(self, snapshot: Snapshot) -> None:
-        before, job, generation = snapshot.job, self._left(snapshot), self._registrar.generation
-        if before is None or job is None or generation != job.generation:
-            return
-        keys = self._client.keys
-        operations: list[Operation] = [Put(keys.job, job.to_json())]
-        if change := change_between(before, job):
+    def _writes(self, snapshot: Snapshot, job: Job, change: str) -> GuardedWrites:
+        # After an attempt that fails members may be about to come back: wait for them once more.
+        self._since_s = self.kernel.clock()
+        client = self.kernel.client
+        operations: list[Operation] = [Put(client.keys.job, job.to_json())]
+        if change:
             why = f"no member with the newer template is left: {change}"
             entry = HistoryEntry("set", self._registrar.identity.member, why, time())
-            operations += self._client.history(entry)
-        try:
-            compares = [
-                Compare(keys.job, "mod", "=", job.mod_revision),
-                self._registrar.guard(generation).holds(),
-                # No member has come, or come back, since.
-                Compare(
-                    keys.in_generation(generation).members,
-                    *("mod", "<", snapshot.revision + 1),
-                    prefix=True,
-                ),
-            ]
-            done = await self._client.store.txn(compares, operations)
-        except StoreError as error:
-            log.info("cannot roll back to the previous template, retrying: %s", error)
-            return
-        # A store that is restored right now may never reach this revision: decide again.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._patience_s):
-                await self._client.mirror.reached(done.revision)
-        if done.succeeded:
-            log.info(
-                "no member with the newer template is left: rolled back to this pod's template%s",
-                f": {change}" if change else "",
-                extra={"event": "template"},
-            )
+            operations += client.history(entry)
+        # No member has come, or come back, since.
+        members = client.keys.in_generation(job.generation).members
+        return [
+            Compare(client.keys.job, "mod", "=", job.mod_revision),
+            Compare(members, "mod", "<", snapshot.revision + 1, prefix=True),
+        ], operations
+
+    def _log(self, change: str) -> None:
+        log.info(
+            "no member with the newer template is left: rolled back to this pod's template%s",
+            f": {change}" if change else "",
+            extra={"event": "template"},
+        )

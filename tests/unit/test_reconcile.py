@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
-from typing import cast
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
 
 from rdzv.job import JobClient
 from rdzv.mirror import Mirror
-from rdzv.reconcile import Kernel, Reconciler, Step, Turn, Write
+from rdzv.reconcile import Kernel, Reconciler, Step, Turn, DueWrite
 from rdzv.store import Compare, Operation, Put
 from rdzv.store.backoff import Doubling
 from rdzv.store.memory.client import MemoryEngine
@@ -65,7 +65,7 @@ class Counter(Reconciler):
         if wanted != (int(kv.value) if kv else 0):
             known = Compare(KEY, "mod", "=", kv.mod_revision if kv else 0)
             put = Put(KEY, str(wanted).encode())
-            write = Write(
+            write = DueWrite(
                 lambda: ([known], [put]),
                 written=self._count,
                 turn=self.turn,
@@ -217,7 +217,7 @@ async def a_file_that_the_disk_refuses_is_tried_again() -> None:
         step = one.loop.step
 
         async def puts() -> Step:
-            await one.loop.put("notes", put)
+            await one.loop.put(put, lambda error: None)
             return await step()
 
         with patch.object(one.loop, "step", puts):
@@ -260,7 +260,7 @@ class Forgetful(Counter):
     step = looks_then_forgets
 
 
-async def sent_twice(self: Reconciler, write: Write) -> None:
+async def sent_twice(self: Reconciler, write: DueWrite) -> None:
     """Send a write, and send it once more."""
     compares, operations = write.writes()
     await self.kernel.client.store.txn(compares, operations)
@@ -269,7 +269,7 @@ async def sent_twice(self: Reconciler, write: Write) -> None:
 
 _write = Reconciler._write
 
-BUGS = {
+BUGS: dict[str, tuple[Callable[[], Coroutine[None, None, None]], Callable[[], Any]]] = {
     "a lost wake-up": (
         a_call_during_a_look_is_heard,
         lambda: patch(f"{__name__}.Counter", Forgetful),
