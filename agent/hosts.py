@@ -14,98 +14,95 @@ from launcher_shim.horovod import hosts
 from launcher_shim.rundir import layout
 from rdzv import listing
 from rdzv.drain.launcher_save import is_withdrawn
-from rdzv.job import JobClient
 from rdzv.listing import Listing
+from rdzv.race import first_of
+from rdzv.reconcile import Kernel, Reconciler, Step
 from rdzv.records.drain import Drain
 from rdzv.records.history import departures
 from rdzv.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 0.1
+"""Shortest interval of looks without a change, in seconds."""
+
 RETRY_PAUSE_S = 5.0
 """Retry interval after a host list that the disk did not take, in seconds."""
 
 
-class HostDelivery:
+class HostDelivery(Reconciler):
     """The delivery of the host list: rendered at each change, and renamed into place.
 
-    ``clock`` is monotonic, in seconds. ``delivered`` is set once there is a list. ``held`` returns
-    the generation that the member is in: hosts of another one are not for its launcher. ``nudges``:
-    whether a horovodrun reads the list, so that a missed change is repeated.
+    ``delivered`` is set once there is a list. ``held`` returns the generation that the member is
+    in: hosts of another one are not for its launcher. ``nudges``: whether a horovodrun reads the
+    list, so that a missed change is repeated.
+
+    Until it has ``joined``, as ``registered`` says, it delivers the former list without hosts that
+    drain or left. If the store answers reads and lets nobody register, all records are gone, and
+    all pods train on: no host is removed because it is lost, and none is added.
     """
 
     def __init__(
         self,
+        kernel: Kernel,
         run_dir: RunDir,
-        client: JobClient,
         generation: int,
-        clock: Callable[[], float],
+        registered: asyncio.Event,
         held: Callable[[], int | None] = lambda: None,
         *,
         nudges: bool = False,
     ) -> None:
+        super().__init__(kernel, "hosts")
+        self.joined = False
         self.delivered = asyncio.Event()
         self.listing = Listing(0)
         self._run_dir = run_dir
-        self._client = client
-        self._clock = clock
+        self._client = kernel.client
+        self._clock = kernel.clock
         self._list = hosts.HostList(generation=generation)
         self._delivered: str | None = None
         self._generation = generation
+        self._registered = registered
         self._held = held
         self._nudges = nudges
         self._confirming: asyncio.Task[None] | None = None
 
-    async def follow_departures(self, registered: asyncio.Event) -> None:
-        """Deliver the former list without hosts that drain or left, until ``registered``.
-
-        If the store answers reads and lets nobody register, all records are gone, and all pods
-        train on: no host is removed because it is lost, and none is added.
-        """
-        await self._read_former()
-        while not registered.is_set():
-            snapshot = self._client.membership.snapshot()
-            if snapshot.job is not None and snapshot.job.generation == self._generation:
-                self._list = self._list.without(self._left(snapshot), self._clock())
-            text = self._list.render()
-            retry = False
-            if self._list.hosts and text != self._delivered:
-                retry = not await self._deliver(text)
-            async with asyncio.TaskGroup() as tasks:
-                news = [
-                    tasks.create_task(registered.wait()),
-                    tasks.create_task(
-                        self._change_from(snapshot, RETRY_PAUSE_S if retry else None)
-                    ),
-                ]
-                await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
-                for task in news:
-                    task.cancel()
-
     async def run(self) -> None:
         """Deliver until cancelled, beginning with the list that the run directory had before."""
-        if self._delivered is None:
-            await self._read_former()
+        await self._read_former()
         try:
-            await self._keep_delivering()
+            await super().run()
         finally:
             if self._confirming is not None:
                 self._confirming.cancel()
 
-    async def _keep_delivering(self) -> None:
-        while True:
-            snapshot = self._client.membership.snapshot()
-            foreign = snapshot.job is not None and self._held() not in (
-                None,
-                snapshot.job.generation,
-            )
-            if not foreign:
-                self._decide(snapshot)
-            text = self._list.render()
-            if text == self._delivered or await self._deliver(text):
-                self.delivered.set()
-            retry = foreign or text != self._delivered
-            await self._change_from(snapshot, RETRY_PAUSE_S if retry else self._pause_s())
+    async def step(self) -> Step:
+        """Follow the membership, and deliver the list that it makes."""
+        if self._confirming is not None and self._confirming.done():
+            self._confirming.result()  # raises the task's exception, if any
+            self._confirming = None
+        self.joined = self.joined or self._registered.is_set()
+        snapshot = self._client.membership.snapshot()
+        if not self.joined:
+            await self._follow_departures(snapshot)
+            return Step(partial(self._joined_or_changed_from, snapshot))
+        foreign = snapshot.job is not None and self._held() not in (None, snapshot.job.generation)
+        if not foreign:
+            self._decide(snapshot)
+        if await self._deliver(self._list.render()):
+            self.delivered.set()
+        look_at_s = self._clock() + RETRY_PAUSE_S if foreign else self._look_at_s()
+        return Step(partial(self._client.membership.changed_from, snapshot), look_at_s)
+
+    async def _follow_departures(self, snapshot: Snapshot) -> None:
+        if snapshot.job is not None and snapshot.job.generation == self._generation:
+            self._list = self._list.without(self._left(snapshot), self._clock())
+        if self._list.hosts:
+            await self._deliver(self._list.render())
+
+    async def _joined_or_changed_from(self, snapshot: Snapshot) -> None:
+        changed = self._client.membership.changed_from(snapshot)
+        await first_of(self._registered.wait(), changed)
 
     async def _read_former(self) -> None:
         try:
@@ -123,18 +120,20 @@ class HostDelivery:
 
     async def _deliver(self, text: str) -> bool:
         """Rename a list into place; return False if the disk refuses it: the former one stays."""
-        try:
-            await asyncio.to_thread(self._run_dir.deliver_hosts, text)
-        except OSError as error:
-            log.error(
-                "cannot write %s (%s), retrying: launchers keep the previous host list",
-                self._run_dir.path / layout.HOSTS,
-                error.strerror,
-                extra={"event": "hosts_not_delivered"},
-            )
-            return False
-        self._delivered = text
+        if text != self._delivered:
+            put = partial(self._run_dir.deliver_hosts, text)
+            if not await self.put(put, self._complain, retry_s=RETRY_PAUSE_S):
+                return False
+            self._delivered = text
         return True
+
+    def _complain(self, error: OSError) -> None:
+        log.error(
+            "cannot write %s (%s), retrying: launchers keep the previous host list",
+            self._run_dir.path / layout.HOSTS,
+            error.strerror,
+            extra={"event": "hosts_not_delivered"},
+        )
 
     def _decide(self, snapshot: Snapshot) -> None:
         current = self._client.membership.listing()
@@ -163,6 +162,7 @@ class HostDelivery:
         self._withdraw(is_withdrawn(snapshot), now)
         if self._list.overdue(now) and self._confirming is None:
             self._confirming = asyncio.create_task(self._client.confirm(), name="confirm")
+            self._confirming.add_done_callback(lambda _: self.wake())
         if self._list.kept and self._list.kept != before.kept:
             log.warning(
                 "every host goes at once: %s stays on the list until another has been on it for"
@@ -196,29 +196,14 @@ class HostDelivery:
             or departed().get(host.member, 0) > _registered_revision(snapshot, host)
         )
 
-    def _pause_s(self) -> float | None:
-        """Return the seconds until the next look if nothing changes, or None for no limit."""
+    def _look_at_s(self) -> float:
+        """Return when to look again if nothing changes."""
         checks_s = [self._list.next_nudge_s()] if self._nudges else []
         # Checks that are due already wait for the store's answer, if it was asked.
         after_s = -math.inf if self._confirming is None else self._clock()
         if (check_s := self._list.next_check_s(after_s)) is not None:
             checks_s.append(check_s)
-        return max(0.1, min(checks_s) - self._clock()) if checks_s else None
-
-    async def _change_from(self, snapshot: Snapshot, timeout_s: float | None) -> None:
-        """Wait until the membership changes, the confirmation ends, or the timeout expires."""
-        changed = asyncio.create_task(self._client.membership.changed_from(snapshot))
-        news = [changed] if self._confirming is None else [changed, self._confirming]
-        try:
-            done, _ = await asyncio.wait(
-                news, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            changed.cancel()
-        if self._confirming in done:
-            self._confirming = None
-        for task in done:
-            task.result()  # raises the task's exception, if any
+        return max(self._clock() + LOOK_S, min(checks_s, default=math.inf))
 
 
 def _by_member(drains: Iterable[Drain]) -> dict[str, list[Drain]]:

@@ -56,7 +56,6 @@ class RunningParts:
         self._store_address = around.store_address
         self._settings = settings
         self._fresh = held is None
-        self._registered_once = False
         self._awaits_agent = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -80,7 +79,7 @@ class RunningParts:
             return self.fenced
         if self._awaits_agent:
             return None  # the agent that is awaited starts only once this is ready
-        if not self._registered_once:
+        if not self.launcher.hosts.joined:
             registrar = self.member.registrar
             if registrar.upheld:
                 # Its launcher trains. A start probe that failed would end this sidecar, and with it
@@ -102,7 +101,7 @@ class RunningParts:
     def _start(self, group: asyncio.TaskGroup) -> Tasks:
         work = {
             "registration": self._stay_registered(),
-            "hosts": self._deliver_hosts(),
+            "hosts": self.launcher.hosts.run(),
             "watching": self.client.watching.run(),
             "c10d": self.launcher.endpoint.run(),
             "losses": self.member.losses.run(),
@@ -210,13 +209,6 @@ class RunningParts:
                 f" {timeout_s:g} s{f' ({trouble})' if trouble else ''}: check"
                 f" {named('--etcd-endpoints')}, that it runs, and that it lets this member in"
             ) from None
-
-    # -- the host list
-
-    async def _deliver_hosts(self) -> None:
-        await self.launcher.hosts.follow_departures(self.member.registrar.registered)
-        self._registered_once = True
-        await self.launcher.hosts.run()
 
 
 def start_vital(

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -14,6 +15,7 @@ from agent.hosts import HostDelivery
 from launcher_shim.horovod.hosts import CONFIRM_S, token_of
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
+from rdzv.reconcile import Kernel
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job, Member
@@ -50,13 +52,17 @@ class Questioned(MemoryStore):
 class Scene:
     """A sidecar's list, whose time and store are moved by hand."""
 
-    def __init__(self, run_dir: MemoryRunDir) -> None:
+    def __init__(self, run_dir: MemoryRunDir, *, registered: bool = True) -> None:
         self.now = 100.0
         self.store = Questioned()
         client = JobClient.of(self.store, KEYS, clock=lambda: self.now)
         self.mirror = client.mirror
         self.run_dir = run_dir
-        self.delivery = HostDelivery(run_dir, client, 1, lambda: self.now)
+        self.registered = asyncio.Event()
+        if registered:
+            self.registered.set()
+        kernel = Kernel(client, tuple, self.registered.wait, lambda: self.now, Random(1))
+        self.delivery = HostDelivery(kernel, run_dir, 1, self.registered)
 
     def put(self, *members: Member) -> None:
         events = [WatchEvent("put", self._kv(HERE.member(m.name), m.to_json())) for m in members]
@@ -315,15 +321,10 @@ async def unregistered() -> AsyncIterator[tuple[Scene, asyncio.Event]]:
     """A sidecar that is started again beside a, b and c, and cannot register yet."""
     async with delivering(A, B, C) as before:
         pass
-    scene, registered = Scene(before.run_dir), asyncio.Event()
-
-    async def deliver() -> None:
-        await scene.delivery.follow_departures(registered)
-        await scene.delivery.run()
-
-    async with beside(deliver()):
+    scene = Scene(before.run_dir, registered=False)
+    async with beside(scene.delivery.run()):
         scene.begin(A, B, C)
-        yield scene, registered
+        yield scene, scene.registered
 
 
 async def test_i2_who_drains_is_off_the_list_of_a_sidecar_that_cannot_register() -> None:
@@ -353,8 +354,8 @@ async def test_a_leave_from_before_a_pod_registered_is_none_of_that_registration
         scene.register(B)
         await scene.until(lambda: scene.hosts() == ["a", "b", "c"])
         kvs, revision = list(scene.mirror.kvs.values()), scene.mirror.revision
-    again = Scene(scene.run_dir)
-    async with beside(again.delivery.follow_departures(asyncio.Event())):
+    again = Scene(scene.run_dir, registered=False)
+    async with beside(again.delivery.run()):
         again.mirror.replace(kvs, revision)
         again.lose(B)
         again.leave(C)

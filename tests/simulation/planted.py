@@ -281,10 +281,10 @@ def lost_leaver_listed() -> list[Patch]:
 def departures_unseen() -> list[Patch]:
     """A sidecar that is started again follows nobody's departure until it has registered."""
 
-    async def follow(self: HostDelivery, registered: asyncio.Event) -> None:
-        await registered.wait()
+    async def follow(self: HostDelivery, snapshot: Any) -> None:
+        """Follow none."""
 
-    return [patch.object(HostDelivery, "follow_departures", follow)]
+    return [patch.object(HostDelivery, "_follow_departures", follow)]
 
 
 # --- rounds ---

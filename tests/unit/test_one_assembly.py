@@ -42,7 +42,11 @@ MADE_IN = {
         "tests/contract/test_watching.py",
     },
     ("rdzv.members.registrar", "Registrar"): {ASSEMBLY},
-    ("rdzv.reconcile", "Kernel"): {ASSEMBLY, "tests/unit/test_reconcile.py"},
+    ("rdzv.reconcile", "Kernel"): {
+        ASSEMBLY,
+        "tests/contract/test_host_delivery.py",
+        "tests/unit/test_reconcile.py",
+    },
     ("rdzv.members.losses", "Losses"): {ASSEMBLY},
     ("agent.sweeper", "Sweeper"): {ASSEMBLY, "tests/contract/test_sweeper.py"},
     ("agent.store_version", "StoreVersion"): {ASSEMBLY, "tests/contract/test_store_version.py"},
