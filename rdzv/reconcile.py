@@ -179,7 +179,7 @@ class Reconciler(ABC):
         *,
         retry_s: float = DISK_RETRY_S,
     ) -> bool:
-        """DueWrite a file in a thread; return False if the disk refuses it: look again soon then."""
+        """Write a file in a thread; if the disk refuses it, return False, and look again soon."""
         try:
             await asyncio.to_thread(putting)
         except OSError as error:

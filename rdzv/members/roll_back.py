@@ -13,7 +13,7 @@ from time import time
 
 from rdzv.members.registrar import Registrar
 from rdzv.members.templates import left_to
-from rdzv.reconcile import Kernel, Reconciler, Step, DueWrite
+from rdzv.reconcile import DueWrite, Kernel, Reconciler, Step
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
 from rdzv.records.job_change import change_between
