@@ -19,7 +19,7 @@ from rdzv.drain.decision import DrainDecision
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, observe
 from rdzv.drain.phases import phase_of
 from rdzv.drain.transactions import transaction
-from rdzv.reconcile import Kernel, Reconciler, Step, DueWrite
+from rdzv.reconcile import DueWrite, Kernel, Reconciler, Step
 from rdzv.records.commit import LastCommit
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry

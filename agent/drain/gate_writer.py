@@ -10,23 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from agent.drain.own import OwnDrain
 from agent.drain.view import DrainView
-from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from launcher_shim.rundir import layout
-from rdzv.diary import Diary
 from rdzv.drain.gate import WAITS, Gate, Here, held_on_cut, local
 from rdzv.drain.inputs import DrainingSnapshot
 from rdzv.drain.launcher_save import ask_of, asked
-from rdzv.errors import RecordError
-from rdzv.job import JobClient
+from rdzv.errors import RecordError, StoreError
 from rdzv.members.registrar import Registrar
 from rdzv.race import first_of
+from rdzv.reconcile import DueWrite, Kernel, Reconciler, Step
 from rdzv.records.commit import Vote, vote_transaction
+from rdzv.store import Compare, Put
 
 log = logging.getLogger(__name__)
 
@@ -48,35 +48,31 @@ CUT_S = 30.0
 """Ranks wait for a store that answers no write for so long, and then train on."""
 
 
-class GateWriter:
-    """The keeper of one pod's gate. ``clock`` is monotonic, in seconds."""
+class GateWriter(Reconciler):
+    """The keeper of one pod's gate."""
 
     def __init__(
         self,
+        kernel: Kernel,
         run_dir: RunDir,
-        client: JobClient,
         registrar: Registrar,
-        sight: DrainView,
-        writing: DrainWriter,
+        view: DrainView,
         own: OwnDrain,
-        clock: Callable[[], float],
         *,
         on_cut_s: float,
     ) -> None:
+        super().__init__(kernel, "gate")
         self.shown: Gate | None = None
         self._run_dir = run_dir
-        self._sight = sight
-        self._client = client
-        self._writing = writing
+        self._view = view
+        self._client = kernel.client
         self._own = own
-        self._clock = clock
         self._on_cut_s = on_cut_s
         self._registrar = registrar
         self._identity = registrar.identity
-        self._began_s = self._probed_s = self._shown_since_s = clock()
+        self._began_s = self._probed_s = self._shown_since_s = kernel.clock()
         self._refused = False
         self._page_alone = False
-        self._diary = Diary(log)
 
     def restore(self) -> None:
         """Read the gate and the ranks' answers; may block for as long as the disk does."""
@@ -96,7 +92,7 @@ class GateWriter:
             )
         ranks = self._run_dir.ranks()
         answers = [mark for rank in ranks for mark in (rank.acked, rank.failed) if mark is not None]
-        self._sight.seen = max([self.shown.epoch if self.shown else 0, *(e for e, _ in answers)])
+        self._view.seen = max([self.shown.epoch if self.shown else 0, *(e for e, _ in answers)])
 
     async def wait_for_store(self) -> None:
         """Leave the gate as it lies until the store is read for the first time, but for cuts."""
@@ -110,33 +106,32 @@ class GateWriter:
                     await self._show(wanted)
             await first_of(mirror.changed_after(0), timeout_s=self._look_in_s)
 
-    async def run(self) -> None:
-        """Follow the store and the ranks until cancelled."""
-        while True:
-            await self._probe()
-            snapshot = await self._sight.snapshot()
-            if self._page_alone and self.shown is not None:
-                await self._show(self.shown)
-            move = local(
-                await asyncio.to_thread(self._here),
-                commit=snapshot.commit_in_force,
-                # Ranks of another run train on during the commit of the run that counts.
-                round=snapshot.own_round or snapshot.round,
-                drain=snapshot.membership.drains.get(self._identity.pod_uid),
-                vote=snapshot.votes.get(self._identity.member),
-                last_commit=snapshot.membership.commit_to_start_from,
-                of_former_life=snapshot.membership.commit_is_of_former_life,
-                on_cut_s=self._on_cut_s,
-                ask=ask_of(asked(snapshot.membership)),
-            )
-            again = False
-            if move.gate is not None:
-                again = await self._show(move.gate)
-            elif move.vote is not None:
-                self._diary.say(move.reason)
-                again = await self._send(move.vote, snapshot)
-            if not again:
-                await self._sight.changed_from(snapshot, self._pause_s(snapshot))
+    async def step(self) -> Step:
+        """Follow the store and the ranks."""
+        await self._probe()
+        snapshot = await self._view.snapshot()
+        if self._page_alone and self.shown is not None:
+            await self._show(self.shown)
+        move = local(
+            await asyncio.to_thread(self._here),
+            commit=snapshot.commit_in_force,
+            # Ranks of another run train on during the commit of the run that counts.
+            round=snapshot.own_round or snapshot.round,
+            drain=snapshot.membership.drains.get(self._identity.pod_uid),
+            vote=snapshot.votes.get(self._identity.member),
+            last_commit=snapshot.membership.commit_to_start_from,
+            of_former_life=snapshot.membership.commit_is_of_former_life,
+            on_cut_s=self._on_cut_s,
+            ask=ask_of(asked(snapshot.membership)),
+        )
+        changed, write = partial(self._view.changed_from, snapshot), None
+        if move.gate is not None:
+            if await self._show(move.gate):
+                return Step(again=True)
+        elif move.vote is not None:
+            self.diary.say(move.reason)
+            write = self._write_of(move.vote, snapshot)
+        return Step(changed, self.kernel.clock() + self._pause_s(snapshot), write)
 
     def _here(self) -> Here:
         return Here(
@@ -153,7 +148,7 @@ class GateWriter:
 
     @property
     def _leaseless_s(self) -> float:
-        return max(0.0, self._clock() - self._lease_ends_s)
+        return max(0.0, self.kernel.clock() - self._lease_ends_s)
 
     @property
     def _lease_ends_s(self) -> float:
@@ -163,10 +158,9 @@ class GateWriter:
     async def _show(self, gate: Gate) -> bool:
         content = gate.to_json()
         # Ranks of 0.1 need a file of its own for each change.
-        putting = asyncio.to_thread(self._run_dir.put, layout.GATE, content)
-        self._page_alone = not await self._is_put(layout.GATE, putting)
-        putting = asyncio.to_thread(self._run_dir.put_gate, content)
-        if not await self._is_put(layout.GATE_PAGE, putting):
+        put = partial(self._run_dir.put, layout.GATE, content)
+        self._page_alone = not await self._is_put(layout.GATE, put)
+        if not await self._is_put(layout.GATE_PAGE, partial(self._run_dir.put_gate, content)):
             return False
         former, self.shown = self.shown or Gate(), gate
         if gate.reason and (gate.phase, gate.reason) != (former.phase, former.reason):
@@ -185,7 +179,7 @@ class GateWriter:
                 extra={"event": "gate_cut", "epoch": gate.epoch},
             )
         if gate.phase != former.phase:
-            self._shown_since_s = self._clock()
+            self._shown_since_s = self.kernel.clock()
         return True
 
     @property
@@ -194,61 +188,64 @@ class GateWriter:
         return shown is not None and shown.phase in WAITS and not shown.on_cut
 
     async def _probe(self) -> None:
-        """Ask whether the store takes writes, if ranks wait and nothing else has shown it."""
-        now = self._clock()
-        known_s = max(self._writing.answered_s, self._probed_s, self._shown_since_s)
-        if self._ranks_wait and now - known_s >= PROBE_S:
-            await self._writing.probe()
-            self._probed_s = self._clock()
+        """Ask whether the store takes writes, if ranks wait and nothing else has shown it.
+
+        A transaction that could put something needs the right, the space and the quorum for that,
+        also where its compares never hold. It makes no revision, so that no watch hears of it.
+        """
+        now = self.kernel.clock()
+        known_s = max(self.answered_s, self._probed_s, self._shown_since_s)
+        if not self._ranks_wait or now - known_s < PROBE_S:
+            return
+        key = self._client.keys.probe(self._identity.member)
+        try:
+            await self._client.store.txn([Compare(key, "version", "<", 0)], [Put(key, b"")])
+        except StoreError as error:
+            self.diary.say(f"the store takes no writes: {error}")
+        else:
+            self.answered_s = self.kernel.clock()
+        self._probed_s = self.kernel.clock()
 
     def _is_cut(self) -> bool:
         """Return whether ranks have waited for long enough for a store that answers no write."""
         if self.shown is None or not self._ranks_wait:
             return False
-        answered_s = self._writing.answered_s
+        answered_s = self.answered_s
         if self.shown.cut and answered_s == -math.inf:
             return True  # by the sidecar before
-        return self._clock() - max(answered_s, self._shown_since_s) >= CUT_S
+        return self.kernel.clock() - max(answered_s, self._shown_since_s) >= CUT_S
 
-    async def _is_put(self, name: str, putting: Awaitable[None]) -> bool:
-        try:
-            await putting
-        except OSError as error:
-            self._diary.say(f"{name} cannot be written, retrying: {error.strerror}")
-            self._refused = True
-            return False
-        self._refused = False
-        return True
+    async def _is_put(self, name: str, put: Callable[[], object]) -> bool:
+        def complain(error: OSError) -> None:
+            self.diary.say(f"{name} cannot be written, retrying: {error.strerror}")
 
-    async def _send(self, vote: Vote, snapshot: DrainingSnapshot) -> bool:
-        """Write the vote; return whether to decide again, also if it was not written.
+        self._refused = not await self.put(put, complain, retry_s=LOOK_S)
+        return not self._refused
 
-        The writer has waited for the mirror then, or backed off.
-        """
+    def _write_of(self, vote: Vote, snapshot: DrainingSnapshot) -> DueWrite | None:
         job, commit = snapshot.membership.job, snapshot.membership.commit
         if job is None or commit is None:
-            return False
+            return None
         keys = self._client.keys.in_generation(job.generation)
         drain = snapshot.membership.drains.get(self._identity.pod_uid)
-        compares, operations = vote_transaction(keys, self._identity.member, vote, commit, drain)
-        await self._writing.txn(compares, operations)
-        return True
+        me = self._identity.member
+        return DueWrite(lambda: vote_transaction(keys, me, vote, commit, drain))
 
-    def _pause_s(self, snapshot: DrainingSnapshot) -> float | None:
+    def _pause_s(self, snapshot: DrainingSnapshot) -> float:
         phase = self.shown.phase if self.shown is not None else "idle"
         vote = snapshot.votes.get(self._identity.member)
         # Its ranks save, and nothing has come of that yet.
         if phase == "commit" and vote is not None and vote.acked is None and not vote.failed:
             least, most = POLL_S
-            return min(most, max(least, POLL_SHARE * (self._clock() - self._shown_since_s)))
+            return min(most, max(least, POLL_SHARE * (self.kernel.clock() - self._shown_since_s)))
         # No event tells that the store takes no writes, or takes them again: poll.
         return LOOK_S if self._refused or self._page_alone else self._look_in_s
 
     @property
-    def _look_in_s(self) -> float | None:
-        """Seconds until the gate may have to change though nothing has happened; None for never."""
+    def _look_in_s(self) -> float:
+        """Seconds until the gate may have to change though nothing has happened."""
         if self._ranks_wait or (self.shown is not None and self.shown.on_cut):
             return LOOK_S
         if self._on_cut_s == math.inf:
-            return None
-        return max(LOOK_S, self._lease_ends_s + self._on_cut_s - self._clock())
+            return math.inf
+        return max(LOOK_S, self._lease_ends_s + self._on_cut_s - self.kernel.clock())

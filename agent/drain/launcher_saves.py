@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
-from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from rdzv.drain.launcher_save import answer, asked
 from rdzv.drain.transactions import change
-from rdzv.job import JobClient
-from rdzv.members.registrar import Registrar
-from rdzv.race import first_of
+from rdzv.reconcile import DueWrite, Kernel, Reconciler, Step
 from rdzv.records.drain import Drain
-from rdzv.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -23,46 +20,43 @@ LOOK_S = 0.05
 notification."""
 
 
-class LauncherSaves:
+class LauncherSaves(Reconciler):
     """The follower of the launcher's drain, on behalf of the ranks of one pod."""
 
-    def __init__(
-        self, run_dir: RunDir, client: JobClient, registrar: Registrar, writing: DrainWriter
-    ) -> None:
+    def __init__(self, kernel: Kernel, run_dir: RunDir, me: str) -> None:
+        super().__init__(kernel, "launcher-saves")
         self._run_dir = run_dir
-        self._client = client
-        self._registrar = registrar
-        self._writing = writing
+        self._me = me
 
-    async def run(self) -> None:
-        """Follow the store, and the ranks while a save is to come, until cancelled."""
-        while True:
-            snapshot = self._client.membership.snapshot()
-            drain = asked(snapshot)
-            saves = drain is not None and not drain.outcome and drain.step is None
-            if saves and drain is not None:
-                # A rank that ended has left its file behind.
-                running = await asyncio.to_thread(self._run_dir.commands)
-                ranks = await asyncio.to_thread(self._run_dir.ranks) if running else ()
-                said = answer(
-                    drain,
-                    self._registrar.identity.member,
-                    snapshot,
-                    saver=any(rank.saver for rank in ranks),
-                    answers=[rank.answered for rank in ranks if rank.answered],
-                )
-                if said is not None and await self._say(snapshot, said):
-                    continue
-            changed = self._client.membership.changed_from(snapshot)
-            await first_of(changed, timeout_s=LOOK_S if saves else None)
-
-    async def _say(self, snapshot: Snapshot, drain: Drain) -> bool:
-        if not await self._writing.txn(*change(self._client.keys, snapshot, drain)):
-            return False
-        log.info(
-            "a rank of this pod %s before %s goes",
-            "saves" if drain.step is None else f"has saved step {drain.step}",
-            drain.member,
-            extra={"event": "launcher_save", "step": drain.step},
+    async def step(self) -> Step:
+        """Follow the store, and the ranks while a save is to come."""
+        client = self.kernel.client
+        snapshot = client.membership.snapshot()
+        changed = partial(client.membership.changed_from, snapshot)
+        drain = asked(snapshot)
+        if drain is None or drain.outcome or drain.step is not None:
+            return Step(changed)
+        # A rank that ended has left its file behind.
+        running = await asyncio.to_thread(self._run_dir.commands)
+        ranks = await asyncio.to_thread(self._run_dir.ranks) if running else ()
+        after = answer(
+            drain,
+            self._me,
+            snapshot,
+            saver=any(rank.saver for rank in ranks),
+            answers=[rank.answered for rank in ranks if rank.answered],
         )
-        return True
+        write = None
+        if after is not None:
+            writes = partial(change, client.keys, snapshot, after)
+            write = DueWrite(writes, written=partial(_log, after))
+        return Step(changed, self.kernel.clock() + LOOK_S, write)
+
+
+def _log(drain: Drain) -> None:
+    log.info(
+        "a rank of this pod %s before %s goes",
+        "saves" if drain.step is None else f"has saved step {drain.step}",
+        drain.member,
+        extra={"event": "launcher_save", "step": drain.step},
+    )

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from time import time
 
 from agent.drain.notice import Notice
 from agent.drain.notice_socket import Phase
 from agent.drain.own_record import SAME_DEADLINE_S, OwnDrainRecord
-from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from launcher_shim.pod.grace import FAREWELL_S
 from launcher_shim.rundir import layout
@@ -24,20 +25,17 @@ from rdzv.drain.inputs import LiveRound
 from rdzv.drain.phases import phase_of
 from rdzv.drain.transactions import change, first_write, lift
 from rdzv.errors import RecordError
-from rdzv.job import JobClient
 from rdzv.members.registration import Identity
-from rdzv.race import first_of
+from rdzv.reconcile import DueWrite, Kernel, Reconciler, Step
 from rdzv.records.drain import CONTROLLER, Drain
+from rdzv.records.history import HistoryEntry
 from rdzv.snapshot import Snapshot
 from rdzv.store import GuardedWrites
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 0.2
-"""Retry interval after a failed write to the store or to the disk."""
 
-
-class OwnDrain:
+class OwnDrain(Reconciler):
     """The drain of this pod: keeps it in the store, and publishes its phase.
 
     ``grace_s``: the pod's grace, for notices without a deadline. ``boot_s``: the clock of
@@ -46,24 +44,22 @@ class OwnDrain:
 
     def __init__(
         self,
+        kernel: Kernel,
         run_dir: RunDir,
-        client: JobClient,
         identity: Identity,
-        writing: DrainWriter,
         *,
         grace_s: float,
         boot_s: Callable[[], float],
     ) -> None:
+        super().__init__(kernel, "own-drain")
         self.notes: OwnDrainRecord | None = None
         self._run_dir = run_dir
-        self._client = client
-        self._writing = writing
+        self._client = kernel.client
         self._identity = identity
         self._grace_s = grace_s
         self._boot_s = boot_s
         self._kept: OwnDrainRecord | None = None
         self._recorded: tuple[float | None, float | None] = (None, None)
-        self._stirred = asyncio.Event()
         self._finishing = False
         self._phase: Phase | None = None
         self._phase_changed = asyncio.Event()
@@ -109,7 +105,7 @@ class OwnDrain:
         finishing = round is not None and round.ends_well(self._identity.member)
         if finishing != self._finishing:
             self._finishing = finishing
-            self._stirred.set()
+            self.wake()
 
     def notify(self, notice: Notice) -> None:
         """Take a notice: begin the drain, or add the notice to the one that is there."""
@@ -128,7 +124,7 @@ class OwnDrain:
             )
         else:
             self.notes = self.notes.joined(noted)
-        self._stirred.set()
+        self.wake()
 
     async def phase_after(self, before: Phase | None) -> Phase:
         """Wait until the phase of the drain differs from ``before``; return it."""
@@ -138,17 +134,25 @@ class OwnDrain:
 
     # -- the loop
 
-    async def run(self) -> None:
-        """Keep the notes, the disk, the store and the phase in step until cancelled."""
-        while True:
-            self._stirred.clear()
-            snapshot = self._client.membership.snapshot()
-            drain = self._drain(snapshot)
-            self._take_in(snapshot, drain)
-            kept = await self._keep()
-            self._publish_phase(snapshot, drain)
-            written = await self._write(snapshot, drain)
-            await self._change_from(snapshot, None if kept and written else AGAIN_S)
+    async def step(self) -> Step:
+        """Keep the notes, the disk, the store and the phase in step."""
+        snapshot = self._client.membership.snapshot()
+        drain = self._drain(snapshot)
+        self._take_in(snapshot, drain)
+        await self._keep()
+        self._publish_phase(snapshot, drain)
+        now = self.kernel.clock()
+        outlived_s = self.notes.outlived_boot_s if self.notes else None
+        outlived_in_s = None if outlived_s is None else outlived_s - self._boot_s()
+        moments_s = [one for one in (self.due_in_s, outlived_in_s) if one is not None and one > 0]
+        due_in_s = self.due_in_s
+        write = None
+        if (writes := self._writes(snapshot, drain)) is not None:
+            # Stop at the deadline: clients that wait here must learn in time that it has passed.
+            until_s = math.inf if due_in_s is None else now + due_in_s
+            write = DueWrite(lambda: writes, until_s=until_s)
+        look_at_s = now + min(moments_s, default=math.inf)
+        return Step(partial(self._client.membership.changed_from, snapshot), look_at_s, write)
 
     def _drain(self, snapshot: Snapshot) -> Drain | None:
         return snapshot.drains.get(self._identity.pod_uid)
@@ -211,34 +215,20 @@ class OwnDrain:
             return snapshot.revision >= notes.revision
         return holder.mod_revision > notes.revision
 
-    async def _keep(self) -> bool:
-        """Write the notes to disk for the next sidecar here; return False if that failed."""
+    async def _keep(self) -> None:
+        """Write the notes to disk for the next sidecar here."""
         notes = self.notes
         if notes == self._kept:
-            return True
-        try:
-            if notes is None:
-                await asyncio.to_thread(self._run_dir.remove, layout.DRAIN)
-            else:
-                await asyncio.to_thread(self._run_dir.put, layout.DRAIN, notes.to_json())
-        except OSError as error:
-            self._writing.diary.say(f"{layout.DRAIN} cannot be written, retrying: {error.strerror}")
-            return False
-        self._kept = notes
-        return True
+            return
+        if notes is None:
+            putting = partial(self._run_dir.remove, layout.DRAIN)
+        else:
+            putting = partial(self._run_dir.put, layout.DRAIN, notes.to_json())
+        if await self.put(putting, self._complain):
+            self._kept = notes
 
-    async def _write(self, snapshot: Snapshot, drain: Drain | None) -> bool:
-        """Update the stored record from the notes; return False if that is still to be done."""
-        writes = self._writes(snapshot, drain)
-        if writes is None:
-            return True
-        left_s = self.due_in_s
-        try:
-            # Stop at the deadline: clients that wait here must learn in time that it has passed.
-            async with asyncio.timeout(None if left_s is None or left_s <= 0 else left_s):
-                return await self._writing.txn(*writes)
-        except TimeoutError:
-            return False
+    def _complain(self, error: OSError) -> None:
+        self.diary.say(f"{layout.DRAIN} cannot be written, retrying: {error.strerror}")
 
     def _writes(self, snapshot: Snapshot, drain: Drain | None) -> GuardedWrites | None:
         notes, job, now_s = self.notes, snapshot.job, self._boot_s()
@@ -255,9 +245,10 @@ class OwnDrain:
             if outlived_s is None or now_s < outlived_s:
                 return None if after == drain else change(keys, snapshot, after)
             why = "the pod outlives its deadline, and is not being ended: it may come back"
-            history = self._writing.history("drain", drain.member, why, {"outcome": "cancelled"})
+            details: dict[str, object] = {"outcome": "cancelled"}
+            entry = HistoryEntry("drain", drain.member, why, time(), details)
             compares, operations = lift(keys, snapshot, drain)
-            return compares, [*operations, *history]
+            return compares, [*operations, *self._client.history(entry)]
         if drain.source == CONTROLLER and notes.other_source:
             # The controller's reason may go away, and this notice stays valid.
             after = replace(after, source=notes.other_source, requested_by=drain.member)
@@ -308,17 +299,3 @@ class OwnDrain:
         if stand is None:
             return Phase("noted", "the notice is not in the store yet")
         return Phase(stand.name, stand.sentence)
-
-    # -- waiting
-
-    async def _change_from(self, snapshot: Snapshot, timeout_s: float | None) -> None:
-        """Wait for a notice, a change in the store, the timeout, or the next deadline."""
-        outlived_s = self.notes.outlived_boot_s if self.notes else None
-        outlived_in_s = None if outlived_s is None else outlived_s - self._boot_s()
-        moments_s = (self.due_in_s, outlived_in_s, timeout_s)
-        left_s = [moment for moment in moments_s if moment is not None and moment > 0]
-        await first_of(
-            self._stirred.wait(),
-            self._client.membership.changed_from(snapshot),
-            timeout_s=min(left_s, default=None),
-        )

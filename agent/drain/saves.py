@@ -11,18 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from time import time
 
-from agent.drain.view import DrainView, RoundSource
-from agent.drain.writer import DrainWriter
+from agent.drain.view import DrainView, RoundSource, turn_of
 from agent.rundir.files import RunDir
 from agent.stuck.watch import StillWatch
 from agent.verdict.view import present_view
 from launcher_shim.c10d.rounds.starts import NO_STEP
 from launcher_shim.pod.grace import reserve_s
-from rdzv.diary import Diary
 from rdzv.drain import last_save
 from rdzv.drain.cursors import DIFFER
 from rdzv.drain.gate import WAITS
@@ -35,11 +34,12 @@ from rdzv.drain.last_save import (
     timed,
     transaction,
 )
-from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
+from rdzv.reconcile import DueWrite, Kernel, Reconciler, Step
+from rdzv.records.history import HistoryEntry
 from rdzv.records.progress import RankProgress
 from rdzv.records.saves import HOROVODRUN, PodSaves
-from rdzv.store import Compare, Put
+from rdzv.store import Compare, GuardedWrites, Put
 
 log = logging.getLogger(__name__)
 
@@ -60,84 +60,79 @@ STEP_S = 30.0
 GROWN = 1.5
 """Factor by which a slow save must have grown to be reported again."""
 
-STAGGER_S = (LOOK_S, 2 * LOOK_S)
-"""Jitter: the first member of the round stores a common step at once, the others after this long,
-if it is still due."""
+TURN_S = LOOK_S
+"""Time between two turns to store a common step, in seconds."""
 
 
-class SaveReporter:
-    """The reporter of one pod's saves. ``clock`` is monotonic; it and ``grace_s``: in seconds.
+class SaveReporter(Reconciler):
+    """The reporter of one pod's saves. ``grace_s``: in seconds.
 
     ``ends_stuck``: a rank that keeps the world from training is ended.
     """
 
     def __init__(
         self,
+        kernel: Kernel,
         run_dir: RunDir,
-        client: JobClient,
         registrar: Registrar,
-        sight: DrainView,
+        view: DrainView,
         rounds: RoundSource,
-        writing: DrainWriter,
         *,
         watch: StillWatch,
         ends_stuck: bool,
         grace_s: float,
-        clock: Callable[[], float],
     ) -> None:
+        super().__init__(kernel, "saves")
         self.own: PodSaves | None = None
         """The saves of this pod's ranks in their round, as of the last poll."""
         self._run_dir = run_dir
-        self._client = client
+        self._client = kernel.client
         self._registrar = registrar
-        self._sight = sight
+        self._view = view
         self._rounds = rounds
-        self._writing = writing
         self._grace_s = grace_s
         self._slow_s = 0.0
-        self._clock = clock
         self._reported_s = -math.inf
+        self._slow: DueWrite | None = None
         self._differed = ""
-        self._diary = Diary(log)
         self._watch = watch
         self._ends_stuck = ends_stuck
 
-    async def run(self) -> None:
-        """Poll the ranks and the store until cancelled."""
-        run_dir = self._run_dir
-        while True:
-            snapshot = await self._sight.snapshot()
-            ranks, imported, commands = await asyncio.to_thread(
-                lambda: (run_dir.ranks(), run_dir.imported(), run_dir.commands())
-            )
-            me = self._registrar.identity
-            # Ranks of another run save for themselves: their round is not the one that counts.
-            own = saves_of(ranks, snapshot.round, me.member, me.pod_uid)
-            if own is not None:
-                took_s, reserved_s = snapshot.commit.took_s, reserve_s(self._grace_s)
-                own = timed(own, took_s, self._grace_s, reserved_s)
-                commit, round = snapshot.commit, snapshot.round
-                assert round is not None
-                commits = commit.is_of(round.run, round.number) and commit.phase in WAITS
-                await self._watch.look(ranks, round, commits=commits)
-                own = replace(
-                    own,
-                    still=self._watch.still,
-                    still_since_unix_s=self._watch.since_unix_s if self._watch.still else 0.0,
-                )
-                await self._warn_if_slow(own, snapshot.round)
-            elif snapshot.round is None:
-                own = of_horovodrun(ranks, commands, me.member, me.pod_uid)
-            self.own = own
-            self._warn(differing(ranks, snapshot.round, me.member))
-            await self._report(snapshot)
-            await self._conclude(snapshot)
+    async def step(self) -> Step:
+        """Poll the ranks and the store; return the first write that is due, as the next follows."""
+        now, run_dir = self.kernel.clock(), self._run_dir
+        snapshot = await self._view.snapshot()
+        ranks, imported, commands = await asyncio.to_thread(
+            lambda: (run_dir.ranks(), run_dir.imported(), run_dir.commands())
+        )
+        me = self._registrar.identity
+        # Ranks of another run save for themselves: their round is not the one that counts.
+        own = saves_of(ranks, snapshot.round, me.member, me.pod_uid)
+        if own is not None:
+            took_s, reserved_s = snapshot.commit.took_s, reserve_s(self._grace_s)
+            own = timed(own, took_s, self._grace_s, reserved_s)
+            commit, round = snapshot.commit, snapshot.round
+            assert round is not None
+            commits = commit.is_of(round.run, round.number) and commit.phase in WAITS
+            await self._watch.look(ranks, round, commits=commits)
             if self._ends_stuck and self._watch.still:
                 await self._watch.end(self._causes())
-            reports_start = self._pass_on(ranks, imported, snapshot.own_round)
-            hurries = reports_start or self._watch.waits
-            hurries |= own is not None and bool(commands) and own.step < 0
-            await asyncio.sleep(START_LOOK_S if hurries else LOOK_S)
+            own = replace(
+                own,
+                still=self._watch.still,
+                still_since_unix_s=self._watch.since_unix_s if self._watch.still else 0.0,
+            )
+            self._warn_if_slow(own, snapshot.round)
+        elif snapshot.round is None:
+            own = of_horovodrun(ranks, commands, me.member, me.pod_uid)
+        self.own = own
+        self._warn(differing(ranks, snapshot.round, me.member))
+        reports_start = self._pass_on(ranks, imported, snapshot.own_round)
+        hurries = reports_start or self._watch.waits
+        hurries |= own is not None and bool(commands) and own.step < 0
+        look_at_s = now + (START_LOOK_S if hurries else LOOK_S)
+        write = self._slow or self._report(now, snapshot) or self._conclusion(snapshot)
+        return Step(look_at_s=look_at_s, write=write)
 
     def _causes(self) -> Collection[int]:
         """Return the ranks of this pod that keep the world from training, as all pods report."""
@@ -165,7 +160,7 @@ class SaveReporter:
                 extra={"event": "cursors_differ"},
             )
 
-    async def _warn_if_slow(self, own: PodSaves, round: LiveRound | None) -> None:
+    def _warn_if_slow(self, own: PodSaves, round: LiveRound | None) -> None:
         """Say that a save takes longer than a drain has: at the first one, and if it grows."""
         if own.save_s <= self._slow_s * GROWN:
             return
@@ -173,8 +168,13 @@ class SaveReporter:
         log.warning("%s", own.too_slow, extra={"event": "slow_save", "save_s": own.save_s})
         if round is not None and round.members[:1] == (own.member,):
             details = {"save_s": own.save_s, "grace_s": own.grace_s, "reserve_s": own.reserve_s}
-            entry = self._writing.history("slow", own.member, own.too_slow, dict(details))
-            await self._writing.txn([], list(entry))
+            entry = HistoryEntry("slow", own.member, own.too_slow, time(), dict(details))
+            self._slow = DueWrite(partial(self._slow_writes, entry))
+
+    def _slow_writes(self, entry: HistoryEntry) -> GuardedWrites:
+        # Once: the log has it in any case.
+        self._slow = None
+        return [], list(self._client.history(entry))
 
     @property
     def steps_at_risk(self) -> int:
@@ -185,12 +185,12 @@ class SaveReporter:
         saved = last.step if last is not None and last.is_of(self.own.run) else 0
         return max(0, self.own.step - saved)
 
-    async def _report(self, snapshot: DrainingSnapshot) -> None:
-        """Store the saves of this pod if the stored report differs and is old enough."""
+    def _report(self, now: float, snapshot: DrainingSnapshot) -> DueWrite | None:
+        """Return the write of this pod's saves if the stored report differs and is old enough."""
         own, round, lease_id = self.own, snapshot.round, self._registrar.lease_id
         generation = self._registrar.generation
         if own is None or lease_id is None or generation is None:
-            return
+            return None
         key = self._client.keys.in_generation(generation).pod_saves(own.member)
         kv = self._client.mirror.kvs.get(key)
         stored = self._client.membership.saves().get(own.member)
@@ -201,33 +201,30 @@ class SaveReporter:
         first = 0 in own.ranks if round is None else own.member == round.members[0]
         tells_step = first and own.step >= 0
         if same and (not tells_step or own.step == stored.step):
-            return
+            return None
         unchanged = own.newest is None and not tells_step
         unchanged &= (own.still, own.waits) == (stored.still, stored.waits)
         if unchanged and round is not None:
-            return
-        now = self._clock()
+            return None
         size = 1 if round is None else len(round.members)
         pause_s = STEP_S if same else max(LOOK_S, REPORT_PER_MEMBER_S * size)
         if now - self._reported_s < pause_s:
-            return
-        report = replace(own, at_unix_s=time())
-        revision = kv.mod_revision if kv is not None else 0
-        compares = [Compare(key, "mod", "=", revision)]
-        if await self._writing.txn(compares, [Put(key, report.to_json(), lease_id)]):
-            self._reported_s = now
+            return None
+        put = Put(key, replace(own, at_unix_s=time()).to_json(), lease_id)
+        compares = [Compare(key, "mod", "=", kv.mod_revision if kv is not None else 0)]
+        return DueWrite(lambda: (compares, [put]), written=partial(self._note_report, now))
 
-    async def _conclude(self, snapshot: DrainingSnapshot) -> None:
-        """Store the newest step that all ranks have saved, if it is this pod's turn."""
+    def _note_report(self, now: float) -> None:
+        self._reported_s = now
+
+    def _conclusion(self, snapshot: DrainingSnapshot) -> DueWrite | None:
+        """Return the write of the newest step that all ranks have saved; None if there is none."""
         saved, why = last_save.decide(snapshot, self._client.membership.saves())
-        if saved is None and why.startswith(DIFFER):
-            self._warn(why)
-        if saved is None or not self._registrar.registered.is_set():
-            self._writing.turn_over()
-            return
-        if self._writing.turn_in_s(snapshot.round, STAGGER_S) > 0:
-            return
+        if saved is None:
+            if why.startswith(DIFFER):
+                self._warn(why)
+            return None
         saved = replace(saved, at_unix_s=time())
-        if await self._writing.txn(*transaction(self._client.keys, snapshot, saved)):
-            self._writing.turn_over()
-            self._diary.say(why)
+        me = self._registrar.identity.member
+        writes = partial(transaction, self._client.keys, snapshot, saved)
+        return DueWrite(writes, why, turn=turn_of(snapshot, me, TURN_S))

@@ -16,7 +16,6 @@ from agent.drain.notice_socket import NoticeSocket
 from agent.drain.own import OwnDrain
 from agent.drain.saves import SaveReporter
 from agent.drain.view import DrainView, RoundSource
-from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from agent.stuck.watch import StillWatch
 from rdzv.drain.gate import ON_CUT_S
@@ -54,33 +53,23 @@ class Drains:
         ledgers: Callable[[], Sequence[ShardLedger]],
         boot_clock: Callable[[], float],
     ) -> None:
-        client, clock = kernel.client, kernel.clock
         identity = registrar.identity
-        sight = DrainView(client, rounds, identity.pod_uid, run_dir, ledgers)
-
-        def writing() -> DrainWriter:
-            # One writer each: the backoff of one that loses a race delays no other.
-            return DrainWriter(client, registrar, kernel.random, clock)
-
+        view = DrainView(kernel.client, rounds, identity.pod_uid, run_dir, ledgers)
+        self.own = OwnDrain(kernel, run_dir, identity, grace_s=grace_s, boot_s=boot_clock)
+        on_cut_s = ON_CUT_S if on_cut == "hold" else math.inf
+        self.gate_writer = GateWriter(kernel, run_dir, registrar, view, self.own, on_cut_s=on_cut_s)
         policy = DrainPolicy(below_min)
-        self.own = OwnDrain(
-            run_dir, client, identity, writing(), grace_s=grace_s, boot_s=boot_clock
-        )
-        self.gate_writer = GateWriter(
-            *(run_dir, client, registrar, sight, writing(), self.own, clock),
-            on_cut_s=ON_CUT_S if on_cut == "hold" else math.inf,
-        )
-        self.coordinator = Coordinator(kernel, identity.member, sight, self.own, policy)
+        self.coordinator = Coordinator(kernel, identity.member, view, self.own, policy)
+        watch = StillWatch(run_dir, kernel.clock, stuck_after_s)
         self.saves = SaveReporter(
-            *(run_dir, client, registrar, sight, rounds, writing()),
-            watch=StillWatch(run_dir, clock, stuck_after_s),
+            *(kernel, run_dir, registrar, view, rounds),
+            watch=watch,
             ends_stuck=when_stuck == "reform",
             grace_s=grace_s,
-            clock=clock,
         )
-        self.launcher_saves = LauncherSaves(run_dir, client, registrar, writing())
+        self.launcher_saves = LauncherSaves(kernel, run_dir, identity.member)
         self.notices = NoticeSocket(notice_path, self.own.notify, self.own.phase_after)
-        self._client = client
+        self._client = kernel.client
 
     @property
     def commit(self) -> Commit:

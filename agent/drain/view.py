@@ -94,13 +94,12 @@ class DrainView:
             self._listed = (membership, places, listing.decide(membership, places))
         return self._listed[2]
 
-    async def changed_from(self, before: DrainingSnapshot, timeout_s: float | None = None) -> None:
-        """Wait until votes, members or rounds change, for ``timeout_s`` at most."""
+    async def changed_from(self, before: DrainingSnapshot) -> None:
+        """Wait until votes, members or rounds change."""
         await first_of(
             self._client.membership.votes_changed_from(before.votes),
             self._client.membership.changed_from(before.membership),
             self._rounds.live_rounds_changed(LiveRounds(before.round, before.own_round)),
-            timeout_s=timeout_s,
         )
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from rdzv.snapshot import Snapshot
@@ -18,8 +20,9 @@ async def test_a_wait_that_fails_is_no_news(monkeypatch: pytest.MonkeyPatch) -> 
         own, sight = pod.drains.own, pod.drains.coordinator._view
         known = await sight.snapshot()
         monkeypatch.setattr(pod.membership, "changed_from", fail)
+        step = await own.step()
         with pytest.raises(ZeroDivisionError):
-            await own._change_from(known.membership, 5.0)
+            await own._wait(step, math.inf)
         with pytest.raises(ZeroDivisionError):
-            await sight.changed_from(known, 5.0)
+            await sight.changed_from(known)
         await pod.kill()

@@ -199,7 +199,7 @@ async def test_a_sidecar_that_alone_was_stopped_is_listed_again(
         # It reckons anew when to look again: nothing but that timer can list it then.
         ahead_s = one.clock() - notes.deadline_boot_s + 1.0
         monkeypatch.setattr(agent.drain.own_record, "OUTLIVED_S", ahead_s)
-        drained.drains.own._stirred.set()
+        drained.drains.own.wake()
         await one.until(lambda: drained.drain is None)
         await drained.soon(lambda: not drained.drains.own.active)
         await drained.soon(lambda: drained.kept() is None)

@@ -11,9 +11,9 @@ import pytest
 
 from agent.drain.notice import Notice
 from agent.drain.own import OwnDrain
-from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from rdzv.drain.transactions import cancel, first_write
+from rdzv.reconcile import Kernel
 from rdzv.records.commit import Commit
 from rdzv.records.drain import Drain
 from rdzv.store import Put
@@ -35,9 +35,9 @@ async def test_a_write_that_lands_after_the_cancellation_drains_nobody(
     tmp_path: Path, commits: int
 ) -> None:
     async with client(MemoryEngine(now)) as one, member_of(one, lease_ttl_s=LONG_TTL_S) as member:
-        writing = DrainWriter(one, member, Random(1), now)
+        kernel = Kernel(one, member.fence, member.registered.wait, now, Random(1))
         run_dir = RunDir(str(tmp_path))
-        own = OwnDrain(run_dir, one, member.identity, writing, grace_s=30.0, boot_s=now)
+        own = OwnDrain(kernel, run_dir, member.identity, grace_s=30.0, boot_s=now)
         own.notify(Notice("control", "test", 20.0))
         sent = own._writes(one.membership.snapshot(), None)
         assert sent is not None
@@ -55,9 +55,10 @@ async def test_a_write_that_lands_after_the_pod_has_outlived_its_drain_drains_no
     tmp_path: Path,
 ) -> None:
     async with client(MemoryEngine(now)) as one, member_of(one, lease_ttl_s=LONG_TTL_S) as member:
-        writing, now_s = DrainWriter(one, member, Random(1), now), 0.0
+        kernel = Kernel(one, member.fence, member.registered.wait, now, Random(1))
+        now_s = 0.0
         run_dir = RunDir(str(tmp_path))
-        own = OwnDrain(run_dir, one, member.identity, writing, grace_s=30.0, boot_s=lambda: now_s)
+        own = OwnDrain(kernel, run_dir, member.identity, grace_s=30.0, boot_s=lambda: now_s)
         own.notify(Notice("prestop", "test", 20.0))
         sent = own._writes(one.membership.snapshot(), None)
         assert sent is not None

@@ -817,7 +817,7 @@ PLANTS |= {
     ),
     # What is written of drains compares no registration.
     "drains-not-fenced": _as(
-        "evicted-drains", 20, {"agent.drain.writer.DrainWriter._registered": lambda *_: []}
+        "evicted-drains", 20, {"rdzv.members.registrar.Registrar.fence": lambda *_: ()}
     ),
     # Drains look at the newest round alone, and who is not in it is in none.
     "leavers-of-other-runs-forgotten": _as(

@@ -45,6 +45,7 @@ MADE_IN = {
     ("rdzv.reconcile", "Kernel"): {
         ASSEMBLY,
         "tests/contract/test_host_delivery.py",
+        "tests/contract/test_late_drain.py",
         "tests/unit/test_reconcile.py",
     },
     ("rdzv.members.losses", "Losses"): {ASSEMBLY},
@@ -63,7 +64,6 @@ MADE_IN = {
     ("agent.drain.own", "OwnDrain"): {DRAINS, "tests/contract/test_late_drain.py"},
     ("agent.drain.gate_writer", "GateWriter"): {DRAINS},
     ("agent.drain.coordinator", "Coordinator"): {DRAINS},
-    ("agent.drain.writer", "DrainWriter"): {DRAINS, "tests/contract/test_late_drain.py"},
     ("agent.drain.notice_socket", "NoticeSocket"): {DRAINS, "tests/contract/test_notice_socket.py"},
     ("agent.running", "RunningParts"): {
         "agent/sidecar.py",
