@@ -115,8 +115,6 @@ class SaveReporter(Reconciler):
             assert round is not None
             commits = commit.is_of(round.run, round.number) and commit.phase in WAITS
             await self._watch.look(ranks, round, commits=commits)
-            if self._ends_stuck and self._watch.still:
-                await self._watch.end(self._causes())
             own = replace(
                 own,
                 still=self._watch.still,
@@ -127,6 +125,8 @@ class SaveReporter(Reconciler):
             own = of_horovodrun(ranks, commands, me.member, me.pod_uid)
         self.own = own
         self._warn(differing(ranks, snapshot.round, me.member))
+        if self._ends_stuck and self._watch.still:
+            await self._watch.end(self._causes())
         reports_start = self._pass_on(ranks, imported, snapshot.own_round)
         hurries = reports_start or self._watch.waits
         hurries |= own is not None and bool(commands) and own.step < 0
