@@ -16,7 +16,7 @@ from rdzv import listing
 from rdzv.drain.launcher_save import is_withdrawn
 from rdzv.listing import Listing
 from rdzv.race import first_of
-from rdzv.reconcile import Kernel, Reconciler, Step
+from rdzv.reconcile import Kernel, Outlook, Reconciler
 from rdzv.records.drain import Drain
 from rdzv.records.history import departures
 from rdzv.snapshot import Snapshot
@@ -76,7 +76,7 @@ class HostDelivery(Reconciler):
             if self._confirming is not None:
                 self._confirming.cancel()
 
-    async def step(self) -> Step:
+    async def step(self) -> Outlook:
         """Follow the membership, and deliver the list that it makes."""
         if self._confirming is not None and self._confirming.done():
             self._confirming.result()  # raises the task's exception, if any
@@ -85,14 +85,14 @@ class HostDelivery(Reconciler):
         snapshot = self._client.membership.snapshot()
         if not self.joined:
             await self._follow_departures(snapshot)
-            return Step(partial(self._joined_or_changed_from, snapshot))
+            return Outlook(partial(self._joined_or_changed_from, snapshot))
         foreign = snapshot.job is not None and self._held() not in (None, snapshot.job.generation)
         if not foreign:
             self._decide(snapshot)
         if await self._deliver(self._list.render()):
             self.delivered.set()
         look_at_s = self._clock() + RETRY_PAUSE_S if foreign else self._look_at_s()
-        return Step(partial(self._client.membership.changed_from, snapshot), look_at_s)
+        return Outlook(partial(self._client.membership.changed_from, snapshot), look_at_s)
 
     async def _follow_departures(self, snapshot: Snapshot) -> None:
         if snapshot.job is not None and snapshot.job.generation == self._generation:

@@ -84,7 +84,7 @@ class DueWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Outlook:
     """The outcome of one look. ``look_at_s``: when to look again though nothing has changed.
 
     ``changed`` waits until an input differs from what the step has seen; None: only a call or the
@@ -140,7 +140,7 @@ class Reconciler(ABC):
         kernel.loops[name] = self
 
     @abstractmethod
-    async def step(self) -> Step:
+    async def step(self) -> Outlook:
         """Look at the inputs and decide; may write files by ``put``."""
 
     def wake(self) -> None:
@@ -262,7 +262,7 @@ class Reconciler(ABC):
 
     # -- the wait
 
-    async def _wait(self, step: Step, due_in_s: float) -> None:
+    async def _wait(self, step: Outlook, due_in_s: float) -> None:
         """Wait for a change, a call, the time that the step has named, or that of its write."""
         waits: list[Awaitable[object]] = [self._woken.wait()]
         if step.changed is not None:
@@ -271,5 +271,5 @@ class Reconciler(ABC):
             waits.append(self.kernel.registered())
         await first_of(*waits, timeout_s=self._timeout_s(step, due_in_s))
 
-    def _timeout_s(self, step: Step, due_in_s: float) -> float:
+    def _timeout_s(self, step: Outlook, due_in_s: float) -> float:
         return max(REST_S, min(step.look_at_s - self.kernel.clock(), due_in_s, self._refused_s))

@@ -19,7 +19,7 @@ from rdzv.drain.decision import DrainDecision
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, observe
 from rdzv.drain.phases import phase_of
 from rdzv.drain.transactions import transaction
-from rdzv.reconcile import DueWrite, Kernel, Reconciler, Step
+from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
 from rdzv.records.commit import LastCommit
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
@@ -93,7 +93,7 @@ class Coordinator(Reconciler):
         self._reason = ""
         self._reason_since_s = 0.0
 
-    async def step(self) -> Step:
+    async def step(self) -> Outlook:
         """Decide what is due, and when something may be without a change."""
         snapshot = await self._view.snapshot()
         self._own.see_round(snapshot.own_round or snapshot.round)
@@ -106,7 +106,7 @@ class Coordinator(Reconciler):
         look_at_s = min(decision.wake_at_s, now + self._standing_s(now, snapshot, decision))
         if snapshot.commands and self._own.active:
             look_at_s = min(look_at_s, now + COMMANDS_LOOK_S)
-        return Step(
+        return Outlook(
             changed=partial(self._view.changed_from, snapshot),
             look_at_s=max(look_at_s, now + LOOK_S),
             write=self._write_of(now, snapshot, decision),

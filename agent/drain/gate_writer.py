@@ -24,7 +24,7 @@ from rdzv.drain.launcher_save import ask_of, asked
 from rdzv.errors import RecordError, StoreError
 from rdzv.members.registrar import Registrar
 from rdzv.race import first_of
-from rdzv.reconcile import DueWrite, Kernel, Reconciler, Step
+from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
 from rdzv.records.commit import Vote, vote_transaction
 from rdzv.store import Compare, Put
 
@@ -106,7 +106,7 @@ class GateWriter(Reconciler):
                     await self._show(wanted)
             await first_of(mirror.changed_after(0), timeout_s=self._look_in_s)
 
-    async def step(self) -> Step:
+    async def step(self) -> Outlook:
         """Follow the store and the ranks."""
         await self._probe()
         snapshot = await self._view.snapshot()
@@ -127,11 +127,11 @@ class GateWriter(Reconciler):
         changed, write = partial(self._view.changed_from, snapshot), None
         if move.gate is not None:
             if await self._show(move.gate):
-                return Step(again=True)
+                return Outlook(again=True)
         elif move.vote is not None:
             self.diary.say(move.reason)
             write = self._write_of(move.vote, snapshot)
-        return Step(changed, self.kernel.clock() + self._pause_s(snapshot), write)
+        return Outlook(changed, self.kernel.clock() + self._pause_s(snapshot), write)
 
     def _here(self) -> Here:
         return Here(

@@ -10,7 +10,7 @@ from functools import partial
 from agent.rundir.files import RunDir
 from rdzv.drain.launcher_save import answer, asked
 from rdzv.drain.transactions import change
-from rdzv.reconcile import DueWrite, Kernel, Reconciler, Step
+from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
 from rdzv.records.drain import Drain
 
 log = logging.getLogger(__name__)
@@ -28,14 +28,14 @@ class LauncherSaves(Reconciler):
         self._run_dir = run_dir
         self._me = me
 
-    async def step(self) -> Step:
+    async def step(self) -> Outlook:
         """Follow the store, and the ranks while a save is to come."""
         client = self.kernel.client
         snapshot = client.membership.snapshot()
         changed = partial(client.membership.changed_from, snapshot)
         drain = asked(snapshot)
         if drain is None or drain.outcome or drain.step is not None:
-            return Step(changed)
+            return Outlook(changed)
         # A rank that ended has left its file behind.
         running = await asyncio.to_thread(self._run_dir.commands)
         ranks = await asyncio.to_thread(self._run_dir.ranks) if running else ()
@@ -50,7 +50,7 @@ class LauncherSaves(Reconciler):
         if after is not None:
             writes = partial(change, client.keys, snapshot, after)
             write = DueWrite(writes, written=partial(_log, after))
-        return Step(changed, self.kernel.clock() + LOOK_S, write)
+        return Outlook(changed, self.kernel.clock() + LOOK_S, write)
 
 
 def _log(drain: Drain) -> None:

@@ -26,7 +26,7 @@ from rdzv.drain.phases import phase_of
 from rdzv.drain.transactions import change, first_write, lift
 from rdzv.errors import RecordError
 from rdzv.members.registration import Identity
-from rdzv.reconcile import DueWrite, Kernel, Reconciler, Step
+from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
 from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.snapshot import Snapshot
@@ -134,7 +134,7 @@ class OwnDrain(Reconciler):
 
     # -- the loop
 
-    async def step(self) -> Step:
+    async def step(self) -> Outlook:
         """Keep the notes, the disk, the store and the phase in step."""
         snapshot = self._client.membership.snapshot()
         drain = self._drain(snapshot)
@@ -152,7 +152,7 @@ class OwnDrain(Reconciler):
             until_s = math.inf if due_in_s is None else now + due_in_s
             write = DueWrite(lambda: writes, until_s=until_s)
         look_at_s = now + min(moments_s, default=math.inf)
-        return Step(partial(self._client.membership.changed_from, snapshot), look_at_s, write)
+        return Outlook(partial(self._client.membership.changed_from, snapshot), look_at_s, write)
 
     def _drain(self, snapshot: Snapshot) -> Drain | None:
         return snapshot.drains.get(self._identity.pod_uid)

@@ -35,7 +35,7 @@ from rdzv.drain.last_save import (
     transaction,
 )
 from rdzv.members.registrar import Registrar
-from rdzv.reconcile import DueWrite, Kernel, Reconciler, Step
+from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
 from rdzv.records.history import HistoryEntry
 from rdzv.records.progress import RankProgress
 from rdzv.records.saves import HOROVODRUN, PodSaves
@@ -98,7 +98,7 @@ class SaveReporter(Reconciler):
         self._watch = watch
         self._ends_stuck = ends_stuck
 
-    async def step(self) -> Step:
+    async def step(self) -> Outlook:
         """Poll the ranks and the store; return the first write that is due, as the next follows."""
         now, run_dir = self.kernel.clock(), self._run_dir
         snapshot = await self._view.snapshot()
@@ -132,7 +132,7 @@ class SaveReporter(Reconciler):
         hurries |= own is not None and bool(commands) and own.step < 0
         look_at_s = now + (START_LOOK_S if hurries else LOOK_S)
         write = self._slow or self._report(now, snapshot) or self._conclusion(snapshot)
-        return Step(look_at_s=look_at_s, write=write)
+        return Outlook(look_at_s=look_at_s, write=write)
 
     def _causes(self) -> Collection[int]:
         """Return the ranks of this pod that keep the world from training, as all pods report."""

@@ -13,7 +13,7 @@ from time import time
 
 from rdzv.members.registrar import Registrar
 from rdzv.members.templates import left_to
-from rdzv.reconcile import DueWrite, Kernel, Reconciler, Step
+from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
 from rdzv.records.job_change import change_between
@@ -39,7 +39,7 @@ class RollBack(Reconciler):
         self._patience_s = patience_s
         self._since_s: float | None = None
 
-    async def step(self) -> Step:
+    async def step(self) -> Outlook:
         """Decide whether this member is left alone with another template, and for how long."""
         membership, now = self.kernel.client.membership, self.kernel.clock()
         snapshot = membership.snapshot()
@@ -47,16 +47,16 @@ class RollBack(Reconciler):
         changed = partial(membership.changed_from, snapshot)
         if before is None or job is None:
             self._since_s = None
-            return Step(changed)
+            return Outlook(changed)
         self._since_s = now if self._since_s is None else self._since_s
         due_s = self._since_s + self._patience_s
         if now < due_s:
-            return Step(changed, due_s)
+            return Outlook(changed, due_s)
         if self._registrar.generation not in (None, job.generation):
-            return Step(changed, now + RETRY_S)
+            return Outlook(changed, now + RETRY_S)
         change = change_between(before, job)
         writes = partial(self._writes, snapshot, job, change)
-        return Step(changed, write=DueWrite(writes, written=partial(self._log, change)))
+        return Outlook(changed, write=DueWrite(writes, written=partial(self._log, change)))
 
     def _left(self, snapshot: Snapshot) -> Job | None:
         identity = self._registrar.identity

@@ -19,7 +19,7 @@ import pytest
 
 from rdzv.job import JobClient
 from rdzv.mirror import Mirror
-from rdzv.reconcile import Kernel, Reconciler, Step, Turn, DueWrite
+from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler, Turn
 from rdzv.store import Compare, Operation, Put
 from rdzv.store.backoff import Doubling
 from rdzv.store.memory.client import MemoryEngine
@@ -54,7 +54,7 @@ class Counter(Reconciler):
         kv = self.kernel.client.mirror.kvs.get(KEY)
         return 0 if kv is None else int(kv.value)
 
-    async def step(self) -> Step:
+    async def step(self) -> Outlook:
         self.looks += 1
         mirror, wanted = self.kernel.client.mirror, self.wanted
         kv, sequence = mirror.kvs.get(KEY), mirror.sequence
@@ -71,7 +71,7 @@ class Counter(Reconciler):
                 turn=self.turn,
                 until_s=self.until_s,
             )
-        return Step(partial(mirror.changed_after, sequence), self.due_s, write)
+        return Outlook(partial(mirror.changed_after, sequence), self.due_s, write)
 
     def _count(self) -> None:
         self.written += 1
@@ -216,7 +216,7 @@ async def a_file_that_the_disk_refuses_is_tried_again() -> None:
 
         step = one.loop.step
 
-        async def puts() -> Step:
+        async def puts() -> Outlook:
             await one.loop.put(put, lambda error: None)
             return await step()
 
@@ -247,7 +247,7 @@ async def test_the_kernel_keeps(promise: Callable[[], Coroutine[None, None, None
     await promise()
 
 
-async def looks_then_forgets(self: Reconciler) -> Step:
+async def looks_then_forgets(self: Reconciler) -> Outlook:
     """A step whose calls are forgotten: the call is taken to be older than the look."""
     step = await Counter.step(cast(Counter, self))
     self._woken.clear()
