@@ -85,6 +85,13 @@ def add_gauges(
         lambda: float(launcher.failures.total),
     )
     metrics.gauge(
+        "muster_loop_stuck_seconds",
+        "Seconds for which a loop has had something to do and has not done it, by the reason.",
+        member.kernel.stuck_s,
+        "loop",
+        "reason",
+    )
+    metrics.gauge(
         "muster_loop_lag_seconds",
         "The worst lag of the event loop in the last ten seconds.",
         lambda: loop_lag.worst_s,

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
 
 from agent.telemetry.exposition import family
 from agent.telemetry.store_metrics import StoreMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+Read = Callable[[], float | Mapping[str, float] | Mapping[tuple[str, ...], float]]
+"""The value of a gauge; of one with labels, a value for each of theirs."""
 
 
 class Metrics:
@@ -23,16 +27,17 @@ class Metrics:
         self,
         name: str,
         help_text: str,
-        read: Callable[[], float | dict[str, float]],
-        label: str = "",
+        read: Read,
+        *labels: str,
     ) -> None:
         """Add a gauge that is read at each scrape; ``read`` of a labelled one returns a dict."""
 
         def text() -> str:
             value = read()
-            if not isinstance(value, dict):
+            if not isinstance(value, Mapping):
                 return family(name, "gauge", help_text, [(name, {}, value)])
-            samples = [(name, {label: one}, number) for one, number in sorted(value.items())]
+            keyed = [((one,) if isinstance(one, str) else one, at) for one, at in value.items()]
+            samples = [(name, dict(zip(labels, of, strict=True)), at) for of, at in sorted(keyed)]
             return family(name, "gauge", help_text, samples)
 
         if name in self._gauges:
