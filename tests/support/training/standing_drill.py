@@ -2,6 +2,7 @@
 """Worlds that come to stand still in turn, in every way, and what ``muster status`` says of it.
 
 python -m tests.support.training.standing_drill --nodes 4 --times 25
+python -m tests.support.training.standing_drill --nodes 2 --calm 10000
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ class Drill:
 
     def __init__(self, nodes: int, after: str, folder: Path) -> None:
         self._folder = folder
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         self._environ = {
             **os.environ,
+            "PATH": path,
             "CONTROL": str(folder),
             "MUSTER_STUCK_AFTER": after,
             "OMP_NUM_THREADS": "1",
@@ -101,17 +104,23 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--times", type=int, default=25, help="of each fault")
     parser.add_argument("--after", default="5s")
+    parser.add_argument("--calm", type=int, help="make so many steps without a fault instead")
+    parser.add_argument("--first", type=float, default=0.0, help="seconds of the first step")
     arguments = parser.parse_args()
     chance = random.Random(1)
     plan = [*FAULTS, *HARMLESS] * arguments.times
     chance.shuffle(plan)
     found: Counter[tuple[str, str]] = Counter()
+    os.environ["FIRST_S"] = str(arguments.first)
     with tempfile.TemporaryDirectory() as folder:
         drill = Drill(arguments.nodes, arguments.after, Path(folder))
         try:
             if not drill.trains(arguments.nodes, 300):
                 raise SystemExit("it does not train: " + str(drill.state()["verdict"]))
             time.sleep(20)
+            if arguments.calm:
+                plan = []
+                _calm(drill, arguments.calm, arguments.nodes, chance)
             for number, kind in enumerate(plan, 1):
                 rank = chance.randrange(arguments.nodes)
                 outcome = _one(drill, kind, rank, arguments.nodes)
@@ -122,6 +131,24 @@ def main() -> None:
             drill.end()
     for (kind, outcome), count in sorted(found.items()):
         sys.stdout.write(f"{kind:12} {outcome:12} {count}\n")
+
+
+def _calm(drill: Drill, steps: int, nodes: int, chance: random.Random) -> None:
+    """Save, evaluate and train until so many steps are made; print each alarm."""
+    looks = alarms = at = 0
+    while at < steps:
+        rank, kind = chance.randrange(nodes), chance.choice(HARMLESS)
+        drill.begin(kind, rank)
+        for part_s in (HARMLESS_S, 2 * HARMLESS_S):
+            for one in drill.states(part_s):
+                looks += 1
+                at = max(at, (one.get("last_save") or {}).get("seen_step") or 0)
+                if one["verdict"]["state"] == "stuck":
+                    alarms += 1
+                    sys.stdout.write(f"step {at}, {kind} of rank {rank}: {one['verdict']['why']}\n")
+            drill.release(rank)
+        sys.stdout.write(f"step {at}: {kind} of rank {rank}, {alarms} alarms in {looks} looks\n")
+        sys.stdout.flush()
 
 
 def _one(drill: Drill, kind: str, rank: int, nodes: int) -> str:
