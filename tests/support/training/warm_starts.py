@@ -54,7 +54,8 @@ GIVEN = {
     "print(sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.excepthook)\n"
     "print(tracemalloc.is_tracing(), sys.get_asyncgen_hooks(), threading.stack_size())\n"
     "print(sys.displayhook, sys.unraisablehook, sys.breakpointhook, sys.path_hooks[:1])\n"
-    "print(threading.main_thread().ident == threading.get_ident(), [t.name for t in threading.enumerate()])\n"
+    "print(threading.main_thread().ident == threading.get_ident(),"
+    " [t.name for t in threading.enumerate()])\n"
     "print(threading.get_native_id() == os.getpid(), sys.dont_write_bytecode, sys.intern('a'))\n",
     "standard input": "import sys\nprint(sys.stdin.read(), sys.stdin.name, sys.stdin.mode)\n",
 }
