@@ -28,6 +28,7 @@ from agent.tunnel.launcher_end import LauncherEnd
 from agent.tunnel.tunnel import Tunnel
 from agent.tunnel.worker_end import WorkerEnd
 from agent.verdict.telling import StateTeller
+from agent.world.keeper import WorldKeeper
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.kept import Kept
 from launcher_shim.horovod.hosts import token_of
@@ -70,6 +71,7 @@ class LauncherParts:
     tunnel: Tunnel
     shards: ShardSocket
     desk: ShardDesk
+    world: WorldKeeper
 
 
 def job_client(around: Surroundings, keys: JobKeys) -> JobClient:
@@ -220,7 +222,10 @@ def launcher_parts(
     )
     shards = ShardSocket(sockets.shards_path, desk.answer)
     tunnel = tunnel_of(around, member, sockets, settings.lease_ttl_s)
-    return LauncherParts(hosts, endpoint, drains, lookout, failures, tunnel, shards, desk)
+    world = WorldKeeper(
+        *(run_dir, client, registrar, endpoint), port=settings.launcher_port, clock=around.clock
+    )
+    return LauncherParts(hosts, endpoint, drains, lookout, failures, tunnel, shards, desk, world)
 
 
 def tunnel_of(

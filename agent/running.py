@@ -108,6 +108,7 @@ class RunningParts:
             "roll-back": self.member.roll_back.run(),
             "drains": self.launcher.drains.run(),
             "shards": self.launcher.shards.run(),
+            "world": self.launcher.world.run(),
             "lookout": self.launcher.lookout.run(),
             "failures": self.launcher.failures.run(),
             "sweeper": self.member.sweeper.run(),

@@ -322,6 +322,20 @@ class RunKeys:
         return f"{self.nodes}{_name(member)}"
 
     @property
+    def world(self) -> str:
+        """The key of the newest change of a world that changes in place."""
+        return f"{self.prefix}world"
+
+    @property
+    def world_reports(self) -> str:
+        """The prefix of what the pods of such a world report."""
+        return f"{self.prefix}worlds/"
+
+    def world_report(self, member: str) -> str:
+        """Return the key of the report of one member's pod, on that member's lease."""
+        return f"{self.world_reports}{_name(member)}"
+
+    @property
     def kv(self) -> str:
         """The prefix of everything else that launchers store."""
         return f"{self.prefix}kv/"

@@ -18,7 +18,7 @@ from launcher_shim.rundir.progress_line import read_whole
 from launcher_shim.rundir.safe_open import read_untrusted
 from rdzv.errors import RecordError
 from rdzv.records.codec import CURSOR_MAX_BYTES, take_samples, take_seconds, take_tag
-from rdzv.records.progress import RankProgress
+from rdzv.records.progress import RankInWorld, RankProgress
 
 CURSORS_MAX_BYTES = 16 * 1024
 """Bound on a file of cursors: far more than those of the steps that a rank names."""
@@ -104,10 +104,29 @@ def _parse(content: bytes) -> RankProgress | None:
             save_s=take_seconds("progress", fields, "save_s") if "save_s" in fields else 0.0,
             samples=take_samples("progress", fields),
             waits=_share(fields.get("waits")),
+            in_world=_in_world(fields["world"]) if "world" in fields else None,
         )
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError, RecordError):
         return None
 
+
+def _in_world(part: Mapping[str, Any]) -> RankInWorld:
+    counted = {name: int(part.get(name, 0)) for name in ("epoch", "held", "broken", "formed")}
+    if min(counted.values()) < 0:
+        raise ValueError("a negative number")
+    return RankInWorld(
+        **counted,
+        number=int(part["number"]),
+        step=int(part["step"]),
+        failed=_pair({"failed": None, **part}, "failed", str),
+        ready=part.get("ready") is True,
+        over=part.get("over") is True,
+        torch=str(part.get("torch", ""))[:TORCH_MAX],
+    )
+
+
+TORCH_MAX = 40
+"""The longest name of a release of torch that is read."""
 
 _NUMBERS = (
     "pid",

@@ -162,6 +162,11 @@ class Endpoint:
         run = self._runs().get(round.run)
         return run is not None and run.rendezvous.ranks_at(round.number, step)
 
+    async def forget_shared(self, prefix: bytes) -> None:
+        """Delete what clients that belong to no rendezvous have stored under ``prefix``."""
+        if (current := self._generations.current) is not None:
+            await current.shared.forget(prefix)
+
     def trains_in(self, round: LiveRound) -> bool:
         """Return whether a torchrun that is connected here has a place in ``round``."""
         if (

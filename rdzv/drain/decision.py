@@ -269,6 +269,8 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
     untrained = snapshot.round is None or (snapshot.round.first and not snapshot.round.complete)
     may_grant = scene.may_grant or drain.preempted
     outcome: Outcome = "committed" if scene.served(uid) else "uncommitted"
+    if scene.round is not None and drain.member in scene.round.let_go:
+        return "committed", "the world goes on without it, with its state"
     if uid in scene.inside:
         assert scene.round is not None
         commit, round = scene.commit, scene.round
@@ -331,6 +333,8 @@ def _too_slow(scene: _Scene, uid: str) -> str:
 def _commit(scene: _Scene) -> DrainDecision:
     commit, round = scene.commit, scene.round
     assert round is not None
+    if round.in_place and commit.phase in ("idle", "void"):
+        return DrainDecision(reason="the world changes in place, without a save")
     if not commit.is_of(round.run, round.number):
         fresh = Commit(commit.epoch, round.run, round.number, mod_revision=commit.mod_revision)
         fresh = replace(fresh, took_s=commit.took_s)

@@ -26,6 +26,7 @@ Happening = Literal[
     "failed",
     "wait",
     "round",
+    "world",
     "closed",
     "generation",
     "drain",

@@ -7,6 +7,32 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class RankInWorld:
+    """What a rank of a script that trains in a world that changes in place publishes of it."""
+
+    number: int
+    """The formed world in which it makes its steps; -1 before the first."""
+    step: int
+    """Its last step whose state it holds whole; -1 if it holds no whole state."""
+    epoch: int = 0
+    """The newest change that it has read and obeyed."""
+    held: int = 0
+    """The change for which it stands at its boundary."""
+    broken: int = 0
+    """The world of which it has seen a collective fail."""
+    formed: int = 0
+    """The world in which it is, with its state."""
+    failed: tuple[int, str] | None = None
+    """The world that it could not form, and why."""
+    ready: bool = False
+    """Whether it waits to be taken in."""
+    over: bool = False
+    """Whether its training has ended well."""
+    torch: str = ""
+    """Its release of torch."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankProgress:
     """The published progress of one rank of this pod.
 
@@ -52,6 +78,8 @@ class RankProgress:
     """Whether its saves keep the samples, or why not; empty if it does not say."""
     waits: float | None = None
     """The share of its time in which it waits for other ranks; None if that is unknown."""
+    in_world: RankInWorld | None = None
+    """Its part in a world that changes in place; None if its script takes none."""
     pid: int = field(default=0, compare=False)
     started: int = field(default=0, compare=False)
     """The start of its process, in clock ticks since boot."""

@@ -79,6 +79,8 @@ def why_it_ends(snapshot: RunSnapshot, standings: Standings, reforms: Reform) ->
     current, membership = snapshot.round, snapshot.membership
     if not current.complete or current.closed or current.ends:
         return ""
+    if current.world and not current.finishing:
+        return ""  # Losses, leaves and joins change it in place, or it falls back.
     if lost := [member for member in standings.lost if member not in membership.saved]:
         others = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
         return f"{LOST}{', '.join(lost[:3])}{others}"

@@ -89,7 +89,8 @@ class DecisionLoop:
             self._evaluator.outdate()
             evaluation, now = self._evaluator.evaluate(), self._clock()
             stored = evaluation.stored
-            news = (evaluation.standings, stored.membership, evaluation.reform.cause)
+            done = self._evaluator.observations.done if stored.round.world else None
+            news = (evaluation.standings, stored.membership, evaluation.reform.cause, done)
             if published != news:
                 published = news
                 self._changed()

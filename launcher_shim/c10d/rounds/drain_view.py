@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.observations import GONE, Standings
@@ -39,6 +40,14 @@ def live_round(
         - snapshot.membership.quarantined,
         restored=current.restored,
         ends=current.ends,
+        in_place=current.world > 0 and not current.is_ending and not current.finishing,
+        let_go=frozenset(
+            node.member
+            for node in snapshot.nodes.values()
+            if current.takes_in(replace(node, own=True))
+            and node.seat not in current.frozen
+            and node.member in snapshot.membership.leaving
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from rdzv.errors import RecordError
@@ -81,6 +82,9 @@ class Node:
     silent: bool = False
     """Whether it sends no request though its ranks train: its world saves before it goes on without
     it."""
+    own: bool = False
+    """Whether ``round`` is one of its own, which no other torchrun is in: its ranks join a world
+    that changes in place."""
     seat: Seat = field(init=False, repr=False, compare=False)
     """Its entry in a frozen list. Created once, as every evaluation reads all of them."""
 
@@ -108,7 +112,7 @@ class Node:
     def to_json(self) -> bytes:
         """Encode for the store."""
         without = ("member", "mod_revision", *_WITHOUT[self.state])
-        return encode(self, without=without, sparse=("finished", "silent", "flavour"))
+        return encode(self, without=without, sparse=("finished", "silent", "flavour", "own"))
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
@@ -116,14 +120,14 @@ class Node:
         fields = load_record(kv.key, kv.value)
         known: dict[str, Any] = {"member": last_name(kv.key), "mod_revision": kv.mod_revision}
         if fields.get("state") != "in":
-            known |= {"round": 0, "finished": False, "silent": False}
+            known |= {"round": 0, "finished": False, "silent": False, "own": False}
         return decode(cls, kv.key, fields, ("round",), **known)
 
 
 _WITHOUT: Mapping[NodeState, tuple[str, ...]] = {
-    "asking": ("round", "finished", "silent", "left_reason"),
+    "asking": ("round", "finished", "silent", "own", "left_reason"),
     "in": ("left_reason",),
-    "left": ("round", "finished", "silent"),
+    "left": ("round", "finished", "silent", "own"),
 }
 """The fields that the record of a node in a state does not have."""
 
@@ -168,11 +172,22 @@ class Round:
     step."""
     waits: Count = 0
     """Number of worlds in a row that waited for such failures; this one counts once complete."""
+    world: Count = 0
+    """Number of the world that its ranks have formed in place, whose seats ``frozen`` has since; 0
+    if they are in the one that torchrun started."""
+    began: Annotated[tuple[Seat, ...], _take_seats] = ()
+    """The seats with which it was complete, which its torchruns are shown for ever; empty while
+    ``frozen`` is still the same."""
 
     def is_world_of(self, node: Node) -> bool:
         """Return whether ``node`` has a place in this round, not in another of that number."""
-        handed = self.complete and (node.state, node.round) == ("in", self.number)
+        handed = self.complete and node.state == "in" and (node.own or node.round == self.number)
         return handed and node.seat in self.frozen
+
+    def takes_in(self, node: Node) -> bool:
+        """Return whether ``node`` is in a round of its own, beside a world that may take it in."""
+        trains = self.complete and self.world > 0 and not self.closed and not self.ends
+        return trains and node.state == "in" and node.own
 
     def is_later_than(self, node: Node) -> bool:
         """Return whether ``node`` is a backup's record, from before its member's place here.
@@ -219,8 +234,23 @@ class Round:
 _OF_ALL_VERSIONS = ("complete", "closed", "finishing", "frozen")
 _OF_LATER_VERSIONS = (
     *("former", "restored", "restored_at", "ends", "progress", "start_s"),
-    *("failed_starts", "waits"),
+    *("failed_starts", "waits", "world", "began"),
 )
+
+
+OWN_ROUNDS = 10**17
+"""The least number of a round of a torchrun's own: above those of all real rounds, and with the
+most digits that a number in torch's keys has here."""
+
+
+def own_round(seat: Seat) -> int:
+    """Return the number of the round that one request for a place gets for itself.
+
+    torch's agents name keys by it, and the store may be restored to an earlier revision: no two
+    requests ever share one.
+    """
+    drawn = int.from_bytes(sha256("/".join(map(str, seat)).encode()).digest()[:7], "big")
+    return OWN_ROUNDS + drawn
 
 
 def first_round(generation: int) -> Round:

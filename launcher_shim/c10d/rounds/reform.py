@@ -60,6 +60,8 @@ def reform(
     size = policy.sizes.largest(here + newcomers)
     if policy.shrinks and 0 < size < here:
         return Reform("shrink", f"a world of {here} may have no more than {size} nodes")
+    if current.world:
+        return Reform()  # It takes newcomers in, and lets go, in place.
     # The next world may leave out members of this one: not to become smaller for that.
     size = policy.sizes.largest(snapshot.next_size(policy.sizes.smallest))
     if size <= here:

@@ -220,6 +220,31 @@ class Rendezvous:
             return False
         return current.is_ending or (own is not None and own.left_reason == "hung")
 
+    @property
+    def counts_apart(self) -> bool:
+        """Whether the torchruns of the present world are in different rounds."""
+        own = self._own.node
+        return self._run.round.world > 0 or (own is not None and own.own)
+
+    @property
+    def all_are_done(self) -> bool:
+        """Whether the workers of all nodes of the present world are done, whatever its rounds."""
+        snapshot, done = self._evaluator.evaluate().snapshot, self._evaluator.observations.done
+        current = snapshot.round
+        if current.closed == "success":
+            return True
+        if not current.frozen or current.is_ending:
+            return False
+        nodes = (snapshot.nodes.get(seat.member) for seat in current.frozen)
+        return all(
+            seat in done or (node is not None and node.seat == seat and node.finished)
+            for seat, node in zip(current.frozen, nodes, strict=True)
+        )
+
+    def evaluation(self) -> Evaluation:
+        """Return the present evaluation."""
+        return self._evaluator.evaluate()
+
     def vetoes_close(self, node: Node, closed: ClosedWhy) -> bool:
         """Return whether ``node`` may not close the run.
 
@@ -255,7 +280,7 @@ class Rendezvous:
         """Change the round that ``node`` is in, as long as it is the live one."""
 
         def edit_live(current: Round) -> Round | None:
-            live = current.complete and current.number == node.round
+            live = current.complete and (current.number == node.round or current.is_world_of(node))
             return edit(current) if live and not self._ended else None
 
         revision = await self._round_key.edit(self._run.round, edit_live)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import Standings
-from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.c10d.rounds.records import Node, Round, own_round
 from launcher_shim.c10d.rounds.reform import Reform
 
 Role = Literal["apart", "participant", "asking", "parked", "promoted", "waiting"]
@@ -71,7 +71,10 @@ def view(
     leaving = member in snapshot.membership.leaving
     if current.is_world_of(node):
         again = must_leave(snapshot, node)
-        return View("participant", current, phantom=again, closed=current.closed == "success")
+        closed = current.closed == "success"
+        return View("participant", shown_round_of(current, node), phantom=again, closed=closed)
+    if current.takes_in(node):
+        return View("participant", shown_round_of(current, node))
     number = Round(current.number)
     if current.closed == "success":
         return View("apart", number, closed=True)
@@ -128,6 +131,19 @@ def held_for(
     return 0.0, "nothing is in progress"
 
 
+def shown_round_of(current: Round, node: Node) -> Round:
+    """Return the round that the torchrun of ``node`` believes to be in; it never changes.
+
+    Those that were there from its beginning are shown the seats of then. One that came into its
+    world later has a round of its own, in which it is the last: as the first it would be asked for
+    the master's address.
+    """
+    if not node.own:
+        return replace(current, frozen=current.began, began=()) if current.began else current
+    others = tuple(seat for seat in current.frozen if seat.member != node.member)
+    return Round(node.round, complete=True, frozen=(*others, node.seat))
+
+
 def must_leave(snapshot: RunSnapshot, node: Node) -> bool:
     """Return whether ``node``, which is in the present world, must leave it and ask again.
 
@@ -169,8 +185,12 @@ def hand(snapshot: RunSnapshot, node: Node) -> Node | None:
     no node stores again.
     """
     current = snapshot.round
-    if not current.complete or node.state != "asking" or node.seat not in current.frozen:
+    if not current.complete or node.state != "asking":
         return None
+    if node.seat not in current.frozen:
+        may_join = snapshot.membership.may_join(node.member)
+        alone = replace(node, state="in", round=own_round(node.seat), own=True)
+        return alone if may_join and current.takes_in(alone) else None
     if current.is_ending or current.restored:
         return replace(node, ask=node.ask + 1)
     return replace(node, state="in", round=current.number)

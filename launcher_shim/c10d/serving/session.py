@@ -255,7 +255,7 @@ class LauncherSession:
                 self._keep_note(self._agent)
                 return state
             if keys.cells.value(key) is None:
-                filler = self._agent.filler(key)
+                filler = self._agent.filler(key, keys.cells.value)
                 if filler is not None:
                     self._keep_note(self._agent)
                 return filler
@@ -359,8 +359,10 @@ class LauncherSession:
 
     async def _add_after_barrier(self, request: wire.Add, stamp: Stamp) -> bytes:
         if self._agent is not None and is_exit_barrier(request.key):
-            await self._agent.exit_barrier()
+            answer = await self._agent.exit_barrier()
             self._keep_note(self._agent)
+            if answer is not None:
+                return wire.i64(answer)
         return await self._number(lambda keys: keys.counters.add(request.key, request.delta, stamp))
 
     def _delete(self, request: wire.DeleteKey) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,8 @@ from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.views import View
 from launcher_shim.c10d.stages import torch_run_id
-from launcher_shim.c10d.torch.rendering import filler, portray
+from launcher_shim.c10d.torch.own_rounds import COUNTED_APART, made_up
+from launcher_shim.c10d.torch.rendering import LAST_OUT, filler, portray
 from launcher_shim.c10d.torch.state_codec import (
     SENTINEL,
     Flavour,
@@ -173,11 +174,16 @@ class TorchAgent:
             return await self._change(wanted)
         return await self._answer(fruitless=not wanted.closes)
 
-    async def exit_barrier(self) -> None:
+    async def exit_barrier(self) -> int | None:
         """Record that the agent's workers are done; return once that may be answered.
 
-        To be awaited before the answer to an ADD on ``.../terminal_state/...``.
+        To be awaited before the answer to an ADD on ``.../terminal_state/...``, which is the number
+        returned, if there is one: torchruns of different rounds are not counted in the store.
         """
+        await self._note_done()
+        return COUNTED_APART if self._rendezvous.counts_apart else None
+
+    async def _note_done(self) -> None:
         node = self._rendezvous.place.live_node(self.claim)
         if node is None:
             own = self.node
@@ -192,13 +198,28 @@ class TorchAgent:
         await self._rendezvous.edit_round(node, _finishing)
         await self._rendezvous.place.finish_written(self.claim)
 
-    def filler(self, key: bytes) -> bytes | None:
-        """Return a value for an unset key of a round that is over or doomed; else None."""
+    def filler(self, key: bytes, value: Callable[[bytes], bytes | None]) -> bytes | None:
+        """Return a value for an unset key that no agent will set; else None.
+
+        Its round is over or doomed, or is one of its own. ``value`` looks up a launcher's key.
+        """
         of_round = round_key(key, torch_run_id(self.run_id))
         if of_round is None:
             return None
         number, name = of_round
         rendezvous, made = self._rendezvous, filler(name)
+        if rendezvous.counts_apart:
+            if name == LAST_OUT:
+                return b"" if rendezvous.all_are_done else None
+            own, current = self.node, rendezvous.round
+            if own is not None and own.own and own.round == number:
+                goes_on = current.takes_in(own) and not current.is_ending
+                real = current.number
+                return (
+                    made_up(name, torch_run_id(self.run_id), number, real, value)
+                    if goes_on
+                    else made
+                )
         if made is not None and rendezvous.round.restored and number == rendezvous.round.number:
             # The key may have been set and lost: the nodes that wait for it meet nowhere.
             rendezvous.place.forfeit(self.claim)

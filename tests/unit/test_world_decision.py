@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decision on a world that changes in place, case by case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rdzv.records.sizes import Sizes
+from rdzv.records.world import WorldChange, WorldReport
+from rdzv.world.decision import WorldPolicy, WorldSnapshot, decide, knows
+
+POLICY = WorldPolicy()
+TORCH = "2.15.0"
+
+
+def report(member: str, **fields: Any) -> WorldReport:
+    """The report of a pod with one rank, in world 3."""
+    said = {"ranks": 1, "torch": TORCH, "number": 3, **fields}
+    return WorldReport(member, **said)
+
+
+def snapshot(*reports: WorldReport, **fields: Any) -> WorldSnapshot:
+    """Two members that train in world 3 of round 7."""
+    said = {one.member: one for one in (report("a"), report("b"), *reports)}
+    change = WorldChange(epoch=10, phase="train", round=7, number=3)
+    known = {"world": 3, "members": ("a", "b"), "sizes": Sizes(1, 4), **fields}
+    return WorldSnapshot(known.pop("change", change), 7, reports=said, **known)
+
+
+def decided(given: WorldSnapshot, now: float = 0.0) -> tuple[str, WorldChange | None]:
+    """The action and the change, seen first at time 0."""
+    decision = decide(now, 0.0, given, POLICY)
+    return decision.action, decision.change
+
+
+def changed(given: WorldSnapshot, now: float = 0.0) -> tuple[str, WorldChange]:
+    """The action and the change, of which there is one."""
+    action, change = decided(given, now)
+    assert change is not None
+    return action, change
+
+
+HOLDING = WorldChange(epoch=11, phase="hold", round=7, number=3)
+STOPPING = replace(HOLDING, epoch=12, step=41)
+FORMING = WorldChange(
+    epoch=13, phase="form", round=7, number=4, step=41, seats=("a", "b", "c"), sizes=(1, 1, 1),
+    source="a",
+)  # fmt: skip
+READY = report("c", number=-1, step=0, ready=True)
+
+
+def test_a_world_without_newcomers_or_leavers_trains_on() -> None:
+    assert decided(snapshot()) == ("keep", None)
+
+
+def test_nobody_is_held_before_the_newcomer_is_ready() -> None:
+    compiling = replace(READY, ready=False)
+    assert decided(snapshot(compiling, newcomers=("c",))) == ("keep", None)
+    action, change = changed(snapshot(READY, newcomers=("c",)))
+    assert (action, change.phase, change.step, change.epoch) == ("hold", "hold", None, 11)
+
+
+def test_a_newcomer_without_room_waits() -> None:
+    assert decided(snapshot(READY, newcomers=("c",), sizes=Sizes(1, 2))) == ("keep", None)
+
+
+def test_a_newcomer_of_an_unknown_torch_is_not_taken_in() -> None:
+    assert decided(snapshot(replace(READY, torch="9.9"), newcomers=("c",))) == ("keep", None)
+    known = {one: knows(one) for one in ("2.15.0+cu132", "2.150", "")}
+    assert list(known.values()) == [True, False, False]
+
+
+def test_all_stop_at_the_highest_vote() -> None:
+    votes = [report("a", vote=40, voted=11), report("b", vote=41, voted=11)]
+    given = snapshot(*votes, READY, newcomers=("c",), change=HOLDING)
+    action, change = changed(given)
+    assert (action, change.phase, change.step, change.epoch) == ("commit", "hold", 41, 12)
+
+
+def test_a_vote_of_another_epoch_does_not_count() -> None:
+    votes = [report("a", vote=40, voted=11), report("b", vote=41, voted=10)]
+    assert decided(snapshot(*votes, READY, newcomers=("c",), change=HOLDING)) == ("keep", None)
+
+
+def test_they_form_once_all_stand_at_the_step() -> None:
+    there = [report("a", held=12, step=41), report("b", held=12, step=40)]
+    given = snapshot(*there, READY, newcomers=("c",), change=STOPPING)
+    assert decided(given) == ("keep", None)
+    given = snapshot(there[0], report("b", held=12, step=41), READY, newcomers=("c",),
+                     change=STOPPING)  # fmt: skip
+    action, change = changed(given)
+    assert (action, change.number, change.seats) == ("form", 4, ("a", "b", "c"))
+    assert (change.step, change.source, change.first_rank("c")) == (41, "a", 2)
+
+
+def test_a_leaver_is_in_the_hold_and_not_in_the_next_world() -> None:
+    there = [report("a", held=12, step=41), report("b", held=12, step=41)]
+    action, change = changed(snapshot(*there, leaving=frozenset("a"), change=STOPPING))
+    assert (action, change.seats, change.source) == ("form", ("b",), "b")
+
+
+def test_the_world_has_formed_when_all_have_its_state() -> None:
+    formed = [report(name, formed=4) for name in "abc"]
+    part = snapshot(*formed[:2], READY, newcomers=("c",), change=FORMING)
+    assert decided(part) == ("keep", None)
+    action, change = changed(snapshot(*formed, newcomers=("c",), change=FORMING))
+    assert (action, change.phase, change.number) == ("formed", "train", 4)
+
+
+@pytest.mark.parametrize("cause", ["lost", "failed", "time"])
+def test_a_form_that_fails_is_given_up_and_its_number_never_tried_again(cause: str) -> None:
+    formed = [report("a", formed=4), report("b", formed=4)]
+    failed = report("c", failed=4, why="no route") if cause == "failed" else READY
+    lost = frozenset("c") if cause == "lost" else frozenset[str]()
+    given = snapshot(*formed, failed, newcomers=("c",), lost=lost, change=FORMING)
+    action, broken = changed(given, POLICY.form_s)
+    assert (action, broken.phase, broken.attempts) == ("break", "broken", 1)
+    answers = [report(name, epoch=broken.epoch, step=41) for name in "ab"]
+    action, again = changed(snapshot(*answers, lost=lost, change=broken))
+    assert (action, again.number, again.seats) == ("form", 5, ("a", "b"))
+
+
+def test_the_third_failure_falls_back() -> None:
+    given = snapshot(report("a", failed=4), change=replace(FORMING, attempts=2))
+    decision = decide(0.0, 0.0, given, POLICY)
+    assert (decision.action, decision.whole) == ("fall back", False)
+
+
+def test_no_time_counts_while_the_store_is_away() -> None:
+    given = snapshot(change=FORMING, store_answers=False)
+    assert decided(given, 10 * POLICY.form_s) == ("keep", None)
+
+
+def test_a_loss_goes_on_from_the_highest_whole_step() -> None:
+    members = {"members": ("a", "b", "c"), "lost": frozenset("a")}
+    action, broken = changed(snapshot(report("c"), **members))
+    assert (action, broken.phase, broken.attempts) == ("break", "broken", 0)
+    waiting = [report("b", epoch=broken.epoch, step=40), report("c", step=41)]
+    assert decided(snapshot(*waiting, change=broken, **members)) == ("keep", None)
+    told = [waiting[0], report("c", epoch=broken.epoch, step=41)]
+    action, change = changed(snapshot(*told, change=broken, **members))
+    assert (action, change.seats, change.step, change.source) == ("form", ("b", "c"), 41, "c")
+
+
+def test_a_rank_without_whole_state_is_no_source() -> None:
+    broken = WorldChange(epoch=11, phase="broken", round=7, number=3)
+    told = [report("a", epoch=11, step=-1), report("b", epoch=11, step=40)]
+    action, change = changed(snapshot(*told, change=broken))
+    assert (action, change.step, change.source) == ("form", 40, "b")
+    nothing = [report(name, epoch=11, step=-1) for name in "ab"]
+    assert decided(snapshot(*nothing, change=broken))[0] == "fall back"
+
+
+def test_a_leave_at_min_or_of_the_last_pod_saves_as_today() -> None:
+    at_min = snapshot(leaving=frozenset("a"), sizes=Sizes(2, 4))
+    last = snapshot(leaving=frozenset("ab"))
+    for given in (at_min, last):
+        decision = decide(0.0, 0.0, given, POLICY)
+        assert (decision.action, decision.whole) == ("fall back", True)
+
+
+def test_a_leave_at_min_waits_for_no_save_if_a_newcomer_is_ready() -> None:
+    given = snapshot(READY, newcomers=("c",), leaving=frozenset("a"), sizes=Sizes(2, 4))
+    assert changed(given)[0] == "hold"
+
+
+def test_the_first_world_forms_when_all_are_ready() -> None:
+    waiting = report("b", number=-1, step=30, ready=True)
+    first = snapshot(
+        report("a", number=-1, step=20, ready=True), waiting, world=0, change=WorldChange(round=6)
+    )
+    action, change = changed(first)
+    assert (action, change.round, change.step, change.source) == ("form", 7, 30, "b")
+    one = replace(first, reports={"b": waiting})
+    assert decided(one) == ("keep", None)
+    assert decided(one, POLICY.start_s)[0] == "fall back"
+
+
+def test_one_rank_that_takes_no_part_is_enough_to_fall_back() -> None:
+    ready = report("a", number=-1, step=0, ready=True)
+    given = snapshot(ready, WorldReport("b", plain=True), world=0, change=WorldChange())
+    assert decided(given)[0] == "fall back"
+    old = replace(ready, torch="2.1")
+    assert decided(snapshot(old, world=0, change=WorldChange()))[0] == "fall back"
+
+
+def test_without_a_rank_that_takes_part_nothing_is_decided() -> None:
+    given = replace(snapshot(world=0, change=WorldChange()), reports={})
+    assert decided(given, 10 * POLICY.start_s) == ("keep", None)
+
+
+def test_epochs_and_numbers_pass_all_that_ranks_have_seen() -> None:
+    seen = report("a", epoch=90, formed=8)
+    _, change = changed(snapshot(seen, READY, newcomers=("c",)))
+    assert change.epoch == 91
+    held = [replace(seen, held=12, step=41), report("b", held=12, step=41)]
+    _, change = changed(snapshot(*held, READY, newcomers=("c",), change=STOPPING))
+    assert change.number == 9
+
+
+def test_a_world_that_ends_is_left_alone() -> None:
+    over = report("a", over=True)
+    assert decided(snapshot(over, READY, newcomers=("c",))) == ("keep", None)
+    assert decided(snapshot(READY, newcomers=("c",), live=False)) == ("keep", None)
+
+
+def test_a_pause_falls_back_to_the_save_of_today() -> None:
+    decision = decide(0.0, 0.0, snapshot(reforms="the job is paused"), POLICY)
+    assert (decision.action, decision.whole) == ("fall back", True)
