@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pod's part in a world that changes in place: shows its file, reports, and decides with others.
+"""One pod's part in a world that changes in place: its file, its report, its turn to decide.
 
 A pod whose ranks take no part costs a look at its run directory each second, and writes nothing.
 """

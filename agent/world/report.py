@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one pod reports of its ranks in a world that changes in place: pure.
+"""The report of one pod on its ranks in a world that changes in place: pure.
 
 A report says what *all* local ranks have done, and of harm what one of them has seen. The step is
 in it only while a change is under way: a world that trains writes nothing to the store.
@@ -28,7 +28,7 @@ def report_of(
     """Return the report of the pod of ``seat``; None if it has nothing to say.
 
     ``lines``: what the ranks that were started for ``seat`` have published. ``change``: the newest
-    that they are shown. ``before``: the last report, whose vote stays, as ranks may have gone by it.
+    that they are shown. ``before``: the last report, whose vote stays: others may have counted it.
     """
     parts = [line.in_world for line in lines if line.in_world is not None]
     if not parts or len(parts) < len(lines):

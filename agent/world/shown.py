@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of one pod are shown of a world that changes in place: pure."""
+"""The file by which the ranks of one pod learn of a change of their world: pure."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def shown(
 
     ``world`` and ``members`` are those of the world that has formed. ``was_in``: whether the ranks
     of the pod were in a world. ``own_round``: whether their torchrun is in a round of its own, so
-    that they cannot train in the world that it believes to have started. ``closed``: whether the run has ended well. ``store``: the address
-    at which its ranks reach the sidecar.
+    that they cannot train in the world that it believes to have started. ``closed``: whether the
+    run has ended well. ``store``: the address at which its ranks reach the sidecar.
     """
     fields: dict[str, object] = {
         "epoch": change.epoch,

@@ -36,8 +36,8 @@ class LiveRound:
     the run begins with it, in this generation. ``mod_revision`` is that of the round key.
     ``asking``: the members that ask for a place. ``restored``: the store was restored to a revision
     before it, or has lost keys of it. ``ends``: why the store says that it must form again; empty
-    if it does not, or not yet. ``in_place``: its world changes in place, without a save. ``let_go``:
-    members that leave, and that such a world goes on without.
+    if it does not, or not yet. ``in_place``: its world changes in place, without a save.
+    ``let_go``: members that leave, and that such a world goes on without.
     """
 
     run: str

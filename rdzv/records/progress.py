@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RankInWorld:
-    """What a rank of a script that trains in a world that changes in place publishes of it."""
+    """The part of a rank in a world that changes in place, as it publishes it."""
 
     number: int
     """The formed world in which it makes its steps; -1 before the first."""

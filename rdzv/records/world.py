@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of a world that changes in place: the change under way, and what each pod reports.
+"""The records of a world that changes in place: the change under way, and each pod's report.
 
 A *world* is what ranks are in, a *round* what a torchrun believes. The world that has formed is in
 the round's record (its seats, and its number); the change to the next one is here.
@@ -63,7 +63,7 @@ class WorldChange:
 
 @dataclass(frozen=True, slots=True)
 class WorldReport:
-    """What the ranks of one pod have published of worlds, as far as all of them agree."""
+    """The state of the ranks of one pod in their world, as far as all of them agree on it."""
 
     member: str
     ranks: Count = 0

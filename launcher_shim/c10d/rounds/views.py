@@ -121,6 +121,8 @@ def held_for(
         return (left_s, "a round forms") if forms else (0.0, "no round can form yet")
     if current.is_ending:
         return left_s, "the next round is about to open"
+    if current.world:
+        return 0.0, "its world changes in place"
     if any(seat.member in membership.leaving for seat in current.frozen):
         return left_s, "a drain is in progress"
     if membership.ends_round or membership.join_agreed or reform.cause:
@@ -132,7 +134,7 @@ def held_for(
 
 
 def shown_round_of(current: Round, node: Node) -> Round:
-    """Return the round that the torchrun of ``node`` believes to be in; it never changes.
+    """Return the round that the torchrun of ``node`` is shown, which never becomes another one.
 
     Those that were there from its beginning are shown the seats of then. One that came into its
     world later has a round of its own, in which it is the last: as the first it would be asked for

@@ -198,7 +198,9 @@ class TorchAgent:
         await self._rendezvous.edit_round(node, _finishing)
         await self._rendezvous.place.finish_written(self.claim)
 
-    def filler(self, key: bytes, value: Callable[[bytes], bytes | None]) -> bytes | None:
+    def filler(
+        self, key: bytes, value: Callable[[bytes], bytes | None] = lambda key: None
+    ) -> bytes | None:
         """Return a value for an unset key that no agent will set; else None.
 
         Its round is over or doomed, or is one of its own. ``value`` looks up a launcher's key.
