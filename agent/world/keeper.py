@@ -17,7 +17,8 @@ from agent.world.report import report_of, seat_name
 from agent.world.shown import IDLE, prefix_of, shown
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.rounds.evaluation import Evaluation
-from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.c10d.rounds.inputs import RunSnapshot
+from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.rundir import layout
 from rdzv.diary import Diary
@@ -68,6 +69,8 @@ class WorldKeeper:
         self._policy = WorldPolicy()
         self._former: set[tuple[int, int]] = set()
         """Processes of workers that a torchrun had before it asked for its present place."""
+        self._looked: tuple[Seat | None, set[tuple[int, int]]] = (None, set())
+        """The place of its torchrun at the last look, and the processes that had published."""
         self._shown = WorldChange()
         """The change that the ranks are shown since before their last look."""
         self._records: tuple[int, WorldChange, dict[str, WorldReport]] | None = None
@@ -78,12 +81,13 @@ class WorldKeeper:
 
     async def run(self) -> None:
         """Take part until cancelled."""
-        self._content = await asyncio.to_thread(self._restore)
         mirror = self._client.mirror
         while True:
             sequence = mirror.sequence
             look_s = LOOK_S
             try:
+                if not self._content:
+                    self._content = await asyncio.to_thread(self._restore)
                 look_s = await self._step()
             except (StoreError, LeaseLost) as error:
                 self._diary.say(f"retrying a write about the world: {error}")
@@ -104,16 +108,19 @@ class WorldKeeper:
     async def _step(self) -> float:
         """Look at the ranks and the store once, act, and return when to look again."""
         found, asked = self._present(), self._shown
+        if found is None:
+            return LOOK_S
         lines = await asyncio.to_thread(self._run_dir.ranks)
         processes = {(line.pid, line.started) for line in lines}
-        if found is None:
-            self._former |= processes
-            return LOOK_S
         rendezvous, keys = found
         evaluation = rendezvous.evaluation()
         own = evaluation.own
-        if own is None or own.state != "in":
-            # Its torchrun has no workers: whatever they have published is of the past.
+        seat = own.seat if own is not None and own.state == "in" else None
+        if seat != self._looked[0]:
+            # Those of its former place have ended, and what they have published is of the past.
+            self._former |= processes if seat is None else self._looked[1]
+        self._looked = (seat, processes)
+        if own is None or seat is None:
             self._former |= processes
             return TRAIN_LOOK_S if evaluation.stored.round.world else LOOK_S
         change, reports = self._read(keys)
@@ -238,10 +245,17 @@ class WorldKeeper:
             reports={
                 name: one for name, one in reports.items() if one.seat == seats.get(name, "-")
             },
+            older=self._older(stored),
             reforms=evaluation.reform.reason if evaluation.reform.cause else "",
             sizes=rendezvous.policy().sizes,
             store_answers=self._client.mirror.healthy(self._clock()),
         )
+
+    def _older(self, stored: RunSnapshot) -> frozenset[str]:
+        """Return the members of the world, or that ask, whose sidecar knows no such world."""
+        of = self._client.membership.snapshot().members
+        there = {seat.member for seat in stored.round.frozen} | {n.member for n in stored.asking()}
+        return frozenset(name for name in there if name in of and of[name].knows_no_worlds)
 
     async def _write(
         self,

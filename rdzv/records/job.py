@@ -199,6 +199,11 @@ class Member:
         return not self.version
 
     @property
+    def knows_no_worlds(self) -> bool:
+        """Whether its sidecar knows no world that changes in place, as one of 0.1.0."""
+        return not self.version
+
+    @property
     def age_order(self) -> tuple[int, str]:
         """The sort key, oldest first. A pod keeps its place when it registers again after a cut."""
         return (self.since or self.incarnation, self.name)

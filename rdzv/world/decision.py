@@ -27,6 +27,9 @@ KNOWN_TORCH = ("2.15",)
 """Releases of torch whose torchrun a test has run in a round of its own."""
 
 
+_OLDER = "the sidecar of {} knows no world that changes in place"
+
+
 @dataclass(frozen=True, slots=True)
 class WorldSnapshot:
     """Everything that the decision depends on, at one revision of the store; immutable."""
@@ -47,6 +50,8 @@ class WorldSnapshot:
     """Members with a round of their own, in the order in which places are given."""
     reports: Mapping[str, WorldReport] = field(default_factory=dict)
     """By member, for its present torchrun alone."""
+    older: frozenset[str] = frozenset()
+    """Members, and nodes that ask, whose sidecar knows no world that changes in place."""
     reforms: str = ""
     """Why the whole world is to form again for another cause; empty for none."""
     sizes: Sizes = Sizes(1, 1)  # noqa: RUF009
@@ -242,6 +247,8 @@ def _first(at: _Moment) -> WorldDecision:
         return WorldDecision("keep", "no rank takes part in changes in place")
     if plain := [one for one in snapshot.members if at.report(one).plain]:
         return at.fall_back(f"the ranks of {_named(plain)} take no part in changes in place")
+    if snapshot.older:
+        return at.fall_back(_OLDER.format(_named(sorted(snapshot.older))))
     if unknown := [one for one in reports if not knows(one.torch)]:
         release = unknown[0].torch or "an unknown release"
         return at.fall_back(f"torch {release} of {unknown[0].member} is in no table")
@@ -264,6 +271,8 @@ def _train(at: _Moment) -> WorldDecision:
         return at.breaks(why)
     if snapshot.reforms:
         return at.fall_back(snapshot.reforms)
+    if snapshot.older:
+        return at.fall_back(_OLDER.format(_named(sorted(snapshot.older))))
     if not at.leavers and not _has_room(at):
         return WorldDecision("keep", "nobody comes or leaves")
     if at.leavers and not _may_let_go(at):

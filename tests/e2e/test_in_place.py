@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from itertools import pairwise
 from typing import Any
 
@@ -61,6 +63,11 @@ def each_step_once(job: Job) -> None:
     for path in job.steps.directory.iterdir():
         steps = [int(line.split()[1]) for line in path.read_text().splitlines()]
         assert all(after == before + 1 for before, after in pairwise(steps)), path.name
+    made_once(job)
+
+
+def made_once(job: Job) -> None:
+    """Every step is made, and in one world alone."""
     worlds: dict[int, set[int]] = {}
     for _, step, world in step_lines(job.steps.directory):
         worlds.setdefault(step, set()).add(world)
@@ -83,3 +90,21 @@ def test_a_node_joins_and_rank_0_leaves_in_place(run_job: RunJob, embedded: list
         job.until(lambda: job.round.closed == "success", 60, "it is closed by success")
         each_step_once(job)
         assert [len(processes(job, one)) for one in (first, second, third)] == [1, 1, 1]
+
+
+def test_the_loss_of_rank_0_and_of_a_worker_costs_no_step(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    with in_place(run_job, embedded) as job:
+        first, second, third = job.add(3)
+        until_size(job, 3)
+        job.kill_node(first)
+        until_size(job, 2)
+        (worker,) = processes(job, third)
+        os.kill(int(worker.rpartition(".")[2]), signal.SIGKILL)
+        job.until(lambda: len(processes(job, third)) == 2, FORM_TIMEOUT_S, "it has another worker")
+        until_size(job, 2)
+        job.stop_training()
+        assert set(job.launchers_end()) == {0}
+        made_once(job)
+        assert len(processes(job, second)) == 1

@@ -183,6 +183,10 @@ def test_one_rank_that_takes_no_part_is_enough_to_fall_back() -> None:
     ready = report("a", number=-1, step=0, ready=True)
     given = snapshot(ready, WorldReport("b", plain=True), world=0, change=WorldChange())
     assert decided(given)[0] == "fall back"
+    assert decided(snapshot(ready, world=0, change=WorldChange(), older=frozenset("b")))[0] == (
+        "fall back"
+    )
+    assert decided(snapshot(older=frozenset("c")))[0] == "fall back"
     old = replace(ready, torch="2.1")
     assert decided(snapshot(old, world=0, change=WorldChange()))[0] == "fall back"
 
