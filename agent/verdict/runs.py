@@ -10,6 +10,7 @@ from launcher_shim.c10d.rounds.records import Node, Round
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys
 from rdzv.listing import Places
+from rdzv.records.world import WorldChange
 from rdzv.store import KeyValue
 
 
@@ -20,6 +21,19 @@ class RunView:
     run_id: str
     round: Round
     nodes: tuple[Node, ...]
+    change: WorldChange | None = None
+    """The newest change of a world that changes in place; None if it never was one."""
+
+    @property
+    def in_place(self) -> str:
+        """Whether its world changes in place, in one sentence; empty if nothing was tried."""
+        change = self.change
+        if change is None or change.round != self.round.number or self.round.closed:
+            return ""
+        if change.phase == "fall-back":
+            return f"{self.run_id} changes by a save and a restart: {change.reason}"
+        world = self.round.world
+        return f"{self.run_id} changes in place: its ranks are in world {world}" if world else ""
 
     @property
     def state(self) -> str:
@@ -49,6 +63,7 @@ def runs_of(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> tuple[RunView, ...
     """Return the runs of a generation, by their ids; omit unreadable records."""
     rounds: dict[str, Round] = {}
     nodes: dict[str, list[Node]] = {}
+    changes: dict[str, WorldChange] = {}
     for kv in kvs:
         if not kv.key.startswith(keys.runs):
             continue
@@ -59,9 +74,16 @@ def runs_of(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> tuple[RunView, ...
                 rounds[run_id] = Round.from_kv(kv)
             elif kv.key.startswith(run.nodes):
                 nodes.setdefault(run_id, []).append(Node.from_kv(kv))
+            elif kv.key == run.world:
+                changes[run_id] = WorldChange.from_kv(kv)
         except RecordError:
             continue
     return tuple(
-        RunView(run_id, rounds.get(run_id, Round()), tuple(nodes.get(run_id, ())))
+        RunView(
+            run_id,
+            rounds.get(run_id, Round()),
+            tuple(nodes.get(run_id, ())),
+            changes.get(run_id),
+        )
         for run_id in sorted(rounds.keys() | nodes.keys())
     )

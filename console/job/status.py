@@ -223,6 +223,11 @@ def _grids(view: JobView, *, wide: bool) -> list[Grid]:
         for run_id, why in forming
         if why and why not in found.why
     ]
+    grids += [
+        Grid(run.in_place, (), (), None if run.round.world else "warning")
+        for run in view.runs
+        if run.in_place
+    ]
     if view.mute:
         grids.append(Grid(view.mute, (), (), "warning"))
     if view.slow_save:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from agent.verdict.runs import RunView
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.records import OWN_ROUNDS, Node, Round, Seat, own_round
 from launcher_shim.c10d.rounds.views import hand, view
 from launcher_shim.c10d.torch.own_rounds import made_up
 from launcher_shim.c10d.torch.rendering import portray
 from launcher_shim.c10d.torch.state_codec import Flavour, NodeDesc, decode, encode
+from rdzv.records.world import WorldChange
 from rdzv.store import KeyValue
 
 POLICY = RoundPolicy(1, 4)
@@ -97,3 +99,13 @@ def test_its_ranks_are_numbered_as_the_last_and_name_their_world_as_all_do() -> 
     assert json.loads(ranks or b"") == [8, 12, 8, 12]
     assert made_up(b"MASTER_ADDR", "job", own, 5, stored.get) == b"10.0.0.a"
     assert made_up(b"torchelastic/role_info/2", "job", own, 5, stored.get) is None
+
+
+def test_status_says_that_it_changes_in_place_or_why_not() -> None:
+    change = WorldChange(4, "train", 5, 2)
+    assert RunView("job", TRAINS, (), change).in_place.endswith("its ranks are in world 2")
+    fell = WorldChange(5, "fall-back", 5, 2, reason="b takes no part")
+    back = RunView("job", replace(TRAINS, world=0), (), fell)
+    assert back.in_place == "job changes by a save and a restart: b takes no part"
+    assert RunView("job", replace(TRAINS, number=6, world=0), (), fell).in_place == ""
+    assert RunView("job", TRAINS, ()).in_place == ""
