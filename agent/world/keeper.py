@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One pod's part in a world that changes in place: its file, its report, its turn to decide.
 
-A pod whose ranks take no part costs a look at its run directory each second, and writes nothing.
+A pod whose ranks take no part costs a look at its run directory now and then, and no write.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rdzv.world.decision import WorldDecision, WorldPolicy, WorldSnapshot, decid
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+LOOK_S = 2.0
 """Poll interval of the ranks' progress while none takes part."""
 TRAIN_LOOK_S = 0.05
 """The same while a world trains: a collective that fails is seen so late."""
@@ -113,8 +113,7 @@ class WorldKeeper:
         lines = await asyncio.to_thread(self._run_dir.ranks)
         processes = {(line.pid, line.started) for line in lines}
         rendezvous, keys = found
-        evaluation = rendezvous.evaluation()
-        own = evaluation.own
+        own, current = rendezvous.own_node, rendezvous.round
         seat = own.seat if own is not None and own.state == "in" else None
         if seat != self._looked[0]:
             # Those of its former place have ended, and what they have published is of the past.
@@ -122,13 +121,12 @@ class WorldKeeper:
         self._looked = (seat, processes)
         if own is None or seat is None:
             self._former |= processes
-            return TRAIN_LOOK_S if evaluation.stored.round.world else LOOK_S
+            return TRAIN_LOOK_S if current.world else LOOK_S
         change, reports = self._read(keys)
         fresh = [line for line in lines if (line.pid, line.started) not in self._former]
         takes_part = any(line.in_world is not None for line in fresh)
         if not takes_part and not reports:
             return LOOK_S
-        current = evaluation.stored.round
         if change.round == current.number:
             was_in = any(line.in_world and line.in_world.number > 0 for line in fresh)
             await self._show(change, current, was_in=was_in, own_round=own.own)

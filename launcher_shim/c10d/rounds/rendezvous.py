@@ -221,6 +221,11 @@ class Rendezvous:
         return current.is_ending or (own is not None and own.left_reason == "hung")
 
     @property
+    def own_node(self) -> Node | None:
+        """This pod's node as it should be."""
+        return self._own.node
+
+    @property
     def counts_apart(self) -> bool:
         """Whether the torchruns of the present world are in different rounds."""
         own = self._own.node
