@@ -230,7 +230,8 @@ class WorldKeeper:
         )
         welcome = stored.membership.may_join
         members = tuple(seat.member for seat in current.frozen)
-        away = {name for name in change.seats if name not in seats and name not in members}
+        forming = change.seats if change.round == current.number else ()
+        away = {name for name in forming if name not in seats and name not in members}
         return WorldSnapshot(
             change=change,
             round=current.number,

@@ -53,7 +53,7 @@ class WorldSnapshot:
     older: frozenset[str] = frozenset()
     """Members, and nodes that ask, whose sidecar knows no world that changes in place."""
     reforms: str = ""
-    """Why the whole world is to form again for another cause; empty for none."""
+    """The cause for which the whole world is to form again, if there is another one."""
     sizes: Sizes = Sizes(1, 1)  # noqa: RUF009
     store_answers: bool = True
     """Whether the store has answered of late; while it does not, no time counts."""
@@ -252,7 +252,7 @@ def _first(at: _Moment) -> WorldDecision:
     if unknown := [one for one in reports if not knows(one.torch)]:
         release = unknown[0].torch or "an unknown release"
         return at.fall_back(f"torch {release} of {unknown[0].member} is in no table")
-    if snapshot.lost or snapshot.reforms or at.leavers:
+    if snapshot.lost.intersection(snapshot.members) or snapshot.reforms or at.leavers:
         return WorldDecision("keep", "it is about to form again")
     missing = [one for one in snapshot.members if not at.report(one).ready]
     if missing:

@@ -179,6 +179,13 @@ def test_the_first_world_forms_when_all_are_ready() -> None:
     assert decided(one, POLICY.start_s)[0] == "fall back"
 
 
+def test_one_that_the_world_before_has_lost_does_not_hold_up_the_next() -> None:
+    ready = [report(name, number=-1, step=20, ready=True) for name in "ab"]
+    former = WorldChange(epoch=13, phase="form", round=6, number=4, seats=("a", "c"))
+    action, change = changed(snapshot(*ready, world=0, change=former, lost=frozenset("c")))
+    assert (action, change.seats, change.number) == ("form", ("a", "b"), 5)
+
+
 def test_one_rank_that_takes_no_part_is_enough_to_fall_back() -> None:
     ready = report("a", number=-1, step=0, ready=True)
     given = snapshot(ready, WorldReport("b", plain=True), world=0, change=WorldChange())

@@ -73,7 +73,11 @@ class Rank:
             phase, number = shown["phase"], int(self.part["number"])
             if phase == "form" and shown["number"] > self.part.get("tried", 0):
                 self.form(shown)
-            elif phase == "train" and shown["number"] == (self.part.get("formed") or number):
+            elif (
+                phase == "train"
+                and dist.is_initialized()
+                and shown["number"] == (self.part.get("formed") or number)
+            ):
                 self.say(number=shown["number"], formed=None, held=None, epoch=shown["epoch"])
                 return
             elif phase == "hold" and number > 0:
