@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.training.drain_job import DRAINED_STATUS, gone, terminate
+from agent.rundir.progress import read_ranks
+from tests.support.training.drain_job import DRAINED_STATUS, gone, released, terminate
 from tests.support.training.job import FORM_TIMEOUT_S, Job, RunJob
 from tests.support.training.pods import ROOT, Node
 from tests.support.training.step_log import step_lines
@@ -108,3 +109,62 @@ def test_the_loss_of_rank_0_and_of_a_worker_costs_no_step(
         assert set(job.launchers_end()) == {0}
         made_once(job)
         assert len(processes(job, second)) == 1
+
+
+def test_the_library_trains_on_through_a_join_a_drain_and_a_loss(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    example = ROOT / "examples" / "torch_in_place.py"
+    with in_place(run_job, embedded, script=example) as job:
+        job.script_environ |= {"STEPS": "100000", "CHECKPOINT_DIR": str(job.directory / "saved")}
+        first, second = job.add(2)
+        in_world_of(job, first, second)
+        third, fourth = job.add(2)
+        in_world_of(job, first, second, third, fourth)
+        workers = {node.name: worker_of(node) for node in (second, third)}
+        terminate(job, first)
+        assert gone(job, first) == DRAINED_STATUS
+        in_world_of(job, second, third, fourth)
+        job.kill_node(fourth)
+        in_world_of(job, second, third)
+        assert {node.name: worker_of(node) for node in (second, third)} == workers
+
+
+def in_world_of(job: Job, *nodes: Node) -> None:
+    """Wait until the world of exactly these nodes has formed in place, and makes steps."""
+    names = {node.name for node in nodes}
+
+    def formed() -> bool:
+        current = job.round
+        return current.world > 0 and {seat.member for seat in current.frozen} == names
+
+    job.until(formed, FORM_TIMEOUT_S, f"{sorted(names)} are in one world")
+    at = [line.step for node in nodes for line in read_ranks(node.run_dir / "progress")]
+    job.until(
+        lambda: all(
+            line.step > max(at) for one in nodes for line in read_ranks(one.run_dir / "progress")
+        ),
+        FORM_TIMEOUT_S,
+        "they make steps",
+    )
+
+
+def worker_of(node: Node) -> int:
+    """The process of a node's worker."""
+    (line,) = read_ranks(node.run_dir / "progress")
+    return line.pid
+
+
+def test_the_last_pod_saves_as_today_before_it_goes(run_job: RunJob, embedded: list[str]) -> None:
+    example = ROOT / "examples" / "torch_in_place.py"
+    with in_place(run_job, embedded, script=example) as job:
+        job.script_environ |= {"STEPS": "100000", "CHECKPOINT_DIR": str(job.directory / "saved")}
+        (only,) = job.add()
+        in_world_of(job, only)
+        terminate(job, only)
+        drain = released(job, only)
+        assert drain.outcome == "committed"
+        assert gone(job, only) == DRAINED_STATUS
+        assert "too few stay" in only.sidecar_log()
+        (saved,) = (job.directory / "saved").glob(f"*-{drain.step:08d}.pt")
+        assert saved.exists()
