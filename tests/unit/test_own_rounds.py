@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 from agent.verdict.runs import RunView
+from launcher_shim.c10d.rounds.claim import Claim
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.records import OWN_ROUNDS, Node, Round, Seat, own_round
 from launcher_shim.c10d.rounds.views import hand, view
+from launcher_shim.c10d.torch.agent import TorchAgent
 from launcher_shim.c10d.torch.own_rounds import made_up
 from launcher_shim.c10d.torch.rendering import portray
 from launcher_shim.c10d.torch.state_codec import Flavour, NodeDesc, decode, encode
@@ -109,3 +114,18 @@ def test_status_says_that_it_changes_in_place_or_why_not() -> None:
     assert back.in_place == "job changes by a save and a restart: b takes no part"
     assert RunView("job", replace(TRAINS, number=6, world=0), (), fell).in_place == ""
     assert RunView("job", TRAINS, ()).in_place == ""
+
+
+def test_the_exit_barrier_of_a_world_in_place_is_counted_by_node() -> None:
+    nobody = SimpleNamespace(live_node=lambda claim: None, own_node=lambda claim: None)
+    run: Any = SimpleNamespace(
+        counts_apart=True, all_are_done=False, place=nobody, round=TRAINS, run_id="job"
+    )
+    agent = TorchAgent(run, Claim("n", 0.0, 0.0))
+    last = b"/torch.rendezvous.job.5/torchelastic/agent/terminal_state/last_member"
+    assert asyncio.run(agent.exit_barrier()) == -1
+    assert agent.filler(last) is None
+    run.all_are_done = True
+    assert agent.filler(last) == b""
+    run.counts_apart = False
+    assert asyncio.run(agent.exit_barrier()) is None
