@@ -7,6 +7,7 @@ That it keeps the contract of every driver, and how it fares when etcd breaks, s
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import subprocess
 import sys
@@ -164,6 +165,22 @@ async def test_what_can_be_no_address_is_not_reached(target: str) -> None:
             await endpoint.call(STATUS, STATUS.request(), CALL_S)
         await asyncio.sleep(0.2)
     await endpoint.close()
+
+
+async def test_an_attempt_to_connect_that_outlives_its_callers_fails_in_silence(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rdzv.store.etcd.http2_endpoint.CONNECT_S", 0.3)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        endpoint = Http2Endpoint(f"127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(NotSentError, match="no connection within"):
+            await endpoint.call(STATUS, STATUS.request(), 0.1)
+        await asyncio.sleep(0.5)
+        await endpoint.close()
+    gc.collect()
+    assert caplog.records == []
 
 
 async def test_what_is_no_store_is_called_so() -> None:

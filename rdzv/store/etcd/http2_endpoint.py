@@ -157,6 +157,7 @@ class Http2Endpoint(EtcdEndpoint):
                 if loop.time() < self._not_before_s:
                     raise NotSentError(self._why)
                 self._connecting = asyncio.create_task(self._connect(), name="store connection")
+                self._connecting.add_done_callback(_note_end)
             connecting = self._connecting
             left_s = deadline_s - loop.time()
             done, _ = await asyncio.wait({connecting}, timeout=max(left_s, 0))
@@ -196,6 +197,12 @@ class Http2Endpoint(EtcdEndpoint):
 
 
 _connections = count(1)
+
+
+def _note_end(connecting: asyncio.Task[Http2Connection]) -> None:
+    """Retrieve a failure whose callers have gone: asyncio would complain about it."""
+    if not connecting.cancelled():
+        connecting.exception()
 
 
 def _parsed(method: Method, message: bytes) -> Any:
