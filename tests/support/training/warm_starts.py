@@ -122,7 +122,7 @@ PROCESSES = {
     "    with mp.Pool(2) as pool: print(pool.map(square, range(9)))\n"
     "    print(mp.get_start_method(), mp.current_process().name, os.getppid() > 1)\n",
     "torch.multiprocessing": IMPORTS + "import torch.multiprocessing as mp\n"
-    "def child(q, t): t.add_(1); q.put(t * 2)\n"
+    "def child(q, t): t.add_(1); q.put(t.tolist())\n"
     "if __name__ == '__main__':\n"
     "    t = torch.ones(3).share_memory_(); q = mp.get_context('fork').Queue()\n"
     "    p = mp.get_context('fork').Process(target=child, args=(q, t)); p.start()\n"
