@@ -367,7 +367,9 @@ async def test_a_sidecar_says_what_an_operator_wants_to_know(
             await one.training()
             await one.pods["a"].notice("sigterm", 20.02, "the node is drained").release()
             step = committed_step(one)
-    said = [r.getMessage() for r in caplog.records if r.name.startswith(("agent.", "rdzv.reconcile"))]
+    said = [
+        r.getMessage() for r in caplog.records if r.name.startswith(("agent.", "rdzv.reconcile"))
+    ]
     told = r"draining, this pod has to go within (1[5-9]|20)\.\d s \(sigterm\): the node is drained"
     assert re.fullmatch(told, said[0])
     assert said[1:5] == [

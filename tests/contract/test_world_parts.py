@@ -145,7 +145,7 @@ def test_a_loader_of_another_sampler_is_refused() -> None:
         world.feed(sampler)
 
 
-def test_a_sampler_divides_the_rest_of_an_epoch_anew() -> None:
+def test_a_sampler_divides_the_rest_of_an_epoch_again() -> None:
     sampler = ElasticSampler(12, global_batch=4, shuffle=False, rank=0, world_size=1)
     assert next(iter(sampler)) == [0, 1, 2, 3]
     sampler.advance()

@@ -211,7 +211,7 @@ def test_a_header_bomb_goes_off_nowhere(client: Client) -> None:
     assert fault.value.code is ErrorCode.COMPRESSION_ERROR
 
 
-def test_whoever_asks_much_and_reads_nothing_is_left(client: Client) -> None:
+def test_a_peer_that_asks_much_and_reads_nothing_is_left(client: Client) -> None:
     with pytest.raises(ConnectionFaultError, match="reads no answer"):
         client.engine.feed(frame(PING, 0, 0, bytes(8)) * (MOST_UNTAKEN_ANSWERS + 1))
 
@@ -420,7 +420,7 @@ def test_a_stream_gets_what_was_read_of_it_back(client: Client) -> None:
     assert client.hears(data(stream_id, part))[0].what == "data"
 
 
-def test_whoever_sends_more_than_was_allowed_loses_the_stream(client: Client) -> None:
+def test_more_data_than_was_allowed_resets_the_stream(client: Client) -> None:
     stream_id = client.begun(ended=False)
     client.hears(headers(stream_id))
     part = bytes(MAX_FRAME_BYTES)

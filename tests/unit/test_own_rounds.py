@@ -74,7 +74,7 @@ def test_one_that_leaves_in_place_is_shown_no_waiter() -> None:
     assert not view(snapshot(after, A, B, leaving="a"), POLICY, A, parked=False, parks=True).phantom
 
 
-def test_a_world_that_falls_back_lets_go_of_newcomers_beside_it() -> None:
+def test_a_world_that_falls_back_releases_newcomers_beside_it() -> None:
     came = hand(snapshot(TRAINS, A, B, C), C)
     assert came is not None
     over = snapshot(replace(TRAINS, world=0), A, B, came)

@@ -12,6 +12,7 @@ import muster.gate
 import muster.gate_page
 import muster.progress
 import muster.shard_line
+import muster.world.order
 from launcher_shim.rundir import layout
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +20,7 @@ LAYOUT = "launcher_shim/rundir/layout.py"
 NAMES = {name: text for name, text in vars(layout).items() if name.isupper()}
 MISTAKABLE = {layout.ENVIRONMENT, layout.HOSTS, layout.PROGRESS, layout.PROGRAMS, layout.MODULES}
 MISTAKABLE |= {layout.LAUNCH, layout.WORKERS, layout.TORCHRUN, layout.MUSTER_RUN}
-MISTAKABLE |= {layout.HOROVODRUN}
+MISTAKABLE |= {layout.HOROVODRUN, layout.WORLD}
 """Names that are words as well: where they stand between quotes, they may mean something else."""
 
 REPEATS = ("muster/gate.py", "muster/gate_page.py", "muster/shard_line.py")
@@ -60,6 +61,7 @@ def test_import_muster_repeats_the_names_that_it_uses() -> None:
     assert muster.progress.DIRECTORY_NAME == layout.PROGRESS
     assert f"{layout.PROGRESS}/{muster.progress.IMPORTED_NAME}" == layout.IMPORTED
     assert muster.shard_line.SOCKET_NAME == layout.SHARDS_SOCKET
+    assert muster.world.order.WORLD_NAME == layout.WORLD
 
 
 def test_the_script_for_horovodrun_prints_the_host_list() -> None:

@@ -202,7 +202,7 @@ def test_all_that_came_train_before_it_is_done() -> None:
     assert came(in_threes, held).trains
 
 
-def test_hosts_of_a_horovodrun_are_told_apart_by_what_their_ranks_report() -> None:
+def test_hosts_of_a_horovodrun_differ_by_what_their_ranks_report() -> None:
     asked, _ = arrival(SET, SIZES, 4, raises_max=False)
     assert asked is not None
     assert hosts([*STS, pod("sts-3")], "digits") == ""

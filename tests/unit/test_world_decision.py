@@ -56,7 +56,7 @@ def test_a_world_without_newcomers_or_leavers_trains_on() -> None:
     assert decided(snapshot()) == ("keep", None)
 
 
-def test_nobody_is_held_before_the_newcomer_is_ready() -> None:
+def test_no_rank_is_held_before_the_newcomer_is_ready() -> None:
     compiling = replace(READY, ready=False)
     assert decided(snapshot(compiling, newcomers=("c",))) == ("keep", None)
     action, change = changed(snapshot(READY, newcomers=("c",)))
