@@ -81,7 +81,7 @@ class Parts:
             sampler.divide(rank, world_size)
 
     def hand_over(self, source: int, device: torch.device, told: Dict[str, Any]) -> Dict[str, Any]:
-        """Give all ranks the state of ``source``; return what that one has ``told`` with it.
+        """Give all ranks the state of ``source``; return what that one gave with it.
 
         Raises ``RuntimeError`` if the others' parts are not of the same kind.
         """

@@ -129,11 +129,15 @@ class DrainingSnapshot:
 
     @property
     def saved_by_others(self) -> int:
-        """The newest step that all have saved but those that did not vote; -1 for none."""
+        """The newest step that all have saved but those that did not vote; -1 for none.
+
+        If none voted, it is that of all: their ranks save, though their sidecars cannot vote.
+        """
         saved = {one.member: frozenset(one.steps) for one in self.saves}
         members = () if self.round is None else self.round.members
-        others = [saved.get(name, frozenset()) for name in members if name not in self.commit.mute]
-        return max(frozenset.intersection(*others), default=-1) if others else -1
+        voted = [name for name in members if name not in self.commit.mute] or members
+        steps = [saved.get(name, frozenset()) for name in voted]
+        return max(frozenset.intersection(*steps), default=-1) if steps else -1
 
     def is_known(self, step: int, round: LiveRound) -> bool:
         """Return whether a world could begin from ``step``, which all ranks of ``round`` saved.

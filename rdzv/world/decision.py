@@ -274,7 +274,7 @@ def _train(at: _Moment) -> WorldDecision:
     if snapshot.older:
         return at.fall_back(_OLDER.format(_named(sorted(snapshot.older))))
     if not at.leavers and not _has_room(at):
-        return WorldDecision("keep", "nobody comes or leaves")
+        return WorldDecision("keep", "no pod comes or leaves")
     if at.leavers and not _may_let_go(at):
         return at.fall_back(f"{_named(at.leavers)} may not leave without a save: too few stay")
     return at.becomes(
@@ -309,7 +309,7 @@ def _hold(at: _Moment) -> WorldDecision:
     if snapshot.reforms:
         return at.fall_back(snapshot.reforms)
     if not at.leavers and not _has_room(at):
-        return at.becomes("release", "nobody comes or leaves any more", phase="train", step=None)
+        return at.becomes("release", "no pod comes or leaves any more", phase="train", step=None)
     if at.leavers and not _may_let_go(at):
         return at.fall_back(f"{_named(at.leavers)} may not leave without a save: too few stay")
     reports = [at.report(one) for one in snapshot.members]
@@ -343,7 +343,7 @@ def _form(at: _Moment) -> WorldDecision:
 
 
 def _broken(at: _Moment) -> WorldDecision:
-    """Decide who goes on, once all that are left have given the group up and told their step."""
+    """Decide who goes on, once all that are left have given the group up and reported their step."""
     snapshot, change = at.snapshot, at.change
     stays = at.stays
     waiting = [one for one in stays if at.report(one).epoch < change.epoch]

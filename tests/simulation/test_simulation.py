@@ -164,6 +164,11 @@ def test_i11_others_wait_once_more_for_a_world_that_was_cut_off_as_it_formed() -
     _run("long-cuts", 27693, 1)
 
 
+def test_i11_newcomers_do_not_wait_ten_minutes_for_a_lone_pod_that_cannot_vote() -> None:
+    # No other pod reports a save, by which they are let in: its own does.
+    _run("broken-disks", 27364, 1)
+
+
 @pytest.mark.parametrize("seed", [84, 282])
 def test_i7_whoever_was_let_go_and_taken_back_is_let_go_anew(seed: int) -> None:
     _run("cordons", seed, 1)

@@ -204,7 +204,7 @@ class GrpcEndpoint(EtcdEndpoint):
         )
 
     def _carried(self, metadata: Metadata) -> grpc.aio.Metadata:
-        """Return ``metadata`` in grpc's own form, made anew only when it changes."""
+        """Return ``metadata`` in grpc's own form, rebuilt only when it changes."""
         if metadata != self._metadata:
             self._metadata, self._wire_metadata = metadata, grpc.aio.Metadata(*metadata)
         return self._wire_metadata

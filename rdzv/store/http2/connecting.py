@@ -100,7 +100,7 @@ async def _to_address(
     try:
         await connection.settled_in()
     except asyncio.CancelledError:
-        connection.end("nobody waits for this connection")
+        connection.end("this connection has no callers left")
         raise
     return connection
 

@@ -34,7 +34,7 @@ from rdzv.store.http2.seam import EngineListener
 
 STREAM_WINDOW = 1 << 20
 """Bytes that the peer may send on one stream before they have been read. Larger: fewer round trips
-in a large answer; smaller: less memory for a watch that nobody reads."""
+in a large answer; smaller: less memory for a watch without a reader."""
 
 CONNECTION_WINDOW = 1 << 24
 """The same for all streams together, given back as soon as bytes have come."""
