@@ -343,7 +343,7 @@ def _form(at: _Moment) -> WorldDecision:
 
 
 def _broken(at: _Moment) -> WorldDecision:
-    """Decide who goes on, once all that are left have given the group up and reported their step."""
+    """Decide who goes on, once all that are left have reported their step."""
     snapshot, change = at.snapshot, at.change
     stays = at.stays
     waiting = [one for one in stays if at.report(one).epoch < change.epoch]
