@@ -12,7 +12,7 @@ import uvloop
 from agent import process
 from agent.config.sidecar import DELIVERED_VARIABLES, Config
 from agent.config.table import settings_of, unknown_variables
-from agent.rundir.programs import PACKAGES
+from agent.rundir.programs import LIBRARY_HOME
 from agent.telemetry import logs
 from console.help import Command
 from console.options import configured_by
@@ -38,5 +38,5 @@ def agent(config: Config) -> int:
 
 def delivered_version() -> str:
     """Read the version of the library that the sidecar delivers; to import it takes 1.5 MiB."""
-    text = (PACKAGES / "muster/__init__.py").read_text()
+    text = (LIBRARY_HOME / "muster/__init__.py").read_text()
     return text.partition('\n__version__ = "')[2].partition('"')[0]

@@ -23,7 +23,14 @@ from agent.config.sidecar import Config
 from agent.rundir.failure_report import FailureReport, read_failures
 from agent.rundir.gate_page import GatePage
 from agent.rundir.launch_report import LaunchReport, read_launch, read_plain_starts, read_stacks
-from agent.rundir.programs import EXEC_PROGRAMS, PACKAGES, PROGRAMS, exec_program, program
+from agent.rundir.programs import (
+    EXEC_PROGRAMS,
+    LIBRARY_HOME,
+    PACKAGES,
+    PROGRAMS,
+    exec_program,
+    program,
+)
 from agent.rundir.progress import read_ranks
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.safe_open import read_untrusted
@@ -113,7 +120,7 @@ class RunDir:
             self._make_dir(self.path / layout.MODULES, 0o755)
             for package in LIBRARY:
                 self._make_dir(self.path / layout.MODULES / package, 0o755)
-                for source in (PACKAGES / package).iterdir():
+                for source in (LIBRARY_HOME / package).iterdir():
                     if source.name.endswith(".py") and source.name != "__main__.py":
                         name = f"{layout.MODULES}/{package}/{source.name}"
                         self._ensure(name, source.read_bytes(), 0o644)

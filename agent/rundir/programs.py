@@ -75,7 +75,10 @@ EXEC_PROGRAMS = {layout.KUBEXEC: "client", f"{layout.PROGRAMS}/{layout.MUSTER_EX
 """Path in the run directory to the module of ``launcher_shim.horovod.exec`` that it runs."""
 
 PACKAGES = Path(__file__).parents[2]
-"""The folder of Muster's packages. ``importlib.resources`` would cost every sidecar memory."""
+"""The folder of the program's packages. ``importlib.resources`` would cost every sidecar memory."""
+
+LIBRARY_HOME = PACKAGES if (PACKAGES / "muster").is_dir() else PACKAGES.parents[1]
+"""The folder that has the package ``muster``. In an installation the program lies inside of it."""
 
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 

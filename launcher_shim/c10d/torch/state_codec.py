@@ -227,11 +227,6 @@ _PROLOGUE = b"\x80\x04" + b"".join(
 _PROLOGUE_STATE = _PROLOGUE + _name(MODULE, "_RendezvousState") + b")\x81}("
 
 
-def _node(node: NodeDesc) -> bytes:
-    numbers = _PID + _integer(node.pid) + _LOCAL_ID + _integer(node.local_id)
-    return _NODE_CLASS + b")\x81}(" + _ADDR + _text(node.addr) + numbers + b"ub"
-
-
 def _batches(items: Iterable[bytes], close: bytes) -> bytes:
     """Close a batch after each thousand items, as picklers do: readers bound their stack."""
     rest = iter(items)
@@ -242,10 +237,11 @@ def _batches(items: Iterable[bytes], close: bytes) -> bytes:
 
 
 class _Writer:
-    """The writer of one state."""
+    """The writer of one state; nodes and times that occur again are written once."""
 
     def __init__(self, flavour: Flavour) -> None:
         self._flavour = flavour
+        self._memo: dict[NodeDesc | datetime, bytes] = {}
 
     def write(self, state: TorchState) -> bytes:
         parts = [
@@ -254,12 +250,12 @@ class _Writer:
             *(_text("complete"), self._value(state.complete)),
             *(_text("deadline"), self._value(state.deadline)),
             *(_text("closed"), self._value(state.closed)),
-            *(_text("participants"), self._pairs(state.participants, _node, _integer)),
+            *(_text("participants"), self._pairs(state.participants, self._node, _integer)),
             *(_text("wait_list"), self._set(state.wait_list)),
         ]
         if self._flavour.redundancy:
             parts += (_text("redundancy_list"), self._set(state.redundancy_list))
-        beats = self._pairs(state.last_heartbeats, _node, self._time)
+        beats = self._pairs(state.last_heartbeats, self._node, self._time)
         parts += (_text("last_heartbeats"), beats)
         for name, value in self._flavour.extra.items():
             parts += (_text(name), self._value(value))
@@ -269,7 +265,7 @@ class _Writer:
     def _value(self, value: object) -> bytes:
         match value:
             case NodeDesc():
-                return _node(value)
+                return self._node(value)
             case datetime():
                 return self._time(value)
             case None | bool():
@@ -300,11 +296,37 @@ class _Writer:
     def _set(self, items: Iterable[object]) -> bytes:
         return b"\x8f" + _batches(map(self._value, items), b"\x90")
 
+    def _node(self, node: NodeDesc) -> bytes:
+        again = self._memo.get(node)
+        if again is not None:
+            return again
+        self._memo[node] = self._recall()
+        return b"".join(
+            (
+                _NODE_CLASS + b")\x81}(" + _ADDR,
+                _text(node.addr),
+                _PID,
+                _integer(node.pid),
+                _LOCAL_ID,
+                _integer(node.local_id),
+                b"ub" + _REMEMBER,
+            )
+        )
+
     def _time(self, time: datetime) -> bytes:
+        again = self._memo.get(time)
+        if again is not None:
+            return again
         if self._flavour.aware is None:
             raise ValueError("the flavour does not say whether times bear a time zone")
+        self._memo[time] = self._recall()
         utc = time.astimezone(UTC)
         packed = _DATE.pack(utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second)
         packed += utc.microsecond.to_bytes(3, "big")
         make = _UTC + b"\x86R" if self._flavour.aware else b"\x85R"
-        return _DATETIME_CLASS + b"C\x0a" + packed + make
+        return _DATETIME_CLASS + b"C\x0a" + packed + make + _REMEMBER
+
+    def _recall(self) -> bytes:
+        """Return the reference to the value that is put into the memo next."""
+        at = 6 + len(self._memo)
+        return b"h" + bytes((at,)) if at < 256 else b"j" + _U32.pack(at)
