@@ -159,12 +159,12 @@ class Worlds:
     def join(self, *names: str) -> None:
         self.ready(*names)
         step = self.hold()
-        assert self.form(*self.members, *names, step=step)
+        assert self.form(*self.members, *names, step=step), self.shown()
 
     def leave(self, name: str) -> None:
         step = self.hold()
         others = [one for one in self.members if one != name]
-        assert self.form(*others, step=step)
+        assert self.form(*others, step=step), self.shown()
         self.order(name, phase="leave")
         os.kill(self.processes[name].pid, signal.SIGTERM)
         self.until(lambda: self.is_dead(name), f"{name} ends")
@@ -180,7 +180,7 @@ class Worlds:
         steps = {name: self.told(name)["step"] for name in others}
         step = max(steps.values())
         source = next(name for name in others if steps[name] == step)
-        assert self.form(*others, source=source, step=step)
+        assert self.form(*others, source=source, step=step), self.shown()
 
     def end(self, after: int = 6) -> int:
         """Let all members train some steps more, to their end; return the last step."""
