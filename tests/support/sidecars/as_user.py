@@ -18,6 +18,7 @@ PRELOADED = {
         "encodings.ascii",
         "encodings.idna",
         "importlib.readers",
+        "rdzv.store.etcd.grpc_endpoint",
     )
 }
 """What a module imports only when it runs."""
