@@ -57,6 +57,8 @@ class Group:
         self._forming_until_s: Optional[float] = None
         self._busy = False
         self._cut = -1
+        self._turn = threading.Lock()
+        """Held as a world is judged and cut, and as the next begins to form: a cut hits its own."""
         self._thread: Optional[threading.Thread] = None
 
     @property
@@ -84,10 +86,11 @@ class Group:
     def forming(self, order: Order, rank: int) -> Iterator[None]:
         """Join the world of ``order``; what belongs to its form comes into the block."""
         self.destroy()
-        self._before, self._own = _sockets(), frozenset()
-        self._number = order.number
-        self._forming_until_s = time.monotonic() + FORM_S
-        self._busy = True
+        with self._turn:
+            self._before, self._own = _sockets(), frozenset()
+            self._number = order.number
+            self._forming_until_s = time.monotonic() + FORM_S
+            self._busy = True
         try:
             host, _, port = order.store.rpartition(":")
             limit = timedelta(seconds=FORM_S)
@@ -138,13 +141,17 @@ class Group:
     def _watch(self) -> None:
         while True:
             time.sleep(LOOK_S)
-            until_s, number = self._forming_until_s, self._number
-            if not self._busy or number == self._cut:
-                continue
-            late = until_s is not None and time.monotonic() > until_s
-            if late or self._is_lost(number, until_s is not None):
-                self._cut = number
-                self.cut()
+            with self._turn:
+                self._judge()
+
+    def _judge(self) -> None:
+        until_s, number = self._forming_until_s, self._number
+        if not self._busy or number == self._cut:
+            return
+        late = until_s is not None and time.monotonic() > until_s
+        if late or self._is_lost(number, until_s is not None):
+            self._cut = number
+            self.cut()
 
     def cut(self) -> None:
         """End the collectives of this group, from any thread."""
