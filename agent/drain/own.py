@@ -140,6 +140,10 @@ class OwnDrain(Reconciler):
         drain = self._drain(snapshot)
         self._take_in(snapshot, drain)
         await self._keep()
+        changed_from = partial(self._client.membership.changed_from, snapshot)
+        if self._drain(self._client.membership.snapshot()) != drain:
+            # A release that was cancelled meanwhile must not be published: look again at once.
+            return Outlook(changed_from)
         self._publish_phase(snapshot, drain)
         now = self.kernel.clock()
         outlived_s = self.notes.outlived_boot_s if self.notes else None
@@ -152,7 +156,7 @@ class OwnDrain(Reconciler):
             until_s = math.inf if due_in_s is None else now + due_in_s
             write = DueWrite(lambda: writes, until_s=until_s)
         look_at_s = now + min(moments_s, default=math.inf)
-        return Outlook(partial(self._client.membership.changed_from, snapshot), look_at_s, write)
+        return Outlook(changed_from, look_at_s, write)
 
     def _drain(self, snapshot: Snapshot) -> Drain | None:
         return snapshot.drains.get(self._identity.pod_uid)

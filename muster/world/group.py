@@ -141,17 +141,17 @@ class Group:
     def _watch(self) -> None:
         while True:
             time.sleep(LOOK_S)
-            with self._turn:
-                self._judge()
+            self._judge()
 
     def _judge(self) -> None:
-        until_s, number = self._forming_until_s, self._number
-        if not self._busy or number == self._cut:
-            return
-        late = until_s is not None and time.monotonic() > until_s
-        if late or self._is_lost(number, until_s is not None):
-            self._cut = number
-            self.cut()
+        with self._turn:
+            until_s, number = self._forming_until_s, self._number
+            if not self._busy or number == self._cut:
+                return
+            late = until_s is not None and time.monotonic() > until_s
+            if late or self._is_lost(number, until_s is not None):
+                self._cut = number
+                self.cut()
 
     def cut(self) -> None:
         """End the collectives of this group, from any thread."""

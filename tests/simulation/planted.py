@@ -169,7 +169,7 @@ def name_of_a_leaver_taken() -> list[Patch]:
     return [patch.object(rdzv.members.registration, "_after_the_leaver", lambda *_: None)]
 
 
-@plant("refusals-in-peace", 10, first=1)
+@plant("refusals-in-peace", 30, first=60)
 def former_lease_ends() -> list[Patch]:
     """A sidecar that starts again lets the lease before it end, though a full store grants none."""
     return [patch.object(FormerLease, "after_refusal", lambda *_: None)]
@@ -468,7 +468,7 @@ def vote_not_one_more() -> list[Patch]:
     return [patch("rdzv.drain.gate._vote", vote)]
 
 
-@plant("slow-starts", 25)
+@plant("slow-starts", 10, first=45)
 def refused_worlds_train_on() -> list[Patch]:
     """The gate is open while a leave is granted without a save, as a rank has not begun."""
     original = rdzv.drain.gate._wanted
@@ -664,7 +664,7 @@ PLANTS |= {
     ),
     # Ranks train on in a world that is to end, if the store is restored to before that grant.
     "endings-forgotten": _as(
-        "former-pods-restored", 1, {"agent.drain.view.ending_in": lambda *_: None}, first=231
+        "former-pods-restored", 1, {"agent.drain.view.ending_in": lambda *_: None}, first=757
     ),
     # Events that a server shows after it has said that it had are dropped.
     "late-events-dropped": _as(
@@ -813,7 +813,7 @@ PLANTS |= {
     ),
     # A rank begins its first step though the others of its round are held.
     "late-ranks-begin": _as(
-        "slow-starts", 25, {"muster.boundary.begin": lambda rank, _: ("go", rank)}
+        "slow-starts", 10, {"muster.boundary.begin": lambda rank, _: ("go", rank)}, first=45
     ),
     # What is written of drains compares no registration.
     "drains-not-fenced": _as(
