@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What users do with a trainer: exact, or refused before the first step, or said.
 
-One table, which is a page, too. Each row is a function of ``tests/support/training``, what became
-of its samples without the rule, and what becomes of them.
+Each row is a function of ``tests/support/training``, what became of its samples without the rule,
+and what becomes of them. A page has the first and the last; of the commits it has a sentence.
 """
 
 from __future__ import annotations
@@ -95,10 +95,12 @@ SAID = {
 @pytest.mark.parametrize("rows", [TRANSFORMERS, LIGHTNING], ids=["transformers", "lightning"])
 def test_the_page_has_this_table(rows: list[tuple[str, str, str]]) -> None:
     page = (ROOT / "docs" / "trainer-cases.md").read_text()
-    assert (
-        "\n".join(f"| {name.replace('_', ' ')} | {was} | {now} |" for name, was, now in rows)
-        in page
+    table = "\n".join(
+        f"| {name.replace('_', ' ')} | {now} |"
+        for name, _, now in rows
+        if not name.startswith("commit_")
     )
+    assert table in page
 
 
 def test_every_test_that_the_page_names_is_there() -> None:

@@ -17,6 +17,7 @@ import os
 import platform
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ from tests.support.cluster.drills import DRILLS, Drill, Row, run, series
 from tests.support.cluster.lab import ROOT, Kubelab
 
 Told = dict[str, str]
-CELLS = ("drill", "pods", "grace", "enough", "with", "lost", "twice", "still", "goes on", "load")
+OUTCOME = ("lost", "twice", "still")
 
 
 @dataclass
@@ -107,6 +108,32 @@ def not_run(found: Sequence[Told]) -> str:
     return f"Not run without Muster: jobs with {' or '.join(missing)} processes in a pod.\n\n"
 
 
+def _outcome(row: Told | None) -> str:
+    if row is None:
+        return ""
+    return ", ".join([*(row[name] for name in OUTCOME), *["stops"] * (row["goes on"] == "no")])
+
+
+def _given(row: Told) -> str:
+    return f"{row['pods']} pods, grace {row['grace']}, enough {row['enough']}"
+
+
+def table(found: Sequence[Told], usual: str) -> str:
+    """Render a line for each drill and pod size, with Muster beside torchrun alone."""
+    drills: dict[str, dict[str, Told]] = {}
+    for row in found:
+        given = _given(row)
+        name = row["drill"] if given == usual else f"{row['drill']} ({given})"
+        drills.setdefault(name, {})[row["with"]] = row
+    sides = [_word(True), _word(False)]
+    outcome = ", ".join(OUTCOME)
+    heads = ["what happens", *(f"{side}: {outcome}" for side in sides)]
+    lines = [heads, ["---"] * len(heads)]
+    for name, rows in drills.items():
+        lines.append([name, *(_outcome(rows.get(side)) for side in sides)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def page(found: Sequence[Told]) -> str:
     """Render the page."""
     today = datetime.datetime.now(datetime.UTC).date()
@@ -114,15 +141,17 @@ def page(found: Sequence[Told]) -> str:
     machine = f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.machine()}"
     order = [drill.name for drill in DRILLS]
     found = sorted(found, key=lambda r: (r["slots"], order.index(r["drill"]), r["with"]))
-    heads = ["what happens", *CELLS[1:4], "", *CELLS[5:]]
-    lines = [heads, ["---"] * len(heads), *([one[cell] for cell in CELLS] for one in found)]
+    usual = Counter(map(_given, found)).most_common(1)[0][0]
+    loads = [float(row["load"]) for row in found]
     text = (Path(__file__).parent / "page.md").read_text()
     return text.format(
         not_run=not_run(found),
         date=today,
         machine=machine,
         commits=", ".join(sorted({row["commit"] for row in found})),
-        table="\n".join(f"| {' | '.join(line)} |" for line in lines),
+        loads=f"{min(loads):.0f} to {max(loads):.0f}",
+        usual=usual,
+        table=table(found, usual),
     )
 
 

@@ -68,7 +68,7 @@ class JobEffect:
         worlds = {0: "same world", 1: "1 new world"}.get(
             self.new_worlds, f"{self.new_worlds} new worlds"
         )
-        return f"{worlds}, longest pause between steps {self.pause_s:.1f} s"
+        return f"{worlds}, {self.pause_s:.1f} s"
 
 
 class TrainingJob:

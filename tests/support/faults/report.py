@@ -18,9 +18,8 @@ VARIABLE = "MUSTER_TEST_FAULT_MATRIX"
 """Names the folder that takes the lines; without it nothing is kept."""
 
 HEAD = """\
-| driver | fault | store away | watch gap | no write for | lost, doubled, out of order | leases \
-| the job | checked | load | commit |
-|---|---|---|---|---|---|---|---|---|---|---|
+| fault | store away, s | watch gap, s | no write for, s | wrong keys | registered again | the job |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -32,29 +31,29 @@ def keep(number: int, fault: str, driver: str, effect: Effect, job: str) -> None
     command = ("git", "rev-parse", "--short", "HEAD")
     commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     cells = (
-        driver,
-        fault,
-        f"{effect.store_gap_s:.1f} s",
-        f"{effect.watch_gap_s:.1f} s",
-        f"{effect.write_outage_s:.1f} s",
-        f"{effect.lost}, {effect.doubled}, {effect.out_of_order} of {effect.events}",
-        f"{again} of 3 registered again" if again else "kept",
+        fault if driver == "etcd" else f"{fault} ({driver})",
+        f"{effect.store_gap_s:.1f}",
+        f"{effect.watch_gap_s:.1f}",
+        f"{effect.write_outage_s:.1f}",
+        f"{effect.lost + effect.doubled + effect.out_of_order} of {effect.events}"
+        + (" **wrong**" if effect.wrong else ""),
+        f"{again} of 3" if again else "none",
         job,
-        f"{effect.operations} operations" + (" **wrong**" if effect.wrong else ""),
-        f"{os.getloadavg()[0]:.0f}",
-        commit.strip() or "unknown",
     )
     path = Path(folder) / f"{driver}-{number:02}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"| {' | '.join(cells)} |\n")
+    path.write_text(f"| {' | '.join(cells)} |\n{commit.strip() or 'unknown'}\n")
 
 
 def draw() -> None:
     """Replace the table at the end of the document, if lines are kept at all. Blocks."""
     folder = os.environ.get(VARIABLE)
-    if folder and (lines := sorted(Path(folder).glob("*.md"))):
+    if folder and (paths := sorted(Path(folder).glob("*.md"))):
+        lines = [path.read_text().splitlines() for path in paths]
+        commits = ", ".join(sorted({commit for _, commit in lines}))
         before, mark, _ = DOCUMENT.read_text().partition(MARK)
         machine = f"{os.cpu_count()} cores, Linux {platform.release()}"
-        made = f"{datetime.now(UTC).date()}, {machine}, Python {platform.python_version()}."
-        table = HEAD + "".join(path.read_text() for path in lines)
+        python = platform.python_version()
+        made = f"{datetime.now(UTC).date()}, {commits}, {machine}, Python {python}."
+        table = HEAD + "".join(f"{line}\n" for line, _ in lines)
         DOCUMENT.write_text(f"{before}{mark}\n{made}\n\n{table}")
