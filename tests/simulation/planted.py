@@ -45,6 +45,7 @@ from launcher_shim.c10d.rounds.round_key import RoundKey
 from launcher_shim.c10d.rounds.views import View
 from launcher_shim.c10d.stages import stage_name
 from rdzv.drain.decision import granted
+from rdzv.drain.gate import Move
 from rdzv.drain.inputs import DrainPolicy
 from rdzv.errors import StoreError
 from rdzv.members.former_lease import FormerLease
@@ -870,6 +871,10 @@ PLANTS |= {
                 below_min, tries=1_000_000
             )
         },
+    ),
+    # Whoever has voted and cannot open its gate lets the others wait for its save.
+    "unasked-saves-awaited": _as(
+        "broken-disks", 1, {"rdzv.drain.gate._unasked": lambda _: Move()}, first=8199
     ),
     # Newcomers are gathered for ever.
     "waves-never-over": _as("bounds", 40, {f"{_C10D}.rounds.evaluation.reform": _never("join")}),
