@@ -45,7 +45,7 @@ TRANSFORMERS = [
     ("without_a_batch", "global_batch=0 is at least 1", "here global_batch=16"),
     ("own_loss", "2.00 times the step", "2.00 times the step; said"),
     ("bert", "2.00 times the step", "2.00 times the step; said"),
-    ("own_loss_as_told", "the same step", "the same step"),
+    ("own_loss_by_the_items_given", "the same step", "the same step"),
     ("own_mean_uneven", "0.98 times the step", "the same step"),
     ("find_batch_size", "No executable batch size found", f"{ONCE}; accumulation 4"),
 ]

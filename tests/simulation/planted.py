@@ -872,7 +872,7 @@ PLANTS |= {
             )
         },
     ),
-    # Whoever has voted and cannot open its gate lets the others wait for its save.
+    # The others wait for the save of a pod that has voted and cannot open its gate.
     "unasked-saves-awaited": _as(
         "broken-disks", 1, {"rdzv.drain.gate._unasked": lambda _: Move()}, first=8199
     ),

@@ -285,7 +285,7 @@ def own_loss(directory: Path) -> str:
     return _steps_of(directory, Labelled, 16, 8, kind=OwnLoss, data=LABELLED)
 
 
-def own_loss_as_told(directory: Path) -> str:
+def own_loss_by_the_items_given(directory: Path) -> str:
     return _steps_of(directory, Labelled, 20, 7, kind=Told, data=LABELLED)
 
 
