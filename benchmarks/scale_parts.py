@@ -27,21 +27,10 @@ from rdzv.errors import StoreAmbiguous
 from rdzv.keys import JobKeys
 from rdzv.snapshot import Snapshot
 from rdzv.store import RangeResult, TxnResult, WatchBatch
-from rdzv.store.access import Access
-from rdzv.store.etcd.certificates import CertificateFiles
 from rdzv.store.etcd.client import EtcdStore
-from rdzv.store.etcd.endpoint import EtcdEndpoint
-from rdzv.store.etcd.grpc_endpoint import GrpcEndpoint
 
 LEAVE_S = 60.0
 """Longer than a preStop hook has: a whole third leaves on a few processors."""
-
-
-class OwnConnection(GrpcEndpoint):
-    """An endpoint with a connection of its own, as sidecars in different pods cannot share one."""
-
-    def _open(self, options: Sequence[tuple[str, int]]) -> None:
-        super()._open((*options, ("grpc.use_local_subchannel_pool", 1)))
 
 
 class CountedStore(EtcdStore):
@@ -52,10 +41,6 @@ class CountedStore(EtcdStore):
 
     counts: Counter[str]
     settled = 0
-
-    def _endpoints(self, access: Access) -> Sequence[EtcdEndpoint]:
-        files = CertificateFiles(access) if access.tls else None
-        return [OwnConnection(target, files) for target in access.targets]
 
     async def range(self, *args: Any, **options: Any) -> RangeResult:
         result = await super().range(*args, **options)

@@ -17,18 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from typing import Any, Literal
 
-import grpc.aio
 import uvloop
 
 from benchmarks.worker import LINE_MAX
 from rdzv.errors import StoreError
 from rdzv.store import Compare, Put
-from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore
-from rdzv.store.etcd.endpoint import HAS_LEADER, RANGE, TXN, Method
-from rdzv.store.etcd.grpc_endpoint import CHANNEL_OPTIONS
-from rdzv.store.etcd.messages import txn_request
-from rdzv.store.pb import etcd_pb2 as pb
 
 Work = Literal["transactions", "reads"]
 
@@ -37,9 +31,6 @@ LANES = 64
 """Maximum number of calls in flight, each on a key of its own."""
 
 KEYS = [f"/bench/{lane}" for lane in range(LANES)]
-
-DEADLINE_S = 10.0
-"""Timeout of the bare calls: they are not retried, so none may exceed it."""
 
 
 class StoreClient:
@@ -62,47 +53,6 @@ class StoreClient:
 
     async def close(self) -> None:
         await self._store.close()
-
-
-class FloorClient:
-    """The lower bound of our client: bare ``grpc.aio`` with its deadline and metadata.
-
-    It sends the raw messages.
-    """
-
-    def __init__(self, endpoint: str) -> None:
-        self._channel = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
-        self._metadata = grpc.aio.Metadata(*HAS_LEADER)
-        self._range = self._stub(RANGE)
-        self._txn = self._stub(TXN)
-
-    def _stub(self, method: Method) -> grpc.aio.UnaryUnaryMultiCallable:
-        return self._channel.unary_unary(
-            method.path,
-            request_serializer=method.request.SerializeToString,
-            response_deserializer=method.response.FromString,
-        )
-
-    async def put(self) -> None:
-        for key in KEYS:
-            await self._txn(txn_request([], [Put(key, VALUE)], []))
-
-    async def run(self, work: Work, count: int, lanes: int) -> None:
-        one = self._transaction if work == "transactions" else self._read
-        await in_lanes(one, count, lanes)
-
-    async def _transaction(self, key: str) -> None:
-        request = txn_request([Compare(key, "version", ">", 0)], [Put(key, VALUE)], [])
-        answer = await self._txn(request, timeout=DEADLINE_S, metadata=self._metadata)
-        assert answer.succeeded
-
-    async def _read(self, key: str) -> None:
-        request = pb.RangeRequest(key=key.encode())
-        answer = await self._range(request, timeout=DEADLINE_S, metadata=self._metadata)
-        assert answer.kvs
-
-    async def close(self) -> None:
-        await self._channel.close()
 
 
 class AetcdClient:
@@ -176,7 +126,7 @@ class Etcd3Client:
         self._threads.shutdown()
 
 
-Client = StoreClient | FloorClient | AetcdClient | Etcd3Client
+Client = StoreClient | AetcdClient | Etcd3Client
 
 
 async def insist(one: Callable[[str], Awaitable[Any]], key: str) -> None:
@@ -203,16 +153,12 @@ async def in_lanes(one: Callable[[str], Awaitable[Any]], count: int, lanes: int)
 
 def open_client(name: str, endpoint: str) -> Client:
     match name:
-        case "etcd":
-            return StoreClient(EtcdStore([endpoint]))
         case "http2":
-            return StoreClient(EtcdStore(Access((endpoint,), driver="http2")))
+            return StoreClient(EtcdStore([endpoint]))
         case "etcd3":
             from rdzv.store.etcd3.driver import Etcd3Store
 
             return StoreClient(Etcd3Store([endpoint]))
-        case "grpc.aio alone":
-            return FloorClient(endpoint)
         case "the etcd3 package":
             return Etcd3Client(endpoint)
         case "aetcd":

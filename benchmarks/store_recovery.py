@@ -13,7 +13,6 @@ from time import monotonic
 from benchmarks.etcd_members import EtcdMembers, etcd_members
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.store import Put, Store
-from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore
 
 WRITE_EVERY_S = 0.02
@@ -87,8 +86,7 @@ async def recoveries(kills: int) -> dict[str, list[Recovery]]:
     from rdzv.store.etcd3.driver import Etcd3Store
 
     drivers: dict[str, Callable[[list[str]], Store]] = {
-        "etcd": EtcdStore,
-        "http2": lambda endpoints: EtcdStore(Access(tuple(endpoints), driver="http2")),
+        "http2": EtcdStore,
         "etcd3": Etcd3Store,
     }
     found: dict[str, list[Recovery]] = {name: [] for name in drivers}

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import click
 
-from console import grpc_log
 from console.extra import missing
 from console.help import CommandsByTask, Entry
 from console.style import TERMINAL, coloured
@@ -151,7 +150,6 @@ def muster(ctx: click.Context) -> None:
 
 def main() -> None:
     """Run the command line and exit with the command's return value, or its error's status."""
-    grpc_log.switch_off()
     try:
         # click strips colours where it sees no terminal, as if one of another machine shows them.
         color = True if os.environ.get(TERMINAL) else None

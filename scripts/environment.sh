@@ -67,7 +67,7 @@ ensure() {
 
 ensure_runtime() {
     ensure muster "20 MB" "half a minute" \
-        click cryptography grpcio hpack protobuf rich ruamel.yaml uvloop
+        click cryptography hpack protobuf rich ruamel.yaml uvloop
     ensure torch "2.6 GB (5.4 GB on disk)" "2-10 minutes" torch numpy scikit-learn
 }
 
@@ -92,7 +92,7 @@ ensure_development() {
 
 # The clients that Muster's own is compared with; etcd3 is a driver of ours, too.
 ensure_etcd_packages() {
-    ensure etcd-packages "1 MB" "a few seconds" aetcd etcd3 six tenacity
+    ensure etcd-packages "1 MB" "a few seconds" aetcd etcd3 grpcio six tenacity
 }
 
 # What makes the site of scripts/docs. zensical 0.1 needs a package, zensical-ui, that is not on every index.

@@ -71,7 +71,7 @@ TOGETHER = (
     re.compile(r"tests/e2e/test_(kube|operator|inject_server|image)"),
     re.compile(r"tests/e2e/test_([a-i]|li)"),
     re.compile(r"tests/e2e/(?!test_local_nodes)"),
-    re.compile(r"tests/chaos/test_(fault_matrix|scale|doctor|idle)"),
+    re.compile(r"tests/chaos/test_(fault_matrix|scale|doctor)"),
     re.compile(r"tests/simulation/"),
 )
 """Sequences; all tests that use the cluster of Kubernetes are in the first, real jobs in the next
@@ -80,23 +80,6 @@ fourth."""
 
 COMPUTES = re.compile(r"tests/(chaos/test_drain_|simulation/|unit/)")
 """Tests that wait for nothing, and whose time is virtual where they have any."""
-
-
-class FormerLoops(logging.Filter):
-    """Leaves out of the log what belongs to the event loop of a test that is over.
-
-    A process has one poller of grpc for all its loops. What it brings for a call that was
-    cancelled as its loop ended it hands over in whichever loop runs now, which finds the other one
-    closed: any test that counts errors in its log would count that one. A sidecar has one loop.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        handed_over = "PollerCompletionQueue._handle_events" in record.getMessage()
-        return not (handed_over and str(error) == "Event loop is closed")
-
-
-logging.getLogger("asyncio").addFilter(FormerLoops())
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]

@@ -69,14 +69,14 @@ class AccessConfig:
             texts.unspelled,
         )
     )
-    store_driver: Literal["etcd", "http2", "etcd3"] = field(
+    store_driver: Literal["http2", "etcd3", "etcd"] = field(
         Setting(
             "--store-driver",
-            texts.one_of("etcd", "http2", "etcd3"),
-            "etcd",
-            "etcd|http2|etcd3",
-            "Client of the store: Muster's own, on gRPC's library (etcd) or on HTTP/2 of its own"
-            " (http2), or the package etcd3, from Muster's extra etcd3.",
+            texts.one_of("http2", "etcd3", "etcd"),
+            "http2",
+            "http2|etcd3",
+            "Client of the store: Muster's own (http2; etcd is its former name), or the package"
+            " etcd3, from Muster's extra etcd3.",
         )
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short causes of an unreachable store: the messages of grpc and OpenSSL are long."""
+"""Short causes of an unreachable store: those of HTTP/2 and OpenSSL are long."""
 
 from __future__ import annotations
 

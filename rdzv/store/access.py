@@ -17,7 +17,8 @@ from typing import Literal
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 
-Driver = Literal["etcd", "http2", "etcd3"]
+Driver = Literal["http2", "etcd3", "etcd"]
+"""``etcd`` is what ``http2`` was called before."""
 
 READS = 5
 """Attempts to read files that keep changing while they are read."""
@@ -52,7 +53,7 @@ class Access:
     key: str = field(default="", repr=False)
     user: str = field(default="", repr=False)
     password_file: str = field(default="", repr=False)
-    driver: Driver = "etcd"
+    driver: Driver = "http2"
 
     def __post_init__(self) -> None:
         faults = [*self._endpoint_faults(), *self._certificate_faults(), *self._user_faults()]

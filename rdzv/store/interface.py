@@ -3,7 +3,7 @@
 
 Semantics are etcd's. One revision counter for the whole store; a transaction is one revision; a
 watch delivers each event once, in order of revision, and never skips one silently. Drivers:
-``memory`` (the semantics in one process), ``etcd`` (the default), ``http2``, ``etcd3``.
+``memory`` (the semantics in one process), ``http2`` (the default), ``etcd3``.
 ``tests/contract`` holds every driver to this module.
 """
 

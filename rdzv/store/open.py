@@ -39,7 +39,7 @@ def open_store(access: Access, *, first: int = 0, random: Random | None = None) 
             raise ConfigError(
                 f"{named('--store-driver')} is etcd3, and the package {error.name} is"
                 " not installed: run pip install '.[etcd3]' where Muster's source is, or leave the"
-                " driver at etcd"
+                " driver at http2"
             ) from error
         return cast(Store, driver.Etcd3Store(access, first=first, random=random))
     return EtcdStore(access, first=first, random=random)

@@ -101,10 +101,8 @@ async def endure(row: Row, rig: FaultRig, porcupine: Path) -> Effect:
 @pytest.mark.parametrize(
     ("groups", "driver"),
     [
-        (UNSECURED, "etcd"),
         (UNSECURED, "http2"),
         (UNSECURED, "etcd3"),
-        (("secured",), "etcd"),
         (("secured",), "http2"),
         pytest.param(("secured",), "etcd3", marks=pytest.mark.long),
     ],
@@ -140,7 +138,7 @@ async def test_every_fault_under_a_torchrun_job(
     (group,) = groups
     wrong = []
     async with (
-        fault_rig(cluster, "etcd", access, lease_ttl_s) as rig,
+        fault_rig(cluster, "http2", access, lease_ttl_s) as rig,
         training_job(tmp_path, access, lease_ttl_s) as training,
     ):
         rig.job = training.job
@@ -162,7 +160,7 @@ async def endure_training(
     await training.together()
     effect = await rig.endure(row.fault, porcupine)
     befell = await training.effect()
-    await asyncio.to_thread(keep, number, row.name, "etcd", effect, str(befell))
+    await asyncio.to_thread(keep, number, row.name, "http2", effect, str(befell))
     check(row, effect, rig)
     assert befell.ended == 0, training.job.timeline()
     if row.new_worlds is not None:

@@ -31,7 +31,7 @@ from rdzv.store.open import open_store
 from tests.support.ports import free_ports
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.http2_peer import Played
-from tests.support.store.patient_store import CALL_S, PatientHttp2Store
+from tests.support.store.patient_store import CALL_S, PatientEtcdStore
 from tests.support.store.tcp_proxy import TcpProxy
 
 WITHOUT_GRPC = """
@@ -86,7 +86,7 @@ async def test_an_answer_that_lies_in_the_socket_counts_though_this_process_stoo
 
 @pytest.mark.etcd
 async def test_large_requests_and_answers_pass_the_windows(etcd_cluster: EtcdCluster) -> None:
-    store = PatientHttp2Store(etcd_cluster.endpoints)
+    store = PatientEtcdStore(etcd_cluster.endpoints)
     value = bytes(range(256)) * 4000
     for number in range(12):
         await store.txn([], [Put(f"/large/{number:02}", value)])
@@ -203,7 +203,7 @@ async def test_closing_leaves_no_task_and_no_thread(etcd_cluster: EtcdCluster) -
     before = set(threading.enumerate())
     tasks = asyncio.all_tasks()
     for _ in range(5):
-        store = PatientHttp2Store(etcd_cluster.endpoints)
+        store = PatientEtcdStore(etcd_cluster.endpoints)
         await asyncio.gather(*(store.range(f"k{number}") for number in range(64)))
         await store.close()
     await asyncio.sleep(0)

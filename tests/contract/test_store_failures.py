@@ -18,8 +18,7 @@ from rdzv.errors import (
 from rdzv.store import Compare, Put, Store, WatchBatch
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd.deadlines import ATTEMPT_S
-from rdzv.store.etcd.endpoint import STATUS, AnswerLostError, EtcdEndpoint, NotSentError
-from rdzv.store.etcd.grpc_endpoint import GrpcEndpoint
+from rdzv.store.etcd.endpoint import STATUS, AnswerLostError, NotSentError
 from rdzv.store.etcd.http2_endpoint import Http2Endpoint
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
@@ -215,12 +214,9 @@ async def test_a_call_on_a_retired_connection_is_ambiguous_and_cancels_nobody(
     assert not asking.cancelled()
 
 
-@pytest.mark.parametrize("kind", [GrpcEndpoint, Http2Endpoint])
-async def test_a_call_that_waits_for_a_connection_waits_for_the_one_that_replaces_it(
-    kind: type[EtcdEndpoint],
-) -> None:
+async def test_a_call_that_waits_for_a_connection_waits_for_the_one_that_replaces_it() -> None:
     async with EmbeddedServer() as server, TcpProxy(server.endpoint) as proxy:
-        endpoint = kind(proxy.endpoint)
+        endpoint = Http2Endpoint(proxy.endpoint)
         proxy.hold()
         asking = asyncio.create_task(endpoint.call(STATUS, STATUS.request(), timeout_s=2))
         await asyncio.sleep(0.2)

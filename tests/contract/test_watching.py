@@ -13,15 +13,14 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 
-import grpc
 import pytest
-from grpc.aio import ServicerContext
 
 from rdzv.errors import Compacted, StoreRefused, StoreUnavailable
 from rdzv.mirror import Mirror, Watching
 from rdzv.store import Put, Store, WatchBatch, WatchEvent
 from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.etcd.errors import StatusCode, StatusError
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults
 from rdzv.store.memory.server import EmbeddedServer
@@ -159,18 +158,16 @@ async def test_a_mirror_is_read_anew_after_such_a_word(
 
 @pytest.mark.parametrize(
     "code",
-    [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.PERMISSION_DENIED],
+    [StatusCode.UNAVAILABLE, StatusCode.UNKNOWN, StatusCode.PERMISSION_DENIED],
     ids=lambda code: code.name,
 )
 async def test_a_store_that_does_not_tell_its_version_is_followed_all_the_same(
-    hasty: Hasty, monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode
+    hasty: Hasty, monkeypatch: pytest.MonkeyPatch, code: StatusCode
 ) -> None:
     """As behind a proxy that lets through no more than a job's calls."""
 
-    async def refused(
-        calls: ServedCalls, request: pb.StatusRequest, context: ServicerContext
-    ) -> None:
-        await context.abort(code, "planted")
+    def refused(calls: ServedCalls, request: pb.StatusRequest) -> None:
+        raise StatusError(code, "planted")
 
     monkeypatch.setattr(ServedCalls, "status", refused)
     async with asyncio.timeout(150), EmbeddedServer() as server:

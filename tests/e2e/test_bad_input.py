@@ -32,14 +32,9 @@ NO_STATE = b"Y2FuaW1hZGFt"
 """What torch's first compare-and-set makes of a rendezvous without a state."""
 
 _JUMPING_CLOCK = """
-import itertools, sys, time
+import itertools, time
 _real, _jumps = time.time, itertools.cycle([0.0, 4e8, -1.2e9, 3600.0, -86400.0])
-def _jumping():
-    # grpc hands its deadlines to its core as times of this clock, which there has not jumped.
-    if sys._getframe(1).f_globals["__name__"].startswith("grpc"):
-        return _real()
-    return _real() + next(_jumps)
-time.time = _jumping
+time.time = lambda: _real() + next(_jumps)
 """
 
 

@@ -14,7 +14,6 @@ from typing import Literal
 import console
 from agent.config.job import StoreConfig
 from agent.config.table import settings_of
-from console import grpc_log
 from console.local.launch.horovod_line import HorovodLine
 from console.local.launch.launch_line import LaunchLine
 from console.local.processes.marked import NODE_MARK, RUN_MARK
@@ -145,7 +144,7 @@ def launcher_environment(
     base = {
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
-        **grpc_log.without(os.environ),
+        **os.environ,
         "CHECKPOINT_DIR": str(settings.checkpoints),
         RUN_MARK: settings.run,
         NODE_MARK: node,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The default store driver: etcd over ``grpc.aio``."""
+"""The store driver of Muster's own, ``http2``, and what all drivers share."""

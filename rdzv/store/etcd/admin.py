@@ -11,8 +11,8 @@ from rdzv.keys import JobKeys
 from rdzv.store.access import Access
 from rdzv.store.etcd.calls import Calls, Effect
 from rdzv.store.etcd.endpoint import AUTH_STATUS, RANGE, Method
-from rdzv.store.etcd.endpoints import endpoints_of
 from rdzv.store.etcd.errors import Outcome
+from rdzv.store.etcd.http2_endpoint import endpoints_of
 from rdzv.store.etcd.messages import span
 from rdzv.store.pb import etcd_pb2 as pb
 

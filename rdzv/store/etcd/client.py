@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store driver: a thin etcd client, on ``grpc.aio`` or on HTTP/2 of Muster's own.
+"""The store driver: a thin etcd client, on HTTP/2 of Muster's own.
 
 It differs from stock clients in four points. Every attempt has a deadline of its own and the next
 one goes to the next endpoint. A deadline that passes also moves the watches off that endpoint.
@@ -28,8 +28,8 @@ from rdzv.store.etcd.endpoint import (
     TXN,
     EtcdEndpoint,
 )
-from rdzv.store.etcd.endpoints import endpoints_of
 from rdzv.store.etcd.errors import Outcome
+from rdzv.store.etcd.http2_endpoint import endpoints_of
 from rdzv.store.etcd.messages import key_value, span, txn_request, txn_result
 from rdzv.store.etcd.versions import progress_is_certain
 from rdzv.store.etcd.watch import StreamLostError, WatchCursor, WatchStream

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from rdzv.store.access import Access
 from rdzv.store.backoff import Doubling
 from rdzv.store.etcd.certificates import CertificateFiles
 from rdzv.store.etcd.endpoint import (
@@ -194,6 +195,12 @@ class Http2Endpoint(EtcdEndpoint):
         found = self._files.certificates
         assert found is not None
         return found.context
+
+
+def endpoints_of(access: Access) -> Sequence[EtcdEndpoint]:
+    """Return an endpoint for each address of ``access``."""
+    files = CertificateFiles(access) if access.tls else None
+    return [Http2Endpoint(target, files) for target in access.targets]
 
 
 _connections = count(1)

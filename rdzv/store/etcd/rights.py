@@ -24,8 +24,8 @@ from rdzv.store.etcd.endpoint import (
     USER_GRANT_ROLE,
     Method,
 )
-from rdzv.store.etcd.endpoints import endpoints_of
 from rdzv.store.etcd.errors import Outcome
+from rdzv.store.etcd.http2_endpoint import endpoints_of
 from rdzv.store.intervals import Interval
 from rdzv.store.pb import etcd_pb2 as pb
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
-
-import grpc
 
 from rdzv.store.access import Access
 from rdzv.store.etcd.endpoint import (
@@ -33,14 +30,39 @@ _BROKEN = (
 )
 _CLOSED = "this client was closed"
 
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    # A frozen peer is detected after 6 + 2 s. Without the HTTP/2 ping time-out it takes 66 s, and
+    # etcd ends a connection that pings more often than every 5 s.
+    ("grpc.keepalive_time_ms", 6000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),
+    # etcd allows no pings while no call is under way: the third one ends the connection, and grpc
+    # doubles its period from then on. The next call finds out whether an idle connection still
+    # works.
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+    # The defaults back off to two minutes: far longer than a store takes to come back.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # This bounds an attempt to connect: TCP, TLS and HTTP/2 take several round trips.
+    ("grpc.min_reconnect_backoff_ms", 3000),
+    # A ping with every message doubles what an idle watch costs, to tune windows that messages of
+    # a few KB never fill.
+    ("grpc.http2.bdp_probe", 0),
+    # A pod's http_proxy is for the web, never for the store.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", -1),
+)
+
 
 class Etcd3Connection:
-    """A connection, made with the first call; endpoints use it as a ``grpc.aio`` channel."""
+    """A connection, made with the first call; ``number`` differs from one to the next."""
 
-    def __init__(self, target: str, access: Access, options: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, target: str, access: Access, number: int) -> None:
         self._target = target
         self._access = access
-        self._options = options
+        # grpc shares connections between channels of equal options, so these must differ.
+        self._options = (*_OPTIONS, ("muster.connection", number))
         self._client: Any = None
         self._making = threading.Lock()
         self._ready = False
@@ -59,10 +81,10 @@ class Etcd3Connection:
             # The client's own close does no more.
             await asyncio.to_thread(self._client.channel.close)
 
-    def get_state(self) -> grpc.ChannelConnectivity:
-        """Return READY if the connection is known to be up, else IDLE."""
-        state = grpc.ChannelConnectivity
-        return state.READY if self._ready else state.IDLE
+    @property
+    def ready(self) -> bool:
+        """Whether the connection is known to be up."""
+        return self._ready
 
     # -- in threads
 

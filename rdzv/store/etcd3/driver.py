@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 from random import Random
 from time import monotonic
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from rdzv.store.etcd.endpoint import (
     GRANT,
     HAS_LEADER,
     KEEP_ALIVE,
+    RETIRE_S,
     REVOKE,
     AnswerLostError,
     BusyError,
@@ -33,7 +35,6 @@ from rdzv.store.etcd.endpoint import (
     Method,
     NotSentError,
 )
-from rdzv.store.etcd.grpc_endpoint import GrpcEndpoint
 from rdzv.store.etcd3.connection import Etcd3Connection
 from rdzv.store.etcd3.watch import Etcd3Watch
 
@@ -78,7 +79,7 @@ class Etcd3Store(EtcdStore):
         return [Etcd3Endpoint(target, files, access, *threads) for target in access.targets]
 
 
-class Etcd3Endpoint(GrpcEndpoint):
+class Etcd3Endpoint(EtcdEndpoint):
     """An ``EtcdEndpoint`` whose calls the package makes, each in a thread of its kind."""
 
     def __init__(
@@ -89,17 +90,18 @@ class Etcd3Endpoint(GrpcEndpoint):
         threads: ThreadPoolExecutor,
         lease_threads: ThreadPoolExecutor,
     ) -> None:
+        super().__init__(target, files)
         self._access = access
         self._threads = threads
         self._lease_threads = lease_threads
-        super().__init__(target, files)
+        self._current: Etcd3Connection | None = None
+        self._retiring: dict[asyncio.Task[None], Etcd3Connection] = {}
 
     async def call(
         self, method: Method, request: Any, timeout_s: float, metadata: Metadata = HAS_LEADER
     ) -> Any:
         """Make one attempt, in a thread; raise what ``EtcdEndpoint.call`` raises."""
         deadline_s = monotonic() + timeout_s
-        connection: Any
         connection, timeout_s = await self._opened(timeout_s)
         return await self._in_thread(
             lambda: connection.call(method, request, deadline_s, metadata),
@@ -110,14 +112,53 @@ class Etcd3Endpoint(GrpcEndpoint):
     def open_watch(self, on_kick: Callable[[str], None], metadata: Metadata = HAS_LEADER) -> Any:
         """Open a watch stream; ``on_kick`` is called, with the reason, to end it early."""
         self._on_kick.add(on_kick)
-        connection: Any = self._channel
+        assert self._current is not None
         run = partial(self._in_thread, threads=self._threads)
-        return Etcd3Watch(connection, run, metadata, self.patience.attempt_s)
+        return Etcd3Watch(self._current, run, metadata, self.patience.attempt_s)
 
-    def _open(self, options: Sequence[tuple[str, int]]) -> None:
+    def reconnect(self, grace_s: float = RETIRE_S) -> None:
+        """Make later calls on a new connection; those under way have ``grace_s`` to end."""
+        old = self._current
+        self.silent = False
+        self.store_id = 0
+        if self._closed or old is None:
+            return
+        self.connection = next(_connections)
+        self._open()
+        retiring = asyncio.create_task(old.close(grace=grace_s), name="retiring connection")
+        self._retiring[retiring] = old
+        retiring.add_done_callback(self._retiring.pop)
+
+    async def close(self) -> None:
+        """Close the connection; calls that wait on it end."""
+        self._closed = True
+        self.kick("the store client is closed")
+        for connection in (self._current, *self._retiring.values()):
+            if connection is not None:
+                await connection.close()
+        if self._retiring:
+            await asyncio.wait(self._retiring)
+
+    async def _opened(self, timeout_s: float) -> tuple[Etcd3Connection, float]:
+        """Return a connection with the present certificates, and the time left.
+
+        Raises ``NotSentError`` if the files cannot be read in time, or the client was closed.
+        """
+        current = self._current
+        timeout_s = await self._look(timeout_s, ready=current is not None and current.ready)
+        if self._current is None:
+            self._open()
+        elif self._files is not None and self._files.version != self._files_version:
+            # Before the connection ends, so that no stream takes that for its own cancellation.
+            self.kick("the certificate files have changed")
+            self.reconnect()
+        assert self._current is not None
+        return self._current, timeout_s
+
+    def _open(self) -> None:
         if self._files is not None:
             self._files_version = self._files.version
-        self._channel: Any = Etcd3Connection(self.target, self._access, options)
+        self._current = Etcd3Connection(self.target, self._access, self.connection)
 
     async def _in_thread(
         self, work: Callable[[], T], timeout_s: float, threads: ThreadPoolExecutor
@@ -141,3 +182,6 @@ class Etcd3Endpoint(GrpcEndpoint):
             raise AnswerLostError(f"no answer within {timeout_s:.1f} s")
         finally:
             answer.cancel()
+
+
+_connections = count(1)

@@ -59,12 +59,13 @@ def framed(message: bytes) -> bytes:
 
 
 class MessageReader:
-    """Puts the messages of one stream together."""
+    """Puts the messages of one stream together, none of more than ``limit`` bytes."""
 
-    __slots__ = ("_buffer",)
+    __slots__ = ("_buffer", "_limit")
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_MESSAGE_BYTES) -> None:
         self._buffer = bytearray()
+        self._limit = limit
 
     @property
     def partial(self) -> bool:
@@ -74,13 +75,13 @@ class MessageReader:
     def read(self, data: bytes) -> Iterator[bytes]:
         """Yield the messages that are whole by now; raise ``MalformedError``."""
         buffer = self._buffer
-        if not buffer and len(data) >= 5 and len(data) == 5 + _size_in(data):
+        if not buffer and len(data) >= 5 and len(data) == 5 + _size_in(data, 0, self._limit):
             yield data[5:]
             return
         buffer += data
         start = 0
         while len(buffer) - start >= 5:
-            size = _size_in(buffer, start)
+            size = _size_in(buffer, start, self._limit)
             if len(buffer) - start - 5 < size:
                 break
             yield bytes(memoryview(buffer)[start + 5 : start + 5 + size])
@@ -89,12 +90,12 @@ class MessageReader:
             del buffer[:start]
 
 
-def _size_in(buffer: bytes | bytearray, start: int = 0) -> int:
+def _size_in(buffer: bytes | bytearray, start: int, limit: int) -> int:
     """Return the size of the message whose head begins at ``start``."""
     if buffer[start]:
         raise MalformedError("a message is compressed, which was not asked for")
     size = int.from_bytes(buffer[start + 1 : start + 5], "big")
-    if size > MAX_MESSAGE_BYTES:
+    if size > limit:
         raise MalformedError(f"a message of {size} bytes was announced")
     return size
 

@@ -4,19 +4,19 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from functools import wraps
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpc import StatusCode
-from grpc.aio import ServicerContext
+from google.protobuf.message import DecodeError
 
 from rdzv.errors import Compacted, LeaseLost, StoreError, StoreFull
+from rdzv.store.etcd.errors import StatusCode, StatusError
 from rdzv.store.interface import KeyValue
 from rdzv.store.intervals import Interval, key_bytes
 from rdzv.store.memory.actions import Action, Condition, Erase, Operator, Read, Reply, Target, Write
 from rdzv.store.memory.client import VERSION
 from rdzv.store.memory.engine import MemoryEngine
+from rdzv.store.memory.served_connection import ServedCall
 from rdzv.store.pb import etcd_pb2 as pb
 
 _TARGETS: dict[int, tuple[Target, str]] = {
@@ -40,8 +40,6 @@ _SORT_KEYS: dict[int, Callable[[KeyValue], Any]] = {
     pb.RangeRequest.VALUE: lambda kv: kv.value,
 }
 
-Handler = Callable[[Any, Any, ServicerContext], Awaitable[Any]]
-
 
 class UnsupportedError(StoreError):
     """A request that etcd can serve and the embedded server cannot."""
@@ -63,17 +61,31 @@ def _status(error: StoreError) -> tuple[StatusCode, str]:
     return StatusCode.INVALID_ARGUMENT, f"etcdserver: {error}"
 
 
-def _answering(handler: Handler) -> Handler:
-    @wraps(handler)
-    async def answer(self: ServedCalls, request: Any, context: ServicerContext) -> Any:
-        try:
-            return await handler(self, request, context)
-        except StoreError as error:
-            status, message = _status(error)
-            # It may name a key that is no UTF-8, and gRPC would send no message then.
-            await context.abort(status, message.encode(errors="backslashreplace").decode())
+class Answering:
+    """The ``Service`` of a call that answers each request with one message."""
 
-    return answer
+    def __init__(self, call: ServedCall, request: Any, answer: Callable[[Any], Any]) -> None:
+        self._call = call
+        self._request = request
+        self._answer = answer
+
+    def take(self, message: bytes) -> None:
+        """Take a request."""
+        try:
+            self._call.send(self._answer(self._request.FromString(message)).SerializeToString())
+        except StatusError as refused:
+            self._call.finish(refused.code, str(refused))
+        except StoreError as error:
+            self._call.finish(*_status(error))
+        except DecodeError as error:
+            self._call.finish(StatusCode.INTERNAL, f"the request cannot be read: {error}")
+
+    def end(self) -> None:
+        """Note that the client makes no more requests."""
+        self._call.finish(StatusCode.OK)
+
+    def close(self) -> None:
+        """Note that the call is over."""
 
 
 def put_message(kv: KeyValue) -> pb.KeyValue:
@@ -101,71 +113,50 @@ class ServedCalls:
             cluster_id=engine.cluster_id, member_id=1, revision=engine.revision, raft_term=1
         )
 
-    @_answering
-    async def range(self, request: pb.RangeRequest, context: ServicerContext) -> pb.RangeResponse:
+    def range(self, request: pb.RangeRequest) -> pb.RangeResponse:
         """Serve KV.Range."""
         reply = self._engine.read(_interval(request), request.revision)
         return self._range_response(request, reply)
 
-    @_answering
-    async def put(self, request: pb.PutRequest, context: ServicerContext) -> pb.PutResponse:
+    def put(self, request: pb.PutRequest) -> pb.PutResponse:
         """Serve KV.Put."""
-        return (await self._one(pb.RequestOp(request_put=request))).response_put
+        return self._one(pb.RequestOp(request_put=request)).response_put
 
-    @_answering
-    async def delete_range(
-        self, request: pb.DeleteRangeRequest, context: ServicerContext
-    ) -> pb.DeleteRangeResponse:
+    def delete_range(self, request: pb.DeleteRangeRequest) -> pb.DeleteRangeResponse:
         """Serve KV.DeleteRange."""
         operation = pb.RequestOp(request_delete_range=request)
-        return (await self._one(operation)).response_delete_range
+        return self._one(operation).response_delete_range
 
-    @_answering
-    async def txn(self, request: pb.TxnRequest, context: ServicerContext) -> pb.TxnResponse:
+    def txn(self, request: pb.TxnRequest) -> pb.TxnResponse:
         """Serve KV.Txn."""
         return self._txn(request)
 
-    @_answering
-    async def compact(
-        self, request: pb.CompactionRequest, context: ServicerContext
-    ) -> pb.CompactionResponse:
+    def compact(self, request: pb.CompactionRequest) -> pb.CompactionResponse:
         """Serve KV.Compact."""
         self._engine.compact(request.revision)
         return pb.CompactionResponse(header=self.header())
 
-    @_answering
-    async def lease_grant(
-        self, request: pb.LeaseGrantRequest, context: ServicerContext
-    ) -> pb.LeaseGrantResponse:
+    def lease_grant(self, request: pb.LeaseGrantRequest) -> pb.LeaseGrantResponse:
         """Serve Lease.LeaseGrant; without an id the server chooses one."""
         lease_id = request.ID or secrets.randbits(62) + 1
         if not self._engine.grant(lease_id, request.TTL):
-            await context.abort(StatusCode.FAILED_PRECONDITION, "etcdserver: lease already exists")
+            raise StatusError(StatusCode.FAILED_PRECONDITION, "etcdserver: lease already exists")
         return pb.LeaseGrantResponse(header=self.header(), ID=lease_id, TTL=request.TTL)
 
-    @_answering
-    async def lease_revoke(
-        self, request: pb.LeaseRevokeRequest, context: ServicerContext
-    ) -> pb.LeaseRevokeResponse:
+    def lease_revoke(self, request: pb.LeaseRevokeRequest) -> pb.LeaseRevokeResponse:
         """Serve Lease.LeaseRevoke."""
         self._engine.revoke(request.ID)
         return pb.LeaseRevokeResponse(header=self.header())
 
-    async def lease_keep_alive(
-        self, requests: AsyncIterator[pb.LeaseKeepAliveRequest], context: ServicerContext
-    ) -> AsyncGenerator[pb.LeaseKeepAliveResponse, None]:
+    def lease_keep_alive(self, request: pb.LeaseKeepAliveRequest) -> pb.LeaseKeepAliveResponse:
         """Serve Lease.LeaseKeepAlive; answer a lease that is gone with a time to live of 0."""
-        async for request in requests:
-            try:
-                ttl_s = int(self._engine.keep_alive(request.ID))
-            except LeaseLost:
-                ttl_s = 0
-            yield pb.LeaseKeepAliveResponse(header=self.header(), ID=request.ID, TTL=ttl_s)
+        try:
+            ttl_s = int(self._engine.keep_alive(request.ID))
+        except LeaseLost:
+            ttl_s = 0
+        return pb.LeaseKeepAliveResponse(header=self.header(), ID=request.ID, TTL=ttl_s)
 
-    @_answering
-    async def lease_time_to_live(
-        self, request: pb.LeaseTimeToLiveRequest, context: ServicerContext
-    ) -> pb.LeaseTimeToLiveResponse:
+    def lease_time_to_live(self, request: pb.LeaseTimeToLiveRequest) -> pb.LeaseTimeToLiveResponse:
         """Serve Lease.LeaseTimeToLive; answer a lease that is gone with -1."""
         self._engine.expire_leases()
         if request.ID not in self._engine.leases:
@@ -179,19 +170,13 @@ class ServedCalls:
             keys=sorted(lease.keys) if request.keys else (),
         )
 
-    @_answering
-    async def lease_leases(
-        self, request: pb.LeaseLeasesRequest, context: ServicerContext
-    ) -> pb.LeaseLeasesResponse:
+    def lease_leases(self, request: pb.LeaseLeasesRequest) -> pb.LeaseLeasesResponse:
         """Serve Lease.LeaseLeases."""
         self._engine.expire_leases()
         leases = [pb.LeaseStatus(ID=lease_id) for lease_id in self._engine.leases]
         return pb.LeaseLeasesResponse(header=self.header(), leases=leases)
 
-    @_answering
-    async def status(
-        self, request: pb.StatusRequest, context: ServicerContext
-    ) -> pb.StatusResponse:
+    def status(self, request: pb.StatusRequest) -> pb.StatusResponse:
         """Serve Maintenance.Status."""
         size, in_use = self._engine.size_bytes
         return pb.StatusResponse(
@@ -206,19 +191,15 @@ class ServedCalls:
             errors=self._engine.alarms,
         )
 
-    @_answering
-    async def alarm(self, request: pb.AlarmRequest, context: ServicerContext) -> pb.AlarmResponse:
+    def alarm(self, request: pb.AlarmRequest) -> pb.AlarmResponse:
         """Serve Maintenance.Alarm: there is never one, but ``etcdctl endpoint health`` asks."""
         return pb.AlarmResponse(header=self.header())
 
-    @_answering
-    async def auth_status(
-        self, request: pb.AuthStatusRequest, context: ServicerContext
-    ) -> pb.AuthStatusResponse:
+    def auth_status(self, request: pb.AuthStatusRequest) -> pb.AuthStatusResponse:
         """Serve Auth.AuthStatus: there is no authentication."""
         return pb.AuthStatusResponse(header=self.header(), enabled=False)
 
-    async def _one(self, operation: pb.RequestOp) -> pb.ResponseOp:
+    def _one(self, operation: pb.RequestOp) -> pb.ResponseOp:
         return self._txn(pb.TxnRequest(success=[operation])).responses[0]
 
     def _txn(self, request: pb.TxnRequest) -> pb.TxnResponse:

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
-from grpc.aio import ServicerContext
+from google.protobuf.message import DecodeError
 
 from rdzv.errors import Compacted
+from rdzv.store.etcd.errors import StatusCode
 from rdzv.store.interface import WatchEvent
 from rdzv.store.intervals import Interval
 from rdzv.store.memory.engine import MemoryEngine, Watcher
+from rdzv.store.memory.served_connection import ServedCall
 from rdzv.store.memory.server_calls import put_message
 from rdzv.store.pb import etcd_pb2 as pb
 
@@ -22,30 +24,37 @@ EVENTS_PER_MESSAGE = 1000
 _KINDS = {"put": pb.Event.PUT, "delete": pb.Event.DELETE}
 
 
-async def serve_watch(
-    engine: MemoryEngine,
-    header: Callable[[], pb.ResponseHeader],
-    requests: AsyncIterator[pb.WatchRequest],
-    context: ServicerContext,
-) -> None:
-    """Serve Watch.Watch until the client ends the stream."""
-    stream = _Stream(engine, header)
+class WatchStream:
+    """The ``Service`` of one stream of watches, until the client ends it."""
 
-    async def receive() -> None:
+    def __init__(
+        self, call: ServedCall, engine: MemoryEngine, header: Callable[[], pb.ResponseHeader]
+    ) -> None:
+        self._call = call
+        self._stream = _Stream(engine, header)
+        self._sending = asyncio.create_task(self._send(), name="watch answers")
+
+    def take(self, message: bytes) -> None:
+        """Take a request."""
         try:
-            async for request in requests:
-                stream.receive(request)
-        finally:
-            stream.end()
+            self._stream.receive(pb.WatchRequest.FromString(message))
+        except DecodeError as error:
+            self._call.finish(StatusCode.INTERNAL, f"the request cannot be read: {error}")
 
-    receiving = asyncio.create_task(receive(), name="watch requests")
-    try:
-        while await stream.news():
-            for response in stream.responses():
-                await context.write(response)
-    finally:
-        receiving.cancel()
-        stream.close()
+    def end(self) -> None:
+        """Note that the client makes no more requests."""
+        self._stream.end()
+
+    def close(self) -> None:
+        """Close every watcher."""
+        self._stream.close()
+        self._sending.cancel()
+
+    async def _send(self) -> None:
+        while await self._stream.news():
+            for response in self._stream.responses():
+                await self._call.write(response.SerializeToString())
+        self._call.finish(StatusCode.OK)
 
 
 class _Stream:

@@ -30,7 +30,6 @@ from tests.support.histories.pods import HistoryLoad, pod
 from tests.support.histories.recorded import History, Record, verdict
 from tests.support.sidecars.endpoints import Pod
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import Http2Store
 
 if TYPE_CHECKING:
     from tests.support.faults.agents import Agents
@@ -42,8 +41,7 @@ UNTIL_S = 120.0
 CHECK_S = 60.0
 RUN_ID = "digits"
 DRIVERS: dict[str, type[EtcdStore]] = {
-    "etcd": EtcdStore,
-    "http2": Http2Store,
+    "http2": EtcdStore,
     "etcd3": Etcd3Store,
 }
 

@@ -234,11 +234,11 @@ class Row:
     fault: Fault
     keeps_leases: bool | None = True
     new_worlds: int | None = 0
-    drivers: tuple[str, ...] = ("etcd", "http2")
+    drivers: tuple[str, ...] = ("http2",)
     daily: bool = True
 
 
-ALL = ("etcd", "http2", "etcd3")
+ALL = ("http2", "etcd3")
 
 GROUPS = {
     "members": (

@@ -18,7 +18,6 @@ PRELOADED = {
         "encodings.ascii",
         "encodings.idna",
         "importlib.readers",
-        "rdzv.store.etcd.grpc_endpoint",
     )
 }
 """What a module imports only when it runs."""

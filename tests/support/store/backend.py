@@ -21,10 +21,8 @@ from rdzv.store.memory.server import EmbeddedServer
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.patient_store import (
     CALL_S,
-    Http2Store,
     PatientEtcd3Store,
     PatientEtcdStore,
-    PatientHttp2Store,
 )
 from tests.support.store.secure import ELECTION, root_access
 
@@ -101,15 +99,13 @@ async def following(store: Store, prefix: str, start_revision: int) -> AsyncIter
 
 
 DRIVERS: dict[str, type[EtcdStore]] = {
-    "etcd": EtcdStore,
-    "http2": Http2Store,
+    "http2": EtcdStore,
     "etcd3": Etcd3Store,
 }
 """The drivers that reach real etcd members."""
 
 PATIENT_DRIVERS: dict[str, type[EtcdStore]] = {
-    "etcd": PatientEtcdStore,
-    "http2": PatientHttp2Store,
+    "http2": PatientEtcdStore,
     "etcd3": PatientEtcd3Store,
 }
 """The same, with generous timeouts."""

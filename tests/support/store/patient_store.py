@@ -8,7 +8,6 @@ is what tests of failures ask for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from rdzv.store import Compare, Operation, Page, RangeResult, StoreStatus, TxnResult
@@ -21,13 +20,6 @@ from rdzv.store.etcd3.driver import Etcd3Store
 
 CALL_S = 150.0
 """What a call has where the test says nothing else: it ends what hangs."""
-
-
-class Http2Store(EtcdStore):
-    """A client of the driver ``http2``, whatever ``access`` says."""
-
-    def _endpoints(self, access: Access) -> Sequence[EtcdEndpoint]:
-        return super()._endpoints(replace(access, driver="http2"))
 
 
 class LongPatience(Patience):
@@ -95,10 +87,6 @@ class PatientEtcdStore(EtcdStore):
 
 class PatientEtcd3Store(PatientEtcdStore, Etcd3Store):
     """The same of the driver ``etcd3``."""
-
-
-class PatientHttp2Store(PatientEtcdStore, Http2Store):
-    """The same of the driver ``http2``."""
 
 
 class PatientRights(Rights):

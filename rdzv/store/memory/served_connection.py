@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection of gRPC as its server: HTTP/2 in plain text, for the embedded store alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from string import printable
+from struct import iter_unpack
+from typing import Protocol, cast
+from urllib.parse import quote
+
+from rdzv.store.etcd.errors import StatusCode
+from rdzv.store.http2.frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    MAX_FRAME_BYTES,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    ConnectionFaultError,
+    ErrorCode,
+    FrameReader,
+    IncomingFrame,
+    frame,
+)
+from rdzv.store.http2.header_blocks import MAX_LIST_BYTES, HeaderDecoder, literal
+from rdzv.store.http2.messages import MalformedError, MessageReader, framed
+
+log = logging.getLogger(__name__)
+
+MAX_REQUEST_BYTES = 2 * 1024 * 1024
+"""Bound on one message that comes in: etcd's own is 1.5 MiB."""
+
+WINDOW = 1 << 22
+"""Bytes that the client may send before they are given back."""
+
+UNSENT_BYTES = 1 << 16
+"""Bytes of one call that may wait for the client before its service does."""
+
+UNREAD_BYTES = 1 << 26
+"""Bound on what a client leaves unread in its socket."""
+
+_INITIAL_WINDOW, _MAX_FRAME = 4, 5
+_MOST_WINDOW = (1 << 31) - 1
+_HEAD = literal(b":status", b"200") + literal(b"content-type", b"application/grpc")
+_PLAIN = printable[:-5].replace("%", "")
+"""The characters that stay as they are in a status message."""
+
+
+class Service(Protocol):
+    """The one that serves a call, over a ``ServedCall``."""
+
+    def take(self, message: bytes) -> None:
+        """Take a request."""
+        ...
+
+    def end(self) -> None:
+        """Note that the client makes no more requests."""
+        ...
+
+    def close(self) -> None:
+        """Note that the call is over."""
+        ...
+
+
+class ServedCall:
+    """One call of a client."""
+
+    def __init__(self, connection: ServedConnection, stream_id: int, room: int) -> None:
+        self.stream_id = stream_id
+        self.room = room
+        self.owed = 0
+        self.reader = MessageReader(MAX_REQUEST_BYTES)
+        self.service: Service | None = None
+        self.head = frame(HEADERS, END_HEADERS, stream_id, _HEAD)
+        self.pending = bytearray()
+        self.trailers = b""
+        self.client_ended = False
+        self._connection = connection
+        self._sent: asyncio.Event = asyncio.Event()
+
+    def send(self, message: bytes) -> None:
+        """Send an answer."""
+        self.pending += framed(message)
+        self._connection.pump(self)
+
+    async def write(self, message: bytes) -> None:
+        """Send an answer, and wait while the client reads too little."""
+        self.send(message)
+        while len(self.pending) > UNSENT_BYTES:
+            self._sent.clear()
+            await self._sent.wait()
+
+    def finish(self, code: StatusCode, message: str = "") -> None:
+        """End the call; nothing happens if it has ended."""
+        if not self.trailers:
+            text = quote(message.encode(errors="backslashreplace"), safe=_PLAIN)
+            self.trailers = literal(b"grpc-status", b"%d" % code.value)
+            self.trailers += literal(b"grpc-message", text.encode())
+            self._connection.pump(self)
+
+    def went_out(self) -> None:
+        """Wake who waits for the client."""
+        self._sent.set()
+
+
+Services = Mapping[bytes, Callable[[ServedCall], Service]]
+"""By the paths of their calls."""
+
+
+class ServedConnection(asyncio.Protocol):
+    """The protocol of a transport that a client has opened."""
+
+    def __init__(self, services: Services, connections: set[ServedConnection]) -> None:
+        self._services = services
+        self._connections = connections
+        self._reader = FrameReader()
+        self._decoder = HeaderDecoder()
+        self._calls: dict[int, ServedCall] = {}
+        self._greeting = b""
+        self._greeted = False
+        self._last_id = 0
+        self._room = self._initial_room = 65535
+        self._max_frame = MAX_FRAME_BYTES
+        self._owed = 0
+        self._begun: IncomingFrame | None = None
+        self._block = b""
+        self._out: list[bytes] = []
+        self._feeding = False
+
+    # -- for the server and the calls
+
+    def end(self) -> None:
+        """End the connection: the client learns which of its calls nobody has looked at."""
+        self._queue(frame(GOAWAY, 0, 0, self._last_id.to_bytes(4, "big") + bytes(4)))
+        self._transport.close()
+        if self._transport.get_write_buffer_size():
+            self._transport.abort()
+
+    def pump(self, call: ServedCall) -> None:
+        """Send of a call what the windows let through, and its end after all."""
+        if call.pending and call.head:
+            self._queue(call.head)
+            call.head = b""
+        while call.pending and (room := min(self._room, call.room, self._max_frame)) > 0:
+            part = bytes(call.pending[:room])
+            del call.pending[:room]
+            self._room -= len(part)
+            call.room -= len(part)
+            self._queue(frame(DATA, 0, call.stream_id, part))
+        if call.trailers and not call.pending and call.stream_id in self._calls:
+            del self._calls[call.stream_id]
+            block = (_HEAD if call.head else b"") + call.trailers
+            self._queue(frame(HEADERS, END_HEADERS | END_STREAM, call.stream_id, block))
+            if not call.client_ended:
+                self._reset(call.stream_id, ErrorCode.NO_ERROR)
+            self._close(call)
+        if len(call.pending) <= UNSENT_BYTES:
+            call.went_out()
+
+    # -- for the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._connections.add(self)
+        setting = _INITIAL_WINDOW.to_bytes(2, "big") + WINDOW.to_bytes(4, "big")
+        self._queue(frame(SETTINGS, 0, 0, setting))
+        self._queue(frame(WINDOW_UPDATE, 0, 0, (WINDOW - 65535).to_bytes(4, "big")))
+
+    def data_received(self, data: bytes) -> None:
+        """Serve what came in, and answer it in one piece."""
+        if self._transport.is_closing():
+            return
+        if not self._greeted:
+            self._greeting += data
+            if not self._greeting.startswith(PREFACE[: len(self._greeting)]):
+                self._transport.abort()
+            if len(self._greeting) < len(PREFACE):
+                return
+            self._greeted, data = True, self._greeting[len(PREFACE) :]
+        self._feeding = True
+        try:
+            for one in self._reader.read(data):
+                self._take_frame(one)
+        except ConnectionFaultError as fault:
+            last = self._last_id.to_bytes(4, "big")
+            self._queue(frame(GOAWAY, 0, 0, last + fault.code.to_bytes(4, "big")))
+            self._transport.write(b"".join(self._out))
+            self._transport.close()
+            return
+        finally:
+            self._feeding = False
+        out, self._out = b"".join(self._out), []
+        if out:
+            self._transport.write(out)
+            if self._transport.get_write_buffer_size() > UNREAD_BYTES:
+                self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End every call."""
+        self._connections.discard(self)
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            self._close(call)
+
+    # -- in
+
+    def _take_frame(self, one: IncomingFrame) -> None:
+        kind = one.kind
+        if self._begun is not None:
+            if kind != CONTINUATION or one.stream_id != self._begun.stream_id:
+                raise ConnectionFaultError(
+                    ErrorCode.PROTOCOL_ERROR, "a header block was interrupted"
+                )
+            self._take_block(self._begun, one)
+        elif kind == HEADERS:
+            self._take_block(one, one)
+        elif kind == DATA:
+            self._take_data(one)
+        elif kind == WINDOW_UPDATE:
+            self._take_window(one)
+        elif kind == PING and not one.flags & ACK:
+            self._queue(frame(PING, ACK, 0, one.payload))
+        elif kind == SETTINGS and not one.flags & ACK:
+            self._take_settings(one.payload)
+        elif kind == RST_STREAM:
+            call = self._calls.pop(one.stream_id, None)
+            if call is not None:
+                self._close(call)
+
+    def _take_block(self, begun: IncomingFrame, one: IncomingFrame) -> None:
+        self._block += one.payload
+        if len(self._block) > MAX_LIST_BYTES:
+            raise ConnectionFaultError(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end")
+        if not one.flags & END_HEADERS:
+            self._begun = begun
+            return
+        self._begun, block, self._block = None, self._block, b""
+        fields = dict(self._decoder.decode(block))
+        call = self._calls.get(begun.stream_id)
+        if call is None and begun.stream_id > self._last_id:
+            call = self._begin(begun.stream_id, fields.get(b":path", b""))
+        if call is not None and begun.flags & END_STREAM:
+            self._end(call)
+
+    def _begin(self, stream_id: int, path: bytes) -> ServedCall:
+        call = ServedCall(self, stream_id, self._initial_room)
+        self._last_id, self._calls[stream_id] = stream_id, call
+        make = self._services.get(path)
+        if make is None:
+            name = path.decode(errors="backslashreplace")
+            call.finish(StatusCode.UNIMPLEMENTED, f"the embedded store has no {name}")
+        else:
+            call.service = make(call)
+        return call
+
+    def _take_data(self, one: IncomingFrame) -> None:
+        self._owed += one.counted
+        if self._owed >= WINDOW // 4:
+            self._queue(frame(WINDOW_UPDATE, 0, 0, self._owed.to_bytes(4, "big")))
+            self._owed = 0
+        call = self._calls.get(one.stream_id)
+        if call is None:
+            return
+        if one.flags & END_STREAM:
+            call.client_ended = True
+        try:
+            for message in call.reader.read(one.payload):
+                if call.service is not None and not call.trailers:
+                    call.service.take(message)
+        except MalformedError as error:
+            call.finish(StatusCode.INVALID_ARGUMENT, str(error))
+        except Exception as error:
+            log.exception("a call failed in the embedded store")
+            call.finish(StatusCode.UNKNOWN, repr(error))
+        if one.flags & END_STREAM:
+            self._end(call)
+            return
+        call.owed += one.counted
+        if call.owed >= WINDOW // 4:
+            self._queue(frame(WINDOW_UPDATE, 0, one.stream_id, call.owed.to_bytes(4, "big")))
+            call.owed = 0
+
+    def _end(self, call: ServedCall) -> None:
+        """Note that the client makes no more requests."""
+        call.client_ended = True
+        if call.service is not None and not call.trailers:
+            call.service.end()
+
+    def _take_window(self, one: IncomingFrame) -> None:
+        more = int.from_bytes(one.payload, "big") & _MOST_WINDOW
+        if one.stream_id:
+            calls = [call] if (call := self._calls.get(one.stream_id)) else []
+            for call in calls:
+                call.room += more
+        else:
+            self._room += more
+            calls = list(self._calls.values())
+        for call in calls:
+            self.pump(call)
+
+    def _take_settings(self, payload: bytes) -> None:
+        for key, value in iter_unpack(">HL", payload):
+            if key == _MAX_FRAME:
+                self._max_frame = value
+            elif key == _INITIAL_WINDOW:
+                for call in self._calls.values():
+                    call.room += value - self._initial_room
+                self._initial_room = value
+        self._queue(frame(SETTINGS, ACK, 0, b""))
+        for call in list(self._calls.values()):
+            self.pump(call)
+
+    # -- out
+
+    def _reset(self, stream_id: int, code: ErrorCode) -> None:
+        self._queue(frame(RST_STREAM, 0, stream_id, code.to_bytes(4, "big")))
+
+    def _queue(self, chunk: bytes) -> None:
+        if self._feeding:
+            self._out.append(chunk)
+        elif not self._transport.is_closing():
+            self._transport.write(chunk)
+
+    def _close(self, call: ServedCall) -> None:
+        if call.service is not None:
+            call.service.close()
