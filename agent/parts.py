@@ -109,9 +109,9 @@ def member_parts(
         kernel=kernel,
         losses=Losses(client, identity.member),
         roll_back=RollBack(kernel, registrar, patience_s=EMPTY_LEASE_TIMES * settings.lease_ttl_s),
-        sweeper=Sweeper(client, identity.member, identity.pod_uid, pause_s=settings.sweep_pause_s),
-        store_version=StoreVersion(client),
-        states=StateTeller(client, registrar, clock=around.clock),
+        sweeper=Sweeper(kernel, identity.member, identity.pod_uid, pause_s=settings.sweep_pause_s),
+        store_version=StoreVersion(client, around.clock),
+        states=StateTeller(kernel, registrar),
         peers=PeerWatch(client, registrar, around.dial, clock=around.clock)
         if around.dial
         else None,

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from collections.abc import Callable
+from functools import partial
 
 from rdzv.diary import Diary
 from rdzv.errors import StoreError
 from rdzv.job import JobClient
+from rdzv.reconcile import Loop, Outlook
 from rdzv.store.etcd.versions import FLOOR, judge
 
 log = logging.getLogger(__name__)
@@ -18,28 +20,31 @@ REPEAT_S = 3600.0
 older ones, and no event tells of it."""
 
 
-class StoreVersion:
+class StoreVersion(Loop):
     """The check of the store member that this sidecar talks to, at start and every ``repeat_s``.
 
     An unfit version causes a warning and no more: the operator of the job may have no other.
     """
 
-    def __init__(self, client: JobClient, *, repeat_s: float = REPEAT_S) -> None:
+    def __init__(
+        self, client: JobClient, clock: Callable[[], float], *, repeat_s: float = REPEAT_S
+    ) -> None:
+        super().__init__(clock)
         self._client = client
         self._repeat_s = repeat_s
         self._diary = Diary(log)
 
-    async def run(self) -> None:
-        """Check once the store can be read, then every ``repeat_s`` until cancelled."""
-        await self._client.mirror.changed_after(0)
-        while True:
-            try:
-                status = await self._client.store.status()
-            except StoreError as error:
-                log.info("cannot read the version of the store: %s", error)
-            else:
-                self._log_change(status.endpoint, status.version)
-            await asyncio.sleep(self._repeat_s)
+    async def step(self) -> Outlook:
+        """Check once the store can be read, then every ``repeat_s``."""
+        if not self._client.mirror.loaded:
+            return Outlook(partial(self._client.mirror.changed_after, 0))
+        try:
+            status = await self._client.store.status()
+        except StoreError as error:
+            log.info("cannot read the version of the store: %s", error)
+        else:
+            self._log_change(status.endpoint, status.version)
+        return Outlook(look_at_s=self.clock() + self._repeat_s)
 
     def _log_change(self, endpoint: str, version: str) -> None:
         level, why = judge(version)

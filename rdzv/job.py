@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
@@ -14,9 +14,9 @@ from rdzv.confirmation import Confirmation
 from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
-from rdzv.mirror import Mirror, Watching
+from rdzv.mirror import SEE_S, Mirror, Watching
 from rdzv.records.history import HistoryEntry, entry_operations
-from rdzv.store import Compare, Operation, Store
+from rdzv.store import Compare, Operation, Store, TxnResult
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,21 @@ class JobClient:
     async def confirm(self) -> None:
         """Wait until the mirror shows all changes up to now; see ``Confirmation``."""
         await self.confirmation.confirm()
+
+    async def commit(
+        self,
+        compares: Sequence[Compare],
+        operations: Sequence[Operation],
+        *,
+        see_s: float = SEE_S,
+    ) -> TxnResult:
+        """Write one transaction; return its result once the mirror shows what came of it.
+
+        If the watch lags by more than ``see_s``, it returns before. Raises ``StoreError``.
+        """
+        result = await self.store.txn(compares, operations)
+        await self.mirror.shown(result.revision, see_s)
+        return result
 
     def history(self, *entries: HistoryEntry) -> tuple[Operation, ...]:
         """Return operations that write ``entries`` into the job's history and delete old ones."""

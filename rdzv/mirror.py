@@ -156,13 +156,13 @@ class Mirror:
             async with asyncio.timeout(timeout_s):
                 await self._waited_for.wait()
 
-    async def shown(self, revision: int) -> None:
-        """Wait until the mirror shows an own write at ``revision``, for ``SEE_S`` at most."""
+    async def shown(self, revision: int, see_s: float = SEE_S) -> None:
+        """Wait until the mirror shows an own write at ``revision``, for ``see_s`` at most."""
         try:
-            async with asyncio.timeout(SEE_S):
+            async with asyncio.timeout(see_s):
                 await self.reached(revision)
         except TimeoutError:
-            log.info("the watch is stale, more than %.0f s behind the store", SEE_S)
+            log.info("the watch is stale, more than %.0f s behind the store", see_s)
 
     def replace(self, kvs: Sequence[KeyValue], revision: int) -> None:
         """Take a full read as the new content; pass the difference to listeners as events."""

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel of every loop that brings the store to what a decision wants.
+"""The kernel of the loops that bring something to what a decision wants.
 
-A part looks at its inputs and decides, in ``step``; all else is here, once: it wakes at a change, a
-call or a time; waits for its turn; writes one transaction under the fence, and waits until the
-mirror shows what came of it; backs off; logs what changes; and knows for how long it has been
-stuck, and why. No wake-up is lost: a change between the look and the wait ends the wait.
+A part looks at its inputs and decides, in ``step``. A ``Loop`` looks again at a change, a call or a
+time; no wake-up is lost: a change between the look and the wait ends the wait. A ``Reconciler`` is
+a loop that writes to the store: it waits for its turn; writes one transaction under the fence, and
+waits until the mirror shows what came of it; backs off; logs what changes; and knows for how long
+it has been stuck, and why.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal
 
@@ -88,13 +89,51 @@ class Outlook:
     """The outcome of one look. ``look_at_s``: when to look again though nothing has changed.
 
     ``changed`` waits until an input differs from what the step has seen; None: only a call or the
-    time ends the wait. ``again``: the step has changed an input itself.
+    time ends the wait. ``again``: the step has changed an input itself. ``gather_s``: how long to
+    gather more changes after the first, so that a burst of them costs one look.
     """
 
     changed: Callable[[], Awaitable[object]] | None = None
     look_at_s: float = math.inf
     write: DueWrite | None = None
     again: bool = False
+    gather_s: float = 0.0
+
+
+class Loop(ABC):
+    """One loop. ``clock`` is monotonic, in seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self._woken = asyncio.Event()
+
+    @abstractmethod
+    async def step(self) -> Outlook:
+        """Look at the inputs and act; return what to wait for."""
+
+    def wake(self) -> None:
+        """Look again, also if that is called during a look."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Look and wait until cancelled."""
+        while True:
+            self._woken.clear()
+            step = await self._look()
+            if step.again:
+                continue
+            await first_of(*self._waits(step), timeout_s=self._timeout_s(step))
+            if step.gather_s:
+                await asyncio.sleep(step.gather_s)
+
+    async def _look(self) -> Outlook:
+        return await self.step()
+
+    def _waits(self, step: Outlook) -> list[Awaitable[object]]:
+        return [self._woken.wait(), *([] if step.changed is None else [step.changed()])]
+
+    def _timeout_s(self, step: Outlook) -> float:
+        return max(REST_S, step.look_at_s - self.clock())
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +156,17 @@ class Kernel:
         return {(name, one.stuck[0]): one.stuck[1] for name, one in self.loops.items()}
 
 
-class Reconciler(ABC):
-    """One loop. ``name`` is what the log and the metric call it."""
+class Reconciler(Loop):
+    """One loop that writes to the store. ``name`` is what the log and the metric call it."""
 
     def __init__(self, kernel: Kernel, name: str) -> None:
+        super().__init__(kernel.clock)
         self.kernel = kernel
         self.name = name
         self.diary = Diary(log)
         self.answered_s = -math.inf
         """The time at which the store last answered a write of this loop."""
         self._trouble = Diary(log)
-        self._woken = asyncio.Event()
         self._why: Why = ""
         self._looks_since_s: float | None = None
         self._due_since_s: float | None = None
@@ -139,14 +178,6 @@ class Reconciler(ABC):
         """The retry interval of a file that the disk has refused in this look."""
         kernel.loops[name] = self
 
-    @abstractmethod
-    async def step(self) -> Outlook:
-        """Look at the inputs and decide; may write files by ``put``."""
-
-    def wake(self) -> None:
-        """Look again, also if that is called during a look."""
-        self._woken.set()
-
     @property
     def stuck(self) -> tuple[Why, float]:
         """The reason that this loop is not done, and for how many seconds; empty and 0 if it is."""
@@ -154,23 +185,23 @@ class Reconciler(ABC):
         why = self._why
         if since_s is None and self._looks_since_s is not None:
             since_s, why = self._looks_since_s, "look"
-        return ("", 0.0) if since_s is None else (why, self.kernel.clock() - since_s)
+        return ("", 0.0) if since_s is None else (why, self.clock() - since_s)
 
-    async def run(self) -> None:
-        """Look, carry out and wait until cancelled."""
-        while True:
-            self._woken.clear()
-            self._refused_s = math.inf
-            self._looks_since_s = self.kernel.clock()
-            step = await self.step()
-            self._looks_since_s = None
-            if step.write is None and self._refused_s == math.inf:
+    async def _look(self) -> Outlook:
+        """Look, and carry out what is due by now."""
+        self._refused_s = math.inf
+        self._looks_since_s = self.clock()
+        step = await self.step()
+        self._looks_since_s = None
+        if step.write is None:
+            if self._refused_s == math.inf:
                 self._settle()
-            due_in_s = math.inf if step.write is None else self._due_in_s(step.write)
-            if step.write is not None and due_in_s <= 0:
-                await self._write(step.write)
-            elif not step.again:
-                await self._wait(step, due_in_s)
+            return step
+        due_in_s = self._due_in_s(step.write)
+        if due_in_s <= 0:
+            await self._write(step.write)
+            return replace(step, again=True)
+        return replace(step, look_at_s=min(step.look_at_s, self.clock() + due_in_s))
 
     async def put(
         self,
@@ -193,7 +224,7 @@ class Reconciler(ABC):
 
     def _due_in_s(self, write: DueWrite) -> float:
         """Return the seconds until ``write`` may be sent, infinite without a registration."""
-        now = self.kernel.clock()
+        now = self.clock()
         if self._due_since_s is None:
             self._jitter = self.kernel.random.random()
         since_s = self._note(self._why or "turn")
@@ -211,7 +242,7 @@ class Reconciler(ABC):
         If the watch lags or the store is away, it returns before: the compares make it harmless to
         decide again from an old mirror.
         """
-        client, clock = self.kernel.client, self.kernel.clock
+        client, clock = self.kernel.client, self.clock
         try:
             left_s = write.until_s - clock()
             async with asyncio.timeout(left_s if 0 < left_s < math.inf else None):
@@ -246,7 +277,7 @@ class Reconciler(ABC):
         """Note that something is due, and why it is not done; return since when it is."""
         self._why = why
         if self._due_since_s is None:
-            self._due_since_s = self.kernel.clock()
+            self._due_since_s = self.clock()
         return self._due_since_s
 
     def _settle(self) -> None:
@@ -258,18 +289,15 @@ class Reconciler(ABC):
         self._note(why)
         pause_s = BACKOFF.drawn_after(self._failures, self.kernel.random)
         self._failures += 1
-        self._retry_at_s = self.kernel.clock() + pause_s
+        self._retry_at_s = self.clock() + pause_s
 
     # -- the wait
 
-    async def _wait(self, step: Outlook, due_in_s: float) -> None:
-        """Wait for a change, a call, the time that the step has named, or that of its write."""
-        waits: list[Awaitable[object]] = [self._woken.wait()]
-        if step.changed is not None:
-            waits.append(step.changed())
+    def _waits(self, step: Outlook) -> list[Awaitable[object]]:
+        waits = super()._waits(step)
         if step.write is not None and self.kernel.fence() is None:
             waits.append(self.kernel.registered())
-        await first_of(*waits, timeout_s=self._timeout_s(step, due_in_s))
+        return waits
 
-    def _timeout_s(self, step: Outlook, due_in_s: float) -> float:
-        return max(REST_S, min(step.look_at_s - self.kernel.clock(), due_in_s, self._refused_s))
+    def _timeout_s(self, step: Outlook) -> float:
+        return min(super()._timeout_s(step), max(REST_S, self._refused_s))

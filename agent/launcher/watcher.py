@@ -26,6 +26,7 @@ from launcher_shim.c10d.stages import torch_run_id
 from rdzv.errors import RecordError, StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
+from rdzv.reconcile import Loop, Outlook
 from rdzv.records.bypass import KINDS, REMARKS, Bypass
 from rdzv.store import Delete, Operation, Put
 
@@ -35,7 +36,7 @@ LOOK_S = 2.0
 """Poll interval of the run directory; the standard library has no file notification."""
 
 
-class LauncherWatcher:
+class LauncherWatcher(Loop):
     """The watcher of one member's launcher; ``ready`` returns whether launchers may start."""
 
     def __init__(
@@ -50,6 +51,7 @@ class LauncherWatcher:
         clock: Callable[[], float],
         look_s: float = LOOK_S,
     ) -> None:
+        super().__init__(clock)
         self.finding = FINE
         self._run_dir = run_dir
         self._client = client
@@ -57,7 +59,6 @@ class LauncherWatcher:
         self._endpoint = endpoint
         self._policy = policy
         self._ready = ready
-        self._clock = clock
         self._look_s = look_s
         self._seen = LauncherObservations()
 
@@ -70,17 +71,16 @@ class LauncherWatcher:
         """The workers of this pod: what its torchrun started, else what its sidecar was given."""
         return self.finding.slots or self._registrar.identity.slots
 
-    async def run(self) -> None:
-        """Poll the launcher until cancelled."""
-        while True:
-            sight = self._sight(*await asyncio.to_thread(self._look))
-            now = self._clock()
-            self._seen = observe(now, self._seen, sight, self._policy)
-            self._log_change(check.decide(now, self._seen, sight, self._policy))
-            await self._write()
-            await asyncio.sleep(self._look_s)
+    async def step(self) -> Outlook:
+        """Look at the launcher, and publish what has changed."""
+        sight = self._sight(*await asyncio.to_thread(self._read))
+        now = self.clock()
+        self._seen = observe(now, self._seen, sight, self._policy)
+        self._log_change(check.decide(now, self._seen, sight, self._policy))
+        await self._write()
+        return Outlook(look_at_s=self.clock() + self._look_s)
 
-    def _look(self) -> tuple[LaunchReport | None, bool, bool, tuple[str, ...]]:
+    def _read(self) -> tuple[LaunchReport | None, bool, bool, tuple[str, ...]]:
         run_dir = self._run_dir
         commands = run_dir.commands() is not None
         return run_dir.launch(), bool(run_dir.ranks()), commands, run_dir.plain_starts()

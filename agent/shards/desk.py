@@ -165,14 +165,11 @@ class ShardDesk:
             compares.append(Compare(key, "mod", "=", round.mod_revision))
         try:
             compares.append(self._registrar.guard(generation).holds())
-            result = await self._client.store.txn(compares, operations)
+            result = await self._client.commit(compares, operations, see_s=SEE_S)
         except (StoreError, LeaseLost) as error:
             await asyncio.sleep(self._random.uniform(0.05, 0.2))
             return f"the store does not take it: {error}"
-        try:
-            async with asyncio.timeout(SEE_S):
-                await self._client.mirror.reached(result.revision)
-        except TimeoutError:
+        if self._client.mirror.revision < result.revision:
             return "the watch of the store is behind"
         return "" if result.succeeded else "another pod came first"
 

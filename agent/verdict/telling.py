@@ -7,18 +7,17 @@ of it. The newest entry says what was reported last: the next writer goes on fro
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from time import time
 from typing import cast
 
 from agent.verdict.decision import JobVerdict, verdict
 from agent.verdict.states import STATES, Level, State
 from agent.verdict.view import present_view
-from rdzv.errors import StoreError
-from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
+from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
 from rdzv.records.history import HistoryEntry
 from rdzv.snapshot import Snapshot
 
@@ -58,15 +57,13 @@ def told_last(history: Sequence[HistoryEntry]) -> State:
     return TRAINS
 
 
-class StateTeller:
-    """One sidecar's view of the job's state. ``clock`` is monotonic, in seconds."""
+class StateTeller(Reconciler):
+    """One sidecar's view of the job's state."""
 
-    def __init__(
-        self, client: JobClient, registrar: Registrar, *, clock: Callable[[], float]
-    ) -> None:
-        self._client = client
+    def __init__(self, kernel: Kernel, registrar: Registrar) -> None:
+        super().__init__(kernel, "states")
+        self._client = kernel.client
         self._registrar = registrar
-        self._clock = clock
         self._seen: JobVerdict | None = None
         self._told: State = TRAINS
         self._since_s = 0.0
@@ -74,13 +71,12 @@ class StateTeller:
         """The mirror's sequence at the last look, and the time of that look."""
         self._defect = ""
 
-    async def run(self) -> None:
-        """Report each change of the state until cancelled."""
-        while True:
-            snapshot = self._client.membership.snapshot()
-            if self._is_eldest(snapshot):
-                await self._look()
-            await asyncio.sleep(max(LOOK_S, LOOK_PER_MEMBER_S * len(snapshot.members)))
+    async def step(self) -> Outlook:
+        """Report each change of the state, as the eldest."""
+        snapshot = self._client.membership.snapshot()
+        look_in_s = max(LOOK_S, LOOK_PER_MEMBER_S * len(snapshot.members))
+        write = self._due() if self._is_eldest(snapshot) else None
+        return Outlook(look_at_s=self.clock() + look_in_s, write=write)
 
     def by_state(self) -> dict[str, float]:
         """Return 1 for the present state and 0 for the others; 0 for all if it is unknown."""
@@ -106,7 +102,7 @@ class StateTeller:
 
     def _judged(self) -> tuple[JobVerdict, Sequence[HistoryEntry]] | None:
         """Return the verdict and the history; None if the mirror may be old."""
-        if self._client.mirror.healthy_for_s(self._clock()) < SETTLED_S:
+        if self._client.mirror.healthy_for_s(self.clock()) < SETTLED_S:
             return None
         try:
             view = present_view(self._client)
@@ -118,37 +114,32 @@ class StateTeller:
             self._defect = repr(error)
             return None
 
-    async def _look(self) -> None:
-        now_s, (sequence, looked_s) = self._clock(), self._looked
+    def _due(self) -> DueWrite | None:
+        """Look at the state, as often as it may have changed; return the entry that is due."""
+        now_s, (sequence, looked_s) = self.clock(), self._looked
         changed = self._client.mirror.sequence != sequence
         if self._seen is None or changed or now_s - looked_s >= UNCHANGED_S:
             self._looked = (self._client.mirror.sequence, now_s)
             if (found := self._judged()) is None:
                 self._seen = None
-                return
+                return None
             before, (self._seen, history) = self._seen, found
             self._told = told_last(history)
             if before is None or before.state != self._seen.state:
                 self._since_s = now_s
         if due(self._told, self._seen.state, now_s - self._since_s):
-            await self._tell(self._seen)
+            return self._write_of(self._seen)
+        return None
 
-    async def _tell(self, now: JobVerdict) -> None:
-        generation = self._registrar.generation
-        if generation is None:
-            return
+    def _write_of(self, now: JobVerdict) -> DueWrite:
         level = STATES[now.state].level
         sentence = ": ".join(filter(None, (now.state, now.why or STATES[now.state].meaning)))
-        severity = logging.INFO if level in ("ok", "note") else logging.WARNING
         me, details = self._registrar.identity.member, {"state": now.state}
         entry = HistoryEntry("state", me, sentence, time(), dict(details))
-        try:
-            guard = self._registrar.guard(generation).holds()
-            result = await self._client.store.txn([guard], list(self._client.history(entry)))
-        except StoreError as error:
-            log.debug("retrying to tell the state of the job: %s", error)
-            return
-        if result.succeeded:
-            self._told = now.state
-            log.log(severity, "the job is %s", sentence, extra={"event": "state", **details})
-            await self._client.mirror.shown(result.revision)
+        return DueWrite(
+            lambda: ([], list(self._client.history(entry))),
+            f"the job is {sentence}",
+            {"event": "state", **details},
+            logging.INFO if level in ("ok", "note") else logging.WARNING,
+            written=partial(setattr, self, "_told", now.state),
+        )

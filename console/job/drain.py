@@ -266,20 +266,19 @@ async def write(
             while (planned := plan(membership.snapshot())) is not None:
                 try:
                     result = await store.txn(*planned)
+                    revision, written = result.revision, result.succeeded
                 except StoreAmbiguous:
                     # After a read, ``plan`` sees whether the write was applied, or plans it again;
                     # should the first one still land, the compares let only one of the two pass.
                     read = await store.range(client.keys.job, timeout_s=WRITE_TIMEOUT_S)
-                    await mirror.reached(read.revision)
-                    continue
+                    revision, written = read.revision, False
                 except StoreFull:
-                    revision = await _applied(store, planned[1])
-                    if revision is None:
+                    applied = await _applied(store, planned[1])
+                    if applied is None:
                         raise
-                    await mirror.reached(revision)
-                    return
-                await mirror.reached(result.revision)
-                if result.succeeded:
+                    revision, written = applied, True
+                await mirror.reached(revision)
+                if written:
                     return
     except TimeoutError:
         raise StoreUnavailable(

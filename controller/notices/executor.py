@@ -250,9 +250,7 @@ class NoticeExecutor:
                 extra={"event": "notice_not_written"},
             )
             return False
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SEE_S):
-                await mirror.reached(result.revision)
+        await mirror.shown(result.revision, SEE_S)
         return result.succeeded
 
     async def _change(self, before: tuple[int, int, int], left_s: float) -> None:

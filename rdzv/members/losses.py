@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from time import time
 
 from rdzv.job import JobClient
+from rdzv.reconcile import Loop, Outlook
 from rdzv.records.history import HISTORY_LENGTH, HistoryEntry, departures, losses
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
@@ -27,13 +29,15 @@ def lost_members(before: Snapshot, after: Snapshot, departed: frozenset[str]) ->
     )
 
 
-class Losses:
+class Losses(Loop):
     """The writer of a ``lost`` entry for each loss; only the oldest listed member writes."""
 
     def __init__(self, client: JobClient, me: str) -> None:
+        super().__init__(client.mirror.clock)
         self._client = client
         self._me = me
         self._history = client.keys.history
+        self._before: Snapshot | None = None
         self._entries: list[KeyValue] = []
         self._goodbyes: set[str] = set()
 
@@ -41,23 +45,24 @@ class Losses:
         """Follow the membership until cancelled."""
         unsubscribe = self._client.mirror.subscribe(self._note_entries)
         try:
-            before = self._client.membership.snapshot()
-            while True:
-                await self._client.membership.changed_from(before)
-                after = self._client.membership.snapshot()
-                # If members have only come, the history entries need not be parsed.
-                someone_went = not before.members.keys() <= after.members.keys()
-                if someone_went:
-                    self._read_entries()
-                lost = lost_members(before, after, frozenset(self._goodbyes))
-                self._entries.clear()
-                self._goodbyes.clear()
-                before = after
-                if lost and self._is_reporter():
-                    for member in lost:
-                        await self._report(member, after.revision)
+            await super().run()
         finally:
             unsubscribe()
+
+    async def step(self) -> Outlook:
+        """Write who has vanished since the last look."""
+        after = self._client.membership.snapshot()
+        before, self._before = self._before or after, after
+        # If members have only come, the history entries need not be parsed.
+        if not before.members.keys() <= after.members.keys():
+            self._read_entries()
+        lost = lost_members(before, after, frozenset(self._goodbyes))
+        self._entries.clear()
+        self._goodbyes.clear()
+        if lost and self._is_reporter():
+            for member in lost:
+                await self._report(member, after.revision)
+        return Outlook(partial(self._client.membership.changed_from, after))
 
     def _is_reporter(self) -> bool:
         # By age, and not by who trains: a sidecar can report without a launcher beside it.

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
+from rdzv.race import first_of
 from rdzv.snapshot import Snapshot
 from tests.support.sidecars.drains import job
 
@@ -22,7 +21,7 @@ async def test_a_wait_that_fails_is_no_news(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(pod.membership, "changed_from", fail)
         step = await own.step()
         with pytest.raises(ZeroDivisionError):
-            await own._wait(step, math.inf)
+            await first_of(*own._waits(step))
         with pytest.raises(ZeroDivisionError):
             await sight.changed_from(known)
         await pod.kill()

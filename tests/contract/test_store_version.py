@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -45,7 +46,7 @@ class Versioned(MemoryStore):
 async def judging(store: Versioned) -> AsyncIterator[None]:
     async with (
         client(store.engine) as one,
-        beside(StoreVersion(replace(one, store=store), repeat_s=0.01).run()),
+        beside(StoreVersion(replace(one, store=store), monotonic, repeat_s=0.01).run()),
     ):
         yield
 

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -15,6 +16,7 @@ from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.stages import SHARED_RUN
 from rdzv.job import JobClient
 from rdzv.members.leftovers import KEPT_MIN
+from rdzv.reconcile import Kernel
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job, Member
@@ -58,7 +60,8 @@ async def sweeping(
     one: JobClient, me: str, store: MemoryStore | None = None, *, pod_uid: str | None = None
 ) -> AsyncIterator[None]:
     sweeper = Sweeper(
-        *(replace(one, store=store or one.store), me, pod_uid or f"uid-{me}"),
+        Kernel(replace(one, store=store or one.store), tuple, asyncio.Event().wait, now, Random(1)),
+        *(me, pod_uid or f"uid-{me}"),
         pause_s=0.02,
     )
     async with beside(sweeper.run()):
@@ -160,7 +163,7 @@ async def test_a_store_that_is_away_delays_it(caplog: pytest.LogCaptureFixture) 
         cut.cut()
         with caplog.at_level("INFO"):
             async with sweeping(one, "a", MemoryStore(engine, faults=cut)):
-                await until(lambda: "of gone pods before the next sweep" in caplog.text)
+                await until(lambda: "sweeper: retrying a write" in caplog.text)
                 cut.mend()
                 await one.store.txn([], [Put(HERE.drain("uid-x"), b"{}")])
                 await names(one, KEPT_MIN + 2)

@@ -33,7 +33,7 @@ def told(one: Job) -> list[str]:
 
 
 def teller(pod: Pod) -> StateTeller:
-    return StateTeller(pod.client, pod.registrar, clock=asyncio.get_running_loop().time)
+    return StateTeller(pod.kernel, pod.registrar)
 
 
 @asynccontextmanager

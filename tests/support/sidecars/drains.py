@@ -173,7 +173,7 @@ class Pod:
         self.mirror, self.membership = client.mirror, client.membership
         self.mirror.subscribe(lambda events: self.job.look(self.membership.snapshot()))
         member = member_parts(around, settings, client, held=self.held, on_held=self._keep)
-        self.registrar = member.registrar
+        self.registrar, self.kernel = member.registrar, member.kernel
         self.drains = drains_of(
             *(around, settings, member),
             rounds=Rounds(client, self.name),
