@@ -7,7 +7,7 @@ tests and benchmarks. ``agent.running`` runs a whole one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,11 +126,13 @@ def endpoint_of(
     *,
     kept: Kept | None = None,
     steps: Callable[[], Sequence[StepLine]] = tuple,
+    failed: Callable[[], Collection[str]] = tuple,
 ) -> Endpoint:
     """Build the rendezvous endpoint of a member.
 
     ``kept`` stores what the next sidecar of the pod has to know; None: there will be none.
-    ``steps`` reads the steps that the ranks publish.
+    ``steps`` reads the steps that the ranks publish, ``failed`` the masters of the worlds in which
+    one has failed.
     """
     return Endpoint(
         client=member.client,
@@ -144,6 +146,7 @@ def endpoint_of(
         kept=kept,
         terms=settings.quarantine,
         steps=steps,
+        failed=failed,
     )
 
 
@@ -195,7 +198,12 @@ def launcher_parts(
         lambda: registrar.held_generation,
         nudges=identity.role == "launcher",
     )
-    endpoint = endpoint_of(around, settings, member, sockets, kept=run_dir, steps=run_dir.steps)
+    endpoint = endpoint_of(
+        *(around, settings, member, sockets),
+        kept=run_dir,
+        steps=run_dir.steps,
+        failed=lambda: {one.master for one in run_dir.failures()},
+    )
     desk = ShardDesk(client, registrar, endpoint, random=around.random)
     drains = drains_of(
         *(around, settings, member, endpoint, run_dir, sockets.notice_path), ledgers=desk.ledgers

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from random import Random
 
@@ -38,8 +38,9 @@ class Endpoint:
     """The c10d server of one pod: on loopback and, if a path is given, on a unix socket.
 
     ``kept`` has the files for the next sidecar of this pod; None: there will be none. ``steps``
-    reads the steps that the ranks of this pod report; it may block. ``port``: 0 chooses one, None
-    serves on the unix socket alone. ``clock`` is monotonic, in seconds.
+    reads the steps that the ranks of this pod report, ``failed`` the masters of the worlds in which
+    one has reported an error; both may block. ``port``: 0 chooses one, None serves on the unix
+    socket alone. ``clock`` is monotonic, in seconds.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Endpoint:
         kept: Kept | None = None,
         terms: Terms = TERMS,
         steps: Callable[[], Sequence[StepLine]] = tuple,
+        failed: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self.port: int | None = None
         self.listening = asyncio.Event()
@@ -90,7 +92,9 @@ class Endpoint:
             restarted=unix_path is not None and registrar.held is not None,
             clock=clock,
         )
-        self.sessions = Launchers(self._generations, registrar, self._starts, seat, self._stages)
+        self.sessions = Launchers(
+            self._generations, registrar, self._starts, seat, self._stages, failed
+        )
 
     async def run(self) -> None:
         """Serve until cancelled; raises ``ConfigError`` if the port is taken."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from launcher_shim.c10d.clean_up import clean_up
@@ -21,11 +22,16 @@ from rdzv.members.registrar import Registrar
 
 log = logging.getLogger(__name__)
 
+FAILED_LOOK_S = 0.1
+"""Interval of looks for errors of ranks while an answer is held: the standard library has no file
+notification."""
+
 
 class Launchers:
     """The connections of this pod's launchers, each attached to the run that it asks for.
 
-    Work that outlasts a connection is done in the tasks given to ``open``.
+    Work that outlasts a connection is done in the tasks given to ``open``. ``failed`` reads the
+    masters of the worlds in which a rank of this pod has reported an error; it may block.
     """
 
     def __init__(
@@ -35,12 +41,14 @@ class Launchers:
         starts: StageStarts,
         seat: PodSeat,
         stages: KeptStages,
+        failed: Callable[[], Collection[str]],
     ) -> None:
         self._generations = generations
         self._registrar = registrar
         self.starts = starts
         self.seat = seat
         self._stages = stages
+        self._failed = failed
         self._tasks: asyncio.TaskGroup
 
     def open(self, tasks: asyncio.TaskGroup) -> None:
@@ -94,6 +102,17 @@ class Launchers:
             extra={"event": "resumed"},
         )
         return attachment
+
+    async def rank_fails(self, agent: TorchAgent) -> None:
+        """Wait until a rank of this pod has reported an error in the world that ``agent`` is in."""
+        while True:
+            current = self._generations.current
+            run = current.runs.get(agent.run_id) if current is not None else None
+            if run is not None and agent.world is not None:
+                master = run.live_round().master
+                if master and master in await asyncio.to_thread(self._failed):
+                    return
+            await asyncio.sleep(FAILED_LOOK_S)
 
     def note_of(self, agent: TorchAgent) -> Note:
         """Build the note of an agent for the sidecar that serves it next."""

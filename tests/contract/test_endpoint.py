@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from launcher_shim.c10d.launchers import FAILED_LOOK_S
 from launcher_shim.c10d.rounds import views
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.resume_note import Note
@@ -22,8 +23,10 @@ from launcher_shim.c10d.torch.state_codec import (
     TorchState,
     decode,
 )
+from launcher_shim.c10d.torch_keys import round_prefix
 from launcher_shim.tcpstore import wire
 from rdzv.job import JobClient
+from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.sidecars.endpoints import Pod, asks, pod
@@ -218,6 +221,43 @@ async def test_a_look_that_was_held_shows_what_it_was_held_for(
         await asks(two, "digits")
         async with asyncio.timeout(DEADLINE_S):
             assert await look != parked
+
+
+async def test_a_look_is_held_no_longer_once_a_rank_has_failed_in_this_world(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(views, "HELD_MAX_S", 2 * DEADLINE_S)
+    engine, failed = MemoryEngine(), {"10.0.0.1:1"}  # that one was of a former world
+    async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_S):
+        pods = [
+            await stack.enter_async_context(pod(engine, name, failed=lambda: failed, least=2))
+            for name in ("w-0", "w-1")
+        ]
+        one, two = [await stack.enter_async_context(connected(each.port)) for each in pods]
+        await asyncio.gather(asks(one, "digits"), asks(two, "digits"))
+        while not decode(await looked(one))[0].complete:
+            pass
+        prefix = round_prefix("digits", pods[0].endpoint.rendezvous()["digits"].round.number)
+        await one.ask(wire.Set(prefix + b"MASTER_ADDR", b"10.0.0.1"))
+        await one.ask(wire.Set(prefix + b"MASTER_PORT", b"2"))
+        leaver = pods[1].registrar.identity
+        drain = Drain(leaver.pod_uid, leaver.member, "", "exec")
+        put = Put(KEYS.in_generation(1).drain(leaver.pod_uid), drain.to_json())
+        revision = (await pods[0].client.store.txn([], [put])).revision
+        await pods[0].client.mirror.reached(revision)
+        look = asyncio.create_task(looked(one))
+        done, _ = await asyncio.wait([look], timeout=3 * FAILED_LOOK_S)
+        assert not done
+        failed.add("10.0.0.1:2")
+        assert not decode(await look)[0].wait_list
+        # Its process may take a while to end: torch looks again meanwhile.
+        assert not decode(await looked(one))[0].wait_list
+
+
+async def looked(raw: RawClient) -> bytes:
+    blob = await raw.ask(wire.Get(STATE_KEY))
+    assert isinstance(blob, bytes)
+    return blob
 
 
 async def test_a_failed_run_that_begins_anew_leaves_other_runs_alone() -> None:

@@ -27,6 +27,7 @@ from launcher_shim.c10d.values.ledger import Stamp
 from launcher_shim.c10d.values.operations import Kv
 from launcher_shim.tcpstore import wire
 from rdzv.errors import LeaseLost, WireError
+from rdzv.race import first_of
 
 Answer = bytes | Awaitable[bytes]
 
@@ -278,7 +279,7 @@ class LauncherSession:
         return wire.vec(value) if value is not None else self._get_from_store(request.key)
 
     async def _get_held(self, key: bytes, agent: TorchAgent) -> bytes:
-        await agent.hold()
+        await first_of(agent.hold(), self._launchers.rank_fails(agent))
         return wire.vec(self._value(key) or b"")  # drawn after the wait: it is what has changed
 
     async def _get_from_store(self, key: bytes) -> bytes:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -66,6 +66,7 @@ async def serving(
     kept: Kept | None = None,
     held: Held | None = None,
     on_held: Callable[[Held], Awaitable[None]] | None = None,
+    failed: Callable[[], Collection[str]] = tuple,
 ) -> AsyncIterator[Pod]:
     """Run the parts of a member and its endpoint, and ``more`` beside them, as long as the block.
 
@@ -74,7 +75,7 @@ async def serving(
     """
     member = member_parts(around, settings, client, held=held, on_held=on_held)
     registrar = member.registrar
-    endpoint = endpoint_of(around, settings, member, sockets, kept=kept)
+    endpoint = endpoint_of(around, settings, member, sockets, kept=kept, failed=failed)
     parts = [*more, endpoint.run(), *([registrar.run()] if register else [])]
     tasks = [asyncio.create_task(part) for part in parts]
     try:
@@ -108,6 +109,7 @@ async def pod(
     kept: Kept | None = None,
     least: int = 1,
     held: Held | None = None,
+    failed: Callable[[], Collection[str]] = tuple,
 ) -> AsyncIterator[Pod]:
     async with client(engine, faults) as one:
         around = surroundings(one.store, name)
@@ -120,7 +122,12 @@ async def pod(
         )
         sockets = Sockets(c10d_port=c10d_port, c10d_path=unix_path)
         async with serving(
-            around, settings, one, sockets, register=register, waits=waits, kept=kept, held=held
+            *(around, settings, one, sockets),
+            register=register,
+            waits=waits,
+            kept=kept,
+            held=held,
+            failed=failed,
         ) as made:
             yield made
 
