@@ -15,6 +15,7 @@ from rdzv.errors import RecordError, StoreAmbiguous, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys, last_name
 from rdzv.records.commit import Commit
+from rdzv.records.world import WorldChange
 from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.access import Access
@@ -44,6 +45,9 @@ class Witness:
     ) -> None:
         self.rounds: list[tuple[float, int, Round]] = []
         self.commits: list[tuple[float, Commit]] = []
+        self.changes: list[tuple[float, WorldChange]] = []
+        self.at_change: Callable[[WorldChange], object] | None = None
+        """Called with each change of a world in place as it comes, in the background."""
         self.sight = Sight(Snapshot(0), Round(), {})
         self._background = background
         self._job = job
@@ -108,6 +112,12 @@ class Witness:
                     nodes[last_name(key)] = Node.from_kv(kv)
         if not self.rounds or self.rounds[-1][1:] != (generation, current):
             self.rounds.append((time.monotonic(), generation, current))
+        for event in events:
+            if event.kv.key == run.world and event.kind == "put":
+                with suppress(RecordError):
+                    self.changes.append((time.monotonic(), WorldChange.from_kv(event.kv)))
+                    if self.at_change is not None:
+                        self.at_change(self.changes[-1][1])
         commit = membership.commit
         if commit is not None and (not self.commits or self.commits[-1][1] != commit):
             self.commits.append((time.monotonic(), commit))

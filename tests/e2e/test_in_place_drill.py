@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job lives through changes of every kind, in place: real torchruns, sidecars and etcd."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.training.in_place_drill import FEWEST, MOST, SCRIPT, Drill, plan
+from tests.support.training.job import RunJob
+
+pytestmark = [pytest.mark.torch, pytest.mark.etcd]
+
+NEAR = 1e-5
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[list[str]]:
+    with EtcdCluster(1) as cluster:
+        yield cluster.endpoints
+
+
+def drill(run_job: RunJob, etcd: list[str], changes: list[tuple[str, bool]]) -> Drill:
+    """Run these changes; return the account."""
+    with run_job(
+        etcd,
+        wrapped=True,
+        proxied=True,
+        lease_s=8.0,
+        least=1,
+        most=MOST + 1,
+        script=SCRIPT,
+        sidecar_environ={"MUSTER_GRACE_S": "90"},
+    ) as job:
+        drill = Drill(job, seed=1)
+        drill.begin(3)
+        for kind, rank_0 in changes:
+            while len(job.nodes) <= FEWEST and kind in ("drain", "node", "two", "stop"):
+                drill.change("join", rank_0=False)
+            while len(job.nodes) >= MOST and kind in ("join",):
+                drill.change("drain", rank_0=False)
+            drill.change(kind, rank_0=rank_0)
+        job.stop_training()
+        assert set(job.launchers_end()) == {0}
+        drill.check()
+        (job.directory / "drill.txt").write_text(drill.report())
+        losses = drill.losses()
+        alone = drill.undisturbed(len(losses))
+        apart = [abs(one - other) for one, other in zip(losses, alone, strict=True)]
+        assert max(apart) < NEAR
+        return drill
+
+
+@pytest.mark.long
+@pytest.mark.timeout(5400)
+def test_fifty_changes_of_every_kind(run_job: RunJob, etcd: list[str]) -> None:
+    changes = int(os.environ.get("MUSTER_TEST_CHANGES", "50"))
+    done = drill(run_job, etcd, plan(changes, seed=1))
+    in_place = [one for one in done.outcomes if not one.fell_back]
+    assert len(in_place) >= 0.9 * len(done.outcomes)
+    assert not [one for one in in_place if one.restarted]

@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of a world in place, one after another in one job, and the account of all its steps."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.rundir.progress import read_ranks
+from rdzv.records.world import WorldChange
+from tests.support.training.drain_job import DRAINED_STATUS, gone, terminate
+from tests.support.training.job import FORM_TIMEOUT_S, Job
+from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node
+
+SCRIPT = ROOT / "tests" / "support" / "scripts" / "in_place_loop.py"
+KINDS = (
+    *("join", "drain", "worker", "torchrun", "node", "stop"),
+    *("two", "sidecar in a form", "store in a form"),
+)
+"""The kinds of change. ``stop``: a whole pod stands still until it counts as lost, and comes back.
+``two``: at once."""
+
+FEWEST, MOST = 2, 5
+AWAY_S = 3.0
+"""Time for which the store is away."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """One step of one rank."""
+
+    at_s: float
+    step: int
+    rank: int
+    size: int
+    world: int
+    loss: float
+    checksum: int
+    resident_kib: int
+    descriptors: int
+
+
+@dataclass
+class Life:
+    """The account of one process. ``node``: its pod."""
+
+    node: str
+    pid: int
+    steps: list[Made] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one change has come to. ``fell_back``: the cause, empty if it happened in place."""
+
+    kind: str
+    what: str
+    took_s: float
+    worlds: int
+    fell_back: str = ""
+    restarted: tuple[str, ...] = ()
+    """Survivors whose worker is another process afterwards."""
+
+    def __str__(self) -> str:
+        how = f"fell back: {self.fell_back}" if self.fell_back else "in place"
+        restarted = f", restarted: {', '.join(self.restarted)}" if self.restarted else ""
+        return (
+            f"{self.kind:18} {self.took_s:6.2f} s {self.worlds} worlds  {self.what}: {how}"
+            f"{restarted}"
+        )
+
+
+class Drill:
+    """One job and its changes. ``seed`` chooses who is struck."""
+
+    def __init__(self, job: Job, seed: int) -> None:
+        self.job = job
+        self.outcomes: list[Outcome] = []
+        self._random = random.Random(seed)
+        self._account = job.directory / "account"
+        self._account.mkdir()
+        self._struck = 0
+        job.script_environ |= {
+            "IN_PLACE_DIR": str(self._account),
+            "CHECKPOINT_DIR": str(job.directory / "saved"),
+        }
+
+    # -- what happens
+
+    def begin(self, pods: int) -> None:
+        """Start the job."""
+        self.job.add(pods)
+        self.settle()
+
+    def change(self, kind: str, *, rank_0: bool) -> Outcome:
+        """Let one change of this kind happen, and wait until all pods train in one world.
+
+        ``rank_0``: whether the pod of rank 0 is the one that is struck.
+        """
+        job = self.job
+        seats = [seat.member for seat in job.round.frozen]
+        victim = job.nodes[seats[0] if rank_0 else seats[-1]]
+        before = {name: worker_of(node) for name, node in job.nodes.items()}
+        changes, round_ = len(job.witness.changes), job.round.number
+        began_s = time.monotonic()
+        job.tell(f"change {len(self.outcomes) + 1}: {kind}, {victim.name}")
+        what, struck, settled = self._act(kind, victim)
+        settled()
+        self.settle()
+        seen = job.witness.changes[changes:]
+        fell_back = next((one.reason for _, one in seen if one.phase == "fall-back"), "")
+        if job.round.number != round_ and not fell_back:
+            fell_back = f"round {job.round.number} without a word"
+        forms = [at_s for at_s, one in seen if one.phase == "train" and one.number]
+        restarted = tuple(
+            name
+            for name, pid in before.items()
+            if name in job.nodes and name not in struck and worker_of(job.nodes[name]) != pid
+        )
+        outcome = Outcome(
+            kind,
+            f"{what}, rank 0" if rank_0 else what,
+            (forms[0] if forms else time.monotonic()) - began_s,
+            len(forms),
+            fell_back,
+            restarted,
+        )
+        self.outcomes.append(outcome)
+        job.tell(str(outcome))
+        with (job.directory / "drill.txt").open("a") as file:
+            file.write(f"{outcome}\n")
+        return outcome
+
+    def _act(self, kind: str, victim: Node) -> tuple[str, set[str], Callable[[], object]]:
+        """Strike; return what happened, to which pods, and what else is to be waited for."""
+        job, name = self.job, victim.name
+        if kind == "join":
+            (new,) = job.add()
+            return f"{new.name} joins", set(), _nothing
+        if kind == "drain":
+            terminate(job, victim)
+            return f"{name} leaves", {name}, lambda: self._gone(victim)
+        if kind == "worker":
+            pid = worker_of(victim)
+            job.tell(f"{name}: its worker {pid} is killed")
+            os.kill(pid, signal.SIGKILL)
+            return f"the worker of {name} is killed", {name}, lambda: self._another(victim, pid)
+        if kind == "torchrun":
+            pid = worker_of(victim)
+            self._kill_torchrun(victim)
+            return f"the torchrun of {name} is killed", {name}, lambda: self._another(victim, pid)
+        if kind == "node":
+            job.kill_node(victim)
+            return f"{name} is killed", {name}, _nothing
+        if kind == "stop":
+            job.freeze(victim)
+            return f"{name} stands still", {name}, lambda: self._comes_back(victim)
+        if kind == "two":
+            return self._two(victim)
+        if kind == "sidecar in a form":
+            return self._in_a_form(victim, "its sidecar is killed")
+        assert kind == "store in a form"
+        return self._in_a_form(victim, "the store is away")
+
+    def _two(self, victim: Node) -> tuple[str, set[str], Callable[[], object]]:
+        """Two changes at once: one pod leaves or is killed as another one joins or is killed."""
+        job, name = self.job, victim.name
+        if len(job.nodes) < MOST and self._random.random() < 0.6:
+            (new,) = job.add()
+            self._until_ready(new)
+            terminate(job, victim)
+            return f"{name} leaves as {new.name} joins", {name}, lambda: self._gone(victim)
+        others = [one for one in job.nodes.values() if one is not victim]
+        other = others[-1]
+        if self._random.random() < 0.5:
+            terminate(job, victim)
+            job.kill_node(other)
+            told = f"{name} leaves as {other.name} is killed"
+            return told, {name, other.name}, lambda: self._gone(victim)
+        pid = worker_of(other)
+        os.kill(pid, signal.SIGKILL)
+        terminate(job, victim)
+        told = f"{name} leaves as the worker of {other.name} is killed"
+        return told, {name, other.name}, lambda: (self._gone(victim), self._another(other, pid))
+
+    def _in_a_form(self, victim: Node, what: str) -> tuple[str, set[str], Callable[[], object]]:
+        """A pod joins, or leaves, and ``what`` happens as the next world forms."""
+        job = self.job
+        sidecar = victim.sidecar
+        assert sidecar is not None
+        done = threading.Event()
+
+        def strike(change: WorldChange) -> None:
+            if change.phase != "form" or done.is_set():
+                return
+            done.set()
+            if what.startswith("the store"):
+                for node in job.nodes.values():
+                    for proxy in node.proxies:
+                        proxy.hold()
+            else:
+                sidecar.kill()
+
+        job.witness.at_change = strike
+        leaver = victim
+        joins = len(job.nodes) < 4
+        if joins:
+            (new,) = job.add()
+            told = f"{new.name} joins"
+        else:
+            leaver = next(one for one in job.nodes.values() if one is not victim)
+            terminate(job, leaver)
+            told = f"{leaver.name} leaves"
+        job.until(done.is_set, FORM_TIMEOUT_S, "a world forms")
+        job.witness.at_change = None
+        job.tell(f"{victim.name}: {what} amid the form")
+        if what.startswith("the store"):
+            time.sleep(AWAY_S)
+            job.mend_store()
+        else:
+            sidecar.wait(END_TIMEOUT_S)
+            time.sleep(1.0)
+            job.start_again(victim)
+        if joins:
+            return f"{told}; {victim.name}: {what}", set(), _nothing
+        return f"{told}; {victim.name}: {what}", {leaver.name}, lambda: self._gone(leaver)
+
+    def _kill_torchrun(self, node: Node) -> None:
+        launcher = node.launcher
+        assert launcher is not None
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        (torchrun,) = [int(one) for one in children]
+        self.job.tell(f"{node.name}: its torchrun {torchrun} is killed")
+        os.kill(torchrun, signal.SIGKILL)
+        self.job.until(lambda: launcher.poll() is not None, END_TIMEOUT_S, "its container ends")
+        self.job.start_launcher(node)
+
+    def _comes_back(self, node: Node) -> None:
+        """Let a pod that stands still go on once the others train without it."""
+        others = {name for name in self.job.nodes if name != node.name}
+        self.settle(others)
+        self.job.resume(node)
+
+    def _gone(self, node: Node) -> None:
+        assert gone(self.job, node) == DRAINED_STATUS
+
+    def _another(self, node: Node, pid: int) -> None:
+        self.job.until(
+            lambda: worker_of(node) not in (0, pid), FORM_TIMEOUT_S, f"{node.name} has a worker"
+        )
+
+    def _until_ready(self, node: Node) -> None:
+        """Wait until the worker of a newcomer waits to be taken in, or is in already."""
+
+        def waits() -> bool:
+            lines = read_ranks(node.run_dir / "progress")
+            return any(
+                line.in_world is not None and (line.in_world.ready or line.in_world.number > 0)
+                for line in lines
+            )
+
+        self.job.until(waits, FORM_TIMEOUT_S, f"{node.name} waits to be taken in")
+
+    def settle(self, names: Iterable[str] | None = None) -> None:
+        """Wait until these pods, or all, train in one world that changes in place."""
+        job = self.job
+        wanted = set(job.nodes if names is None else names)
+
+        def formed() -> bool:
+            current, changes = job.round, job.witness.changes
+            return (
+                current.world > 0
+                and {seat.member for seat in current.frozen} == wanted
+                and bool(changes)
+                and changes[-1][1].phase == "train"
+            )
+
+        job.until(formed, FORM_TIMEOUT_S, f"{sorted(wanted)} are in one world")
+        nodes = [job.nodes[name] for name in wanted]
+        at = max(line.step for node in nodes for line in read_ranks(node.run_dir / "progress"))
+        job.until(
+            lambda: all(
+                any(line.step > at + 3 for line in read_ranks(one.run_dir / "progress"))
+                for one in nodes
+            ),
+            FORM_TIMEOUT_S,
+            "they make steps",
+        )
+
+    # -- what must hold
+
+    def lives(self) -> list[Life]:
+        """The account of every process."""
+        found = []
+        for path in sorted(self._account.iterdir()):
+            node, _, pid = path.name.rpartition(".")
+            whole, _, _ = path.read_text().rpartition("\n")
+            steps = [_made(line) for line in whole.splitlines()]
+            if steps:
+                found.append(Life(node, int(pid), steps))
+        return found
+
+    def check(self) -> None:
+        """Assert that each step counts once, and that all ranks have one state after each."""
+        lives = self.lives()
+        by_step: dict[int, list[tuple[Life, Made]]] = {}
+        for life in lives:
+            numbers = [one.step for one in life.steps]
+            assert numbers == sorted(set(numbers)), f"{life.node} makes a step twice"
+            for one in life.steps:
+                by_step.setdefault(one.step, []).append((life, one))
+        assert sorted(by_step) == list(range(1, max(by_step) + 1)), "a step is missing"
+        for step, made in by_step.items():
+            by_world: dict[int, list[tuple[Life, Made]]] = {}
+            for one in made:
+                by_world.setdefault(one[1].world, []).append(one)
+            for world, ones in by_world.items():
+                states = {one.checksum for _, one in ones}
+                assert len(states) == 1, f"step {step} of world {world}: {len(states)} states"
+            # Only processes that made no other step may have made one that does not count.
+            for world in sorted(by_world)[:-1]:
+                for life, _ in by_world[world]:
+                    assert life.steps[-1].step == step, f"{life.node}: step {step} made twice"
+
+    def losses(self) -> list[float]:
+        """The loss of each step, as the newest world has it."""
+        found: dict[int, Made] = {}
+        for life in self.lives():
+            for one in life.steps:
+                if one.step not in found or one.world >= found[one.step].world:
+                    found[one.step] = one
+        return [found[step].loss for step in sorted(found)]
+
+    def undisturbed(self, steps: int) -> list[float]:
+        """The loss of each step of one process that nothing befalls."""
+        folder = self.job.directory / "undisturbed"
+        folder.mkdir()
+        environ = {
+            **{key: value for key, value in os.environ.items() if key != "MUSTER_RUN_DIR"},
+            "IN_PLACE_DIR": str(folder),
+            "CHECKPOINT_DIR": str(folder / "saved"),
+            "IN_PLACE_STEPS": str(steps),
+            "IN_PLACE_STEP_S": "0",
+        }
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT)],
+            env=environ,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=FORM_TIMEOUT_S,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        (path,) = [one for one in folder.iterdir() if one.is_file()]
+        return [_made(line).loss for line in path.read_text().splitlines()]
+
+    def report(self) -> str:
+        """One line a change, and the growth of the longest lives."""
+        longest = sorted(self.lives(), key=lambda one: -len(one.steps))[:3]
+        return "\n".join([*map(str, self.outcomes), *map(growth, longest)])
+
+
+def growth(life: Life) -> str:
+    """What a process used after a third of its steps, and at its end."""
+    third, last = life.steps[len(life.steps) // 3], life.steps[-1]
+    worlds = len({one.world for one in life.steps})
+    return (
+        f"{life.node}: {len(life.steps)} steps in {worlds} worlds,"
+        f" {third.resident_kib} -> {last.resident_kib} KiB,"
+        f" {third.descriptors} -> {last.descriptors} descriptors"
+    )
+
+
+def worker_of(node: Node) -> int:
+    """The process of a node's worker; 0 for none."""
+    lines = read_ranks(node.run_dir / "progress")
+    return lines[0].pid if lines else 0
+
+
+def plan(changes: int, seed: int) -> list[tuple[str, bool]]:
+    """The kinds of so many changes, and whether each strikes rank 0: in the first round it does."""
+    order = random.Random(seed)
+    found: list[tuple[str, bool]] = []
+    while len(found) < changes:
+        turn = list(KINDS)
+        order.shuffle(turn)
+        found += [(kind, len(found) < 2 * len(KINDS)) for kind in turn]
+    return found[:changes]
+
+
+def _made(line: str) -> Made:
+    at_s, step, rank, size, world, loss, checksum, resident, descriptors = line.split()
+    return Made(
+        float(at_s),
+        *(int(one) for one in (step, rank, size, world)),
+        float(loss),
+        *(int(one) for one in (checksum, resident, descriptors)),
+    )
+
+
+def _nothing() -> None:
+    """Nothing else is to be waited for."""
