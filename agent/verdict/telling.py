@@ -140,7 +140,10 @@ class StateTeller:
         level = STATES[now.state].level
         sentence = ": ".join(filter(None, (now.state, now.why or STATES[now.state].meaning)))
         severity = logging.INFO if level in ("ok", "note") else logging.WARNING
-        me, details = self._registrar.identity.member, {"state": now.state}
+        me = self._registrar.identity.member
+        details: dict[str, object] = {"state": now.state}
+        if now.causes:
+            details["ranks"] = [list(one) for one in now.causes]
         entry = HistoryEntry("state", me, sentence, time(), dict(details))
         try:
             guard = self._registrar.guard(generation).holds()
