@@ -25,6 +25,7 @@ BENCHMARKS = {
     "recover": "rank 0 killed under a real torchrun job, beside a bare restart, 6 min",
     "gather": "eight nodes come in two minutes, beside no gathering and native torchrun, 11 min",
     "shards": "four nodes of different pace, two killed, one comes; 100 ranks at once, 3 min",
+    "stuck": "one of four ranks comes to stand still, 100 times; 10,000 calm steps, 50 min",
     "step": "a step boundary with no drain going, beside a loop without it, 10 s",
     "drain": "a notice, the save of all, and the next step, beside native SIGTERM, 7 min",
     "horovod": "hosts leave and join a real horovodrun, beside one on OpenSSH, 15 min",

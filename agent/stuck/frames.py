@@ -40,7 +40,7 @@ _EVALUATING = re.compile(
 
 def stance(rank: int, state: str, frames: Sequence[StackFrame]) -> StillRank:
     """Return what a rank does; ``state``: its process's letter; ``frames``: the innermost first."""
-    where = _where(frames)
+    where, *via = _lines(frames) or [""]
     if state in ("T", "t"):
         return StillRank(rank, "stopped")
     if state == "X":
@@ -49,7 +49,7 @@ def stance(rank: int, state: str, frames: Sequence[StackFrame]) -> StillRank:
         return StillRank(rank, "unknown")
     doing = _doing(frames)
     call = _operation(frames) if doing == "collective" else ""
-    return StillRank(rank, doing, call, where)
+    return StillRank(rank, doing, call, where[:TEXT_MAX], ", ".join(via)[:TEXT_MAX])
 
 
 def _doing(frames: Sequence[StackFrame]) -> Doing:
@@ -95,11 +95,9 @@ def _operation(frames: Sequence[StackFrame]) -> str:
     return name[:TEXT_MAX]
 
 
-def _where(frames: Sequence[StackFrame]) -> str:
-    """Return the innermost line of the script, or of what is installed, if there is no other."""
+def _lines(frames: Sequence[StackFrame]) -> list[str]:
+    """Return the script's lines, the innermost first; if it has none, that of what is installed."""
     kept = [one for one in frames if not _PYTHONS.search(one.path)]
     own = [one for one in kept if not _INSTALLED.search(one.path)]
     own = [one for one in own if not _MUSTER.search(one.path)]
-    for one in [*own, *kept][:1]:
-        return f"{one.path.rpartition('/')[2]}:{one.line}"[:TEXT_MAX]
-    return ""
+    return [f"{one.path.rpartition('/')[2]}:{one.line}" for one in own or kept[:1]]

@@ -10,6 +10,7 @@ from agent.verdict.clocks import skews
 from agent.verdict.cures import cure, launcher_cure
 from agent.verdict.last_save import LastSave
 from agent.verdict.runs import RunView
+from agent.verdict.standstill import NAMED_MAX
 from agent.verdict.states import State
 from agent.verdict.view import JobView
 from rdzv.counting import counted, duration
@@ -27,13 +28,15 @@ saves take. A shorter one takes these for faults."""
 class JobVerdict:
     """A job's state; ``why`` it is in it, and what to ``do``: sentences, empty for none.
 
-    ``since_unix_s`` is by a writer's wall clock, 0.0 if unknown.
+    ``since_unix_s`` is by a writer's wall clock, 0.0 if unknown. ``causes``: the ranks, each with
+    its pod, that keep the others waiting.
     """
 
     state: State
     why: str = ""
     do: str = ""
     since_unix_s: float = 0.0
+    causes: tuple[tuple[int, str], ...] = ()
 
     def lines(self, job: str, now_unix_s: float) -> list[str]:
         """Return what to print: the verdict, and what to do on a line of its own."""
@@ -184,7 +187,8 @@ def _training(view: JobView, run: RunView, now_unix_s: float) -> JobVerdict:
     if (still := view.standstill) is not None:
         silent_s = max(0.0, now_unix_s - still.since_unix_s)
         why = f"{world}, and no rank has moved for {duration(silent_s)}: {still.why}"
-        return JobVerdict("stuck", why, still.do(view.name), still.since_unix_s)
+        causes = tuple((one.rank, pod) for pod, one in still.causes[:NAMED_MAX])
+        return JobVerdict("stuck", why, still.do(view.name), still.since_unix_s, causes)
     if step is not None and last_save is not None:
         stuck = _silent(view, last_save, world, now_unix_s)
         if stuck is not None:

@@ -36,10 +36,18 @@ class Standstill:
         """The causes in one sentence, with what the others do."""
         if not self.causes:
             return f"all ranks {self.others}"
-        named = [f"rank {one.rank} ({pod}) {one.sentence}" for pod, one in self.causes[:NAMED_MAX]]
+        named = [
+            f"rank {one.rank} ({pod}) {one.sentence}{self._led(one)}"
+            for pod, one in self.causes[:NAMED_MAX]
+        ]
         if len(self.causes) > NAMED_MAX:
             named.append(f"{len(self.causes) - NAMED_MAX} more do not wait for others")
         return "; ".join([*named, f"the others {self.others}" if self.others else ""]).rstrip("; ")
+
+    def _led(self, one: StillRank) -> str:
+        """Say how it has come there, if the others are at the same place by another way."""
+        same = one.via and one.where and one.sentence.replace("waits", "wait", 1) == self.others
+        return f", called from {one.via}" if same else ""
 
     def do(self, job: str) -> str:
         """Return what to do about the first cause."""
@@ -85,9 +93,10 @@ def standstill(members: Sequence[str], told: Sequence[PodSaves]) -> Standstill |
 
 def _minority(ranks: Sequence[Seated]) -> Collection[Seated] | None:
     """Return those that do not what most do; none if all do the same, None without a majority."""
-    groups: dict[tuple[str, str], list[Seated]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[Seated]] = defaultdict(list)
+    led = all(one.via for _, one in ranks)  # a sidecar of an older version does not report it
     for one in ranks:
-        groups[one[1].call, one[1].where].append(one)
+        groups[one[1].call, one[1].where, one[1].via if led else ""].append(one)
     largest = max(groups.values(), key=len)
     if 2 * len(largest) > len(ranks):
         return [one for one in ranks if one not in largest]

@@ -134,7 +134,10 @@ class StateTeller(Reconciler):
     def _write_of(self, now: JobVerdict) -> DueWrite:
         level = STATES[now.state].level
         sentence = ": ".join(filter(None, (now.state, now.why or STATES[now.state].meaning)))
-        me, details = self._registrar.identity.member, {"state": now.state}
+        me = self._registrar.identity.member
+        details: dict[str, object] = {"state": now.state}
+        if now.causes:
+            details["ranks"] = [list(one) for one in now.causes]
         entry = HistoryEntry("state", me, sentence, time(), dict(details))
         return DueWrite(
             lambda: ([], list(self._client.history(entry))),

@@ -195,10 +195,19 @@ def _state(job: str, entry: HistoryEntry) -> list[JobEvent]:
     meaning = next((one for name, one in STATES.items() if name == state), None)
     if meaning is None:
         return []
-    message = f"{state}: {meaning.meaning}"
+    message = f"{state}: {meaning.meaning}{_causes(entry)}"
     if meaning.level != "ok":
         message += f"; muster why {job} says why, and what to do"
     return [JobEvent(meaning.event, message, entry.revision)]
+
+
+def _causes(entry: HistoryEntry) -> str:
+    ranks = entry.details.get("ranks")
+    if not isinstance(ranks, list):
+        return ""
+    pairs = [one for one in ranks if isinstance(one, list) and len(one) == 2]
+    named = [f"rank {rank} ({pod})" for rank, pod in pairs if isinstance(rank, int)]
+    return f": the others wait for {' and '.join(named)}" if named else ""
 
 
 def _failed(entry: HistoryEntry) -> str:

@@ -38,13 +38,15 @@ RANKS_MAX = 64
 class StillRank:
     """One rank. ``call``: the operation that it waits in, empty if it is in none that is known.
 
-    ``where``: the innermost line of its script, as in ``train.py:31``; empty if unknown.
+    ``where``: the innermost line of its script, as in ``train.py:31``; empty if unknown. ``via``:
+    the lines that led there, the innermost first, as in ``train.py:80, train.py:95``.
     """
 
     rank: int
     doing: Doing
     call: str = ""
     where: str = ""
+    via: str = ""
 
     @property
     def sentence(self) -> str:
@@ -65,7 +67,14 @@ class StillRank:
 
     def as_json(self) -> dict[str, object]:
         """Return it as part of a record."""
-        return {"rank": self.rank, "doing": self.doing, "call": self.call, "where": self.where}
+        via = {"via": self.via} if self.via else {}
+        return {
+            "rank": self.rank,
+            "doing": self.doing,
+            "call": self.call,
+            "where": self.where,
+            **via,
+        }
 
     @classmethod
     def from_fields(cls, key: str, fields: object) -> Self:
@@ -78,6 +87,7 @@ class StillRank:
             cast(Doing, doing) if doing in get_args(Doing) else "unknown",
             _text(key, fields, "call"),
             _text(key, fields, "where"),
+            _text(key, fields, "via"),
         )
 
 

@@ -238,6 +238,16 @@ def test_a_state_is_told_by_the_table_without_what_users_wrote(
     assert (event.reason, event.message, event.of_job) == (reason, said, True)
 
 
+def test_the_event_of_a_stuck_job_names_the_rank() -> None:
+    entry_ = entry("state", "a", 14, why="x", state="stuck", ranks=[[1, "b"], "?", [2, "b", 3]])
+    (event,) = job_events(FORMER, view(14, {"a": 2, "b": 3}, entry_), 0)
+    assert (event.reason, event.message) == (
+        "Stuck",
+        "stuck: ranks made steps, and make none any more: the others wait for rank 1 (b);"
+        " muster why digits says why, and what to do",
+    )
+
+
 def test_a_state_that_no_table_has_is_left_out() -> None:
     entry_ = entry("state", "a", 14, state="on fire")
     assert job_events(FORMER, view(14, {"a": 2, "b": 3}, entry_), 0) == ()

@@ -83,6 +83,10 @@ FORWARD = (
     StackFrame(f"{TORCH}/nn/parallel/distributed.py", 1600, "_run_ddp_forward"),
     MAIN,
 )
+MEANS = (*REDUCES[:2], StackFrame("/app/train.py", 60, "mean"))
+OF_LOSS, OF_COUNT = (
+    (*MEANS, StackFrame("/app/train.py", line, "train"), MAIN) for line in (83, 84)
+)
 ITEM = (StackFrame("/app/train.py", 82, "main"),)
 
 
@@ -108,7 +112,8 @@ ITEM = (StackFrame("/app/train.py", 82, "main"),)
 def test_a_stack_says_what_a_rank_does(
     frames: Sequence[StackFrame], doing: str, call: str, where: str
 ) -> None:
-    assert stance(2, "S", frames) == StillRank(2, doing, call, where)  # type: ignore[arg-type]
+    found = replace(stance(2, "S", frames), via="")
+    assert found == StillRank(2, doing, call, where)  # type: ignore[arg-type]
 
 
 def test_a_stopped_process_needs_no_stack() -> None:
@@ -152,6 +157,8 @@ WORLDS: list[tuple[tuple[Sequence[StackFrame] | str, ...], str]] = [
     ((LOADS, BACKWARD, BACKWARD, BACKWARD), "0"),
     ((BACKWARD, BACKWARD, REDUCES, BACKWARD), "2"),
     ((BACKWARD, BACKWARD, (), BACKWARD), "2"),
+    ((OF_LOSS, OF_COUNT, OF_LOSS, OF_LOSS), "1"),
+    ((OF_LOSS, OF_LOSS), ""),
     ((BACKWARD, REDUCES), "0,1"),
     ((BACKWARD, BACKWARD), ""),
     ((ITEM, ITEM, LOADS), "2"),
@@ -185,6 +192,10 @@ PLANTED: dict[str, tuple[str, object]] = {
     "those in another operation are not looked for": (
         "agent.verdict.standstill._minority",
         lambda ranks: [],
+    ),
+    "the way to a call does not count": (
+        "agent.stuck.frames._lines",
+        lambda frames: ["train.py:1"],
     ),
     "a stopped process is as any other": (
         "agent.stuck.frames.StillRank",
@@ -221,11 +232,33 @@ STOPPED = StillRank(1, "stopped")
 def test_the_verdict_names_the_rank_and_what_to_do() -> None:
     found = verdict(view(run(), saves=still(WAITS, STOPPED)), NOW_S)
     assert (found.state, found.since_unix_s) == ("stuck", NOW_S - 45)
+    assert found.causes == ((1, "b"),)
     assert found.why == (
         "a world of 2 nodes at step 40, and no rank has moved for 45 s: rank 1 (b) is stopped, as"
         " by SIGSTOP or a debugger; the others wait in all_reduce (train.py:31)"
     )
     assert found.do == "let it go on (kill -CONT, in b), or muster drain b --job digits"
+
+
+def test_the_verdict_says_how_a_rank_came_to_the_line_where_the_others_wait() -> None:
+    stacks = (OF_LOSS, OF_COUNT, OF_LOSS)
+    ranks = [(f"n{rank}", stance(rank, "S", frames)) for rank, frames in enumerate(stacks)]
+    told = [PodSaves(pod, "", "digits", 3, still=(one,)) for pod, one in ranks]
+    found = agent.verdict.standstill.standstill([pod for pod, _ in ranks], told)
+    assert found is not None
+    assert found.why == (
+        "rank 1 (n1) waits in all_reduce (train.py:60), called from train.py:84, train.py:80;"
+        " the others wait in all_reduce (train.py:60)"
+    )
+
+
+def test_a_sidecar_that_does_not_report_the_way_is_not_taken_for_a_rank_apart() -> None:
+    ranks = [stance(rank, "S", OF_LOSS) for rank in range(3)]
+    ranks[2] = replace(ranks[2], via="")
+    told = [PodSaves(f"n{one.rank}", "", "digits", 3, still=(one,)) for one in ranks]
+    found = agent.verdict.standstill.standstill([one.member for one in told], told)
+    assert found is not None
+    assert found.causes == ()
 
 
 def test_status_marks_the_pod_that_is_to_blame() -> None:

@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``stuck``: of four ranks one comes to stand still, in five ways; who is named, and when.
+
+Jobs of ``muster local`` train at the same time, in one to four pods, and come to stand still one
+fault after the other, with the sidecar's own ``--stuck-after``. A rank is named right if
+``muster status``, the history, the sidecars' metrics and the Event name it and no other, and all
+other ranks have left their stacks. Another job makes 10,000 steps without a fault: a first compile
+of a minute, another one later, slow saves, and evaluations of two minutes by one rank and by all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.figures import Bar, Figure
+from controller.events.job_events import job_events
+from controller.jobs.state import JobState
+from rdzv.keys import JobKeys
+from rdzv.listing import decide
+from rdzv.records.history import HistoryEntry
+from rdzv.snapshot import Snapshot
+from rdzv.store import KeyValue
+
+SCRIPT = Path(__file__).with_name("standing.py")
+RANKS = 4
+JOBS, TIMES = 5, 4
+LAYOUTS = ((4, 1), (2, 2), (1, 4))
+"""Pods, and ranks of each."""
+
+FAULTS = {
+    "loop": "is outside of any collective operation (standing.py:",
+    "stop": "is stopped",
+    "loader": "is in its data loader",
+    "order": "waits in all_reduce",
+    "read": "is outside of any collective operation (standing.py:",
+}
+"""What is to be said of a rank in an endless loop, one that is stopped, one whose data loader is
+deadlocked, one that calls collective operations in another order, and one whose storage does not
+answer. Some of the third kind have the loader in processes of its own; some of the fourth call
+both operations in the same line."""
+
+CALM_STEPS = 10_000
+STARTED_S, NAMED_S, TOLD_S, MOVED_S, CALM_S = 420.0, 150.0, 100.0, 150.0, 5400.0
+"""Time limits."""
+NOTHING_S = 25.0
+"""Time after a fault in which there is nothing to ask for."""
+PAUSE_S = 3.0
+_NAMED = re.compile(r"rank (\d+) \(([^)]+)\)")
+_METRIC = re.compile(r'^muster_stuck_ranks\{.*rank="(\d+)".*\} 1', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One fault. ``wrong``: what was not as it is to be; ``after_s`` until status named a rank."""
+
+    kind: str
+    after_s: float
+    wrong: tuple[str, ...]
+
+
+class StandingJob:
+    """One job of ``muster local``."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.name = f"stuck-{number}"
+        self.pods, self.ranks_a_pod = LAYOUTS[number % len(LAYOUTS)]
+        self.odd = number % 2 == 1
+        self._folder = folder
+        self._faults = 0
+        self._job: asyncio.subprocess.Process
+
+    async def start(self, **settings: str) -> None:
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        given = {
+            "CONTROL": str(self._folder),
+            "WORKERS": str(int(self.odd)),
+            "OMP_NUM_THREADS": "1",
+        }
+        self._environ = {**os.environ, "PATH": path, **given, **settings}
+        await asyncio.to_thread(self._folder.mkdir)
+        with (self._folder / "local.log").open("wb") as log:
+            self._job = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "muster", "local", f"--nodes={self.pods}"),
+                *(f"--job={self.name}", f"--log-dir={self._folder / 'logs'}"),
+                *("--", "torchrun", f"--nproc-per-node={self.ranks_a_pod}", str(SCRIPT)),
+                cwd=self._folder,
+                env=self._environ,
+                stdout=log,
+                stderr=log,
+            )
+
+    async def end(self) -> None:
+        if self._job.returncode is None:
+            self._job.send_signal(signal.SIGINT)
+        try:
+            async with asyncio.timeout(60):
+                await self._job.wait()
+        except TimeoutError:
+            self._job.kill()
+            await self._job.wait()
+
+    @property
+    def ended(self) -> bool:
+        return self._job.returncode is not None
+
+    async def _asked(self, verb: str) -> str:
+        run = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "muster", verb, self.name, "--json"),
+            cwd=self._folder,
+            env=self._environ,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        async with asyncio.timeout(120):
+            said, _ = await run.communicate()
+        return said.decode()
+
+    async def verdict(self) -> tuple[str, str]:
+        """Return the state of the job, and why it is in it."""
+        try:
+            found = json.loads(await self._asked("status"))["verdict"]
+        except (ValueError, KeyError):
+            return "", ""
+        return str(found["state"]), str(found["why"])
+
+    async def states(self) -> list[HistoryEntry]:
+        """Return the states in the history."""
+        entries = [json.loads(line) for line in (await self._asked("history")).splitlines()]
+        return [
+            HistoryEntry("state", one["member"], one["why"], 0.0, one["details"])
+            for one in entries
+            if one["what"] == "state"
+        ]
+
+    def steps(self) -> list[int]:
+        """Return the step of each rank; -1 for one that has made none."""
+        return [self._reported(rank)[1] for rank in range(RANKS)]
+
+    def _reported(self, rank: int) -> tuple[int, int]:
+        try:
+            pid, step = (self._folder / f"rank-{rank}").read_text().split()
+        except (OSError, ValueError):
+            return 0, -1
+        return int(pid), int(step)
+
+    def pod_of(self, rank: int) -> str:
+        return _environ(self._reported(rank)[0])["MUSTER_MEMBER"]
+
+    def run_dirs(self) -> dict[int, Path]:
+        """Return the run directory of each rank."""
+        pids = [self._reported(rank)[0] for rank in range(RANKS)]
+        return {rank: Path(_environ(pid)["MUSTER_RUN_DIR"]) for rank, pid in enumerate(pids)}
+
+    async def metrics(self) -> list[set[int]]:
+        """Return the ranks that each sidecar's metrics name."""
+        ports = await asyncio.to_thread(self._ports)
+        pages = await asyncio.gather(*(_page(port) for port in ports))
+        return [{int(rank) for rank in _METRIC.findall(page)} for page in pages]
+
+    def _ports(self) -> list[int]:
+        mine = f"CONTROL={self._folder}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if b"agent" in words and mine in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(_environ(int(entry.name))["MUSTER_HTTP_PORT"]))
+        return found
+
+    def begin(self, kind: str, rank: int) -> None:
+        self._faults += 1
+        kind = "mean" if kind == "order" and self.odd else kind
+        told = {"kind": kind, "rank": rank, "number": self._faults}
+        self._put("fault.json", json.dumps(told))
+
+    def release(self, kind: str, rank: int) -> None:
+        self._put("released", str(self._faults))
+        if kind == "read":
+            shard = self._folder / f"shard-{self._faults}"
+            with suppress(OSError):  # nobody reads it
+                os.close(os.open(shard, os.O_WRONLY | os.O_NONBLOCK))
+        os.kill(self._reported(rank)[0], signal.SIGCONT)
+
+    def _put(self, name: str, text: str) -> None:
+        aside = self._folder / "aside"
+        aside.write_text(text)
+        aside.replace(self._folder / name)
+
+    def last_words(self) -> str:
+        logs = [self._folder / "local.log", *self._folder.glob("logs/*/torchrun.log")]
+        return "\n".join(log.read_text(errors="replace")[-1500:] for log in logs)
+
+
+async def measure(jobs: int = JOBS, times: int = TIMES, calm: int = CALM_STEPS) -> list[Figure]:
+    """Let ``jobs`` come to stand still ``times`` in each way; make ``calm`` steps beside them."""
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", file=sys.stderr)
+    async with AsyncExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
+        async with asyncio.TaskGroup() as group:
+            calming = group.create_task(_calm(root / "calm", jobs, calm)) if calm else None
+            faulting = [
+                group.create_task(_faults(root / f"job-{one}", one, times)) for one in range(jobs)
+            ]
+    figures = _judged([one for task in faulting for one in task.result()])
+    if calming is not None:
+        made, alarms = calming.result()
+        name = f"stuck/false alarms in {made} steps with slow saves, evaluations and compiles"
+        figures.append(Figure(name, alarms, "1", Bar("value", "==", 0), (alarms,)))
+    return figures
+
+
+def _judged(outcomes: Sequence[Outcome]) -> list[Figure]:
+    if not outcomes:
+        return []
+    right = [float(not one.wrong) for one in outcomes]
+    for kind in FAULTS:
+        of_kind = [not one.wrong for one in outcomes if one.kind == kind]
+        print(f"{kind}: {sum(of_kind)} of {len(of_kind)} right", file=sys.stderr)
+    named = tuple(one.after_s for one in outcomes if not one.wrong) or (NAMED_S,)
+    return [
+        Figure(
+            f"stuck/share of {len(right)} ranks named right in status, history, metric and Event",
+            sum(right) / len(right),
+            "1",
+            Bar("value", ">=", 0.95),
+            tuple(right),
+        ),
+        Figure("stuck/fault to its rank in muster status", median(named), "s", None, named),
+    ]
+
+
+@asynccontextmanager
+async def _training(folder: Path, number: int, **settings: str) -> AsyncIterator[StandingJob]:
+    job = StandingJob(folder, number)
+    await job.start(**settings)
+    try:
+        yield job
+    except TimeoutError as error:
+        raise RuntimeError(f"{job.name} does not get on:\n{job.last_words()}") from error
+    finally:
+        await job.end()
+
+
+async def _until(condition: Callable[[], Awaitable[bool]], seconds: float) -> bool:
+    deadline_s = time.monotonic() + seconds
+    while time.monotonic() < deadline_s:
+        if await condition():
+            return True
+        await asyncio.sleep(PAUSE_S)
+    return False
+
+
+async def _trains(job: StandingJob, seconds: float) -> None:
+    before = job.steps()
+
+    async def does() -> bool:
+        steps = job.steps()
+        if job.ended or not all(0 <= b < s for b, s in zip(before, steps, strict=True)):
+            before[:] = [s if b < 0 else b for b, s in zip(before, steps, strict=True)]
+            return False
+        return (await job.verdict())[0] == "training"
+
+    if not await _until(does, seconds):
+        raise TimeoutError
+
+
+async def _faults(folder: Path, number: int, times: int) -> list[Outcome]:
+    """Let one job come to stand still in turn; each rank does as often as any other."""
+    chance = random.Random(number)
+    plan = [*FAULTS] * times
+    chance.shuffle(plan)
+    guilty = list(range(RANKS)) * (len(plan) // RANKS + 1)
+    chance.shuffle(guilty)
+    found = []
+    await asyncio.sleep(20 * number)  # not all import torch at once
+    async with _training(folder, number) as job:
+        await _trains(job, STARTED_S)
+        await asyncio.sleep(20)
+        for kind, rank in zip(plan, guilty, strict=False):
+            found.append(await _fault(job, kind, rank))
+            how = "; ".join(found[-1].wrong) or "right"
+            print(
+                f"{job.name}, {job.pods} pods: {kind} of rank {rank},"
+                f" after {found[-1].after_s:.0f} s: {how}",
+                file=sys.stderr,
+                flush=True,
+            )
+    return found
+
+
+async def _fault(job: StandingJob, kind: str, rank: int) -> Outcome:
+    began_s, before = time.time(), len(await job.states())
+    pod = job.pod_of(rank)
+    said = ("", "")
+
+    async def stuck() -> bool:
+        nonlocal said
+        said = await job.verdict()
+        return said[0] == "stuck"
+
+    job.begin(kind, rank)
+    await asyncio.sleep(NOTHING_S)
+    await _until(stuck, NAMED_S - NOTHING_S)
+    after_s = time.time() - began_s
+    wrong = []
+    if _NAMED.findall(said[1]) != [(str(rank), pod)] or FAULTS[kind] not in said[1]:
+        wrong.append(f"status: {': '.join(said)}")
+    else:
+        wrong += await _elsewhere(job, rank, pod, before)
+        for other, run_dir in job.run_dirs().items():
+            stacks = run_dir / "progress" / f"{other % job.ranks_a_pod}.stacks"
+            if (other, kind) != (rank, "stop") and stacks.stat().st_mtime < began_s:
+                wrong.append(f"stacks: none of rank {other}")
+    job.release(kind, rank)
+    await _trains(job, MOVED_S)
+    told = await job.states()
+    if not wrong:
+
+        async def told_better() -> bool:
+            return len(await job.states()) > len(told) or told[-1].details["state"] == "training"
+
+        await _until(told_better, TOLD_S)
+    return Outcome(kind, after_s, tuple(wrong))
+
+
+async def _elsewhere(job: StandingJob, rank: int, pod: str, before: int) -> list[str]:
+    """Return what is wrong in the history, the Event and the metrics."""
+    told: list[HistoryEntry] = []
+
+    async def tells() -> bool:
+        told[:] = (await job.states())[before:]
+        return bool(told)
+
+    await _until(tells, TOLD_S)
+    if [one.details["state"] for one in told] != ["stuck"]:
+        return [f"history: {[one.why for one in told]}"]
+    wrong = []
+    if _NAMED.findall(told[0].why) != [(str(rank), pod)]:
+        wrong.append(f"history: {told[0].why}")
+    events = [f"{one.reason}: {one.message}" for one in events_of(job.name, told[0])]
+    if [_NAMED.findall(one) for one in events] != [[(str(rank), pod)]]:
+        wrong.append(f"Event: {events}")
+    if (named := await job.metrics()) != [{rank}] * job.pods:
+        wrong.append(f"metrics: {named}")
+    return wrong
+
+
+def events_of(name: str, entry: HistoryEntry) -> Sequence[Any]:
+    """Return the Events that the controller makes of an entry in the history."""
+    keys, nothing = JobKeys("local", name), Snapshot(revision=1)
+    kv = KeyValue(keys.history_entry(1, entry.member, entry.what), entry.to_json(), 1, 1, 1, 0)
+    before = JobState(keys, 0, nothing, decide(nothing))
+    return job_events(before, JobState(keys, 1, nothing, decide(nothing), (kv,)), 0)
+
+
+async def _calm(folder: Path, number: int, steps: int) -> tuple[int, int]:
+    """Make so many steps; return how many were made, and how often the job was called stuck."""
+    seen: list[str] = []
+    # Two pods of two ranks, whose steps are short: a slow save is a long silence.
+    number += next(one for one in range(3) if LAYOUTS[(number + one) % 3] == (2, 2))
+    async with _training(folder, number, CALM="1", STEPS=str(steps), STEP_S="0.05") as job:
+
+        async def done() -> bool:
+            state, why = await job.verdict()
+            if state == "stuck" and why not in seen:
+                seen.append(why)
+                print(f"calm, step {max(job.steps())}: {why}", file=sys.stderr, flush=True)
+            return job.ended or max(job.steps()) >= steps - 1
+
+        if not await _until(done, CALM_S) or max(job.steps()) < steps - 1:
+            raise TimeoutError
+        print(f"calm: {max(job.steps())} steps, {len(seen)} alarms", file=sys.stderr)
+        return steps, len(seen)
+
+
+def _environ(pid: int) -> dict[str, str]:
+    pairs = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+
+
+async def _page(port: int) -> str:
+    async with asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        page = await reader.read()
+        writer.close()
+    return page.decode()
