@@ -21,8 +21,7 @@ HAS_PRIORITY = 0x20
 
 _HEAD = Struct(">HBBBL")
 pack_head = _HEAD.pack
-"""Makes the head of a frame: the size of its payload without the last byte, that byte, the kind, the
-flags and the stream."""
+"""Makes the head of a frame: of the size but for its last byte, that byte, kind, flags, stream."""
 
 _CONNECTION_ALONE = frozenset({SETTINGS, PING, GOAWAY})
 _STREAMS_ALONE = frozenset({DATA, HEADERS, PRIORITY, RST_STREAM, CONTINUATION})
