@@ -52,6 +52,8 @@ class Http2Connection(asyncio.Protocol):
         self._why = ""
         self._retired = False
         self._paused = False
+        self._answered = 0
+        self._gathering = False
         self._heard_s = 0.0
         self._pulse: asyncio.TimerHandle | None = None
         self._pinged_s: float | None = None
@@ -231,6 +233,7 @@ class Http2Connection(asyncio.Protocol):
         if call is not None:
             call.take_fields(fields, ended)
             if ended:
+                self._answered += 1
                 self._next_call()
 
     def data(self, stream_id: int, data: bytes, counted: int, ended: bool) -> None:
@@ -272,6 +275,7 @@ class Http2Connection(asyncio.Protocol):
         self._pinged_s = None
         if self._why:
             return
+        self._answered = 0
         try:
             self._engine.feed(data)
         except ConnectionFaultError as fault:
@@ -279,6 +283,10 @@ class Http2Connection(asyncio.Protocol):
             self.end(f"the store broke HTTP/2: {fault}")
             return
         self._flush()
+        if self._answered > 1 and not self._gathering:
+            # Those who have their answers ask again: that goes out in one piece after the last.
+            self._gathering = True
+            self._loop.call_soon(self._end_gathering)
         if self._engine.draining and not self._why:
             self._refuse_waiting()
             self._close_if_done()
@@ -298,8 +306,14 @@ class Http2Connection(asyncio.Protocol):
         if not self._lost.done():
             self._lost.set_result(None)
 
+    def _end_gathering(self) -> None:
+        self._gathering = False
+        self._flush()
+
     def _flush(self) -> None:
-        if self._paused or self._transport is None or self._transport.is_closing():
+        if self._gathering or self._paused:
+            return
+        if self._transport is None or self._transport.is_closing():
             return
         data = self._engine.take()
         if data:

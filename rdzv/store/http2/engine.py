@@ -28,6 +28,7 @@ from rdzv.store.http2.frames import (
     FrameReader,
     IncomingFrame,
     frame,
+    pack_head,
 )
 from rdzv.store.http2.header_blocks import MAX_LIST_BYTES, NO_TABLE, Fields, HeaderDecoder
 from rdzv.store.http2.seam import EngineListener
@@ -78,7 +79,8 @@ class Http2Engine:
         self._decoder = HeaderDecoder()
         self._streams: dict[int, _ClientStream] = {}
         self._last_id = -1
-        self._goaway = False
+        self.draining = False
+        """Whether the peer, or the end of the ids, allows no more streams."""
         self._settled = False
         self._room = 65535
         self._initial_room = 65535
@@ -105,11 +107,6 @@ class Http2Engine:
         self._owners: list[tuple[_ClientStream | None, int]] = [(None, 0)] * len(self._chunks)
 
     @property
-    def draining(self) -> bool:
-        """Whether the peer, or the end of the ids, allows no more streams."""
-        return self._goaway or self._last_id + 2 > LAST_STREAM_ID
-
-    @property
     def full(self) -> bool:
         """Whether the peer allows no more streams for now."""
         return len(self._streams) >= self._max_streams
@@ -118,6 +115,7 @@ class Http2Engine:
         """Open a stream with a block of headers and some data; return its id."""
         block = NO_TABLE + block
         self._last_id += 2
+        self.draining |= self._last_id + 2 > LAST_STREAM_ID
         stream = _ClientStream(self._last_id, self._initial_room, ended)
         self._streams[stream.id] = stream
         stream.first = self._taken + len(self._chunks)
@@ -127,9 +125,10 @@ class Http2Engine:
             # In one piece, as almost all requests are.
             self._room -= len(data)
             stream.room -= len(data)
-            head = frame(HEADERS, END_HEADERS, stream.id, block)
-            body = frame(DATA, END_STREAM if ended else 0, stream.id, data)
-            self._queue(head + body, stream, len(data))
+            head = pack_head(len(block) >> 8, len(block) & 0xFF, HEADERS, END_HEADERS, stream.id)
+            flags = END_STREAM if ended else 0
+            middle = pack_head(len(data) >> 8, len(data) & 0xFF, DATA, flags, stream.id)
+            self._queue(b"".join((head, block, middle, data)), stream, len(data))
             return stream.id
         kind, flags = HEADERS, 0 if data or not ended else END_STREAM
         while len(block) > self._max_frame:
@@ -398,7 +397,7 @@ class Http2Engine:
             self._listener.broken(stream.id, code)
 
     def _take_goaway(self, payload: bytes) -> None:
-        self._goaway = True
+        self.draining = True
         last_id = int.from_bytes(payload[:4], "big") & LAST_STREAM_ID
         for stream in tuple(self._streams.values()):
             if stream.id > last_id:
@@ -432,4 +431,5 @@ class Http2Engine:
 
 
 def _is_informational(fields: Fields) -> bool:
-    return any(name == b":status" and value[:1] == b"1" for name, value in fields)
+    # A status comes first, as all fields with a colon do.
+    return bool(fields) and fields[0][0] == b":status" and fields[0][1][:1] == b"1"

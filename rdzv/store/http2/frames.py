@@ -20,6 +20,9 @@ PADDED = 0x8
 HAS_PRIORITY = 0x20
 
 _HEAD = Struct(">HBBBL")
+pack_head = _HEAD.pack
+"""Makes the head of a frame: of the size but for its last byte, that byte, kind, flags, stream."""
+
 _CONNECTION_ALONE = frozenset({SETTINGS, PING, GOAWAY})
 _STREAMS_ALONE = frozenset({DATA, HEADERS, PRIORITY, RST_STREAM, CONTINUATION})
 _SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
@@ -74,7 +77,7 @@ class IncomingFrame(NamedTuple):
 def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
     """Return a frame as bytes."""
     size = len(payload)
-    return _HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream_id) + payload
+    return pack_head(size >> 8, size & 0xFF, kind, flags, stream_id) + payload
 
 
 class FrameReader:
@@ -107,7 +110,9 @@ class FrameReader:
             payload = data[at + 9 : after]
             at = after
             if kind <= CONTINUATION:
-                _check(kind, flags, stream_id, size)
+                # Almost all frames are of these kinds, and each call takes time.
+                if not (stream_id if kind <= HEADERS else kind == WINDOW_UPDATE and size == 4):
+                    _check(kind, flags, stream_id, size)
                 if kind <= HEADERS and flags & (PADDED | HAS_PRIORITY):
                     payload = _stripped(kind, flags, payload)
                 frames.append(IncomingFrame(kind, flags, stream_id, payload, size))

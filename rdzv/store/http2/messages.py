@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
 from rdzv.store.http2.header_blocks import Fields, literal
@@ -19,6 +20,9 @@ SECRETS = frozenset({"token"})
 
 _STATUS_OF_HTTP = {400: 13, 401: 16, 403: 7, 404: 12, 429: 14, 502: 14, 503: 14, 504: 14}
 _MOST_DIGITS = 10**8
+
+KEPT = 64
+"""Bound on the deadlines and on the statuses that are kept: almost all calls have the same."""
 
 
 class MalformedError(Exception):
@@ -47,7 +51,11 @@ def request_head(
 
 def deadline_field(timeout_s: float) -> bytes:
     """Return the header that tells the server how long the client waits."""
-    timeout_ms = max(int(timeout_s * 1000), 1)
+    return _deadline_of(max(int(timeout_s * 1000), 1))
+
+
+@lru_cache(KEPT)
+def _deadline_of(timeout_ms: int) -> bytes:
     if timeout_ms < _MOST_DIGITS:
         return literal(b"grpc-timeout", b"%dm" % timeout_ms)
     return literal(b"grpc-timeout", b"%dS" % min(timeout_ms // 1000, _MOST_DIGITS - 1))
@@ -72,22 +80,23 @@ class MessageReader:
         """Whether a message has begun and not ended."""
         return bool(self._buffer)
 
-    def read(self, data: bytes) -> Iterator[bytes]:
-        """Yield the messages that are whole by now; raise ``MalformedError``."""
+    def read(self, data: bytes) -> Sequence[bytes]:
+        """Return the messages that are whole by now; raise ``MalformedError``."""
         buffer = self._buffer
         if not buffer and len(data) >= 5 and len(data) == 5 + _size_in(data, 0, self._limit):
-            yield data[5:]
-            return
+            return (data[5:],)
         buffer += data
+        messages = []
         start = 0
         while len(buffer) - start >= 5:
             size = _size_in(buffer, start, self._limit)
             if len(buffer) - start - 5 < size:
                 break
-            yield bytes(memoryview(buffer)[start + 5 : start + 5 + size])
+            messages.append(bytes(memoryview(buffer)[start + 5 : start + 5 + size]))
             start += 5 + size
         if start:
             del buffer[:start]
+        return messages
 
 
 def _size_in(buffer: bytes | bytearray, start: int, limit: int) -> int:
@@ -100,6 +109,7 @@ def _size_in(buffer: bytes | bytearray, start: int, limit: int) -> int:
     return size
 
 
+@lru_cache(KEPT)
 def status_in(fields: Fields) -> tuple[int | None, str]:
     """Return code and message of headers or trailers; no code if they have none."""
     code: int | None = None
