@@ -46,6 +46,7 @@ MADE_IN = {
         ASSEMBLY,
         "tests/contract/test_host_delivery.py",
         "tests/contract/test_late_drain.py",
+        "tests/contract/test_quarantining.py",
         "tests/contract/test_sweeper.py",
         "tests/unit/test_reconcile.py",
     },

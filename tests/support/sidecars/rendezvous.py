@@ -97,16 +97,15 @@ class Sidecar:
             identity=replace(who, job_uid="uid-digits", topology=topology),
             lease_ttl_s=ttl_s,
         )
-        self.registrar = member_parts(around, settings, self._client, held=held).registrar
+        member = member_parts(around, settings, self._client, held=held)
+        self.registrar = member.registrar
         keys = KEYS.in_generation(1)
         registered = self.registrar.guard(1)
         self.told: list[StepLine] = []
         """How far the ranks of its pod are."""
         self.quarantining = Quarantining(
-            self._client,
+            member.kernel,
             self.registrar.identity,
-            registered=lambda: registered,
-            clock=now,
             terms=terms,
             steps=lambda: tuple(self.told),
         )
