@@ -192,14 +192,11 @@ class Endpoint:
     def _enter(self, number: int) -> Generation:
         return Generation(
             number,
-            client=self._client,
+            self._kernel,
             registrar=self._registrar,
             quarantining=self._quarantining,
             masters=self._masters,
             policy=self._policy,
-            since_s=self._kernel.clock(),
-            clock=self._kernel.clock,
-            random=self._kernel.random,
             tasks=self._tasks,
         )
 
