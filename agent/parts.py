@@ -112,9 +112,7 @@ def member_parts(
         sweeper=Sweeper(kernel, identity.member, identity.pod_uid, pause_s=settings.sweep_pause_s),
         store_version=StoreVersion(client, around.clock),
         states=StateTeller(kernel, registrar),
-        peers=PeerWatch(client, registrar, around.dial, clock=around.clock)
-        if around.dial
-        else None,
+        peers=PeerWatch(kernel, registrar, around.dial) if around.dial else None,
     )
 
 
@@ -135,14 +133,12 @@ def endpoint_of(
     one has failed.
     """
     return Endpoint(
-        client=member.client,
+        kernel=member.kernel,
         registrar=member.registrar,
         port=sockets.c10d_port,
         unix_path=sockets.c10d_path,
         first_call_s=settings.first_call_s,
         last_call_s=settings.last_call_s,
-        clock=around.clock,
-        random=around.random,
         kept=kept,
         terms=settings.quarantine,
         steps=steps,

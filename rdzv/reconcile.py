@@ -22,6 +22,7 @@ from typing import Literal
 from rdzv.diary import Diary
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.job import JobClient
+from rdzv.members.guard import Registered
 from rdzv.race import first_of
 from rdzv.store import Compare, GuardedWrites
 from rdzv.store.backoff import Doubling
@@ -52,12 +53,14 @@ class Turn:
     """The order in which ``members`` may write one thing: the first at once, the others later.
 
     One that is not among them comes last; where there are none, each writes at once. The number
-    that may write doubles with each turn of ``turn_s``: hundreds that are away cost a few.
+    that may write doubles with each turn of ``turn_s``: hundreds that are away cost a few. ``of``:
+    what is written; the turns begin again with another one.
     """
 
     me: str
     members: Sequence[str]
     turn_s: float
+    of: object = None
 
     def delay_s(self, jitter: float) -> float:
         """Return how long ``me`` leaves the write to the others; ``jitter`` is within 0 and 1."""
@@ -71,8 +74,8 @@ class DueWrite:
 
     ``writes`` builds it once it may be sent: it compares all that its decision rested on, but the
     fence. ``sentence`` is logged, if it is a new one, and ``written`` is called, once it is
-    certainly written and the mirror shows it. ``until_s``: how long its answer is waited for, by
-    the kernel's clock.
+    certainly written and the mirror shows it; ``failed`` is called with an error of the store.
+    ``until_s``: how long its answer is waited for, by the kernel's clock.
     """
 
     writes: Callable[[], GuardedWrites]
@@ -80,6 +83,7 @@ class DueWrite:
     extra: Mapping[str, object] | None = None
     level: int = logging.INFO
     written: Callable[[], None] = lambda: None
+    failed: Callable[[StoreError], None] = lambda error: None
     turn: Turn | None = None
     until_s: float = math.inf
 
@@ -149,11 +153,19 @@ class Kernel:
     registered: Callable[[], Awaitable[object]]
     clock: Callable[[], float]
     random: Random
-    loops: dict[str, Reconciler] = field(default_factory=dict)
+    loops: set[Reconciler] = field(default_factory=set)
+
+    def under(self, guard: Registered) -> Kernel:
+        """Return the same surroundings for writes that require another registration."""
+        return replace(self, fence=guard.fence, registered=guard.again)
 
     def stuck_s(self) -> dict[tuple[str, ...], float]:
-        """Return for how long each loop has not been done, by its name and the reason."""
-        return {(name, one.stuck[0]): one.stuck[1] for name, one in self.loops.items()}
+        """Return for how long the loops of each name have not been done, by name and reason."""
+        found: dict[tuple[str, ...], float] = {}
+        for one in self.loops:
+            why, stuck_s = one.stuck
+            found[one.name, why] = max(stuck_s, found.get((one.name, why), 0.0))
+        return found
 
 
 class Reconciler(Loop):
@@ -176,7 +188,15 @@ class Reconciler(Loop):
         self._races = 0
         self._refused_s = math.inf
         """The retry interval of a file that the disk has refused in this look."""
-        kernel.loops[name] = self
+        self._turn_of: object = None
+
+    async def run(self) -> None:
+        """Look, carry out and wait until cancelled."""
+        self.kernel.loops.add(self)
+        try:
+            await super().run()
+        finally:
+            self.kernel.loops.discard(self)
 
     @property
     def stuck(self) -> tuple[Why, float]:
@@ -225,6 +245,8 @@ class Reconciler(Loop):
     def _due_in_s(self, write: DueWrite) -> float:
         """Return the seconds until ``write`` may be sent, infinite without a registration."""
         now = self.clock()
+        if write.turn is not None and write.turn.of != self._turn_of:
+            self._turn_of, self._due_since_s = write.turn.of, None
         if self._due_since_s is None:
             self._jitter = self.kernel.random.random()
         since_s = self._note(self._why or "turn")
@@ -256,6 +278,7 @@ class Reconciler(Loop):
             if not isinstance(error, LeaseLost):
                 self._trouble.say(f"{self.name}: retrying a write: {error}")
             self._back_off("store")
+            write.failed(error)
             return
         self.answered_s = clock()
         self._failures = 0

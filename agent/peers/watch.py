@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The watch over this sidecar's neighbours: it suspects, takes back and evicts in the store.
 
-``rdzv.peers`` decides. Every write compares the registration of this sidecar and all that the
-decision rested on, so that nothing is evicted whose suspicion was taken back meanwhile.
+``rdzv.peers`` decides. Every write compares all that the decision rested on, so that nothing is
+evicted whose suspicion was taken back meanwhile.
 """
 
 from __future__ import annotations
@@ -10,31 +10,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import time
 
 from agent.peers.line import Dial, PeerAway, PeerMute
 from agent.peers.neighbour import Neighbour
 from agent.peers.writes import backing_out, eviction, suspicion
 from launcher_shim.c10d.rounds.records import LOST, Round
-from rdzv.diary import Diary
-from rdzv.errors import RecordError, StoreError
-from rdzv.job import JobClient
+from rdzv.errors import RecordError
 from rdzv.members.registrar import Registrar
 from rdzv.peers.decision import Eviction, decide, in_force
 from rdzv.peers.ring import near, watched_by
+from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
 from rdzv.records.suspicion import Suspicion, Unreached
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put, WatchEvent
+from rdzv.store import Compare, Delete, GuardedWrites, Put, WatchEvent
 
 log = logging.getLogger(__name__)
 
 RING_REST_S = 1.0
 """Minimum interval between two looks at who the neighbours are: a burst of joins costs few."""
-
-RETRY_S = 0.3
 
 UNREACHED_S = 30.0
 """Time after which a neighbour that was never reached is reported, in seconds."""
@@ -51,21 +49,14 @@ class WorldsSeen:
     unchanged: tuple[Compare, ...]
 
 
-class PeerWatch:
+class PeerWatch(Reconciler):
     """The neighbours of one member, and what this sidecar writes of them."""
 
-    def __init__(
-        self,
-        client: JobClient,
-        registrar: Registrar,
-        dial: Dial,
-        *,
-        clock: Callable[[], float],
-    ) -> None:
-        self._client = client
+    def __init__(self, kernel: Kernel, registrar: Registrar, dial: Dial) -> None:
+        super().__init__(kernel, "peers")
+        self._client = kernel.client
         self._registrar = registrar
         self._dial = dial
-        self._clock = clock
         self._me = registrar.identity.member
         self._neighbours: dict[str, tuple[Neighbour, asyncio.Task[None]]] = {}
         self._suspicions: dict[str, Suspicion] = {}
@@ -74,33 +65,33 @@ class PeerWatch:
         self._alive: set[tuple[str, int]] = set()
         self._ring_of: Snapshot | None = None
         self._ring_at_s = -math.inf
-        self._woken = asyncio.Event()
         self._unreached: tuple[str, int | None, tuple[str, ...]] = ("", None, ())
-        self._diary = Diary(log)
+        self._tasks: asyncio.TaskGroup
 
     async def run(self) -> None:
         """Watch until cancelled."""
         mirror = self._client.mirror
         await mirror.changed_after(0)
-        unsubscribe = mirror.subscribe(self._note)
-        self._note([WatchEvent("put", kv) for kv in mirror.kvs.values()])
+        unsubscribe = mirror.subscribe(self._see)
+        self._see([WatchEvent("put", kv) for kv in mirror.kvs.values()])
         try:
-            async with asyncio.TaskGroup() as group:
-                while True:
-                    self._woken.clear()
-                    wake_at_s = self._follow_ring(group)
-                    try:
-                        wake_at_s = min(wake_at_s, await self._act(group))
-                        wake_at_s = min(wake_at_s, await self._report_unreached())
-                    except StoreError as error:
-                        self._diary.say(f"what was seen of a neighbour waits: {error}")
-                        wake_at_s = self._clock() + RETRY_S
-                    left_s = wake_at_s - self._clock()
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
-                            await self._woken.wait()
+            async with asyncio.TaskGroup() as self._tasks:
+                await super().run()
         finally:
             unsubscribe()
+
+    async def step(self) -> Outlook:
+        """Follow the ring, and decide what to write of the neighbours: one thing at a time."""
+        look_at_s = self._follow_ring()
+        generation = self._registrar.generation
+        if generation is None:
+            self._since_s.clear()
+            return Outlook(self.kernel.registered, look_at_s)
+        write, act_at_s = self._due(generation)
+        report_at_s = math.inf
+        if write is None:
+            write, report_at_s = self._report_unreached(generation)
+        return Outlook(look_at_s=min(look_at_s, act_at_s, report_at_s), write=write)
 
     def by_state(self) -> dict[str, float]:
         """Count the neighbours that are reached, lost, or were never reached."""
@@ -111,7 +102,7 @@ class PeerWatch:
 
     # -- what it sees
 
-    def _note(self, events: Sequence[WatchEvent]) -> None:
+    def _see(self, events: Sequence[WatchEvent]) -> None:
         for event in events:
             key = event.kv.key
             if "/suspicions/" in key:
@@ -119,16 +110,16 @@ class PeerWatch:
                 if event.kind == "put":
                     with suppress(RecordError):
                         self._suspicions[key] = Suspicion.from_kv(event.kv)
-                self._woken.set()
+                self.wake()
             elif "/members/" in key or (self._suspicions and key.endswith("/round")):
-                self._woken.set()
+                self.wake()
 
-    def _follow_ring(self, group: asyncio.TaskGroup) -> float:
+    def _follow_ring(self) -> float:
         """Open lines to new neighbours, and close those to former ones; return when to look again.
 
         A member that has registered again is another neighbour: what was seen before is over.
         """
-        snapshot, now = self._client.membership.snapshot(), self._clock()
+        snapshot, now = self._client.membership.snapshot(), self.clock()
         if snapshot is self._ring_of:
             return math.inf
         if now < self._ring_at_s + RING_REST_S:
@@ -142,8 +133,8 @@ class PeerWatch:
                 del self._neighbours[name]
         for name, member in wanted.items():
             if name not in self._neighbours:
-                made = Neighbour(member, self._dial, self._clock, self._woken.set)
-                task = group.create_task(made.run(), name=f"line to {name}")
+                made = Neighbour(member, self._dial, self.clock, self.wake)
+                task = self._tasks.create_task(made.run(), name=f"line to {name}")
                 self._neighbours[name] = made, task
         return math.inf
 
@@ -169,66 +160,62 @@ class PeerWatch:
 
     # -- what it does
 
-    async def _act(self, group: asyncio.TaskGroup) -> float:
-        """Write what is due, one thing at a time; return when something may be due by time."""
-        generation = self._registrar.generation
-        if generation is None or not (self._suspicions or self._signs()):
+    def _due(self, generation: int) -> tuple[DueWrite | None, float]:
+        """Return what is due, and when something may be due by time."""
+        if not (self._suspicions or self._signs()):
             self._since_s.clear()
-            return math.inf
-        while True:
-            now, snapshot = self._clock(), self._client.membership.snapshot()
-            present = in_force(snapshot, self._suspicions.values())
-            mine = {(one.member, one.incarnation) for one in present}
-            self._since_s = {one: self._since_s.get(one, now) for one in mine}
-            self._look(group, snapshot, present)
-            due = self._due(generation, snapshot, present)
-            wake_at_s = math.inf
-            if due is None:
-                worlds = self._worlds(generation)
-                open_to_it = [one for one in present if one.member not in worlds.finishing]
-                decision = decide(
-                    *(now, snapshot, open_to_it, self._since_s, worlds.failed, worlds.of)
-                )
-                wake_at_s = decision.wake_at_s
-                for one in decision.evictions:
-                    if any(vote.by == self._me for vote in one.votes):
-                        due = self._eviction(generation, one, worlds)
-                        break
-            if due is None:
-                return wake_at_s
-            if not await self._write(*due):
-                return self._clock() + RETRY_S
+            return None, math.inf
+        now, snapshot = self.clock(), self._client.membership.snapshot()
+        present = in_force(snapshot, self._suspicions.values())
+        mine = {(one.member, one.incarnation) for one in present}
+        self._since_s = {one: self._since_s.get(one, now) for one in mine}
+        self._try_suspected(snapshot, present)
+        if (due := self._due_suspicion(generation, snapshot, present)) is not None:
+            return due, math.inf
+        worlds = self._worlds(generation)
+        open_to_it = [one for one in present if one.member not in worlds.finishing]
+        decision = decide(now, snapshot, open_to_it, self._since_s, worlds.failed, worlds.of)
+        for one in decision.evictions:
+            if any(vote.by == self._me for vote in one.votes):
+                return DueWrite(partial(self._eviction, generation, one, worlds)), math.inf
+        return None, decision.wake_at_s
 
-    async def _report_unreached(self) -> float:
-        """Write which neighbours were never reached; return when another one may count as such."""
-        generation, now = self._registrar.generation, self._clock()
-        if generation is None:
-            return math.inf
+    def _report_unreached(self, generation: int) -> tuple[DueWrite | None, float]:
+        """Return the report of neighbours that were never reached, and when one more may be."""
+        now = self.clock()
         never = [one for one, _ in self._neighbours.values() if not one.reached]
         due = [one for one in never if now >= one.since_s + UNREACHED_S]
+        wake_at_s = min(
+            (one.since_s + UNREACHED_S for one in never if one not in due), default=math.inf
+        )
         names = tuple(sorted(one.member.name for one in due))
         guard = self._registrar.guard(generation)
         report = (guard.member_key, guard.lease(), names)
-        if report != self._unreached and (names or self._unreached[2]):
-            key = self._client.keys.in_generation(generation).unreached_by(self._me)
-            put = Put(key, Unreached(names).to_json(), guard.lease() or 0)
-            await self._client.store.txn([guard.holds()], [put if names else Delete(key)])
-            self._diary.say(
-                f"cannot reach the health port of {', '.join(names)}: that its machine is lost is"
-                " seen when its lease ends; let the pods of the job reach each other's ports"
-                if names
-                else "reaches the health ports of all its neighbours",
-                extra={"event": "peers"},
-            )
-        self._unreached = report
-        return min((one.since_s + UNREACHED_S for one in never if one not in due), default=math.inf)
+        if report == self._unreached or not (names or self._unreached[2]):
+            self._unreached = report
+            return None, wake_at_s
+        key = self._client.keys.in_generation(generation).unreached_by(self._me)
+        put = Put(key, Unreached(names).to_json(), guard.lease() or 0)
+        sentence = (
+            f"cannot reach the health port of {', '.join(names)}: that its machine is lost is"
+            " seen when its lease ends; let the pods of the job reach each other's ports"
+            if names
+            else "reaches the health ports of all its neighbours"
+        )
+        write = DueWrite(
+            lambda: ([], [put if names else Delete(key)]),
+            sentence,
+            {"event": "peers"},
+            written=partial(setattr, self, "_unreached", report),
+        )
+        return write, wake_at_s
 
     def _signs(self) -> list[Neighbour]:
         return [one for one, _ in self._neighbours.values() if one.sign is not None]
 
-    def _due(
+    def _due_suspicion(
         self, generation: int, snapshot: Snapshot, present: Sequence[Suspicion]
-    ) -> GuardedWrites | None:
+    ) -> DueWrite | None:
         """Return what is to be taken back or suspected."""
         guard = self._registrar.guard(generation)
         untrue = [one for one in present if self._is_untrue(one)]
@@ -239,8 +226,7 @@ class PeerWatch:
             if one.by == self._me and one.lease == guard.lease() and one not in present
         ]
         if untrue:
-            compares, deletions = backing_out(untrue)
-            return [guard.holds(), *compares], deletions
+            return DueWrite(partial(backing_out, untrue))
         mine = {one.member: one for one in present if one.by == self._me}
         here = self._client.keys.in_generation(generation)
         for neighbour in self._signs():
@@ -252,8 +238,10 @@ class PeerWatch:
             if sign is None or (written is None and neighbour.written):
                 continue
             if written is None or written.sign != sign:
-                neighbour.written = True
-                return suspicion(here, guard, member, self._me, sign, self._suspicions)
+                return DueWrite(
+                    partial(suspicion, here, guard, member, self._me, sign, self._suspicions),
+                    written=partial(setattr, neighbour, "written", True),
+                )
         return None
 
     def _is_untrue(self, one: Suspicion) -> bool:
@@ -263,12 +251,7 @@ class PeerWatch:
         neighbour = self._neighbours.get(one.member)
         return one.by == self._me and neighbour is not None and neighbour[0].sign is None
 
-    def _look(
-        self,
-        group: asyncio.TaskGroup,
-        snapshot: Snapshot,
-        present: Sequence[Suspicion],
-    ) -> None:
+    def _try_suspected(self, snapshot: Snapshot, present: Sequence[Suspicion]) -> None:
         """Try once whether members that others suspect can be reached from here."""
         self._alive &= {(one.member, one.incarnation) for one in present}
         self._looked = {k: at for k, at in self._looked.items() if k in self._suspicions}
@@ -284,7 +267,7 @@ class PeerWatch:
         for one in new:
             self._looked[one.key] = one.mod_revision
             if one.member in beside and one.member not in {n.member.name for n in self._signs()}:
-                group.create_task(self._try(snapshot, one), name=f"look at {one.member}")
+                self._tasks.create_task(self._try(snapshot, one), name=f"look at {one.member}")
 
     async def _try(self, snapshot: Snapshot, one: Suspicion) -> None:
         try:
@@ -294,7 +277,7 @@ class PeerWatch:
         except PeerMute:
             log.debug("%s does not answer, but its machine does", one.member)
         self._alive.add((one.member, one.incarnation))
-        self._woken.set()
+        self.wake()
 
     def _eviction(self, generation: int, one: Eviction, worlds: WorldsSeen) -> GuardedWrites:
         log.warning(
@@ -303,12 +286,5 @@ class PeerWatch:
             one.reason,
             extra={"event": "evicting"},
         )
-        guard = self._registrar.guard(generation)
         compares, operations = eviction(self._client, generation, one, time())
-        return [guard.holds(), *worlds.unchanged, *compares], operations
-
-    async def _write(self, compares: Sequence[Compare], then: Sequence[Operation]) -> bool:
-        """Write once; return whether the mirror shows what came of it."""
-        result = await self._client.store.txn(compares, then)
-        await self._client.mirror.shown(result.revision)
-        return result.succeeded
+        return [*worlds.unchanged, *compares], operations

@@ -34,7 +34,6 @@ def suspicion(
     before = stored[key].mod_revision if key in stored else 0
     one = Suspicion(by, member.name, member.incarnation, sign)
     compares = [
-        guard.holds(),
         Compare(here.member(member.name), "mod", "=", member.mod_revision),
         Compare(key, "mod", "=", before),
     ]

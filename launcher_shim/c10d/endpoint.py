@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from random import Random
 
 from launcher_shim.c10d.generation import Generation, Run
 from launcher_shim.c10d.generations import Generations
@@ -23,10 +22,9 @@ from launcher_shim.c10d.stage_starts import StageStarts
 from launcher_shim.c10d.torch.agent import TorchAgent
 from launcher_shim.rundir.step_lines import StepLine
 from rdzv.drain.inputs import LiveRound, LiveRounds
-from rdzv.job import JobClient
-from rdzv.members.guard import Registered
 from rdzv.members.registrar import Registrar
 from rdzv.race import first_of
+from rdzv.reconcile import Kernel
 from rdzv.records.quarantine import TERMS, Terms
 from rdzv.snapshot import Snapshot
 
@@ -40,20 +38,18 @@ class Endpoint:
     ``kept`` has the files for the next sidecar of this pod; None: there will be none. ``steps``
     reads the steps that the ranks of this pod report, ``failed`` the masters of the worlds in which
     one has reported an error; both may block. ``port``: 0 chooses one, None serves on the unix
-    socket alone. ``clock`` is monotonic, in seconds.
+    socket alone.
     """
 
     def __init__(
         self,
         *,
-        client: JobClient,
+        kernel: Kernel,
         registrar: Registrar,
         port: int | None,
         unix_path: str | None,
         last_call_s: float,
         first_call_s: float = 30.0,
-        clock: Callable[[], float],
-        random: Random,
         kept: Kept | None = None,
         terms: Terms = TERMS,
         steps: Callable[[], Sequence[StepLine]] = tuple,
@@ -61,26 +57,18 @@ class Endpoint:
     ) -> None:
         self.port: int | None = None
         self.listening = asyncio.Event()
-        self._client = client
+        self._kernel = kernel
+        self._client = client = kernel.client
         self._registrar = registrar
         self._wanted_port = port
         self._unix_path = unix_path
         self._made: tuple[Snapshot, RoundPolicy] | None = None
         self._calls = partial(RoundPolicy, last_call_s=last_call_s, first_call_s=first_call_s)
-        self._clock = clock
-        self._random = random
         self._opened = 0
         self._tasks: asyncio.TaskGroup
         self._server = C10dServer(self._open_session)
         self._generations = Generations(client, registrar, self._enter)
-        self._quarantining = Quarantining(
-            client,
-            registrar.identity,
-            registered=self._registered,
-            clock=clock,
-            terms=terms,
-            steps=steps,
-        )
+        self._quarantining = Quarantining(kernel, registrar.identity, terms=terms, steps=steps)
         self._stages = KeptStages(kept)
         self._masters = KeptMasters(kept)
         seat = PodSeat(self.launchers)
@@ -90,7 +78,7 @@ class Endpoint:
             seat,
             self._stages,
             restarted=unix_path is not None and registrar.held is not None,
-            clock=clock,
+            clock=kernel.clock,
         )
         self.sessions = Launchers(
             self._generations, registrar, self._starts, seat, self._stages, failed
@@ -198,7 +186,7 @@ class Endpoint:
             return LauncherSession(self.sessions, f"{member}.{relay.session.hex()}", relay)
         self._opened += 1
         return LauncherSession(
-            self.sessions, f"{member}.{self._random.getrandbits(48):012x}.{self._opened}"
+            self.sessions, f"{member}.{self._kernel.random.getrandbits(48):012x}.{self._opened}"
         )
 
     def _runs(self) -> dict[str, Run]:
@@ -208,20 +196,13 @@ class Endpoint:
     def _enter(self, number: int) -> Generation:
         return Generation(
             number,
-            client=self._client,
+            self._kernel,
             registrar=self._registrar,
             quarantining=self._quarantining,
             masters=self._masters,
             policy=self._policy,
-            since_s=self._clock(),
-            clock=self._clock,
-            random=self._random,
             tasks=self._tasks,
         )
-
-    def _registered(self) -> Registered | None:
-        number = self._generations.number
-        return None if number is None else self._registrar.guard(number)
 
     def _policy(self) -> RoundPolicy:
         snapshot, identity = self._client.membership.snapshot(), self._registrar.identity

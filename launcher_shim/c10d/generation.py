@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_not
-from random import Random
 
 from launcher_shim.c10d.clean_up import clean_up
 from launcher_shim.c10d.kept import KeptMasters
@@ -25,8 +24,8 @@ from launcher_shim.c10d.torch.agent import TorchAgent
 from launcher_shim.c10d.torch_keys import local_world_size, role_info_key
 from launcher_shim.c10d.values.operations import Kv
 from rdzv.drain.inputs import LiveRound, LiveRounds
-from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
+from rdzv.reconcile import Kernel
 
 log = logging.getLogger(__name__)
 
@@ -105,34 +104,29 @@ class Run:
 class Generation:
     """The runs of generation ``number`` that are followed or served.
 
-    ``since_s``: when this sidecar came into the generation, on ``clock``, which is monotonic and in
-    seconds. ``policy`` must be cheap. The runs' own work is done in ``tasks``.
+    ``policy`` must be cheap. The runs' own work is done in ``tasks``.
     """
 
     def __init__(
         self,
         number: int,
+        kernel: Kernel,
         *,
-        client: JobClient,
         registrar: Registrar,
         quarantining: Quarantining,
         masters: KeptMasters,
         policy: Callable[[], RoundPolicy],
-        since_s: float,
-        clock: Callable[[], float],
-        random: Random,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self.number = number
         self.runs: dict[str, Run] = {}
-        self._client = client
+        self._kernel = kernel
+        self._client = client = kernel.client
         self._registrar = registrar
         self._quarantining = quarantining
         self._masters = masters
         self._policy = policy
-        self._since_s = since_s
-        self._clock = clock
-        self._random = random
+        self._since_s = kernel.clock()
         self._tasks = tasks
         self._keys = client.keys.in_generation(number)
         self._member = registrar.identity.member
@@ -203,17 +197,15 @@ class Generation:
         client, keys = self._client, self._keys.run(name)
         members = MembershipOfRun(client.membership, name, self._fenced_name)
         rendezvous = Rendezvous(
+            self._kernel,
+            self._registrar.guard(self.number),
             member=self._member,
-            registered=self._registrar.guard(self.number),
             drains=self._keys.drains,
             keys=keys,
             run_id=name,
-            client=client,
             launched=self._registrar.identity.launched,
             policy=self._policy,
             membership=members.at,
-            clock=self._clock,
-            random=self._random,
             life_since_s=self._since_s,
             came=self._quarantining.came,
             entered=self._quarantining.entered,

@@ -9,15 +9,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import time
 
 from launcher_shim.rundir.step_count import StepCount, count_from
 from launcher_shim.rundir.step_lines import StepLine
-from rdzv.errors import LeaseLost, StoreError
-from rdzv.job import JobClient
-from rdzv.members.guard import Registered
 from rdzv.members.registration import Identity
-from rdzv.race import first_of
+from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
 from rdzv.records.history import Happening, HistoryEntry
 from rdzv.records.quarantine import (
     FormedWorld,
@@ -30,10 +28,6 @@ from rdzv.records.quarantine import (
 )
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
-
-log = logging.getLogger(__name__)
-
-RETRY_S = 1.0
 
 LOOK_S = 5.0
 """Time between two looks for progress while anything is held against anybody, in seconds."""
@@ -95,28 +89,24 @@ class TorchrunLives:
         return self._of[1].made
 
 
-class Quarantining:
+class Quarantining(Reconciler):
     """The part of one sidecar: it counts the deaths here, and sees the progress of the world here.
 
-    ``registered``: the registration in force, or None. ``clock`` is monotonic, in seconds.
     ``steps`` reads the steps that the ranks of this pod report; may block.
     """
 
     def __init__(
         self,
-        client: JobClient,
+        kernel: Kernel,
         identity: Identity,
         *,
-        registered: Callable[[], Registered | None],
-        clock: Callable[[], float],
         terms: Terms,
         steps: Callable[[], Sequence[StepLine]] = tuple,
     ) -> None:
-        self._client = client
+        super().__init__(kernel, "quarantine")
+        self._client = kernel.client
         self._member = identity.member
         self._pod_uid = identity.pod_uid
-        self._registered = registered
-        self._clock = clock
         self._terms = terms
         self._died: deque[Stay] = deque(maxlen=REMEMBERED)
         self._lives = TorchrunLives(steps, self._count)
@@ -124,7 +114,6 @@ class Quarantining:
         """The torchrun that is in a world, and that world."""
         self._out: tuple[object, float] = (None, 0.0)
         """The number of the pause of this pod, and since when it goes on."""
-        self._stirred = asyncio.Event()
 
     def came(self, nonce: str) -> None:
         """Note a torchrun that asks for a place."""
@@ -134,7 +123,7 @@ class Quarantining:
     def entered(self, nonce: str, world: FormedWorld) -> None:
         """Note a torchrun that has come into a world."""
         self._in = nonce, world
-        self._stirred.set()
+        self.wake()
 
     def died(self, stay: Stay) -> None:
         """Note a torchrun that has ended by itself, and the world that it was in."""
@@ -143,39 +132,20 @@ class Quarantining:
 
     def _count(self, stay: Stay) -> None:
         self._died.append(stay)
-        self._stirred.set()
+        self.wake()
 
     async def run(self) -> None:
         """Write each change of the records until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._lives.run(), name="lives of torchruns")
-            tasks.create_task(self._keep(), name="quarantine records")
+            tasks.create_task(super().run(), name="quarantine records")
 
-    async def _keep(self) -> None:
-        while True:
-            self._stirred.clear()
-            snapshot = self._client.membership.snapshot()
-            wake_at_s = math.inf
-            try:
-                wake_at_s = await self._step(snapshot)
-            except StoreError as error:
-                # The store may show a registration that is not in force yet, with no later change
-                # to wake on.
-                if not isinstance(error, LeaseLost):
-                    log.info("cannot update the quarantine record, retrying: %s", error)
-                wake_at_s = self._clock() + RETRY_S
-            # A torchrun, a change of the membership, or time.
-            await first_of(
-                self._stirred.wait(),
-                self._client.membership.changed_from(snapshot),
-                timeout_s=max(0.0, wake_at_s - self._clock()),
-            )
-
-    async def _step(self, snapshot: Snapshot) -> float:
-        """Write once if something is due; return when to check again without a change."""
-        registered = self._registered()
-        if snapshot.job is None or registered is None:
-            return math.inf
+    async def step(self) -> Outlook:
+        """Decide on the records, and when to check again without a change."""
+        snapshot = self._client.membership.snapshot()
+        changed = partial(self._client.membership.changed_from, snapshot)
+        if snapshot.job is None:
+            return Outlook(changed)
         # Whatever a decision rests on is in the mirror by now, and has not changed when it is
         # written.
         revision = self._client.mirror.certain_revision
@@ -184,30 +154,25 @@ class Quarantining:
         if not decision.records:
             if death is not None:
                 self._died.popleft()
-                return self._clock()
-            return decision.wake_at_s
-        compares, operations = self._transaction(snapshot, decision, revision)
-        result = await self._client.store.txn([*compares, registered.holds()], operations)
-        if not result.succeeded:
-            return self._clock() + RETRY_S
+            return Outlook(changed, decision.wake_at_s, again=death is not None)
+        is_out = any(one is not None and one.out for one in decision.records.values())
+        write = DueWrite(
+            partial(self._writes, snapshot, decision, revision),
+            f"{', '.join(sorted(decision.records))}: {decision.reason}",
+            {"event": "quarantine"},
+            logging.WARNING if is_out else logging.INFO,
+            written=partial(self._note_written, death, decision),
+        )
+        return Outlook(changed, write=write)
+
+    def _note_written(self, death: Stay | None, decision: QuarantineDecision) -> None:
         if death is not None and decision.records.get(self._member) is None:
             # If it is counted, it is done once the watch shows that: a restored store may lose it.
             self._died.popleft()
-        is_out = any(one is not None and one.out for one in decision.records.values())
-        log.log(
-            logging.WARNING if is_out else logging.INFO,
-            "%s: %s",
-            ", ".join(sorted(decision.records)),
-            decision.reason,
-            extra={"event": "quarantine"},
-        )
-        # Wait for the watch: the next decision is to see these records.
-        await self._client.mirror.shown(result.revision)
-        return self._clock()
 
     async def _decide(self, snapshot: Snapshot, death: Stay | None) -> QuarantineDecision:
         assert snapshot.rules is not None
-        records, now = snapshot.quarantines, self._clock()
+        records, now = snapshot.quarantines, self.clock()
         mine = records.get(self._member)
         pause = (mine.pod_uid, mine.pauses) if mine is not None and mine.out else None
         if pause != self._out[0]:
@@ -237,7 +202,7 @@ class Quarantining:
         decision = after_time(now, mine, self._out[1], self._terms, another_is_tried=tried)
         return replace(decision, wake_at_s=min(decision.wake_at_s, wake_at_s))
 
-    def _transaction(
+    def _writes(
         self, snapshot: Snapshot, decision: QuarantineDecision, revision: int
     ) -> GuardedWrites:
         assert snapshot.job is not None

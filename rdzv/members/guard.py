@@ -32,6 +32,10 @@ class Registered:
             raise LeaseLost("the member is not registered")
         return Compare(self.member_key, "lease", "=", lease)
 
+    def fence(self) -> tuple[Compare, ...] | None:
+        """Return the compares that hold while it is registered; None while it is known not to."""
+        return None if self.lease() is None else (self.holds(),)
+
     def look(self) -> Range:
         """Return the read of the member record; ``check`` takes the answer."""
         return Range(self.member_key)

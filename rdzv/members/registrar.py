@@ -133,7 +133,7 @@ class Registrar:
     def fence(self) -> tuple[Compare, ...] | None:
         """Return the compares that hold while this member is registered; None while it is not."""
         generation = self.generation
-        return None if generation is None else (self.guard(generation).holds(),)
+        return None if generation is None else self.guard(generation).fence()
 
     def _lease_in_force(self) -> int | None:
         return self.lease_id if self.registered.is_set() else None

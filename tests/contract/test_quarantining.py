@@ -4,21 +4,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from random import Random
 
 import pytest
 
-from launcher_shim.c10d import quarantining
 from launcher_shim.c10d.quarantining import Quarantining
 from launcher_shim.rundir.step_lines import StepLine
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.members.guard import Registered
+from rdzv.reconcile import Kernel
 from rdzv.records.job import Job, Member
 from rdzv.records.quarantine import FormedWorld, Stay, Terms
-from rdzv.store import Put
+from rdzv.store import Compare, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import DISK_S, now
 from tests.support.sidecars.jobs import identity
@@ -50,21 +50,17 @@ class Pod:
         self.follow = asyncio.Event()
         self.lease: int | None = LEASE + ord(name)
         self.refused = asyncio.Event()
-        self.keeping = Quarantining(
-            self._client,
-            identity(name),
-            registered=lambda: Registered(HERE.member(name), self._lease, asyncio.Event().wait),
-            clock=now,
-            terms=Terms(),
-            steps=lambda: self.told,
-        )
+        self.again = asyncio.Event()
+        kernel = Kernel(self._client, self._fence, self.again.wait, now, Random(1))
+        self.keeping = Quarantining(kernel, identity(name), terms=Terms(), steps=lambda: self.told)
         self.told: list[StepLine] = []
         """How far the ranks of its pod are."""
 
-    def _lease(self) -> int | None:
+    def _fence(self) -> Sequence[Compare] | None:
         if self.lease is None:
             self.refused.set()
-        return self.lease
+            return None
+        return [Compare(HERE.member(self.name), "lease", "=", self.lease)]
 
     async def seed(self) -> None:
         """Write the job and the member into the store."""
@@ -99,10 +95,9 @@ async def pod(name: str = "a", engine: MemoryEngine | None = None) -> AsyncItera
         yield one
 
 
-async def test_a_death_is_counted_once_the_member_is_registered_although_nothing_else_moves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(quarantining, "RETRY_S", 0.05)
+async def test_a_death_is_counted_once_the_member_is_registered_although_nothing_else_moves() -> (
+    None
+):
     async with pod() as one:
         one.follow.set()
         one.lease = None
@@ -110,13 +105,13 @@ async def test_a_death_is_counted_once_the_member_is_registered_although_nothing
         await one.refused.wait()
         # The store has long shown the registration: that it is in force is no change there.
         one.lease = LEASE + ord("a")
+        one.again.set()
         await one.counts(1)
 
 
 async def test_a_death_is_counted_in_a_store_that_was_restored_to_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(quarantining, "RETRY_S", 0.05)
     monkeypatch.setattr("rdzv.mirror.SEE_S", 0.2)
     async with pod() as one:
         written = one.store.watch(HERE.quarantines, one.store.engine.revision + 1)

@@ -23,7 +23,8 @@ from launcher_shim.c10d.torch.state_codec import (
 from rdzv.errors import StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.members.guard import Registered
-from rdzv.store import KeyValue, Put, WatchEvent
+from rdzv.reconcile import Kernel
+from rdzv.store import GuardedWrites, KeyValue, Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults
 from tests.support.clocks.virtual import now
@@ -311,18 +312,17 @@ async def test_the_membership_is_not_looked_at_for_each_event() -> None:
         return RoundMembers(frozenset("abcd"))
 
     client = JobClient.of(MemoryStore(MemoryEngine(now)), GENERATION.job, clock=now)
+    guard = Registered(GENERATION.member("a"), lambda: 1, asyncio.Event().wait)
     rendezvous = Rendezvous(
+        Kernel(client, guard.fence, guard.again, now, Random("a")),
+        guard,
         member="a",
-        registered=Registered(GENERATION.member("a"), lambda: 1, asyncio.Event().wait),
         drains=GENERATION.drains,
         keys=RUN,
         run_id="digits",
-        client=client,
         launched=POLICY.sizes,
         policy=lambda: POLICY,
         membership=membership,
-        clock=now,
-        random=Random("a"),
     )
     looked.clear()
     for revision in range(1, 100):
@@ -361,13 +361,13 @@ async def pods_that_all_see_a_round_due(
 ) -> AsyncIterator[tuple[dict[str, Pod], list[str]]]:
     """Four pods that ask, d the last; and the names of those that have sent the round."""
     senders: list[str] = []
-    decide = RoundKey.decide
+    decision = RoundKey.decision
 
-    async def noted(key: RoundKey, wanted: Round, word: RunSnapshot) -> int | None:
+    def noted(key: RoundKey, wanted: Round, word: RunSnapshot) -> GuardedWrites:
         senders.append(next(name for name, one in pods.items() if one.rendezvous._round_key is key))
-        return await decide(key, wanted, word)
+        return decision(key, wanted, word)
 
-    monkeypatch.setattr(RoundKey, "decide", noted)
+    monkeypatch.setattr(RoundKey, "decision", noted)
     engine, pods = MemoryEngine(now), dict[str, Pod]()
     async with AsyncExitStack() as stack:
         for name, fault in late.items():

@@ -20,6 +20,7 @@ from rdzv.drain.transactions import transaction
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.guard import Registered
+from rdzv.reconcile import Kernel
 from rdzv.records.drain import Drain
 from rdzv.records.job import Job, Member
 from rdzv.store import KeyValue, Put, WatchEvent
@@ -47,17 +48,15 @@ class Sidecar:
         self.mirror, self.membership = client.mirror, client.membership
         registered = Registered(HERE.member("a"), lambda: LEASE, self._again)
         self.rendezvous = Rendezvous(
+            Kernel(client, registered.fence, self._again, client.mirror.clock, Random(1)),
+            registered,
             member="a",
-            registered=registered,
             drains=HERE.drains,
             keys=RUN,
             run_id="digits",
-            client=client,
             launched=RoundPolicy(2, 4).sizes,
             policy=lambda: RoundPolicy(2, 4),
             membership=lambda current: RoundMembers(frozenset("ab")),
-            clock=lambda: NOW_S,
-            random=Random(1),
         )
         self._round_key = RoundKey(RUN, HERE.drains, self.store, registered, Random(1))
 
@@ -68,7 +67,8 @@ class Sidecar:
     async def freeze(self) -> Round:
         """Write the world by what is known; return what the store holds then."""
         word = self.rendezvous.snapshot()
-        await self._round_key.decide(replace(WORLD, mod_revision=word.round.mod_revision), word)
+        world = replace(WORLD, mod_revision=word.round.mod_revision)
+        await self.store.txn(*self._round_key.decision(world, word))
         kvs = (await self.store.range(RUN.round)).kvs
         return Round.from_kv(kvs[0]) if kvs else Round()
 

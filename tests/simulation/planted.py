@@ -34,6 +34,7 @@ from agent.peers.watch import PeerWatch
 from launcher_shim.c10d.kept import KeptMasters
 from launcher_shim.c10d.rounds.claim import Claim
 from launcher_shim.c10d.rounds.decision import why_it_ends
+from launcher_shim.c10d.rounds.decision_loop import DecisionLoop
 from launcher_shim.c10d.rounds.drain_view import newest
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
@@ -53,13 +54,14 @@ from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Refuse
 from rdzv.mirror import Watching
+from rdzv.reconcile import DueWrite
 from rdzv.records.codec import take
 from rdzv.records.job import Job
 from rdzv.records.job_template import JobTemplate
 from rdzv.records.quarantine import QuarantineDecision, after_death
 from rdzv.records.sizes import Sizes
 from rdzv.records.suspicion import Suspicion
-from rdzv.store import Compare, Delete, Operation, Put
+from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
 from tests.simulation.nodes import KEYS
 from tests.simulation.ranks import Rank
 from tests.simulation.shards import RankShards
@@ -307,16 +309,10 @@ def places_by_age() -> list[Patch]:
 def round_completed_twice() -> list[Patch]:
     """A decision about the round does not compare what it rests on."""
 
-    async def decide(self: RoundKey, wanted: Any, word: Any) -> int | None:
-        try:
-            put = Put(self._keys.round, wanted.to_json())
-            result = await self._store.txn([self._registered.holds()], [put])
-        except StoreError:
-            await self._pause()
-            return None
-        return result.revision
+    def decision(self: RoundKey, wanted: Any, word: Any) -> GuardedWrites:
+        return [], [Put(self._keys.round, wanted.to_json())]
 
-    return [patch.object(RoundKey, "decide", decide)]
+    return [patch.object(RoundKey, "decision", decision)]
 
 
 @plant("refusals-and-cuts", 6, first=3)
@@ -397,21 +393,23 @@ def _as_success(snapshot: Any) -> Any:
 @plant("other-runs", 10, first=6)
 def failed_run_ends_others() -> list[Patch]:
     """A run that begins anew after its failure begins the next life of the job, for all runs."""
-    original = RoundKey.decide
+    original = DecisionLoop._write_of
 
-    async def decide(self: RoundKey, wanted: Any, word: Any) -> int | None:
-        if word.round.closed != "failure":
-            return await original(self, wanted, word)
-        (kv,) = (await self._store.range(KEYS.job)).kvs
-        job, life = Job.from_kv(kv), KEYS.in_generation(self._keys.generation)
-        following = replace(job, generation=job.generation + 1)
+    def write_of(self: DecisionLoop, wanted: Any, word: Any) -> DueWrite:
+        job = self._client.membership.snapshot().job
+        if word.round.closed != "failure" or job is None:
+            return original(self, wanted, word)
+        following, life = (
+            replace(job, generation=job.generation + 1),
+            KEYS.in_generation(job.generation),
+        )
         operations: list[Operation] = [
             Put(KEYS.job, following.to_json()),
             Delete(life.prefix, prefix=True),
         ]
-        return (await self._store.txn([self._registered.holds()], operations)).revision
+        return DueWrite(lambda: ([], operations))
 
-    return [patch.object(RoundKey, "decide", decide)]
+    return [patch.object(DecisionLoop, "_write_of", write_of)]
 
 
 @plant("earlier-lives-restored", 4)

@@ -8,9 +8,14 @@ from random import Random
 
 import pytest
 
-from launcher_shim.c10d.rounds.decision_loop import SPREAD, TURN_S, delay_s, order
+from launcher_shim.c10d.rounds.decision_loop import TURN_S, order
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RunSnapshot
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from rdzv.reconcile import SPREAD, Turn
+
+
+def delay_s(member: str, members: list[str], random: Random) -> float:
+    return Turn(member, members, TURN_S).delay_s(random.random())
 
 
 def asking(member: str, revision: int) -> Node:

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from random import Random
+from collections.abc import Callable
+from functools import partial
 from time import time
 
 from launcher_shim.c10d.rounds import decision as forming
@@ -18,12 +16,10 @@ from launcher_shim.c10d.rounds.hanging import HangWatch
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.records import Round
-from launcher_shim.c10d.rounds.round_key import RoundKey
+from launcher_shim.c10d.rounds.round_key import RoundKey, stage
 from rdzv.diary import Diary
-from rdzv.errors import StoreFull
-from rdzv.job import JobClient
-from rdzv.members.guard import Registered
-from rdzv.race import first_of
+from rdzv.errors import StoreError, StoreFull
+from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler, Turn
 from rdzv.records.history import HistoryEntry
 
 log = logging.getLogger(__name__)
@@ -33,96 +29,82 @@ COALESCE_PER_NODE_S = 0.0005
 """Minimum time between two evaluations in seconds, and the addition to it per node: a burst of
 hundreds of joins then costs few."""
 
-DUE_RETRY_S = 0.1
-"""Retry interval of a decision that is due and not in the store yet, in seconds."""
-
 LATE_S = 1.0
 """A wake-up that is later than this, in seconds, means that this sidecar itself was stopped."""
-
 
 TURN_S = 0.5
 """Seconds between two turns. Longer than the usual delay of a watch on a busy store."""
 
-SPREAD = 0.2
-"""Jitter: the largest random delay of a turn, as a fraction of ``TURN_S``."""
 
-
-class DecisionLoop:
+class DecisionLoop(Reconciler):
     """The decisions on one run. ``changed`` is called if a standing or the membership changes."""
 
     def __init__(
         self,
+        kernel: Kernel,
         run: MirroredRun,
         evaluator: Evaluator,
         round_key: RoundKey,
         hang_watch: HangWatch,
-        client: JobClient,
-        *,
-        registered: Registered,
-        random: Random,
         changed: Callable[[], None],
     ) -> None:
+        super().__init__(kernel, "rounds")
+        self._client = kernel.client
         self._run = run
         self._evaluator = evaluator
         self._round_key = round_key
         self._hang_watch = hang_watch
-        self._client = client
-        self._registered = registered
-        self._clock = evaluator.clock
-        self._random = random
         self._changed = changed
-        self.diary = Diary(log)
-        self._woken = asyncio.Event()
+        self._published: tuple[object, ...] | None = None
+        self._wake_at_s = math.inf
         self._noted_wait = -1
+        self.reasons = Diary(log)
 
     def wake(self) -> None:
         """Drop the last evaluation of the run, and decide again."""
         self._evaluator.outdate()
-        self._woken.set()
+        super().wake()
 
-    async def decide(self) -> None:
-        """Decide whenever woken or due, until cancelled."""
-        due: tuple[Round, float] | None = None
-        published: tuple[object, ...] | None = None
-        while True:
-            self._woken.clear()
-            self._evaluator.outdate()
-            evaluation, now = self._evaluator.evaluate(), self._clock()
-            stored = evaluation.stored
-            done = self._evaluator.observations.done if stored.round.world else None
-            news = (evaluation.standings, stored.membership, evaluation.reform.cause, done)
-            if published != news:
-                published = news
-                self._changed()
-            observations, reforms = self._evaluator.observations, evaluation.reform
-            decision = forming.decide(now, stored, observations, self._evaluator.policy(), reforms)
-            wanted = self._run.round if self._run.lacks_round else decision.round
-            self.diary.say(evaluation.reform.reason or decision.reason)
-            if decision.wait.member == self._evaluator.member:
-                await self._note_wait(decision.wait, stored.round)
-            hang_at_s = self._hang_watch.leave_if_hung(evaluation, now)
-            wake_at_s = min(decision.wake_at_s, reforms.wake_at_s, hang_at_s)
-            if wanted is None:
-                due = None
-            elif due is None or due[0] != wanted:
-                turns = order(wanted, stored)
-                due = (wanted, now + delay_s(self._evaluator.member, turns, self._random))
-            registered = self._registered.lease() is not None
-            if due is not None and (registered or now < due[1]):
-                if now >= due[1]:
-                    await self._write(due[0], stored)
-                wake_at_s = min(wake_at_s, max(due[1], now + DUE_RETRY_S))
-            left_s = wake_at_s - self._clock()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
-                    if registered:
-                        await self._woken.wait()
-                    else:
-                        await first_of(self._woken.wait(), self._registered.again())
-            if self._clock() > wake_at_s + LATE_S:
-                # This sidecar itself was stopped: requests of the agent may still wait to be read.
-                self._hang_watch.excuse(self._clock())
-            await asyncio.sleep(COALESCE_S + COALESCE_PER_NODE_S * self._run.node_count)
+    async def step(self) -> Outlook:
+        """Decide on the run, and whether its torchrun here hangs."""
+        now = self.clock()
+        if now > self._wake_at_s + LATE_S:
+            # This sidecar itself was stopped: requests of the agent may still wait to be read.
+            self._hang_watch.excuse(now)
+        self._evaluator.outdate()
+        evaluation = self._evaluator.evaluate()
+        stored = evaluation.stored
+        done = self._evaluator.observations.done if stored.round.world else None
+        news = (evaluation.standings, stored.membership, evaluation.reform.cause, done)
+        if self._published != news:
+            self._published = news
+            self._changed()
+        observations, reforms = self._evaluator.observations, evaluation.reform
+        decision = forming.decide(now, stored, observations, self._evaluator.policy(), reforms)
+        wanted = self._run.round if self._run.lacks_round else decision.round
+        self.reasons.say(evaluation.reform.reason or decision.reason)
+        if decision.wait.member == self._evaluator.member:
+            await self._note_wait(decision.wait, stored.round)
+        hang_at_s = self._hang_watch.leave_if_hung(evaluation, now)
+        self._wake_at_s = min(decision.wake_at_s, reforms.wake_at_s, hang_at_s)
+        return Outlook(
+            look_at_s=self._wake_at_s,
+            write=None if wanted is None else self._write_of(wanted, stored),
+            gather_s=COALESCE_S + COALESCE_PER_NODE_S * self._run.node_count,
+        )
+
+    def _write_of(self, wanted: Round, stored: RunSnapshot) -> DueWrite:
+        turn = Turn(self._evaluator.member, order(wanted, stored), TURN_S, of=wanted)
+        return DueWrite(
+            partial(self._round_key.decision, wanted, stored),
+            f"round {wanted.number} is {stage(wanted)} in the store",
+            turn=turn,
+            failed=self._note_failure,
+        )
+
+    def _note_failure(self, error: StoreError) -> None:
+        # Who is away may only wait to be registered again.
+        self._evaluator.cut_off |= isinstance(error, StoreFull)
 
     async def _note_wait(self, wait: BackOff, current: Round) -> None:
         """Write a wait before ``current`` to the history, once."""
@@ -142,16 +124,6 @@ class DecisionLoop:
         if present.isdisjoint(others):
             await self._client.note(entry, current.mod_revision)
 
-    async def _write(self, wanted: Round, stored: RunSnapshot) -> None:
-        try:
-            written = await self._round_key.decide(wanted, stored) or 0
-        except StoreFull:
-            # Who is away may only wait to be registered again.
-            self._evaluator.cut_off = True
-        else:
-            # After a lost race, wait for the watch: before that, there is nothing new to decide by.
-            await self._client.mirror.shown(written)
-
 
 def order(wanted: Round, stored: RunSnapshot) -> list[str]:
     """Return all members with a stored node, in the order in which they may write ``wanted``.
@@ -169,13 +141,3 @@ def order(wanted: Round, stored: RunSnapshot) -> list[str]:
     members = dict.fromkeys([*first, *frozen, *sorted(nodes)])
     listed = stored.membership.listed
     return sorted((one for one in members if one in nodes), key=lambda one: one not in listed)
-
-
-def delay_s(member: str, members: Sequence[str], random: Random) -> float:
-    """Return for how many seconds ``member`` leaves a decision to those before it in ``members``.
-
-    The number of members that may write doubles with each turn, so hundreds that are away at once
-    cost a few turns. A member that is not in ``members`` comes last.
-    """
-    place = members.index(member) if member in members else len(members)
-    return place.bit_length() * TURN_S * random.uniform(1, 1 + SPREAD)

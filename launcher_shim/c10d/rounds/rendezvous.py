@@ -12,7 +12,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from random import Random
 from typing import Any
 
 from launcher_shim.c10d.rounds.claim import Claim
@@ -29,9 +28,9 @@ from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
 from launcher_shim.c10d.rounds.round_key import RoundKey
 from launcher_shim.c10d.rounds.views import View, hand, held_for, somebody_goes_on, view
 from rdzv.drain.inputs import LiveRound
-from rdzv.job import JobClient
 from rdzv.keys import RunKeys
 from rdzv.members.guard import Registered
+from rdzv.reconcile import Kernel
 from rdzv.records.quarantine import FormedWorld, Stay
 from rdzv.records.sizes import Sizes
 from rdzv.store import WatchEvent
@@ -45,7 +44,7 @@ class Rendezvous:
     Every write requires ``registered``, so that a stale incarnation changes nothing. ``drains``:
     prefix of the drains' keys. ``launched``: the sizes that torchruns of this pod are started with
     (``--nnodes``), whatever the job's are by now. ``membership`` (called with the current round)
-    and ``policy`` must be cheap. ``clock``: monotonic, in seconds. ``life_since_s``: time since
+    and ``policy`` must be cheap. ``life_since_s``: time since
     which the member has been in this generation. ``came``, ``entered``, ``died``: as for
     ``Place``. ``last_seen``: the round that this sidecar has seen before; it counts if the store
     has lost it.
@@ -53,18 +52,16 @@ class Rendezvous:
 
     def __init__(
         self,
+        kernel: Kernel,
+        registered: Registered,
         *,
         member: str,
-        registered: Registered,
         drains: str,
         keys: RunKeys,
         run_id: str,
-        client: JobClient,
         launched: Sizes,
         policy: Callable[[], RoundPolicy],
         membership: Callable[[Round], RoundMembers],
-        clock: Callable[[], float],
-        random: Random,
         life_since_s: float = -math.inf,
         came: Callable[[str], None] = lambda nonce: None,
         entered: Callable[[str, FormedWorld], None] = lambda nonce, world: None,
@@ -75,7 +72,7 @@ class Rendezvous:
         self.run_id = run_id
         self.launched = launched
         self.policy = policy
-        self.clock = clock
+        client, self.clock, random = kernel.client, kernel.clock, kernel.random
         self._registered = registered
         self._mirror = client.mirror
         self._runs = keys.runs
@@ -100,7 +97,7 @@ class Rendezvous:
             member=member,
             policy=policy,
             membership=membership,
-            clock=clock,
+            clock=self.clock,
             life_since_s=life_since_s,
         )
         self.place = Place(
@@ -115,14 +112,12 @@ class Rendezvous:
             died=died,
         )
         self._decisions = DecisionLoop(
+            kernel.under(registered),
             self._run,
             self._evaluator,
             self._round_key,
             HangWatch(self.place, self._evaluator),
-            client,
-            registered=registered,
-            random=random,
-            changed=self._tell,
+            self._tell,
         )
         self._unsubscribe = self._mirror.subscribe(self._apply)
         self._apply([WatchEvent("put", kv) for kv in self._mirror.under(keys.prefix)])
@@ -135,7 +130,7 @@ class Rendezvous:
         """Follow the mirror and write what is due, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._own.run(self._handing), name=f"node of {self.run_id}")
-            tasks.create_task(self._decisions.decide(), name=f"rounds of {self.run_id}")
+            tasks.create_task(self._decisions.run(), name=f"rounds of {self.run_id}")
 
     def remember(self, last_seen: Round) -> None:
         """Keep a round that an earlier sidecar has seen, if the store has lost it."""
@@ -158,7 +153,7 @@ class Rendezvous:
     @property
     def reason(self) -> str:
         """The newest decision, in one sentence."""
-        return self._decisions.diary.last
+        return self._decisions.reasons.last
 
     def snapshot(self) -> RunSnapshot:
         """Return the run as the mirror has it."""

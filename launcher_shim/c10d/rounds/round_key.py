@@ -11,10 +11,10 @@ from random import Random
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.diary import Diary
-from rdzv.errors import RecordError, StoreError, StoreFull
+from rdzv.errors import RecordError, StoreError
 from rdzv.keys import RunKeys
 from rdzv.members.guard import Registered
-from rdzv.store import Compare, KeyValue, Put, Range, Store
+from rdzv.store import Compare, GuardedWrites, KeyValue, Put, Range, Store
 
 log = logging.getLogger(__name__)
 
@@ -42,34 +42,15 @@ class RoundKey:
         self._random = random
         self._diary = Diary(log)
 
-    async def decide(self, wanted: Round, stored: RunSnapshot) -> int | None:
-        """Write ``wanted`` if nothing that it depends on has changed since ``stored``.
-
-        Returns the revision that the watch must reach before a loser retries; None if unknown.
-        Raises ``StoreFull``.
-        """
-        try:
-            result = await self._store.txn(
-                [
-                    self._is(stored.round),
-                    # One compare for all nodes: one for each would pass etcd's limit of 128.
-                    Compare(self._keys.nodes, "mod", "<", stored.revision + 1, prefix=True),
-                    # A member whose drain has begun meanwhile must not be frozen.
-                    Compare(self._drains, "mod", "<", stored.revision + 1, prefix=True),
-                    self._registered.holds(),
-                ],
-                [Put(self._keys.round, wanted.to_json())],
-            )
-        except StoreError as error:
-            # The watch will show the outcome; the compares make a retry harmless.
-            self._diary.say(f"cannot write the round, retrying: {error}")
-            await self._pause()
-            if isinstance(error, StoreFull):
-                raise
-            return None
-        if result.succeeded:
-            self._diary.say(f"round {wanted.number} is {_stage(wanted)} in the store")
-        return result.revision
+    def decision(self, wanted: Round, stored: RunSnapshot) -> GuardedWrites:
+        """Build the write of ``wanted``, if nothing that it depends on changed since ``stored``."""
+        return [
+            self._is(stored.round),
+            # One compare for all nodes: one for each would pass etcd's limit of 128.
+            Compare(self._keys.nodes, "mod", "<", stored.revision + 1, prefix=True),
+            # A member whose drain has begun meanwhile must not be frozen.
+            Compare(self._drains, "mod", "<", stored.revision + 1, prefix=True),
+        ], [Put(self._keys.round, wanted.to_json())]
 
     async def edit(self, current: Round, edit: Callable[[Round], Round | None]) -> int | None:
         """Write ``edit`` of the round; return the revision, or None if there was nothing to change.
@@ -88,7 +69,7 @@ class RoundKey:
                 await self._pause()
                 continue
             if result.succeeded:
-                self._diary.say(f"round {wanted.number} is {_stage(wanted)} in the store")
+                self._diary.say(f"round {wanted.number} is {stage(wanted)} in the store")
                 return result.revision
             read = _parse(result.responses[0])
             if read is None or read.mod_revision == current.mod_revision:
@@ -104,7 +85,8 @@ class RoundKey:
         await asyncio.sleep(self._random.uniform(*PAUSE_S))
 
 
-def _stage(current: Round) -> str:
+def stage(current: Round) -> str:
+    """Return how far a round is, for the log."""
     if current.closed:
         return f"closed by {current.closed}"
     if current.finishing:

@@ -97,31 +97,28 @@ class Sidecar:
             identity=replace(who, job_uid="uid-digits", topology=topology),
             lease_ttl_s=ttl_s,
         )
-        self.registrar = member_parts(around, settings, self._client, held=held).registrar
+        member = member_parts(around, settings, self._client, held=held)
+        self.registrar = member.registrar
         keys = KEYS.in_generation(1)
         registered = self.registrar.guard(1)
         self.told: list[StepLine] = []
         """How far the ranks of its pod are."""
         self.quarantining = Quarantining(
-            self._client,
+            member.kernel,
             self.registrar.identity,
-            registered=lambda: registered,
-            clock=now,
             terms=terms,
             steps=lambda: tuple(self.told),
         )
         self.rendezvous = Rendezvous(
+            replace(member.kernel, clock=now, random=Random(name)),
+            registered,
             member=name,
-            registered=registered,
             drains=keys.drains,
             keys=keys.run(RUN_ID),
             run_id=RUN_ID,
-            client=self._client,
             launched=policy.sizes,
             policy=lambda: self.policy,
             membership=self._membership,
-            clock=now,
-            random=Random(name),
             came=self.quarantining.came,
             entered=self.quarantining.entered,
             died=self.quarantining.died,

@@ -25,6 +25,7 @@ from launcher_shim.c10d.torch.state_codec import (
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.guard import Registered
+from rdzv.reconcile import Kernel
 from rdzv.records.quarantine import Stay
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
@@ -68,22 +69,24 @@ class Pod:
     def __post_init__(self) -> None:
         self.mirror = self.client.mirror
         self.registered.set()
+        guard = Registered(
+            GENERATION.member(self.name),
+            lambda: self.lease if self.registered.is_set() else None,
+            self.registered.wait,
+        )
         self.rendezvous = Rendezvous(
-            member=self.name,
-            registered=Registered(
-                GENERATION.member(self.name),
-                lambda: self.lease if self.registered.is_set() else None,
-                self.registered.wait,
+            Kernel(
+                *(self.client, guard.fence, guard.again),
+                *(lambda: now() + self.jumped_s, Random(self.name)),
             ),
+            guard,
+            member=self.name,
             drains=GENERATION.drains,
             keys=RUN,
             run_id="digits",
-            client=self.client,
             launched=self.policy.sizes,
             policy=lambda: self.policy,
             membership=self._membership,
-            clock=lambda: now() + self.jumped_s,
-            random=Random(self.name),
             died=self.died.append,
         )
 
