@@ -26,6 +26,7 @@ from rdzv.members.registrar import Registrar
 from rdzv.peers.decision import Eviction, decide, in_force
 from rdzv.peers.ring import near, watched_by
 from rdzv.records.suspicion import Suspicion, Unreached
+from rdzv.records.world import WorldChange
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put, WatchEvent
 
@@ -49,6 +50,16 @@ class WorldsSeen:
     finishing: frozenset[str]
     of: dict[str, frozenset[str]]
     unchanged: tuple[Compare, ...]
+
+
+def has_failed(current: Round, change: WorldChange | None) -> bool:
+    """Return whether the world of a round has lost nodes, so that no rank of it trains on.
+
+    A form that failed is no such sign: a sidecar that starts again breaks it, too.
+    """
+    if change is not None and (change.phase, change.round) == ("broken", current.number):
+        return change.attempts == 0
+    return current.ends.startswith(LOST)
 
 
 class PeerWatch:
@@ -120,7 +131,7 @@ class PeerWatch:
                     with suppress(RecordError):
                         self._suspicions[key] = Suspicion.from_kv(event.kv)
                 self._woken.set()
-            elif "/members/" in key or (self._suspicions and key.endswith("/round")):
+            elif "/members/" in key or (self._suspicions and key.endswith(("/round", "/world"))):
                 self._woken.set()
 
     def _follow_ring(self, group: asyncio.TaskGroup) -> float:
@@ -153,15 +164,20 @@ class PeerWatch:
         finishing: set[str] = set()
         of: dict[str, frozenset[str]] = {}
         compares = []
+        kvs = self._client.mirror.kvs
         for kv in self._client.mirror.under(here.runs):
-            if here.run_of_round(kv.key) is None:
+            run_id = here.run_of_round(kv.key)
+            if run_id is None:
                 continue
+            change = kvs.get(here.run(run_id).world)
             compares.append(Compare(kv.key, "mod", "=", kv.mod_revision))
+            if change is not None:
+                compares.append(Compare(change.key, "mod", "=", change.mod_revision))
             with suppress(RecordError):
                 one = Round.from_kv(kv)
                 names = {seat.member for seat in one.frozen} if one.complete else set()
                 of |= dict.fromkeys(names, frozenset(names))
-                if one.ends.startswith(LOST):
+                if has_failed(one, None if change is None else WorldChange.from_kv(change)):
                     failed |= names
                 if one.finishing:
                     finishing |= names
