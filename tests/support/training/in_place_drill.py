@@ -189,7 +189,12 @@ class Drill:
         os.kill(pid, signal.SIGKILL)
         terminate(job, victim)
         told = f"{name} leaves as the worker of {other.name} is killed"
-        return told, {name, other.name}, lambda: (self._gone(victim), self._another(other, pid))
+
+        def settled() -> None:
+            self._gone(victim)
+            self._another(other, pid)
+
+        return told, {name, other.name}, settled
 
     def _in_a_form(self, victim: Node, what: str) -> tuple[str, set[str], Callable[[], object]]:
         """A pod joins, or leaves, and ``what`` happens as the next world forms."""
