@@ -303,6 +303,11 @@ class RunKeys:
     generation: int
 
     @property
+    def name(self) -> str:
+        """The run id as it stands in the store: without a slash."""
+        return last_name(self.prefix.rstrip("/"))
+
+    @property
     def runs(self) -> str:
         """The prefix of every run's keys in this generation."""
         return self.prefix.rstrip("/").rpartition("/")[0] + "/"

@@ -26,6 +26,7 @@ from rdzv.peers.decision import Eviction, decide, in_force
 from rdzv.peers.ring import near, watched_by
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
 from rdzv.records.suspicion import Suspicion, Unreached
+from rdzv.records.world import WorldChange
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, GuardedWrites, Put, WatchEvent
 
@@ -47,6 +48,16 @@ class WorldsSeen:
     finishing: frozenset[str]
     of: dict[str, frozenset[str]]
     unchanged: tuple[Compare, ...]
+
+
+def has_failed(current: Round, change: WorldChange | None) -> bool:
+    """Return whether the world of a round has lost nodes, so that no rank of it trains on.
+
+    A form that failed is no such sign: a sidecar that starts again breaks it, too.
+    """
+    if change is not None and (change.phase, change.round) == ("broken", current.number):
+        return change.attempts == 0
+    return current.ends.startswith(LOST)
 
 
 class PeerWatch(Reconciler):
@@ -111,7 +122,7 @@ class PeerWatch(Reconciler):
                     with suppress(RecordError):
                         self._suspicions[key] = Suspicion.from_kv(event.kv)
                 self.wake()
-            elif "/members/" in key or (self._suspicions and key.endswith("/round")):
+            elif "/members/" in key or (self._suspicions and key.endswith(("/round", "/world"))):
                 self.wake()
 
     def _follow_ring(self) -> float:
@@ -144,15 +155,20 @@ class PeerWatch(Reconciler):
         finishing: set[str] = set()
         of: dict[str, frozenset[str]] = {}
         compares = []
+        kvs = self._client.mirror.kvs
         for kv in self._client.mirror.under(here.runs):
-            if here.run_of_round(kv.key) is None:
+            run_id = here.run_of_round(kv.key)
+            if run_id is None:
                 continue
+            change = kvs.get(here.run(run_id).world)
             compares.append(Compare(kv.key, "mod", "=", kv.mod_revision))
+            if change is not None:
+                compares.append(Compare(change.key, "mod", "=", change.mod_revision))
             with suppress(RecordError):
                 one = Round.from_kv(kv)
                 names = {seat.member for seat in one.frozen} if one.complete else set()
                 of |= dict.fromkeys(names, frozenset(names))
-                if one.ends.startswith(LOST):
+                if has_failed(one, None if change is None else WorldChange.from_kv(change)):
                     failed |= names
                 if one.finishing:
                     finishing |= names

@@ -14,7 +14,7 @@ from time import time
 
 from agent.rundir.files import RunDir
 from agent.world.report import report_of, seat_name
-from agent.world.shown import IDLE, prefix_of, shown
+from agent.world.shown import IDLE, prefix_of, root_of, shown
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.rounds.evaluation import Evaluation
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
@@ -129,7 +129,7 @@ class WorldKeeper:
             return LOOK_S
         if change.round == current.number:
             was_in = any(line.in_world and line.in_world.number > 0 for line in fresh)
-            await self._show(change, current, was_in=was_in, own_round=own.own)
+            await self._show(change, current, keys, was_in=was_in, own_round=own.own)
         # By what they were shown before this look: a vote must not be older than its question.
         before = reports.get(self._member)
         report = report_of(fresh, own.seat, asked, before)
@@ -167,7 +167,13 @@ class WorldKeeper:
         return change, reports
 
     async def _show(
-        self, change: WorldChange, current: Round, *, was_in: bool, own_round: bool
+        self,
+        change: WorldChange,
+        current: Round,
+        keys: RunKeys,
+        *,
+        was_in: bool,
+        own_round: bool,
     ) -> None:
         content = shown(
             change,
@@ -178,6 +184,7 @@ class WorldKeeper:
             own_round=own_round,
             closed=current.closed == "success",
             store=self._store,
+            root=root_of(keys),
         )
         if content != self._content:
             await asyncio.to_thread(self._run_dir.put, layout.WORLD, content)
@@ -298,8 +305,10 @@ class WorldKeeper:
                 extra={"event": "world", "action": decision.action, "epoch": change.epoch},
             )
         await self._client.mirror.shown(result.revision)
-        if result.succeeded and decision.action == "formed" and current.world:
-            await self._endpoint.forget_shared(prefix_of(current.world).encode())
+        if result.succeeded and decision.action == "formed":
+            root = root_of(keys)
+            present = prefix_of(root, before.number)
+            await self._endpoint.forget_shared(root.encode(), present.encode())
 
     def _guard(self) -> Registered:
         generation = self._registrar.generation

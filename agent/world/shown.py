@@ -6,15 +6,21 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from rdzv.keys import RunKeys
 from rdzv.records.world import WorldChange
 
-PREFIX = "muster.world"
-"""The start of the names of the keys by which the ranks of a world meet."""
+
+def root_of(keys: RunKeys) -> str:
+    """Return the start of the keys by which the ranks of a run's worlds meet.
+
+    Worlds of two runs may have the same number.
+    """
+    return f"muster.world/{keys.name}/"
 
 
-def prefix_of(number: int) -> str:
-    """Return the start of the keys by which the ranks of world ``number`` meet."""
-    return f"{PREFIX}/{number}/"
+def prefix_of(root: str, number: int) -> str:
+    """Return the start of those of world ``number``."""
+    return f"{root}{number}/"
 
 
 def shown(
@@ -27,13 +33,15 @@ def shown(
     own_round: bool,
     closed: bool,
     store: str,
+    root: str,
 ) -> bytes:
     """Return the content of the file of ``member``'s pod.
 
     ``world`` and ``members`` are those of the world that has formed. ``was_in``: whether the ranks
     of the pod were in a world. ``own_round``: whether their torchrun is in a round of its own, so
     that they cannot train in the world that it believes to have started. ``closed``: whether the
-    run has ended well. ``store``: the address at which its ranks reach the sidecar.
+    run has ended well. ``store``: the address at which its ranks reach the sidecar; ``root``: as of
+    ``root_of``.
     """
     fields: dict[str, object] = {
         "epoch": change.epoch,
@@ -54,7 +62,7 @@ def shown(
             "first_rank": change.first_rank(member),
             "source": change.first_rank(change.source),
             "store": store,
-            "prefix": prefix_of(change.number),
+            "prefix": prefix_of(root, change.number),
             "seats": change.seats,
             "local_size": change.sizes[place],
         }
@@ -73,5 +81,7 @@ def shown(
     return json.dumps(fields).encode()
 
 
-IDLE = shown(WorldChange(), 0, (), "", was_in=False, own_round=False, closed=False, store="")
+IDLE = shown(
+    WorldChange(), 0, (), "", was_in=False, own_round=False, closed=False, store="", root=""
+)
 """The content before any change: by it a script knows that the sidecar beside it knows worlds."""

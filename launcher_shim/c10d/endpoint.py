@@ -154,10 +154,13 @@ class Endpoint:
         run = self._runs().get(round.run)
         return run is not None and run.rendezvous.ranks_at(round.number, step)
 
-    async def forget_shared(self, prefix: bytes) -> None:
-        """Delete what clients that belong to no rendezvous have stored under ``prefix``."""
+    async def forget_shared(self, root: bytes, present: bytes) -> None:
+        """Delete what clients that belong to no rendezvous have stored under ``root``.
+
+        That under ``present``, one of the folders there, stays.
+        """
         if (current := self._generations.current) is not None:
-            await current.shared.forget(prefix)
+            await current.shared.forget_others(root, present)
 
     def trains_in(self, round: LiveRound) -> bool:
         """Return whether a torchrun that is connected here has a place in ``round``."""

@@ -665,6 +665,17 @@ async def test_an_old_rounds_keys_are_dropped_and_nothing_else() -> None:
         assert not await two.reads.check([b"/r.JOB.1/q"])
 
 
+async def test_the_keys_of_all_worlds_but_the_present_one_are_dropped() -> None:
+    async with sidecars(None, None) as (one, two):
+        kept = [b"/w/run/12/a", b"/w/run2/1/a", b"/w/run/odd"]
+        await put(one, [(key, b"1") for key in (b"/w/run/1/a", b"/w/run/3/b/c", *kept)])
+        await one.counters.add(b"/w/run/2/n", 1, Stamp("s", 1))
+        await soon(two, b"/w/run/2/n", b"1")
+        await two.forget_others(b"/w/run/", b"/w/run/12/")
+        await soon(one, b"/w/run/3/b/c", None)
+        assert sorted(one.cells.existing()) == sorted(kept)
+
+
 async def test_a_store_that_was_emptied_is_believed() -> None:
     async with client(MemoryEngine(now)) as one:
         kv = await kv_of(one)

@@ -9,10 +9,13 @@ from itertools import combinations, product
 
 import pytest
 
+from agent.peers.watch import has_failed
+from launcher_shim.c10d.rounds.records import LOST, Round
 from rdzv.peers.decision import VETO_S, PeerDecision, decide, in_force
 from rdzv.peers.ring import WATCHED, near, ring, watched_by
 from rdzv.records.job import Member
 from rdzv.records.suspicion import Sign, Suspicion
+from rdzv.records.world import WorldChange
 from rdzv.snapshot import Snapshot
 from tests.support.records import member
 
@@ -125,6 +128,23 @@ def test_i5_a_refused_connection_evicts_only_in_a_world_that_has_failed() -> Non
     assert evicted(decided("abc", both, failed="abc")) == "c"
     mixed = [suspects("a", "c"), suspects("b", "c", "refused")]
     assert evicted(decided("abc", mixed)) == ""
+
+
+@pytest.mark.parametrize(
+    ("ends", "change", "failed"),
+    [
+        (f"{LOST}a", None, True),
+        ("a pod comes", None, False),
+        ("", WorldChange(phase="broken", round=3), True),
+        ("", WorldChange(phase="broken", round=2), False),
+        ("", WorldChange(phase="broken", round=3, attempts=1), False),
+        ("", WorldChange(phase="form", round=3), False),
+    ],
+)
+def test_i5_a_world_has_failed_once_no_rank_trains_on(
+    ends: str, change: WorldChange | None, failed: bool
+) -> None:
+    assert has_failed(Round(3, complete=True, ends=ends), change) is failed
 
 
 def test_i1_a_world_that_is_cut_off_as_a_whole_is_kept() -> None:

@@ -79,6 +79,13 @@ class Kv:
             ]
         )
 
+    async def forget_others(self, root: bytes, present: bytes) -> None:
+        """Delete all folders of values under ``root``, which ends with a slash, but ``present``."""
+        under = [key for key in self.cells.existing() if key.startswith(root)]
+        folders = {key[: key.find(b"/", len(root)) + 1] for key in under} - {b"", present}
+        for folder in sorted(folders):
+            await self.forget(folder)
+
     async def forget_author(self, author: str) -> None:
         """Delete the ledger entries of a closed connection."""
         await self._transactions.drop(self._transactions.ledger.forget(author))

@@ -3,8 +3,8 @@
 
 Each step is a line in a file of this process: moment, step, rank, size, number of the world, loss
 of the whole batch, checksum of all state, resident KiB, descriptors. The loss of step N is that of
-the state before it, so it depends on all steps up to there. It ends with all ranks at the same step,
-when ``STEP_LOOP_STOP`` exists. Without a sidecar it is the undisturbed run.
+the state before it, so it depends on all steps up to there. It ends, with all ranks at one step, if
+``STEP_LOOP_STOP`` exists. Without a sidecar it is the undisturbed run.
 """
 
 from __future__ import annotations

@@ -189,7 +189,12 @@ class Drill:
         os.kill(pid, signal.SIGKILL)
         terminate(job, victim)
         told = f"{name} leaves as the worker of {other.name} is killed"
-        return told, {name, other.name}, lambda: (self._gone(victim), self._another(other, pid))
+
+        def settled() -> None:
+            self._gone(victim)
+            self._another(other, pid)
+
+        return told, {name, other.name}, settled
 
     def _in_a_form(self, victim: Node, what: str) -> tuple[str, set[str], Callable[[], object]]:
         """A pod joins, or leaves, and ``what`` happens as the next world forms."""
@@ -319,16 +324,14 @@ class Drill:
                 by_step.setdefault(one.step, []).append((life, one))
         assert sorted(by_step) == list(range(1, max(by_step) + 1)), "a step is missing"
         for step, made in by_step.items():
-            by_world: dict[int, list[tuple[Life, Made]]] = {}
-            for one in made:
-                by_world.setdefault(one[1].world, []).append(one)
-            for world, ones in by_world.items():
-                states = {one.checksum for _, one in ones}
+            worlds = sorted({one.world for _, one in made})
+            for world in worlds:
+                states = {one.checksum for _, one in made if one.world == world}
                 assert len(states) == 1, f"step {step} of world {world}: {len(states)} states"
             # Only processes that made no other step may have made one that does not count.
-            for world in sorted(by_world)[:-1]:
-                for life, _ in by_world[world]:
-                    assert life.steps[-1].step == step, f"{life.node}: step {step} made twice"
+            for life, one in made:
+                if one.world != worlds[-1]:
+                    assert life.steps[-1] is one, f"{life.node}: step {step} made twice"
 
     def losses(self) -> list[float]:
         """The loss of each step, as the newest world has it."""
@@ -398,12 +401,9 @@ def plan(changes: int, seed: int) -> list[tuple[str, bool]]:
 
 def _made(line: str) -> Made:
     at_s, step, rank, size, world, loss, checksum, resident, descriptors = line.split()
-    return Made(
-        float(at_s),
-        *(int(one) for one in (step, rank, size, world)),
-        float(loss),
-        *(int(one) for one in (checksum, resident, descriptors)),
-    )
+    place = (int(rank), int(size), int(world))
+    used = (int(resident), int(descriptors))
+    return Made(float(at_s), int(step), *place, float(loss), int(checksum), *used)
 
 
 def _nothing() -> None:
