@@ -23,6 +23,7 @@ BENCHMARKS = {
     "data": "a sampler of ten million and of a thousand million samples, beside torch's, 1 min",
     "join": "64 and 256 of torch's handlers join at once, beside native c10d, 6 min",
     "recover": "rank 0 killed under a real torchrun job, beside a bare restart, 6 min",
+    "losses": "a node is cut off, and all on a node is killed; needs root, 6 min",
     "gather": "eight nodes come in two minutes, beside no gathering and native torchrun, 11 min",
     "shards": "four nodes of different pace, two killed, one comes; 100 ranks at once, 3 min",
     "stuck": "one of four ranks comes to stand still, 100 times; 10,000 calm steps, 50 min",

@@ -29,11 +29,14 @@ def held(
     reform: Reform | None = None,
     after_s: float = 0.0,
     parked: bool = False,
+    evicts_s: float = math.inf,
 ) -> float:
     """For how many seconds more ``me``'s look is held, ``after_s`` after it came."""
     snapshot = run((me, *others), current or world(), membership=membership)
     shown = view(snapshot, POLICY, me, parked=parked, parks=True)
-    found, why = held_for(NOW + after_s, NOW, snapshot, reform or Reform(), POLICY, me, shown)
+    found, why = held_for(
+        *(NOW + after_s, NOW, snapshot, reform or Reform(), POLICY, me, shown, evicts_s)
+    )
     assert why
     return round(found, 3)
 
@@ -74,6 +77,13 @@ def test_the_last_look_before_newcomers_are_let_in_is_held() -> None:
         assert held(one, *others, reform=later) == 0
         assert held(one, *others, reform=Reform("join", "due")) == HELD_MAX_S
     assert HELD_BEFORE_S < HELD_MAX_S
+
+
+def test_the_last_look_before_a_silent_node_is_evicted_is_held() -> None:
+    assert held(A, B, C, evicts_s=NOW + HELD_BEFORE_S) == HELD_MAX_S
+    assert held(A, B, C, evicts_s=NOW + 1.0) == 0
+    assert held(A, B, C, evicts_s=NOW - 0.5) == HELD_MAX_S  # the second suspicion may come late
+    assert held(A, B, C, evicts_s=NOW - HELD_MAX_S) == 0  # nothing came of it
 
 
 def test_who_sees_that_it_has_to_do_something_waits_for_nothing() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from itertools import combinations, product
@@ -13,10 +14,12 @@ from agent.peers.watch import has_failed
 from launcher_shim.c10d.rounds.records import LOST, Round
 from rdzv.peers.decision import VETO_S, PeerDecision, decide, in_force
 from rdzv.peers.ring import WATCHED, near, ring, watched_by
+from rdzv.peers.silences import SilentMembers
 from rdzv.records.job import Member
 from rdzv.records.suspicion import Sign, Suspicion
 from rdzv.records.world import WorldChange
 from rdzv.snapshot import Snapshot
+from rdzv.store import KeyValue, WatchEvent
 from tests.support.records import member
 
 NOBODY = frozenset[str]()
@@ -184,3 +187,34 @@ def test_i1_i5_no_partition_evicts_from_two_sides(size: int) -> None:
                 if (by in half) != (name in half)
             ]
             assert evicted(decided(names, across)) == ""
+
+
+def stored(one: Suspicion) -> WatchEvent:
+    return WatchEvent("put", KeyValue(f"/muster/{one.key}", one.to_json(), 1, 7, 1, one.lease))
+
+
+def test_a_silent_member_may_be_evicted_once_its_first_suspicion_has_stood() -> None:
+    seen = SilentMembers()
+    first, second = stored(suspects("b", "a")), stored(suspects("c", "a"))
+    seen.note(first, 10.0)
+    seen.note(second, 10.4)
+    seen.note(first, 10.6)  # it was written again
+    assert seen.evicts_s("abc") == 10.0 + VETO_S
+    assert seen.evicts_s("bc") == math.inf
+    seen.note(WatchEvent("delete", first.kv), 10.7)
+    assert seen.evicts_s("abc") == 10.4 + VETO_S
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        stored(suspects("b", "a", "refused")),
+        WatchEvent("put", KeyValue("/muster/suspicions/a/b", b"{}", 1, 7, 1, 101)),
+        WatchEvent("put", KeyValue("/muster/members/a", b"{}", 1, 7, 1, 101)),
+    ],
+    ids=["refused", "malformed", "another-key"],
+)
+def test_nothing_else_is_a_silence(event: WatchEvent) -> None:
+    seen = SilentMembers()
+    seen.note(event, 10.0)
+    assert seen.evicts_s("abc") == math.inf

@@ -30,6 +30,7 @@ from launcher_shim.c10d.rounds.views import View, hand, held_for, somebody_goes_
 from rdzv.drain.inputs import LiveRound
 from rdzv.keys import RunKeys
 from rdzv.members.guard import Registered
+from rdzv.peers.silences import SilentMembers
 from rdzv.reconcile import Kernel
 from rdzv.records.quarantine import FormedWorld, Stay
 from rdzv.records.sizes import Sizes
@@ -90,6 +91,7 @@ class Rendezvous:
         )
         self._round_key = RoundKey(keys, drains, client.store, registered, random)
         self._run = MirroredRun(keys)
+        self._silences = SilentMembers()
         self._evaluator = Evaluator(
             self._run,
             self._own,
@@ -201,7 +203,9 @@ class Rendezvous:
             return 0.0
         evaluation = self._evaluator.evaluate()
         snapshot, reform = evaluation.snapshot, evaluation.reform
-        return held_for(now, asked_s, snapshot, reform, self.policy(), node, shown)[0]
+        evicts_s = self._silences.evicts_s({seat.member for seat in snapshot.round.frozen})
+        policy = self.policy()
+        return held_for(now, asked_s, snapshot, reform, policy, node, shown, evicts_s)[0]
 
     def is_dead(self, round_number: int) -> bool:
         """Return whether no key of this round will be set any more."""
@@ -306,6 +310,7 @@ class Rendezvous:
         member_key = self._registered.member_key
         for event in events:
             touched = self._run.apply(event)
+            self._silences.note(event, self.clock())
             # Launchers' own keys change all the time and mean nothing here. Any other key may
             # belong to the membership, which is evaluated later: hundreds may come at once.
             looks = looks or bool(touched) or not event.kv.key.startswith(self._runs)

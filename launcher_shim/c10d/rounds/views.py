@@ -8,6 +8,7 @@ far future: liveness comes from leases.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -101,12 +102,14 @@ def held_for(
     policy: RoundPolicy,
     node: Node,
     shown: View,
+    evicts_s: float = math.inf,
 ) -> tuple[float, str]:
     """Return for how many seconds the answer to a look of ``node`` may be held back, and why.
 
-    ``asked_s``: when it looked. ``shown``: its view, which is what it was shown last. torch looks
-    once a second at most, so a change that comes between two looks is seen late. While it looks it
-    handles no signal and sees no worker fail: so only beside a change, and in no pod that leaves.
+    ``asked_s``: when it looked. ``shown``: its view, which is what it was shown last. ``evicts_s``:
+    when a silent node of its world may be evicted. torch looks once a second at most, so a change
+    that comes between two looks is seen late. While it looks it handles no signal and sees no
+    worker fail: so only beside a change, and in no pod that leaves.
     """
     if shown.phantom or shown.closed or shown.role in ("apart", "promoted"):
         return 0.0, "it has something to do"
@@ -130,6 +133,8 @@ def held_for(
     # A look before that is answered at once: the next one comes in time.
     if asked_s >= reform.wake_at_s - HELD_BEFORE_S:
         return left_s, "newcomers are about to be let in"
+    if evicts_s - HELD_BEFORE_S <= asked_s < evicts_s + HELD_MAX_S:
+        return left_s, "a node is about to be evicted"
     return 0.0, "nothing is in progress"
 
 
