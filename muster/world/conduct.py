@@ -108,6 +108,27 @@ def _give_up(rank: WorldRank, order: Order) -> Tuple[str, WorldRank]:
     return (BREAK if concerned else PUBLISH), obeyed
 
 
+def begin_form(rank: WorldRank, order: Order, place: int) -> WorldRank:
+    """Begin to form a world as its rank ``place``; its number is never tried again.
+
+    Until it has all of the state, a rank that is behind holds none that is whole.
+    """
+    behind = place != order.source and (rank.step != order.step or rank.number < 0)
+    step = -1 if behind else rank.step
+    return rank._replace(tried=order.number, grouped=False, broken=-1, step=step)
+
+
+def has_formed(rank: WorldRank, order: Order, step: int) -> WorldRank:
+    """Be in the world of ``order``, with the state of its source at ``step``."""
+    formed = rank._replace(step=step, formed=order.number, grouped=True)
+    return formed._replace(ready=False, failed=None)
+
+
+def break_off(rank: WorldRank, step: int) -> WorldRank:
+    """See a collective of the present world fail; ``step``: the last whole step, -1 for none."""
+    return rank._replace(step=step, broken=rank.number)
+
+
 def is_lost(order: Optional[Order], number: int) -> bool:
     """Return whether the order says that the group of world ``number`` cannot work any more."""
     if order is None:

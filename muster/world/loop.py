@@ -285,12 +285,8 @@ class World:
 
     def _join(self, order: Order) -> None:
         """Form a world; a failure is published, and its number never tried again."""
-        me = self._me._replace(tried=order.number, grouped=False, broken=-1)
         rank = order.first_rank + self._local_rank
-        # Until it has all of the state, a rank that is behind holds none that is whole.
-        behind = me.step != order.step or me.number < 0
-        if rank != order.source and behind:
-            self._me = me._replace(step=-1)
+        self._me = conduct.begin_form(self._me, order, rank)
         try:
             self._release()
             with self._group.forming(order, rank):
@@ -306,14 +302,11 @@ class World:
             log.warning("world %d could not form here: %s", order.number, why)
             self._group.destroy()
             self._release()
-            step = -1 if rank != order.source and behind else me.step
-            self._me = me._replace(step=step, failed=(order.number, why))
+            self._me = self._me._replace(failed=(order.number, why))
             return
         self._size, self._step = order.size, told["step"]
         self._at = min(self._at, self._step) if self._drain is None else self._at
-        self._me = me._replace(
-            step=self._step, formed=order.number, grouped=True, ready=False, failed=None
-        )
+        self._me = conduct.has_formed(self._me, order, self._step)
 
     def _take_state(self, source: int, tag: str = "") -> Mapping[str, Any]:
         self._parts.undo()
@@ -379,8 +372,7 @@ class World:
 
         This rank leaves its group first: that ends the collectives of the others.
         """
-        step = -1 if self._parts.stepped else self._step
-        self._me = self._me._replace(step=step, broken=self._me.number)
+        self._me = conduct.break_off(self._me, -1 if self._parts.stepped else self._step)
         self._leave_group()
         self._publish()
         log.warning("step %d is broken: %s", self._step + 1, str(error).partition("\n")[0])
