@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from console.local.launch.settings import LAUNCHER, LocalSettings
 from console.local.nodes.run import LocalRun
-from console.local.report.costs import BEFORE, Cost, costs
+from console.local.report.costs import beside, costs
 from console.local.report.final_report import read_last_words
 from console.local.report.picture import draw_picture
 from console.local.report.summary import closing_lines, facts
@@ -96,8 +96,8 @@ def result_rows(timeline: Timeline, native: Native | None) -> list[tuple[str, ..
     own = costs(timeline)
     if native is None:
         return [(one.what, one.pause, one.steps) for one in own]
-    others = costs(native.timeline)
-    return [(one.what, one.pause, one.steps, _beside(one, others, native)) for one in own]
+    alone = beside(own, costs(native.timeline), finished=native.status == 0)
+    return [(one.what, one.pause, one.steps, words) for one, words in zip(own, alone, strict=True)]
 
 
 def _incomparable(timeline: Timeline, native: Native | None) -> Iterator[str]:
@@ -120,20 +120,6 @@ def _outcome(native: Native) -> str:
     return f"{whole}; {native.timeline.moments[-1].detail}"
 
 
-def _beside(one: Cost, others: Sequence[Cost], native: Native) -> str:
-    """Return the cost of the same events on torchrun alone."""
-    asked = {cause.asked for cause in one.causes} - {""}
-    if not asked:
-        return "-"
-    for other in others:
-        if asked & {cause.asked for cause in other.causes}:
-            if other.pause_s is None and other.steps != BEFORE and native.status:
-                return "the job is dead"
-            pause = other.pause.removesuffix(" pause") if other.pause_s else ""
-            return ", ".join(filter(None, (pause, other.steps)))
-    return "the job was dead by then" if native.status else "it did not come"
-
-
 def write_report(
     directory: Path,
     settings: LocalSettings,
@@ -145,12 +131,13 @@ def write_report(
     report = timeline.to_json(settings.line.command, status)
     report["costs"] = [one.to_json() for one in costs(timeline)]
     if native is not None:
-        beside = native.timeline.to_json(settings.line.command, native.status)
-        report["native"] = beside | {"costs": [one.to_json() for one in costs(native.timeline)]}
+        second = native.timeline.to_json(settings.line.command, native.status)
+        report["native"] = second | {"costs": [one.to_json() for one in costs(native.timeline)]}
+    alone, alone_finished = (native.timeline, native.status == 0) if native else (None, False)
     try:
         _replace(directory / "timeline.json", json.dumps(report, indent=1) + "\n")
-        beside_it = None if native is None else native.timeline
-        _replace(directory / "world.svg", draw_picture(timeline, beside_it, finished=status == 0))
+        picture = draw_picture(timeline, alone, finished=status == 0, alone_finished=alone_finished)
+        _replace(directory / "world.svg", picture)
     except OSError as error:
         click.echo(f"muster: --report {directory}: cannot be written ({error.strerror})", err=True)
         return False

@@ -81,7 +81,7 @@ async def test_a_long_life_leaves_the_store_flat(compacting: EtcdCluster, load: 
             rest = await job.compacted(job.samples[-1].done, IN_USE_BYTES)
     finally:
         await store.close()
-    print(*job.samples, rest, sep="\n")  # noqa: T201 - what docs/store-bounds.md is made of
+    print(*job.samples, rest, sep="\n")  # noqa: T201 - what docs/scale.md is made of
     assert rest.keys <= SETTLED_KEYS + ROUND_KEYS, rest
     assert rest.in_use <= IN_USE_BYTES, rest
     assert max(one.keys for one in job.samples) <= SETTLED_KEYS + IN_MOTION_KEYS, job.samples

@@ -197,3 +197,32 @@ def test_a_script_with_checkpoints_elsewhere_cannot_be_compared(
     show_result(Console(file=screen, width=200), told.timeline, native, finished=True)
     assert ("warning: " in screen.getvalue()) is bool(warning)
     assert warning in screen.getvalue()
+
+
+def three_times(told: Told) -> Told:
+    """A drain, and two adds that the user wrote alike."""
+    told.world(1, 3, (1, 1), (10, 90)).at(10, "drain", "node-1")
+    told.world(2, 2, (13, 91), (20, 150)).at(20, "add")
+    told.world(3, 3, (25, 151), (40, 300)).at(40, "kill", "node-0")
+    return told
+
+
+def test_equal_events_are_compared_each_with_its_own() -> None:
+    own = three_times(Told()).world(4, 2, (44, 290), (50, 340)).at(50, "add")
+    own.world(5, 3, (55, 341), (60, 400))
+    rows = result_rows(own.timeline, Native(three_times(Told()).timeline, 1))
+    assert [row[-1] for row in rows] == [
+        "3.0 s, no step lost",
+        "5.0 s, no step lost",
+        "the job is dead",
+        "the job was dead by then",
+    ]
+
+
+def test_the_picture_has_the_end_and_the_costs_of_torchrun_alone() -> None:
+    own = three_times(Told()).world(4, 2, (44, 290), (50, 340)).at(60, "end", kind="end")
+    drawn = draw_picture(own.timeline, three_times(Told()).timeline, finished=True)
+    assert "Muster: 340 steps in 60 s, 11 trained again. torchrun alone: dead at step 300" in drawn
+    assert "the job is dead</text>" in drawn
+    assert ">torchrun: 3.0 s, no step lost<" in drawn
+    assert 'class="alone"' in drawn

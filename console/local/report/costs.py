@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -47,6 +48,12 @@ class Cost:
         if self.pause_s is None:
             return ""
         return "no pause" if self.pause_s == 0 else f"{self.pause_s:.1f} s pause"
+
+    @property
+    def short(self) -> str:
+        """The pause, if there was one, and the steps, in words."""
+        pause = self.pause.removesuffix(" pause") if self.pause_s else ""
+        return ", ".join(filter(None, (pause, self.steps)))
 
     def to_json(self) -> dict[str, object]:
         """Return it for the report."""
@@ -93,6 +100,47 @@ def costs(timeline: Timeline) -> list[Cost]:
         found.append(Cost(tuple(causes), pause_s, _steps(before, after)))
     last = timeline.worlds.all[-1]
     return found + [_without_world(one, last) for one in done]
+
+
+def beside(own: Sequence[Cost], others: Sequence[Cost], *, finished: bool) -> list[str]:
+    """Return, for each of ``own``, the cost of the same events in a run on torchrun alone.
+
+    ``finished``: that run's job did, so a change without a later world is not its death.
+    """
+    theirs = _occurrences(others)
+    return [
+        _beside(mine, zip(others, theirs, strict=True), finished=finished)
+        for mine in _occurrences(own)
+    ]
+
+
+def _occurrences(found: Sequence[Cost]) -> list[set[tuple[str, int]]]:
+    """Return the events of each cost as the user wrote them, each numbered among its equals."""
+    seen: Counter[str] = Counter()
+    numbered = []
+    for one in found:
+        mine = set()
+        for asked in filter(None, (cause.asked for cause in one.causes)):
+            mine.add((asked, seen[asked]))
+            seen[asked] += 1
+        numbered.append(mine)
+    return numbered
+
+
+def _beside(
+    mine: set[tuple[str, int]],
+    others: Iterable[tuple[Cost, set[tuple[str, int]]]],
+    *,
+    finished: bool,
+) -> str:
+    if not mine:
+        return "-"
+    for other, theirs in others:
+        if mine & theirs:
+            if other.pause_s is None and other.steps != BEFORE and not finished:
+                return "the job is dead"
+            return other.short
+    return "it did not come" if finished else "the job was dead by then"
 
 
 def _causes(seen: Sequence[Moment], before: World, after: World) -> list[Moment]:

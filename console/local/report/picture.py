@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """World size and steps over time, as an SVG that needs nothing but a viewer.
 
-Its title is the result of the run, and each event has its cost beside it. It plays once. Colours
-follow the viewer's light or dark scheme. Text is text, so that it can be searched.
+Its title is the result of the run, and each event has its cost beside it. It plays once, and stands
+still for readers who prefer reduced motion. Colours follow the viewer's light or dark scheme. Text
+is text, so that it can be searched.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
 
-from console.local.report.costs import costs, interventions
+from console.local.report.costs import beside, costs, interventions
 from console.local.report.summary import facts
 from console.local.report.timeline import Timeline
 from console.local.report.worlds import World, again
@@ -21,12 +22,12 @@ from rdzv.counting import counted
 
 WIDTH = 900
 _LEFT, _RIGHT = 64, 876
-_LABEL_ROW = 17
+_LABEL_ROW, _LABEL_LINE = 17, 14
 _CHARACTER = 6.9
 """Approximate width of a label's character; only to keep labels from overlapping."""
 
 _SIZE_HEIGHT, _STEP_HEIGHT, _BETWEEN = 150, 190, 34
-_PLAY_S = 10
+_PLAY_S = 12
 
 _STYLE = """
 text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #3c4450 }
@@ -41,12 +42,23 @@ text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #3c4450 }
 .top { stroke: #2f6fb3; stroke-width: 2; fill: none }
 .agreed { stroke: #6a7380; stroke-width: 1.2; stroke-dasharray: 2 3; fill: none }
 .step { stroke: #2f6fb3; stroke-width: 2; fill: none; stroke-linejoin: round }
-.native { stroke: #98a2b0; stroke-width: 1.6; fill: none; stroke-linejoin: round }
+.native { stroke: #98a2b0; stroke-width: 2; fill: none; stroke-linejoin: round }
+.gap { stroke: #98a2b0; stroke-width: 1.2; stroke-dasharray: 3 3 }
+.alone { fill: #8d96a3; fill-opacity: .28 }
+.grey { fill: #6a7380; font-weight: 400 }
+.dead { fill: #6a7380; font-weight: 600 }
+.now { stroke: #8d96a3; stroke-width: 1.5; opacity: 0 }
 .again { stroke: #c2562d; stroke-width: 1.2; stroke-dasharray: 3 3; fill: none }
 .event { stroke: #c2562d; stroke-width: 1; stroke-dasharray: 4 3 }
 .mark { fill: #c2562d }
 .named { fill: #a8431d; font-weight: 600 }
 .cost { fill: #3c4450; font-weight: 400 }
+@keyframes play { from { transform: scaleX(_FROM) } }
+@keyframes move { from { transform: translateX(_BACK); opacity: 1 } 99% { opacity: 1 } }
+@media (prefers-reduced-motion: no-preference) {
+  #played rect { animation: play _PLAYs linear both }
+  .now { animation: move _PLAYs linear both }
+}
 @media (prefers-color-scheme: dark) {
   text { fill: #c3cad3 }
   .title { fill: #eef1f5 }
@@ -62,8 +74,14 @@ text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #3c4450 }
   .mark { fill: #e88a63 }
   .named { fill: #f0a384 }
   .cost { fill: #c3cad3 }
+  .grey, .dead { fill: #98a2b0 }
 }
 """
+_STYLE = (
+    _STYLE.replace("_FROM", f"{_LEFT / WIDTH:.3f}")
+    .replace("_BACK", f"{_LEFT - WIDTH}px")
+    .replace("_PLAY", f"{_PLAY_S}")
+)
 
 
 class Axis:
@@ -95,82 +113,128 @@ def nice_step(raw: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Label:
-    """An event with its name and its cost in words."""
+    """An event with its name and its cost in words: here, and below it on torchrun ``alone``."""
 
     at_s: float
     name: str
     cost: str
+    alone: str = ""
 
     @property
     def width(self) -> float:
-        """The width of both, in pixels."""
-        return _CHARACTER * (len(self.name) + len(self.cost) + bool(self.cost)) + 12
+        """The width of its wider line, in pixels."""
+        first = len(self.name) + len(self.cost) + bool(self.cost)
+        return _CHARACTER * max(first, len(self.alone)) + 12
 
 
 def draw_picture(
-    timeline: Timeline, native: Timeline | None = None, *, finished: bool = False
+    timeline: Timeline,
+    native: Timeline | None = None,
+    *,
+    finished: bool = False,
+    alone_finished: bool = False,
 ) -> str:
     """Draw a timeline as an SVG; without any progress of ranks, only its rounds.
 
-    ``native``: the same drill on torchrun alone, drawn behind the steps. ``finished``: as in
-    ``facts``.
+    ``native``: the same drill on torchrun alone, drawn in grey behind the run. ``finished``,
+    ``alone_finished``: as in ``facts``, of each.
     """
     worlds = timeline.worlds.all
-    beside = native.worlds.all if native is not None and worlds else []
+    alone = native if native is not None and native.worlds.all and worlds else None
+    behind = alone.worlds.all if alone is not None else []
     end_s = max((moment.at_s for moment in timeline.moments), default=1.0)
-    end_s = max([end_s, *(world.ended_s for world in beside)])
-    events = _labels(timeline)
+    end_s = max([end_s, *(world.ended_s for world in behind)])
+    events = _labels(timeline, alone, alone_finished=alone_finished)
     time = Axis(max([end_s, *map(_room_for_label, events)]), _LEFT, _RIGHT, 12)
     rows = _label_rows(events, time)
-    top = 52 + _LABEL_ROW * (max(rows, default=-1) + 1)
+    high = _LABEL_ROW + (_LABEL_LINE if any(event.alone for event in events) else 0)
+    top = 52 + high * (max(rows, default=-1) + 1)
     size_bottom = top + _SIZE_HEIGHT
     bottom = size_bottom + (_BETWEEN + _STEP_HEIGHT if worlds else 0)
     height = bottom + 62
     sizes = [world.size for world in worlds] + [ranks for _, ranks in timeline.rounds]
     size = Axis(max(sizes, default=1) * 1.12, size_bottom, top, 5)
+    result = _title(timeline, alone, finished=finished, alone_finished=alone_finished)
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" role="img" '
-        'aria-label="World size and steps over time">',
+        f'width="{WIDTH}" height="{height}" role="img" aria-label="{escape(result)}">',
         f"<style>{_STYLE}</style>",
         f'<rect class="back" width="{WIDTH}" height="{height}" rx="6"/>',
-        _text(20, 27, _title(timeline, finished=finished), "title"),
-        f'<clipPath id="played"><rect width="{WIDTH}" height="{height}"><animate '
-        f'attributeName="width" from="{_LEFT}" to="{WIDTH}" dur="{_PLAY_S}s" fill="freeze"/>'
-        "</rect></clipPath>",
+        _text(20, 27, result, "title"),
+        f'<clipPath id="played"><rect width="{WIDTH}" height="{height}"/></clipPath>',
     ]
     parts += _grid(time, size, "ranks", top, size_bottom)
     step_top = size_bottom + _BETWEEN
-    steps = [world.last_step for world in (*worlds, *beside)]
+    steps = [world.last_step for world in (*worlds, *behind)]
     step = Axis(max(steps, default=1) * 1.05, bottom, step_top, 5)
     if worlds:
         parts += _grid(time, step, "step", step_top, bottom)
     parts.append('<g clip-path="url(#played)">')
-    parts += _draw_events(events, rows, time, bottom)
+    parts += _draw_events(events, rows, time, top, high, bottom)
+    parts += _draw_alone(behind, time, size, size_bottom, step, finished=alone_finished)
     parts += _draw_worlds(timeline, events, time, size, size_bottom)
-    parts += [_polyline("native", world, time, step) for world in beside]
     parts += _draw_steps(timeline, time, step)
     parts += _draw_rounds(timeline, time, size, end_s, filled=not worlds)
     parts.append("</g>")
+    parts.append(_line("now", WIDTH, top, WIDTH, bottom))
     parts += _time_labels(time, bottom)
-    parts += _legend(height - 12, timeline, beside=bool(beside))
+    parts += _legend(height - 12, timeline, beside=bool(behind))
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _title(timeline: Timeline, *, finished: bool) -> str:
-    return facts(timeline, finished=finished) if timeline.moments else "no moment of the run"
+def _title(
+    timeline: Timeline, alone: Timeline | None, *, finished: bool, alone_finished: bool
+) -> str:
+    if not timeline.moments:
+        return "no moment of the run"
+    if alone is None or timeline.worlds.fault:
+        return facts(timeline, finished=finished)
+    own, other = _result(timeline, finished), _result(alone, alone_finished)
+    return f"Muster: {own}. torchrun alone: {other}"
 
 
-def _labels(timeline: Timeline) -> list[_Label]:
+def _result(timeline: Timeline, finished: bool) -> str:
+    """Say in a few words what a run came to."""
+    worlds = timeline.worlds
+    again = worlds.steps_trained_again
+    repeated = f"{again} trained again" if again else "none lost" if finished else ""
+    if finished:
+        took = f"{timeline.moments[-1].at_s:.0f} s"
+        return f"{counted(worlds.all[-1].last_step, 'step')} in {took}, {repeated}"
+    ended = f"dead at step {worlds.all[-1].last_step}"
+    return ", ".join(filter(None, (repeated, ended)))
+
+
+def _labels(timeline: Timeline, native: Timeline | None, *, alone_finished: bool) -> list[_Label]:
     """Return the events in order. Those of one change have its cost at the last of them."""
-    cost_at: dict[int, str] = {}
-    for one in costs(timeline) if timeline.worlds.all else ():
-        pause = one.pause.removesuffix(" pause") if one.pause_s else ""
+    words: dict[int, tuple[str, str]] = {}
+    own = costs(timeline) if timeline.worlds.all else []
+    others = [""] * len(own)
+    if native is not None:
+        others = beside(own, costs(native), finished=alone_finished)
+    for one, other in zip(own, others, strict=True):
         if one.causes:  # two events may be equal in all their fields
-            cost_at[id(one.causes[-1])] = ", ".join(filter(None, (pause, one.steps)))
-    done = interventions(timeline)
-    return [_Label(event.at_s, event.label, cost_at.get(id(event), "")) for event in done]
+            words[id(one.causes[-1])] = (one.short, f"torchrun: {other}" if other else "")
+    return [
+        _Label(event.at_s, event.label, *words.get(id(event), ("", "")))
+        for event in interventions(timeline)
+    ]
+
+
+def _draw_alone(
+    worlds: Sequence[World], time: Axis, size: Axis, bottom: float, step: Axis, *, finished: bool
+) -> Iterator[str]:
+    """Draw the run on torchrun alone, in grey, and its death if it did not finish."""
+    for world, after in zip_longest(worlds, worlds[1:]):
+        left, upper = time.at(world.began_s), size.at(world.size)
+        yield _rect("alone", left, upper, time.at(world.ended_s) - left, bottom - upper)
+        yield _polyline("native", world, time, step)
+        x, y = time.at(world.ended_s), step.at(world.last_step)
+        if after is not None:
+            yield _line("gap", x, y, time.at(after.began_s), step.at(after.first_step))
+        elif not finished:
+            yield _text(x + 6, y + 16, "✕ torchrun alone: the job is dead", "dead")
 
 
 def _draw_worlds(
@@ -188,13 +252,14 @@ def _draw_worlds(
         if right - left > 24:
             yield _text((left + right) / 2, upper - 6, f"{world.size}", "size", anchor="middle")
         if after is not None:
+            if any(one.cost and world.began_s < one.at_s <= after.began_s for one in events):
+                continue  # the label of the event says it
             pause = f"{after.began_s - world.ended_s:.1f} s"
             middle = (right + time.at(after.began_s)) / 2
             yield _text(middle, bottom - 6, pause, "quiet", anchor="middle")
             steps = again(world, after)
             words = f"{counted(steps, 'step')} again"
-            told = any(world.began_s < one.at_s <= after.began_s for one in events)
-            if steps > 0 and not told and not timeline.worlds.fault:
+            if steps > 0 and not timeline.worlds.fault:
                 wide = time.at(after.began_s) - right > _CHARACTER * len(words)
                 shown = words if wide else f"-{steps}"
                 yield _text(middle, bottom - 22, shown, "named", anchor="middle")
@@ -261,15 +326,16 @@ def _label_rows(events: Sequence[_Label], time: Axis) -> list[int]:
 
 
 def _draw_events(
-    events: Sequence[_Label], rows: Sequence[int], time: Axis, bottom: float
+    events: Sequence[_Label], rows: Sequence[int], time: Axis, top: float, high: int, bottom: float
 ) -> Iterator[str]:
-    top = 52 + _LABEL_ROW * (max(rows, default=-1) + 1)
     for event, row in zip(events, rows, strict=True):
         x = time.at(event.at_s)
-        y = top - 8 - _LABEL_ROW * row
+        y = top - 8 - high * row - (high - _LABEL_ROW)
         yield _line("event", x, y - 9, x, bottom)
         cost = f'<tspan class="cost" dx="6">{escape(event.cost)}</tspan>' if event.cost else ""
         yield f'<text class="named" x="{x + 4:.1f}" y="{y:.1f}">{escape(event.name)}{cost}</text>'
+        if event.alone:
+            yield _text(x + 4, y + _LABEL_LINE, event.alone, "grey")
 
 
 def _grid(time: Axis, axis: Axis, unit: str, top: float, bottom: float) -> Iterator[str]:

@@ -45,10 +45,12 @@ def record(row: Row, outcomes: dict[str, str]) -> None:
 def render() -> str:
     """Render the page."""
     kept = recorded()
-    lines = [["", *COLUMNS], ["---"] * (1 + len(COLUMNS))]
+    alike: dict[tuple[str, ...], list[str]] = {}
     for row in ROWS:
         found = kept["rows"].get(row.name, {})
-        lines.append([row.name, *(found.get(column, NOT_RUN) for column in COLUMNS)])
+        alike.setdefault(tuple(found.get(one, NOT_RUN) for one in COLUMNS), []).append(row.name)
+    lines = [["", *COLUMNS], ["---"] * (1 + len(COLUMNS))]
+    lines += [["; ".join(names), *outcomes] for outcomes, names in alike.items()]
     versions = [
         f"{name} {kept['versions'][name]}" for name in LIBRARIES if name in kept["versions"]
     ]
