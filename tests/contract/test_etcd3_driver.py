@@ -7,6 +7,8 @@ That it keeps the contract of every driver, and how it fares when etcd breaks, s
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -31,6 +33,18 @@ from tests.support.sidecars.runs import until
 from tests.support.store.patient_store import PatientEtcd3Store
 from tests.support.store.tcp_proxy import TcpProxy
 from tests.support.waiting import DEADLINE_S
+
+NO_TLS = """
+import os, sys
+from rdzv.store.etcd3.package import WatchStub
+import grpc
+channel = grpc.secure_channel(sys.argv[1], grpc.ssl_channel_credentials())
+try:
+    channel.unary_unary("/etcdserverpb.KV/Range")(b"", timeout=5)
+except grpc.RpcError as error:
+    print(error.code().name)
+print(os.environ.get("GRPC_VERBOSITY"))
+"""
 
 IDLE_S = 3.0
 MOST_TRIES = 40
@@ -88,6 +102,25 @@ async def test_a_driver_whose_package_is_not_installed_is_named(
     monkeypatch.setitem(sys.modules, "etcd3", None)
     with pytest.raises(ConfigError, match=r"MUSTER_STORE_DRIVER.*pip install .*\[etcd3\]"):
         open_store(Access(("127.0.0.1:2379",), driver="etcd3"))
+
+
+@pytest.mark.parametrize("given", [{}, {"GRPC_VERBOSITY": "ERROR"}], ids=["unset", "set"])
+async def test_the_log_of_grpc_is_off_and_a_training_started_from_here_has_it_as_the_user_has(
+    given: dict[str, str],
+) -> None:
+    """What answers is no TLS, of which gRPC's log tells."""
+    environ = {key: text for key, text in os.environ.items() if key != "GRPC_VERBOSITY"} | given
+    async with EmbeddedServer() as server:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-c", NO_TLS, server.endpoint],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+    assert done.stdout == f"UNAVAILABLE\n{given.get('GRPC_VERBOSITY')}\n", done.stderr
+    assert given or done.stderr == ""
 
 
 async def test_close_gives_every_thread_back() -> None:
