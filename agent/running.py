@@ -18,6 +18,7 @@ from agent.surroundings import MemberSettings, Sockets, Surroundings
 from rdzv.errors import Fenced, StoreUnavailable
 from rdzv.flags import named
 from rdzv.members.registration import Held
+from rdzv.race import first_of
 
 log = logging.getLogger(__name__)
 
@@ -176,23 +177,15 @@ class RunningParts:
             "registering once the agent of Horovod's workers listens (muster-exec)",
             extra={"event": "registration"},
         )
-        coming = [
-            asyncio.create_task(self.launcher.tunnel.until_agent(), name="agent"),
-            asyncio.create_task(self._until_drained(), name="drained"),
-        ]
         try:
-            await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+            await first_of(self.launcher.tunnel.until_agent(), self._until_drained())
         finally:
-            for task in coming:
-                task.cancel()
             self._awaits_agent = False
 
     async def _until_drained(self) -> None:
-        while True:
-            snapshot = self.client.membership.snapshot()
-            if self._settings.identity.pod_uid in snapshot.drains:
-                return
-            await self.client.membership.changed_from(snapshot)
+        membership, pod_uid = self.client.membership, self._settings.identity.pod_uid
+        while pod_uid not in (snapshot := membership.snapshot()).drains:
+            await membership.changed_from(snapshot)
 
     async def _reach_store(self) -> None:
         """Wait for the first read of the store; one that has been a member waits until cancelled.

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -14,6 +13,7 @@ from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from rdzv.diary import Diary
 from rdzv.errors import ClusterError
+from rdzv.reconcile import Loop, Outlook
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +27,13 @@ def newest_success(jobs: Iterable[Object]) -> float:
     return max((datetime.fromisoformat(one).timestamp() for one in times if one), default=0.0)
 
 
-class Backups:
+class Backups(Loop):
     """Looks at CronJobs of the controller's namespace; each replica does, for its own metric."""
 
     def __init__(
         self, api: ClusterApi, namespace: str, names: Sequence[str], registry: CollectorRegistry
     ) -> None:
+        super().__init__()
         self._api = api
         self._paths = [paths.cron_job(namespace, name) for name in names]
         self._diary = Diary(log)
@@ -42,19 +43,14 @@ class Backups:
             registry=registry,
         )
 
-    async def run(self) -> None:
-        """Look until cancelled; what was seen last stays while the API server is away."""
-        while True:
-            await self.look()
-            await asyncio.sleep(LOOK_S)
-
-    async def look(self) -> None:
-        """Read the CronJobs once."""
+    async def step(self) -> Outlook:
+        """Read the CronJobs; what was seen last stays while the API server is away."""
         try:
             found = [await self._api.get(path) for path in self._paths]
         except ClusterError as error:
             sentence = f"the age of the backups of etcd is not known: {error}"
             self._diary.say(sentence, level=logging.WARNING, topic="unread")
-            return
-        self._diary.forget()
-        self._newest.set(newest_success(found))
+        else:
+            self._diary.forget()
+            self._newest.set(newest_success(found))
+        return Outlook(look_at_s=self.clock() + LOOK_S)

@@ -104,10 +104,15 @@ class Outlook:
     gather_s: float = 0.0
 
 
+def loop_time() -> float:
+    """Return the time of the event loop: monotonic, in seconds."""
+    return asyncio.get_running_loop().time()
+
+
 class Loop(ABC):
     """One loop. ``clock`` is monotonic, in seconds."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float] = loop_time) -> None:
         self.clock = clock
         self._woken = asyncio.Event()
 

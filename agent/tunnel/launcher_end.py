@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching
 from launcher_shim.horovod.exec.frames import ABANDON, GONE, encode
 from launcher_shim.horovod.exec.lease import patience_s
 from rdzv.job import JobClient
+from rdzv.race import first_of
 from rdzv.records.job import Member
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,10 @@ class LauncherEnd:
     async def _carry(self, local: Ends) -> None:
         try:
             opening = await read_opening(local.reader)
-            reached = await self._unless_ended(local, self._reach(opening.attaching.host))
+            # Nothing more comes before the answer: what is read is the end of the launcher's side.
+            reached = await first_of(
+                self._reach(opening.attaching.host), _until_ended(local.reader)
+            )
         except (OpeningError, NoPeer) as error:
             log.warning("cannot carry a command: %s", error, extra={"event": "tunnel_not_carried"})
             local.writer.write(encode(GONE, str(error).encode()))
@@ -108,21 +112,6 @@ class LauncherEnd:
                     return
         if not opening.abandons:
             await self._abandon(opening.attaching)
-
-    async def _unless_ended(
-        self, local: Ends, reaching: Coroutine[None, None, tuple[Member, Ends]]
-    ) -> tuple[Member, Ends] | None:
-        """Return what ``reaching`` returns, or None if the launcher's side ends first."""
-        reach = asyncio.create_task(reaching)
-        # The launcher's side sends nothing before the answer: a read that returns is its end.
-        ended = asyncio.create_task(local.reader.read(1))
-        try:
-            await asyncio.wait((reach, ended), return_when=asyncio.FIRST_COMPLETED)
-            return reach.result() if reach.done() else None
-        finally:
-            for task in (reach, ended):
-                task.cancel()
-            await asyncio.gather(reach, ended, return_exceptions=True)
 
     async def _abandon(self, attaching: Attaching) -> None:
         """Have the host end the command: no process here waits for its result any more."""
@@ -185,3 +174,7 @@ class LauncherEnd:
                 async with asyncio.timeout(pause_s):
                     await self._client.membership.changed_from(snapshot)
             pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+
+async def _until_ended(reader: asyncio.StreamReader) -> None:
+    await reader.read(1)

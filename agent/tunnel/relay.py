@@ -7,6 +7,8 @@ import asyncio
 from contextlib import suppress
 from typing import NamedTuple
 
+from rdzv.race import first_of
+
 READ_SIZE = 64 * 1024
 """Bytes that are read at once, and held for an end that does not take them."""
 
@@ -23,17 +25,14 @@ async def relay(one: Ends, other: Ends, patience_s: float = 0.0) -> bool:
 
     Returns whether ``other`` has ended: it is waited for ``patience_s`` longer.
     """
-    forth = asyncio.create_task(_copy(one.reader, other.writer))
     back = asyncio.create_task(_copy(other.reader, one.writer))
-    copies = (forth, back)
     try:
-        await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+        await first_of(_copy(one.reader, other.writer), asyncio.shield(back))
         await asyncio.wait((back,), timeout=patience_s)
         return back.done()
     finally:
-        for copy in copies:
-            copy.cancel()
-        await asyncio.gather(*copies, return_exceptions=True)
+        back.cancel()
+        await asyncio.gather(back, return_exceptions=True)
         for ends in (one, other):
             ends.writer.close()
 

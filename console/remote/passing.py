@@ -43,6 +43,7 @@ from launcher_shim.exit_status import (
     EXIT_USAGE,
 )
 from rdzv.errors import ClusterUnavailable, ConfigError, JobNotFound
+from rdzv.race import first_of
 
 ANSWER_S = 120.0
 """Timeout of a command that follows nothing."""
@@ -220,16 +221,10 @@ class _Passing:
         while True:
             environ = {**environment(), **beside(one.facts for one in pods)}
             running = asyncio.create_task(self._in_one(pods, output, environ), name="view")
-            changed = asyncio.create_task(self._changed(pods, environ), name="beside")
-            try:
-                await asyncio.wait((running, changed), return_when=asyncio.FIRST_COMPLETED)
-                if running.done():
-                    return running.result()
-                pods = changed.result()
-            finally:
-                for one in (running, changed):
-                    one.cancel()
-                await asyncio.wait((running, changed))
+            news = await first_of(running, self._changed(pods, environ))
+            if not running.cancelled():
+                return running.result()
+            pods = news
             if "COLUMNS" in environ:
                 click.clear()  # what it has drawn does not fit
 

@@ -8,23 +8,19 @@ created in any namespace.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from controller.access.names import NAMED_AFTER, RELEASE, JobName, is_a_name, secret_name
 from controller.cluster.api import ClusterApi, Object
-from controller.cluster.watching import AGAIN_FIRST_S, AGAIN_MOST_S
+from controller.cluster.collection import Collection
 from injection.settings import LABEL, annotation
-from rdzv.errors import ClusterError, ClusterRefused
+from rdzv.reconcile import Loop, Outlook
 
-log = logging.getLogger(__name__)
-
-PAGE = 500
-"""Number of pods per page of a list."""
-METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
-"""The media type that asks for the metadata of pods only."""
+GATHER_S = 0.1
+"""Delay to batch changes: pods of one job come together."""
 
 
 def job_of_pod(pod: Object, release: str = "") -> JobName | None:
@@ -46,101 +42,42 @@ def job_of_pod(pod: Object, release: str = "") -> JobName | None:
     return JobName(str(metadata.get("namespace")), str(job))
 
 
-class JobsWithPods:
-    """The jobs of a release that have pods, by one list and one watch.
+class JobsWithPods(Loop):
+    """The jobs of a release that have pods.
 
     ``changed`` is called with a job when its first pod comes and when its last one goes.
     """
 
     def __init__(self, api: ClusterApi, release: str = "") -> None:
+        super().__init__()
         self.changed: Callable[[JobName], None] = lambda job: None
         self.known = asyncio.Event()
         """Set after the first complete list; before, the absence of a job's pods proves nothing."""
-        self._api = api
-        self._release = release
-        self._pods: dict[str, JobName] = {}
-        self._counts: dict[JobName, int] = {}
+        of_pod = partial(job_of_pod, release=release)
+        self._pods = Collection(api, _PODS, of_pod, metadata=True)
+        self._jobs: frozenset[JobName] = frozenset()
 
     def __contains__(self, job: JobName) -> bool:
-        return job in self._counts
+        return job in self._jobs
 
     def all(self) -> frozenset[JobName]:
         """Return every job that has a pod."""
-        return frozenset(self._counts)
+        return self._jobs
 
     async def run(self) -> None:
-        """List and watch the pods until cancelled."""
-        again_s = AGAIN_FIRST_S
-        while True:
-            try:
-                version = await self._list()
-                again_s = AGAIN_FIRST_S
-                await self._follow(version)
-            except ClusterError as error:
-                if isinstance(error, ClusterRefused) and error.status == 410:
-                    continue
-                log.warning(
-                    "cannot list or watch pods, retrying: %s",
-                    error,
-                    extra={"event": "cluster_unavailable"},
-                )
-                await asyncio.sleep(again_s)
-                again_s = min(2 * again_s, AGAIN_MOST_S)
+        """Follow the pods until cancelled."""
+        async with self._pods.following():
+            await self._pods.changed_after(0)
+            await super().run()
 
-    async def _list(self) -> str:
-        found: dict[str, JobName] = {}
-        token = ""
-        while True:
-            path = f"{_PODS}&limit={PAGE}" + (f"&continue={quote(token)}" if token else "")
-            page = await self._api.get(path, accept=METADATA.format("List"))
-            for pod in page.get("items") or []:
-                if (job := job_of_pod(pod, self._release)) is not None:
-                    found[pod["metadata"]["uid"]] = job
-            token = (page.get("metadata") or {}).get("continue") or ""
-            if not token:
-                break
-        for uid in self._pods.keys() - found.keys():
-            self._gone(uid)
-        for uid, job in found.items():
-            self._there(uid, job)
+    async def step(self) -> Outlook:
+        """Call ``changed`` with the jobs that have come or gone."""
+        sequence = self._pods.sequence
+        before, self._jobs = self._jobs, frozenset(self._pods.items.values())
         self.known.set()
-        return str((page.get("metadata") or {}).get("resourceVersion", ""))
-
-    async def _follow(self, version: str) -> None:
-        while True:
-            yielded = False
-            async for event in self._api.watch(_PODS, version, accept=METADATA.format("")):
-                yielded = True
-                pod = event.get("object") or {}
-                metadata = pod.get("metadata") or {}
-                version = str(metadata.get("resourceVersion", version))
-                uid = str(metadata.get("uid", ""))
-                if event.get("type") == "DELETED":
-                    self._gone(uid)
-                elif (
-                    event.get("type") != "BOOKMARK"
-                    and (job := job_of_pod(pod, self._release)) is not None
-                ):
-                    self._there(uid, job)
-            if not yielded:
-                await asyncio.sleep(AGAIN_FIRST_S)
-
-    def _there(self, uid: str, job: JobName) -> None:
-        if uid in self._pods:
-            return
-        self._pods[uid] = job
-        self._counts[job] = self._counts.get(job, 0) + 1
-        if self._counts[job] == 1:
+        for job in before ^ self._jobs:
             self.changed(job)
-
-    def _gone(self, uid: str) -> None:
-        job = self._pods.pop(uid, None)
-        if job is None:
-            return
-        self._counts[job] -= 1
-        if not self._counts[job]:
-            del self._counts[job]
-            self.changed(job)
+        return Outlook(partial(self._pods.changed_after, sequence), gather_s=GATHER_S)
 
 
 _PODS = f"/api/v1/pods?labelSelector={quote(LABEL)}"

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from controller.access.decision import AccessPolicy
@@ -18,15 +19,13 @@ from controller.access.store_keeper import StoreKeeper, StoreSecrets
 from controller.cluster.api import ClusterApi
 from controller.cluster.events import Events
 from controller.config import ControllerConfig
-from controller.defect import tell_defect
+from controller.defect import restarted
 from injection.settings import TABLE
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 from rdzv.store.access import Access
 from rdzv.store.etcd.accounts import Accounts
 
-AGAIN_S = 30.0
-"""Restart delay after a defect; the webhook goes on answering meanwhile."""
 FOLDER = Path(tempfile.gettempdir()) / "muster-store"
 """The folder of the controller's own credentials for the store."""
 
@@ -47,12 +46,7 @@ class StoreAccess:
 
         A failure is reported and retried: it must not take the webhook down.
         """
-        while True:
-            try:
-                await self._run(give=give)
-            except Exception as error:
-                tell_defect(str(error), error)
-            await asyncio.sleep(AGAIN_S)
+        await restarted("keeping the store's access", partial(self._run, give=give))
 
     async def _run(self, *, give: bool) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from datetime import datetime
 
@@ -16,6 +17,7 @@ from controller.access.jobs import JobsWithPods
 from controller.access.names import JobName
 from rdzv.diary import Diary
 from rdzv.errors import ClusterRefused, MusterError, StoreRefused
+from rdzv.reconcile import Loop, Outlook
 from rdzv.store.backoff import Doubling
 
 log = logging.getLogger(__name__)
@@ -33,12 +35,13 @@ AT_ONCE = 8
 """Maximum number of jobs that are checked concurrently."""
 
 
-class AccessReconciler:
+class AccessReconciler(Loop):
     """The reconciler of access: of a job as its pods come or go, of all jobs every ``LOOK_S``."""
 
     def __init__(
         self, executor: AccessExecutor, jobs: JobsWithPods, now: Callable[[], datetime]
     ) -> None:
+        super().__init__()
         self._executor = executor
         self._jobs = jobs
         self._now = now
@@ -47,37 +50,33 @@ class AccessReconciler:
         """Jobs whose check failed: the time of the next retry, and the number of refusals in a
         row."""
         self._diaries: dict[JobName, Diary] = {}
-        self._stirred = asyncio.Event()
+        self._look_s = -math.inf
+        """The time of the next check of all jobs."""
+        self._limit = asyncio.Semaphore(AT_ONCE)
         jobs.changed = self.stir
 
     def stir(self, job: JobName) -> None:
         """Request an immediate check of ``job``."""
         self._due.add(job)
-        self._stirred.set()
+        self.wake()
 
     async def run(self) -> None:
         """Reconcile jobs until cancelled."""
         await self._jobs.known.wait()
-        loop = asyncio.get_running_loop()
-        look_s = loop.time()
-        limit = asyncio.Semaphore(AT_ONCE)
-        while True:
-            self._stirred.clear()
-            due, self._due = self._due, set()
-            if loop.time() >= look_s:
-                every = self._jobs.all() | await self._known_to_the_store()
-                due |= every - self._again.keys()
-                look_s = loop.time() + LOOK_S
-            due |= {job for job, (due_s, _) in self._again.items() if due_s <= loop.time()}
-            async with asyncio.TaskGroup() as tasks:
-                for job in sorted(due):
-                    tasks.create_task(self._look_at(job, limit))
-            next_s = min([look_s, *(due_s for due_s, _ in self._again.values())])
-            try:
-                async with asyncio.timeout(max(next_s - loop.time(), 0.0)):
-                    await self._stirred.wait()
-            except TimeoutError:
-                continue  # a periodic check or a retry is due
+        await super().run()
+
+    async def step(self) -> Outlook:
+        """Check the jobs that are due."""
+        due, self._due = self._due, set()
+        if self.clock() >= self._look_s:
+            every = self._jobs.all() | await self._known_to_the_store()
+            due |= every - self._again.keys()
+            self._look_s = self.clock() + LOOK_S
+        due |= {job for job, (due_s, _) in self._again.items() if due_s <= self.clock()}
+        async with asyncio.TaskGroup() as tasks:
+            for job in sorted(due):
+                tasks.create_task(self._look_at(job))
+        return Outlook(look_at_s=min([self._look_s, *(due_s for due_s, _ in self._again.values())]))
 
     async def _known_to_the_store(self) -> frozenset[JobName]:
         try:
@@ -90,8 +89,8 @@ class AccessReconciler:
             )
             return frozenset()
 
-    async def _look_at(self, job: JobName, limit: asyncio.Semaphore) -> None:
-        async with limit:
+    async def _look_at(self, job: JobName) -> None:
+        async with self._limit:
             try:
                 until = await self._executor.bring_in_line(job)
             except MusterError as error:
@@ -101,7 +100,7 @@ class AccessReconciler:
                 told = {"event": "defect"}
                 log.critical("access of %s: %s", job, error, exc_info=error, extra=told)
                 _, before = self._again.get(job, (0.0, 0))
-                self._again[job] = (asyncio.get_running_loop().time() + LOOK_S, before)
+                self._again[job] = (self.clock() + LOOK_S, before)
                 return
         self._again.pop(job, None)
         self._diaries.pop(job, None)
@@ -118,5 +117,5 @@ class AccessReconciler:
         refused = isinstance(error, ClusterRefused | StoreRefused)
         _, before = self._again.get(job, (0.0, 0))
         again_s = REFUSED.after(before) if refused else AGAIN_S
-        due_s = asyncio.get_running_loop().time() + again_s
+        due_s = self.clock() + again_s
         self._again[job] = (due_s, before + 1 if refused else before)

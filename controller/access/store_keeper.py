@@ -29,6 +29,7 @@ from controller.certificates.pair import due
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from rdzv.errors import ClusterError, ClusterRefused, ConfigError, StoreError
+from rdzv.reconcile import Loop, Outlook
 from rdzv.store.access import Access
 from rdzv.store.etcd.accounts import ROOT, Accounts
 
@@ -74,7 +75,7 @@ class StoreEntry:
     members_authority: bytes
 
 
-class StoreKeeper:
+class StoreKeeper(Loop):
     """The upkeep of the store's credentials.
 
     ``entry`` is set once the store admits the controller, if there is an access Secret.
@@ -88,6 +89,7 @@ class StoreKeeper:
         folder: Path,
         now: Callable[[], datetime],
     ) -> None:
+        super().__init__()
         self.ready = asyncio.Event()
         self.entry: StoreEntry | None = None
         self._api = api
@@ -105,23 +107,23 @@ class StoreKeeper:
         assert self._access is not None
         return self._access
 
-    async def run(self) -> None:
-        """Maintain the certificates until cancelled."""
-        while True:
-            try:
-                await self.step()
-            except (ClusterError, StoreError, ConfigError) as error:
-                log.warning(
-                    "cannot maintain the store's certificates, retrying: %s",
-                    error,
-                    extra={"event": "store_not_kept"},
-                )
-                await asyncio.sleep(AGAIN_S)
-                continue
-            self.ready.set()
-            await asyncio.sleep(LOOK_S)
+    async def step(self) -> Outlook:
+        """Maintain the credentials."""
+        try:
+            await self.keep()
+        except (ClusterError, StoreError, ConfigError) as error:
+            if isinstance(error, ClusterRefused) and error.status == CONFLICT:
+                return Outlook(again=True)  # another replica has written: its are as good
+            log.warning(
+                "cannot maintain the store's certificates, retrying: %s",
+                error,
+                extra={"event": "store_not_kept"},
+            )
+            return Outlook(look_at_s=self.clock() + AGAIN_S)
+        self.ready.set()
+        return Outlook(look_at_s=self.clock() + LOOK_S)
 
-    async def step(self) -> None:
+    async def keep(self) -> None:
         """Check and repair the credentials once; load the controller's own."""
         names = self._names
         if names.members and names.hosts:
@@ -152,42 +154,28 @@ class StoreKeeper:
 
     async def _keep_members(self) -> None:
         path = paths.core(self._names.namespace, paths.SECRETS, self._names.members)
-        while True:
-            secret = await self._api.get(path)
-            held = pair_in(secret)
-            why = due(held, self._names.hosts, self._now())
-            if held is not None and why is None:
-                self.certificates["store"] = held.certificate
-                return
-            made = await asyncio.to_thread(make_members, held, self._names.hosts, self._now())
-            if await self._replaced(path, with_pair(secret, made)):
-                log.info("issued a new certificate for the store's members: %s", why, extra=_MADE)
-                return
+        secret = await self._api.get(path)
+        held = pair_in(secret)
+        why = due(held, self._names.hosts, self._now())
+        if held is None or why is not None:
+            held = await asyncio.to_thread(make_members, held, self._names.hosts, self._now())
+            await self._api.replace(path, with_pair(secret, held))
+            log.info("issued a new certificate for the store's members: %s", why, extra=_MADE)
+        self.certificates["store"] = held.certificate
 
     async def _keep_access(self) -> Mapping[str, bytes]:
         """Read and complete the Secret that the controller, the upkeep and the members share."""
         path = paths.core(self._names.namespace, paths.SECRETS, self._names.access)
-        while True:
-            members = await self._read(self._names.members)
-            if AUTHORITY not in members:
-                raise ConfigError(f"the Secret {self._names.members} has no {AUTHORITY} yet")
-            secret = await self._api.get(path)
-            data = _decoded(secret)
-            wanted = await asyncio.to_thread(complete, data, members[AUTHORITY], self._now())
-            if wanted == data:
-                return data
-            if await self._replaced(path, {**secret, "data": _encoded(wanted)}):
-                log.info("issued a new certificate for the store's user root", extra=_MADE)
-                return wanted
-
-    async def _replaced(self, path: str, secret: Object) -> bool:
-        try:
-            await self._api.replace(path, secret)
-        except ClusterRefused as error:
-            if error.status == CONFLICT:
-                return False  # another replica has written: its credentials are as good
-            raise
-        return True
+        members = await self._read(self._names.members)
+        if AUTHORITY not in members:
+            raise ConfigError(f"the Secret {self._names.members} has no {AUTHORITY} yet")
+        secret = await self._api.get(path)
+        data = _decoded(secret)
+        wanted = await asyncio.to_thread(complete, data, members[AUTHORITY], self._now())
+        if wanted != data:
+            await self._api.replace(path, {**secret, "data": _encoded(wanted)})
+            log.info("issued a new certificate for the store's user root", extra=_MADE)
+        return wanted
 
     async def _read(self, name: str) -> Mapping[str, bytes]:
         return _decoded(await self._api.get(paths.core(self._names.namespace, paths.SECRETS, name)))

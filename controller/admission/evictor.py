@@ -6,7 +6,6 @@ It helps only if others get a sidecar: the verdict says so, and then the first s
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections import OrderedDict
@@ -17,6 +16,7 @@ from controller.admission.uninjected import Key, UninjectedPod, UninjectedPods
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from rdzv.errors import ClusterError, ClusterRefused
+from rdzv.reconcile import Loop, Outlook
 from rdzv.store.backoff import Doubling
 
 log = logging.getLogger(__name__)
@@ -91,34 +91,33 @@ def next_eviction(
     return None
 
 
-class Evictor:
+class Evictor(Loop):
     """The executor of evictions. ``clock`` is monotonic, in seconds."""
 
     def __init__(
         self, api: ClusterApi, uninjected: UninjectedPods, clock: Callable[[], float]
     ) -> None:
+        super().__init__(clock)
         self._api = api
         self._uninjected = uninjected
-        self._clock = clock
         self._evicted: OrderedDict[Key, Evicted] = OrderedDict()
         self._refused: OrderedDict[Key, Refused] = OrderedDict()
 
-    async def run(self) -> None:
-        """Evict at most one pod every ``EVICT_S``, until cancelled."""
-        while True:
-            found = self._uninjected.pods(injectable=True)
-            pod = next_eviction(self._clock(), found, self._evicted, self._refused)
-            if pod is not None and await self._evict(pod):
-                known = frozenset(one.uid for one in found if one.key == pod.key)
-                self._evicted.setdefault(pod.key, Evicted(self._clock(), known))
-                self._refused.pop(pod.key, None)
-            elif pod is not None:
-                before = self._refused.pop(pod.key, NEVER_REFUSED)
-                self._refused[pod.key] = after_refusal(self._clock(), before)
-            for kept in (self._evicted, self._refused):
-                while len(kept) > KEPT:
-                    kept.popitem(last=False)
-            await asyncio.sleep(EVICT_S)
+    async def step(self) -> Outlook:
+        """Evict at most one pod every ``EVICT_S``."""
+        found = self._uninjected.pods(injectable=True)
+        pod = next_eviction(self.clock(), found, self._evicted, self._refused)
+        if pod is not None and await self._evict(pod):
+            known = frozenset(one.uid for one in found if one.key == pod.key)
+            self._evicted.setdefault(pod.key, Evicted(self.clock(), known))
+            self._refused.pop(pod.key, None)
+        elif pod is not None:
+            before = self._refused.pop(pod.key, NEVER_REFUSED)
+            self._refused[pod.key] = after_refusal(self.clock(), before)
+        for kept in (self._evicted, self._refused):
+            while len(kept) > KEPT:
+                kept.popitem(last=False)
+        return Outlook(look_at_s=self.clock() + EVICT_S)
 
     async def _evict(self, pod: UninjectedPod) -> bool:
         body = {

@@ -15,14 +15,18 @@ import ssl
 import tempfile
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from controller.certificates.pair import Pair, due, make, renewal
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
-from controller.cluster.watching import watch_one
+from controller.cluster.collection import Collection
 from rdzv.errors import ClusterError, ClusterRefused
+from rdzv.race import first_of
+from rdzv.reconcile import Loop, Outlook
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +45,7 @@ _NAMES = {
 """Fields of the pair, by key of the Secret."""
 
 
-class CertificateKeeper:
+class CertificateKeeper(Loop):
     """The certificate of one webhook, and the TLS context of its server."""
 
     def __init__(
@@ -53,6 +57,7 @@ class CertificateKeeper:
         names: Sequence[str],
         now: Callable[[], datetime],
     ) -> None:
+        super().__init__()
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.ready = asyncio.Event()
@@ -64,6 +69,11 @@ class CertificateKeeper:
         self._names = tuple(names)
         self._now = now
         self._loaded: Pair | None = None
+        collection, _, _ = paths.webhook_configuration(configuration).rpartition("/")
+        self._watched = (
+            _object_in(api, self._secrets, secret),
+            _object_in(api, collection, configuration),
+        )
 
     @property
     def certificate(self) -> bytes | None:
@@ -72,27 +82,29 @@ class CertificateKeeper:
 
     async def run(self) -> None:
         """Maintain the certificate until cancelled."""
-        changed = asyncio.Event()
-        collection, _, _ = paths.webhook_configuration(self._configuration).rpartition("/")
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(watch_one(self._api, self._secrets, self._secret, changed.set))
-            tasks.create_task(watch_one(self._api, collection, self._configuration, changed.set))
-            while True:
-                changed.clear()
-                wait_s = await self._step()
-                try:
-                    async with asyncio.timeout(wait_s):
-                        await changed.wait()
-                except TimeoutError:
-                    continue  # check whether a renewal is due
+        secret, configuration = self._watched
+        async with secret.following(), configuration.following():
+            await super().run()
 
-    async def _step(self) -> float:
-        """Reconcile Secret, TLS context and caBundle; return the seconds until the next check."""
+    async def step(self) -> Outlook:
+        """Reconcile Secret, TLS context and caBundle."""
+        waits = [partial(one.changed_after, one.sequence) for one in self._watched]
+        look_in_s = await self._keep()
+        return Outlook(
+            lambda: first_of(*(wait() for wait in waits)),
+            self.clock() + look_in_s,
+            again=look_in_s == 0,
+        )
+
+    async def _keep(self) -> float:
+        """Bring all in line; return the seconds until the next check."""
         try:
             held = await self._held_pair()
             await self._load(held)
             await self._make_known(held)
         except ClusterError as error:
+            if isinstance(error, ClusterRefused) and error.status == CONFLICT:
+                return 0.0  # another replica has written: its pair is as good
             log.warning(
                 "cannot maintain the webhook's certificate, retrying: %s",
                 error,
@@ -105,25 +117,17 @@ class CertificateKeeper:
 
     async def _held_pair(self) -> Pair:
         """Return the Secret's pair; issue and store a new one if it is missing or due."""
-        while True:
-            secret = await self._api.get(f"{self._secrets}/{self._secret}")
-            held = pair_in(secret)
-            why = due(held, self._names, self._now())
-            if held is not None and why is None:
-                return held
-            made = await asyncio.to_thread(make, held, self._names, self._now())
-            try:
-                await self._api.replace(f"{self._secrets}/{self._secret}", with_pair(secret, made))
-            except ClusterRefused as error:
-                if error.status == CONFLICT:
-                    continue  # another replica has written: its pair is as good
-                raise
-            log.info(
-                "issued a new certificate for the webhook: %s",
-                why,
-                extra={"event": "certificate_made"},
-            )
-            return made
+        secret = await self._api.get(f"{self._secrets}/{self._secret}")
+        held = pair_in(secret)
+        why = due(held, self._names, self._now())
+        if held is not None and why is None:
+            return held
+        made = await asyncio.to_thread(make, held, self._names, self._now())
+        await self._api.replace(f"{self._secrets}/{self._secret}", with_pair(secret, made))
+        log.info(
+            "issued a new certificate for the webhook: %s", why, extra={"event": "certificate_made"}
+        )
+        return made
 
     async def _load(self, pair: Pair) -> None:
         if pair != self._loaded:
@@ -145,6 +149,16 @@ class CertificateKeeper:
             "updated the caBundle of the webhook configuration",
             extra={"event": "certificate_trusted"},
         )
+
+
+def _object_in(api: ClusterApi, collection: str, name: str) -> Collection[str]:
+    """Watch one object of a collection: its versions, and no more, are kept."""
+    selector = quote(f"metadata.name={name}")
+    return Collection(api, f"{collection}?fieldSelector={selector}", _version_of)
+
+
+def _version_of(found: Object) -> str:
+    return str(found["metadata"]["resourceVersion"])
 
 
 def pair_in(secret: Object) -> Pair | None:

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
-from controller.cluster.api import ClusterApi, Object
-from controller.cluster.watching import AGAIN_FIRST_S, AGAIN_MOST_S
+from controller.cluster.api import JSON, ClusterApi, Object
 from controller.defect import tell_defect
 from rdzv.diary import Diary
 from rdzv.errors import ClusterError, ClusterRefused
@@ -22,19 +21,36 @@ T = TypeVar("T")
 PAGE = 500
 """Number of objects per page of a list: some megabytes."""
 
+AGAIN_FIRST_S = 1.0
+AGAIN_MOST_S = 30.0
+"""Bounds of the backoff while the API server is unavailable. The minimum is also the pause after a
+watch that has yielded nothing: an API server may end each one at once for a while."""
+
+METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
+"""The media type that asks for the metadata of objects only."""
+
 
 class Collection(Generic[T]):
     """The cached objects by UID, each reduced by ``reduced``; unchanged during an outage.
 
-    ``path`` may have a label selector. ``sequence`` grows with each change. An object whose
-    reduction fails is absent until it succeeds again.
+    ``path`` may have a selector; ``metadata``: only that part of each object is asked for.
+    ``sequence`` grows with each change. An object is absent that is reduced to None, or whose
+    reduction fails, until it succeeds again.
     """
 
-    def __init__(self, api: ClusterApi, path: str, reduced: Callable[[Object], T]) -> None:
+    def __init__(
+        self,
+        api: ClusterApi,
+        path: str,
+        reduced: Callable[[Object], T | None],
+        *,
+        metadata: bool = False,
+    ) -> None:
         self.sequence = 0
         self._api = api
         self._path = path
         self._reduced = reduced
+        self._metadata = metadata
         self._items: dict[str, T] = {}
         self._defective: set[str] = set()
         self._version = ""
@@ -88,29 +104,27 @@ class Collection(Generic[T]):
         self._diary.forget()
 
     async def _list(self) -> None:
-        found: dict[str, T] = {}
-        defective: set[str] = set()
-        after = ""
-        while True:
-            page = await self._api.get(_with(self._path, f"limit={PAGE}{after}"))
+        found: dict[str, T | None] = {}
+        after: str | None = ""
+        while after is not None:
+            page = await self._api.get(
+                _with(self._path, f"limit={PAGE}{after}"), accept=self._accept("List")
+            )
             for one in page.get("items") or []:
                 uid = one["metadata"]["uid"]
-                if (reduced := self._seen(uid, one)) is not None:
-                    found[uid] = reduced
-                else:
-                    defective.add(uid)
+                found[uid] = self._seen(uid, one)
             metadata = page.get("metadata") or {}
-            if not (token := metadata.get("continue")):
-                break
-            after = f"&continue={token}"
-        self._items, self._defective = found, defective
+            token = metadata.get("continue")
+            after = f"&continue={token}" if token else None
+        self._items = {uid: one for uid, one in found.items() if one is not None}
+        self._defective &= found.keys()
         self._note_change()
         self._version = str(metadata.get("resourceVersion", ""))
 
     async def _watch(self) -> None:
         """Apply events after the last version seen, so that a reconnect shows no older state."""
         yielded = False
-        async for event in self._api.watch(self._path, self._version):
+        async for event in self._api.watch(self._path, self._version, accept=self._accept("")):
             yielded = True
             self._is_answered()
             found = event.get("object") or {}
@@ -125,6 +139,9 @@ class Collection(Generic[T]):
             self._version = str(metadata.get("resourceVersion", self._version))
         if not yielded:
             await asyncio.sleep(AGAIN_FIRST_S)
+
+    def _accept(self, kind: str) -> str:
+        return METADATA.format(kind) if self._metadata else JSON
 
     def _take_in(self, uid: str, reduced: T | None) -> None:
         # Nodes report every few minutes, and pods at each probe, fields that are not kept.

@@ -16,6 +16,7 @@ from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from controller.cluster.series import Series, after_write, said
 from rdzv.errors import ClusterError, ClusterRefused
+from rdzv.reconcile import Loop, Outlook
 
 log = logging.getLogger(__name__)
 
@@ -32,19 +33,18 @@ GONE, THERE = 404, 409
 Key = tuple[str, str]
 
 
-class Events:
+class Events(Loop):
     """A publisher that counts repetitions in one Event; it knows only those of this replica.
 
     ``clock`` is monotonic, in seconds.
     """
 
     def __init__(self, api: ClusterApi, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
         self._api = api
-        self._clock = clock
         self._series: OrderedDict[Key, Series] = OrderedDict()
         self._about: dict[Key, tuple[Mapping[str, Any], str]] = {}
         self._not_before_s = -math.inf
-        self._stirred = asyncio.Event()
         self._writing = asyncio.Lock()
 
     @property
@@ -72,24 +72,17 @@ class Events:
         said_so = f"{key} {revision} {message}".encode("utf-8", "backslashreplace")
         drawn = hashlib.sha256(said_so).hexdigest()[:16]
         name = f"{str(about['name'])[:NAME_LENGTH]}.{drawn}"
-        self._series[key] = said(self._clock(), self._series.get(key), name, message, revision)
+        self._series[key] = said(self.clock(), self._series.get(key), name, message, revision)
         self._series.move_to_end(key)
         self._about[key] = (about, "Warning" if warning else "Normal")
         self._forget_old()
-        self._stirred.set()
+        self.wake()
 
-    async def run(self) -> None:
-        """Write Events as they become due, until cancelled."""
-        while True:
-            self._stirred.clear()
-            await self.write()
-            due_s = min((one.due_s for one in self._series.values()), default=math.inf)
-            left_s = max(due_s, self._not_before_s) - self._clock()
-            try:
-                async with asyncio.timeout(max(0.0, left_s) if left_s < math.inf else None):
-                    await self._stirred.wait()
-            except TimeoutError:
-                continue  # an Event is due
+    async def step(self) -> Outlook:
+        """Write the Events that are due."""
+        await self.write()
+        due_s = min((one.due_s for one in self._series.values()), default=math.inf)
+        return Outlook(look_at_s=max(due_s, self._not_before_s))
 
     async def write(self) -> None:
         """Write the Events that are due; they stay queued while the API server is unavailable."""
@@ -97,7 +90,7 @@ class Events:
             await self._write()
 
     async def _write(self) -> None:
-        now = self._clock()
+        now = self.clock()
         if now < self._not_before_s:
             return
         due = [key for key, one in self._series.items() if one.due_s <= now]
@@ -113,11 +106,11 @@ class Events:
                 log.warning(
                     "cannot write Events, retrying: %s", error, extra={"event": "event_not_written"}
                 )
-                self._not_before_s = self._clock() + AGAIN_S
+                self._not_before_s = self.clock() + AGAIN_S
                 return
             # A refused Event would be refused again: it is only logged.
             if key in self._series:
-                self._series[key] = after_write(self._clock(), self._series[key], series)
+                self._series[key] = after_write(self.clock(), self._series[key], series)
 
     async def _write_one(self, key: Key, series: Series) -> None:
         about, kind = self._about[key]

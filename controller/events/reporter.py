@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from controller.leader.leadership import Leadership
 from controller.owners.owners import Owners
 from rdzv.errors import ClusterUnavailable
 from rdzv.keys import JobKeys
+from rdzv.reconcile import Loop, Outlook
 
 OWNER_RETRY_S = 5.0
 """Retry interval for reading an owner that its Events wait for."""
@@ -25,41 +27,41 @@ GATHER_S = 0.2
 """Delay to batch changes: a world that forms changes dozens of keys at once."""
 
 
-class EventReporter:
+class EventReporter(Loop):
     """The publisher of all jobs' events; reports its progress to ``leadership`` as a revision."""
 
     def __init__(self, jobs: Jobs, owners: Owners, events: Events, leadership: Leadership) -> None:
+        super().__init__()
         self._jobs = jobs
         self._owners = owners
         self._events = events
         self._leadership = leadership
         self._before: dict[JobKeys, JobState] = {}
+        self._from = 0
+        """The revision from which on this leader publishes."""
 
     async def run(self) -> None:
         """Publish Events until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._events.run())
-            tasks.create_task(self._follow())
+            await self._jobs.changed_after(0)
+            self._from = self._since()
+            await super().run()
 
-    async def _follow(self) -> None:
-        await self._jobs.changed_after(0)
-        since = self._since()
-        while True:
-            sequence, revision = self._jobs.sequence, self._jobs.mirror.certain_revision
-            for keys in [keys for keys in self._before if not self._jobs.has(keys)]:
-                del self._before[keys]
-            all_told = True
-            for keys, state in self._jobs.states().items():
-                if self._before.get(keys) is not state:
-                    all_told = await self._tell_of(state, since) and all_told
-            if all_told:
-                self._leadership.progress = partial(self._told, revision)
-            try:
-                async with asyncio.timeout(None if all_told else OWNER_RETRY_S):
-                    await self._jobs.changed_after(sequence)
-            except TimeoutError:
-                continue  # retry the owner
-            await asyncio.sleep(GATHER_S)
+    async def step(self) -> Outlook:
+        """Publish what has changed; note up to which revision that is all."""
+        sequence, revision = self._jobs.sequence, self._jobs.mirror.certain_revision
+        for keys in [keys for keys in self._before if not self._jobs.has(keys)]:
+            del self._before[keys]
+        all_told = True
+        for keys, state in self._jobs.states().items():
+            if self._before.get(keys) is not state:
+                all_told = await self._tell_of(state, self._from) and all_told
+        if all_told:
+            self._leadership.progress = partial(self._told, revision)
+        look_at_s = math.inf if all_told else self.clock() + OWNER_RETRY_S
+        changed = partial(self._jobs.changed_after, sequence)
+        return Outlook(changed, look_at_s, gather_s=GATHER_S)
 
     def _since(self) -> int:
         """Return the revision to publish from: the former leader's, else the current one."""

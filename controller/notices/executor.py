@@ -31,6 +31,8 @@ from controller.owners.pods import PodSeen
 from rdzv.drain.transactions import TOGETHER_MOST, cancel, change, first_write
 from rdzv.errors import StoreAmbiguous, StoreError
 from rdzv.keys import JobKeys
+from rdzv.race import first_of
+from rdzv.reconcile import Loop, Outlook
 from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.store import Compare, Operation
@@ -58,7 +60,7 @@ class _Evaluated:
     due_s: float
 
 
-class NoticeExecutor:
+class NoticeExecutor(Loop):
     """The executor that requests and cancels drains. ``me``: this replica, for the record."""
 
     def __init__(
@@ -70,12 +72,14 @@ class NoticeExecutor:
         me: str,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__(clock)
         self._jobs = jobs
         self._nodes = nodes
         self._pods = pods
         self._policy = policy
         self._me = me
-        self._clock = clock
+        self._seen = (0, 0)
+        self._by_name: dict[str, NodeSeen] = {}
         self._asked: dict[JobKeys, Mapping[str, Asked]] = {}
         self._evaluated: dict[JobKeys, _Evaluated] = {}
         self._defective: set[JobKeys] = set()
@@ -85,26 +89,35 @@ class NoticeExecutor:
         """Request and cancel drains until cancelled."""
         for part in (self._nodes, self._pods, self._jobs):
             await part.changed_after(0)
-        seen = (0, 0)
-        nodes: dict[str, NodeSeen] = {}
-        while True:
-            before = (self._jobs.sequence, self._nodes.sequence, self._pods.sequence)
-            states = self._jobs.states()
-            self._forget_all_but(states)
-            if seen != before[1:]:
-                seen = before[1:]
-                nodes = {node.name: node for node in self._nodes.items.values()}
-                self._evaluated.clear()
-            for keys, job in states.items():
-                last = self._evaluated.get(keys)
-                if last is None or last.state is not job or last.due_s <= self._clock():
-                    made = self._decided(nodes, job)
-                    self._asked[keys] = made.asked
-                    self._evaluated[keys] = _Evaluated(job, await self._carry_out(keys, made))
-                    await asyncio.sleep(0)  # the webhook's answers do not wait for all jobs
-            due_s = min((one.due_s for one in self._evaluated.values()), default=math.inf)
-            await self._change(before, due_s - self._clock())
-            await asyncio.sleep(GATHER_S)
+        await super().run()
+
+    async def step(self) -> Outlook:
+        """Decide for the jobs that have changed or are due, and carry that out."""
+        before = (self._jobs.sequence, self._nodes.sequence, self._pods.sequence)
+        states = self._jobs.states()
+        self._forget_all_but(states)
+        if self._seen != before[1:]:
+            self._seen = before[1:]
+            self._by_name = {node.name: node for node in self._nodes.items.values()}
+            self._evaluated.clear()
+        for keys, job in states.items():
+            last = self._evaluated.get(keys)
+            if last is None or last.state is not job or last.due_s <= self.clock():
+                made = self._decided(self._by_name, job)
+                self._asked[keys] = made.asked
+                self._evaluated[keys] = _Evaluated(job, await self._carry_out(keys, made))
+                await asyncio.sleep(0)  # the webhook's answers do not wait for all jobs
+        due_s = min((one.due_s for one in self._evaluated.values()), default=math.inf)
+        jobs, nodes, pods = before
+        return Outlook(
+            lambda: first_of(
+                self._jobs.changed_after(jobs),
+                self._nodes.changed_after(nodes),
+                self._pods.changed_after(pods),
+            ),
+            due_s,
+            gather_s=GATHER_S,
+        )
 
     def _forget_all_but(self, jobs: Container[JobKeys]) -> None:
         """Drop what is kept of other jobs; a due time of theirs would never be cleared."""
@@ -116,7 +129,7 @@ class NoticeExecutor:
 
     def _decided(self, nodes: Mapping[str, NodeSeen], job: JobState) -> NoticeDecision:
         """Decide for one job; after a defect its remembered requests are kept, and others go on."""
-        now, asked = self._clock(), self._asked.get(job.keys, {})
+        now, asked = self.clock(), self._asked.get(job.keys, {})
         try:
             made = decision.decide(now, nodes, self._pods.items, job, asked, self._policy)
         except Exception as error:
@@ -139,9 +152,9 @@ class NoticeExecutor:
             lifted = [await self._lift(one) for one in made.lifts]
         except Exception as error:
             self._tell(keys, error)
-            return self._clock() + DEFECT_AGAIN_S
+            return self.clock() + DEFECT_AGAIN_S
         self._defective.discard(keys)
-        return made.wake_at_s if all([*marked, *asked, *lifted]) else self._clock() + AGAIN_S
+        return made.wake_at_s if all([*marked, *asked, *lifted]) else self.clock() + AGAIN_S
 
     def _tell(self, keys: JobKeys, error: Exception) -> None:
         """Log a defect once until the job is fine again, as it is evaluated again and again."""
@@ -219,7 +232,7 @@ class NoticeExecutor:
         noted = entry_operations(lift.keys, entry, job.revision, present)
         if not await self._write(lift.keys, compares, [*operations, *noted]):
             return False
-        self._asked[lift.keys] = after_lift(self._asked[lift.keys], lift, self._clock())
+        self._asked[lift.keys] = after_lift(self._asked[lift.keys], lift, self.clock())
         log.info(
             "cancelled the drain of %s of job %s: %s",
             drain.member,
@@ -252,22 +265,3 @@ class NoticeExecutor:
             return False
         await mirror.shown(result.revision, SEE_S)
         return result.succeeded
-
-    async def _change(self, before: tuple[int, int, int], left_s: float) -> None:
-        """Wait until an input of the decision changes, or for ``left_s`` at most."""
-        jobs, nodes, pods = before
-        waits = [
-            asyncio.create_task(self._jobs.changed_after(jobs)),
-            asyncio.create_task(self._nodes.changed_after(nodes)),
-            asyncio.create_task(self._pods.changed_after(pods)),
-        ]
-        try:
-            await asyncio.wait(
-                waits,
-                timeout=max(0.0, left_s) if math.isfinite(left_s) else None,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.wait(waits)

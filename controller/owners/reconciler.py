@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections.abc import Callable, Container
 from dataclasses import replace
+from functools import partial
 from time import time
 
 from controller.cluster.api import ClusterApi
@@ -20,6 +20,7 @@ from controller.owners.owners import FRESH_S, Owners, OwnerSeen
 from controller.owners.scale import REPLICAS
 from rdzv.errors import ClusterError, ClusterUnavailable, StoreError
 from rdzv.keys import JobKeys
+from rdzv.reconcile import Loop, Outlook
 from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.store import Compare, Put
 
@@ -30,7 +31,7 @@ LOOKED_AT_S = FRESH_S + 5.0
 GATHER_S = 1.0
 
 
-class OwnerReconciler:
+class OwnerReconciler(Loop):
     """The reconciler of jobs with their owners, for the leader.
 
     ``scales``: whether replicas become ``desired``. ``annotates``: whether owners are annotated.
@@ -46,10 +47,10 @@ class OwnerReconciler:
         scales: bool,
         annotates: bool,
     ) -> None:
+        super().__init__(clock)
         self._api = api
         self._jobs = jobs
         self._owners = owners
-        self._clock = clock
         self._scales = scales
         self._annotates = annotates
         self._before: dict[JobKeys, JobState] = {}
@@ -62,26 +63,24 @@ class OwnerReconciler:
     async def run(self) -> None:
         """Reconcile until cancelled."""
         await self._jobs.changed_after(0)
-        while True:
-            sequence, now = self._jobs.sequence, self._clock()
-            states = self._jobs.states()
-            self._forget_all_but(states)
-            for keys, job in states.items():
-                before = self._before.get(keys)
-                changed = before is not job
-                if not job.snapshot.members:
-                    self._due_s.pop(keys, None)
-                elif changed or self._due_s.get(keys, math.inf) <= now:
-                    self._before[keys] = job
-                    self._due_s[keys] = now + LOOKED_AT_S if changed else math.inf
-                    await self._keep(keys, job, again=before is None or _moved(before, job))
-            left_s = min(self._due_s.values(), default=math.inf) - self._clock()
-            try:
-                async with asyncio.timeout(max(0.0, left_s) if left_s < math.inf else None):
-                    await self._jobs.changed_after(sequence)
-            except TimeoutError:
-                continue  # an owner is due
-            await asyncio.sleep(GATHER_S)
+        await super().run()
+
+    async def step(self) -> Outlook:
+        """Reconcile the jobs that have changed or are due."""
+        sequence, now = self._jobs.sequence, self.clock()
+        states = self._jobs.states()
+        self._forget_all_but(states)
+        for keys, job in states.items():
+            before = self._before.get(keys)
+            changed = before is not job
+            if not job.snapshot.members:
+                self._due_s.pop(keys, None)
+            elif changed or self._due_s.get(keys, math.inf) <= now:
+                self._before[keys] = job
+                self._due_s[keys] = now + LOOKED_AT_S if changed else math.inf
+                await self._keep(keys, job, again=before is None or _moved(before, job))
+        due_s = min(self._due_s.values(), default=math.inf)
+        return Outlook(partial(self._jobs.changed_after, sequence), due_s, gather_s=GATHER_S)
 
     def _forget_all_but(self, jobs: Container[JobKeys]) -> None:
         """Drop what is kept of other jobs; a due time of theirs would never be cleared."""
@@ -104,7 +103,7 @@ class OwnerReconciler:
             if self._annotates:
                 await self._note(keys, job, owner)
         except ClusterUnavailable:
-            self._due_s[keys] = self._clock() + LOOKED_AT_S
+            self._due_s[keys] = self.clock() + LOOKED_AT_S
         except Exception as error:
             told = f"cannot reconcile job {keys.job_name} with its owner: {error}"
             tell_defect(told, error)
@@ -120,7 +119,7 @@ class OwnerReconciler:
             return
         steady_s = scale.steady_s(wanted, record, autoscaled=owner.autoscaled)
         if (wait_s := self._wait_s(keys, wanted.replicas, steady_s)) > 0:
-            self._due_s[keys] = self._clock() + wait_s
+            self._due_s[keys] = self.clock() + wait_s
             return
         change = f"desired is {wanted.desired} (before: {record.desired or 'none'})"
         details: dict[str, object] = {REPLICAS: wanted.replicas}
@@ -141,7 +140,7 @@ class OwnerReconciler:
                 error,
                 extra={"event": "desired_not_written"},
             )
-            self._due_s[keys] = self._clock() + GATHER_S
+            self._due_s[keys] = self.clock() + GATHER_S
             return
         if result.succeeded:
             self._see(keys, replicas)
@@ -154,7 +153,7 @@ class OwnerReconciler:
 
     def _wait_s(self, keys: JobKeys, replicas: int, steady_s: float) -> float:
         """Return for how long replicas still have to stay as they are."""
-        now, rise = self._clock(), self._rises.get(keys)
+        now, rise = self.clock(), self._rises.get(keys)
         if rise is None or rise[0] != replicas:
             rise = self._rises[keys] = (replicas, now)
         return rise[1] + steady_s - now
@@ -162,7 +161,7 @@ class OwnerReconciler:
     async def _note(self, keys: JobKeys, job: JobState, owner: OwnerSeen) -> None:
         wanted = annotations_of(job)
         held, written_s = self._written.get(keys, (_held(owner, wanted), -math.inf))
-        now = self._clock()
+        now = self.clock()
         wait_s = due_s(now, wanted, held, written_s)
         if wait_s > 0:
             self._due_s[keys] = min(self._due_s.get(keys, math.inf), now + wait_s)

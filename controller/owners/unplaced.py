@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,6 +17,8 @@ from controller.owners.pods import PodSeen
 from injection.job_label import job_label
 from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
+from rdzv.race import first_of
+from rdzv.reconcile import Loop, Outlook
 from rdzv.store import Compare, Put
 
 log = logging.getLogger(__name__)
@@ -32,30 +34,37 @@ def unplaced(pods: Iterable[PodSeen]) -> Counter[tuple[str, str]]:
     return Counter((one.namespace, one.job) for one in pods if one.unplaced)
 
 
-class UnplacedWriter:
+class UnplacedWriter(Loop):
     """The writer of that number, for the leader; one field of the job's record."""
 
     def __init__(self, jobs: Jobs, pods: Collection[PodSeen]) -> None:
+        super().__init__()
         self._jobs = jobs
         self._pods = pods
+        self._counted = 0
+        self._counts: Counter[tuple[str, str]] = Counter()
 
     async def run(self) -> None:
         """Keep the number of each job as it is until cancelled."""
         for part in (self._pods, self._jobs):
             await part.changed_after(0)
-        counted = 0
-        counts: Counter[tuple[str, str]] = Counter()
-        while True:
-            before = (self._jobs.sequence, self._pods.sequence)
-            if counted != self._pods.sequence:
-                counted = self._pods.sequence
-                counts = unplaced(self._pods.items.values())
-            written = [
-                await self._keep(keys, job, counts[keys.namespace, job_label(keys.job_name)])
-                for keys, job in self._jobs.states().items()
-            ]
-            await self._change(before, None if all(written) else AGAIN_S)
-            await asyncio.sleep(GATHER_S)
+        await super().run()
+
+    async def step(self) -> Outlook:
+        """Write the numbers that have changed."""
+        jobs, pods = self._jobs.sequence, self._pods.sequence
+        if self._counted != pods:
+            self._counted = pods
+            self._counts = unplaced(self._pods.items.values())
+        written = [
+            await self._keep(keys, job, self._counts[keys.namespace, job_label(keys.job_name)])
+            for keys, job in self._jobs.states().items()
+        ]
+        return Outlook(
+            lambda: first_of(self._jobs.changed_after(jobs), self._pods.changed_after(pods)),
+            math.inf if all(written) else self.clock() + AGAIN_S,
+            gather_s=GATHER_S,
+        )
 
     async def _keep(self, keys: JobKeys, job: JobState, count: int) -> bool:
         """Write the number of one job if it has changed; return False to be tried again."""
@@ -81,16 +90,3 @@ class UnplacedWriter:
             tell_defect(f"cannot write the pods without a node of {keys.job_name}: {error}", error)
             return True
         return result.succeeded
-
-    async def _change(self, before: tuple[int, int], timeout_s: float | None) -> None:
-        jobs, pods = before
-        waits = [
-            asyncio.create_task(self._jobs.changed_after(jobs)),
-            asyncio.create_task(self._pods.changed_after(pods)),
-        ]
-        try:
-            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.wait(waits)

@@ -32,6 +32,7 @@ from rdzv.members.guard import Registered
 from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
 from rdzv.members.pacing import Pacing
 from rdzv.members.registration import Held, Identity, Refuse, Register, RetryLater, plan
+from rdzv.race import first_of
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job
 from rdzv.snapshot import Snapshot
@@ -333,15 +334,7 @@ class Registrar:
 
     async def _hold(self, written: _Registration) -> None:
         """Renew the lease from the first moment on; return when the registration is gone."""
-        async with asyncio.TaskGroup() as tasks:
-            renewing = tasks.create_task(self._renew(written.lease), name="renew-lease")
-            watching = tasks.create_task(self._until_superseded(written), name="watch-own-record")
-            done, pending = await asyncio.wait(
-                (renewing, watching), return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in pending:
-                task.cancel()
-        loss = next(iter(done)).result()
+        loss = await first_of(self._renew(written.lease), self._until_superseded(written))
         self._log_change(loss.sentence, logging.INFO if loss.usual else logging.WARNING)
 
     async def _renew(self, lease: MemberLease) -> _Loss:
@@ -354,12 +347,10 @@ class Registrar:
         await self._shown(written.revision)
         self.registered.set()
         self._log_change(written.sentence)
-        while True:
-            snapshot = self._client.membership.snapshot()
-            loss = self._superseded(snapshot)
-            if loss is not None:
-                return loss
-            await self._client.membership.changed_from(snapshot)
+        membership = self._client.membership
+        while (loss := self._superseded(snapshot := membership.snapshot())) is None:
+            await membership.changed_from(snapshot)
+        return loss
 
     async def _keep(self, held: Held) -> None:
         """Keep the registration for the next sidecar here; give up waiting if the disk hangs."""

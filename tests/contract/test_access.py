@@ -88,7 +88,7 @@ async def replica(
     names = StoreSecrets("muster-system", "muster-etcd-access", "muster-etcd")
     async with ClusterApi(fake.access) as api, asyncio.TaskGroup() as tasks:
         keeper = StoreKeeper(api, names, tuple(cluster.etcd.endpoints), folder, time)
-        await keeper.step()
+        await keeper.keep()
         assert keeper.entry is not None
         accounts = Accounts(keeper.entry.access)
         jobs = JobsWithPods(api)
@@ -285,7 +285,7 @@ async def test_a_store_restored_from_before_a_job_knows_it_again_and_asks_who_is
         await one.accounts.delete_role(job.role)
         root = [f"--{flag}={tmp_path / 'one' / f'tls.{end}'}" for flag, end in _ROOTS]
         await asyncio.to_thread(cluster.etcd.etcdctl, *root, "auth", "disable")
-        await one.keeper.step()
+        await one.keeper.keep()
         await one.executor.bring_in_line(job)
         # The Secret is as it was, and so are its rights: no sidecar has to be told.
         assert fake.objects[path_of(job)] == before

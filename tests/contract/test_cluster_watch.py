@@ -15,7 +15,6 @@ from controller.cluster import api as cluster_api
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
-from controller.cluster.watching import watch_one
 from tests.support.cluster_api import FakeApi
 from tests.support.tasks import beside
 from tests.support.waiting import DEADLINE_S
@@ -42,9 +41,8 @@ async def test_a_watch_that_is_silent_ends_so_that_another_shows_whether_anybody
     [
         lambda api: Collection(api, PODS, lambda one: one)._follow(),
         lambda api: JobsWithPods(api).run(),
-        lambda api: watch_one(api, PODS, "one", lambda: None),
     ],
-    ids=["collection", "pods of jobs", "one object"],
+    ids=["collection", "pods of jobs"],
 )
 async def test_a_quiet_watch_keeps_its_version_by_bookmarks(
     follow: Callable[[ClusterApi], Coroutine[None, None, None]], tmp_path: Path
@@ -61,6 +59,6 @@ async def test_many_watches_keep_no_call_waiting(tmp_path: Path) -> None:
     async with FakeApi(tmp_path) as fake, ClusterApi(fake.access) as api, AsyncExitStack() as stack:
         await fake.put(paths.lease("muster-system", "one"), {"spec": {}})
         for _ in range(WATCHES):
-            await stack.enter_async_context(beside(watch_one(api, PODS, "one", lambda: None)))
+            await stack.enter_async_context(beside(Collection(api, PODS, dict)._follow()))
         await fake.until_watched(WATCHES)
         await api.get(paths.lease("muster-system", "one"))

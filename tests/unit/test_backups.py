@@ -48,11 +48,11 @@ async def test_the_last_look_counts_while_the_api_server_is_away(
     registry = CollectorRegistry()
     api: Any = Api(a=cron_job("1970-01-02T00:00:00Z"), b=cron_job())
     backups = Backups(api, "muster-system", ["a", "b"], registry)
-    await backups.look()
+    await backups.step()
     api.away = True
     with caplog.at_level(logging.WARNING):
-        await backups.look()
-        await backups.look()
+        await backups.step()
+        await backups.step()
     assert f"{METRIC} 86400.0" in generate_latest(registry).decode()
     assert [one.message for one in caplog.records] == [
         "the age of the backups of etcd is not known: it is away"

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from controller.access.jobs import JobsWithPods
-from controller.cluster.collection import Collection
-from controller.cluster.watching import AGAIN_FIRST_S, watch_one
+from controller.cluster.collection import AGAIN_FIRST_S, Collection
 from rdzv.errors import ClusterUnavailable
 from tests.support.clocks.virtual import now
 
@@ -25,10 +24,10 @@ class Breaking:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def get(self, path: str) -> dict[str, Any]:
+    async def get(self, path: str, *, accept: str) -> dict[str, Any]:
         return {"metadata": {"resourceVersion": "1"}, "items": [node("1", cordoned=False)]}
 
-    async def watch(self, path: str, version: str) -> AsyncIterator[dict[str, Any]]:
+    async def watch(self, path: str, version: str, *, accept: str) -> AsyncIterator[dict[str, Any]]:
         self.asked.append(version)
         for number, cordoned in ((2, False), (3, True), (4, True)):
             if number > int(version):
@@ -82,10 +81,10 @@ class Outages:
     def __init__(self) -> None:
         self.watched_s: list[float] = []
 
-    async def get(self, path: str) -> dict[str, Any]:
+    async def get(self, path: str, *, accept: str) -> dict[str, Any]:
         return {"metadata": {"resourceVersion": "1"}, "items": [node("1", cordoned=False)]}
 
-    async def watch(self, path: str, version: str) -> AsyncIterator[dict[str, Any]]:
+    async def watch(self, path: str, version: str, *, accept: str) -> AsyncIterator[dict[str, Any]]:
         self.watched_s.append(now())
         yield {"type": "MODIFIED", "object": node(str(int(version) + 1), cordoned=False)}
         await asyncio.sleep(100)
@@ -127,9 +126,8 @@ class Ending:
     [
         lambda api: Collection(api, "/api/v1/nodes", lambda one: one)._follow(),
         lambda api: JobsWithPods(api).run(),
-        lambda api: watch_one(api, "/api/v1/secrets", "one", lambda: None),
     ],
-    ids=["collection", "pods of jobs", "one object"],
+    ids=["collection", "pods of jobs"],
 )
 async def test_watches_that_end_at_once_are_asked_for_once_a_second(
     follow: Callable[[Any], Coroutine[None, None, None]],

@@ -49,7 +49,7 @@ class Unreadable(MemoryStore):
 
 
 class Failing:
-    async def get(self, path: str) -> dict[str, Any]:
+    async def get(self, path: str, *, accept: str) -> dict[str, Any]:
         raise ValueError("a defect")
 
 

@@ -31,6 +31,7 @@ from console.local.report.timeline import Timeline
 from launcher_shim.exit_status import EXIT_KILLED, EXIT_TERMINATED, EXIT_UNAVAILABLE
 from launcher_shim.pod.restarting import VARIABLE as RESTART_STEPS
 from launcher_shim.rundir import layout
+from rdzv.race import first_of
 
 State = Literal[
     "starting",
@@ -118,18 +119,13 @@ class LocalNode:
     async def _until_ready(self, sidecar: asyncio.Task[int]) -> Ending | None:
         """Wait for the sidecar; return the node's end if the sidecar ends or takes too long."""
         ready = asyncio.create_task(until_ready(self._pod.http_port), name=f"readiness {self.name}")
-        try:
-            await asyncio.wait(
-                (ready, sidecar), timeout=READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            ready.cancel()
+        await first_of(ready, asyncio.shield(sidecar), timeout_s=READY_TIMEOUT_S)
         if sidecar.done():
             status, what = sidecar.result(), f"ended with {sidecar.result()}"
             next_, reason = after_exit(self.name, status, 0, self._closing())
             if next_ == "spare":
                 return self._end("spare", status, reason)
-        elif ready.done():
+        elif not ready.cancelled():
             return None
         else:
             status, what = EXIT_UNAVAILABLE, f"is not ready after {READY_TIMEOUT_S:g} s"
@@ -201,14 +197,12 @@ class LocalNode:
         """Wait for the launcher; once it is asked to end, repeat SIGTERM if one may be lost."""
         if self._payload.insistent:
             ended = asyncio.create_task(launcher.wait(), name=f"end of {self.name}")
-            asked = asyncio.create_task(self._interrupted.wait(), name=f"asked {self.name}")
             try:
-                await asyncio.wait((ended, asked), return_when=asyncio.FIRST_COMPLETED)
+                await first_of(asyncio.shield(ended), self._interrupted.wait())
                 while not ended.done():
                     send({launcher.pid}, signal.SIGTERM)
                     await asyncio.wait((ended,), timeout=INSIST_INTERVAL_S)
             finally:
-                asked.cancel()
                 ended.cancel()
         return await launcher.wait()
 

@@ -325,9 +325,7 @@ class LauncherSession:
         async with asyncio.TaskGroup() as tasks:
             arriving = tasks.create_task(self._carry_out(lambda kv: kv.reads.wait(own)))
             while not arriving.done() and not self._exist(keys):
-                news = tasks.create_task(agent.news())
-                await asyncio.wait((arriving, news), return_when=asyncio.FIRST_COMPLETED)
-                news.cancel()
+                await first_of(asyncio.shield(arriving), agent.news())
             arriving.cancel()
         return wire.STOP_WAITING
 

@@ -19,6 +19,7 @@ from launcher_shim.c10d.values.transactions import Transactions
 from launcher_shim.c10d.values.waiters import Waiters
 from launcher_shim.tcpstore import wire
 from rdzv.mirror import Mirror
+from rdzv.race import first_of
 
 
 class Reads:
@@ -132,10 +133,4 @@ class Reads:
                     cells |= await self._transactions.read(left)
             return cells
 
-        async with asyncio.TaskGroup() as tasks:
-            reading = tasks.create_task(read(), name="read launchers' keys")
-            await asyncio.wait((reading, come), return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                return reading.result()
-            reading.cancel()
-        return {}
+        return await first_of(read(), asyncio.shield(come)) or {}
