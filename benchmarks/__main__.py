@@ -29,6 +29,7 @@ BENCHMARKS = {
     "stuck": "one of four ranks comes to stand still, 100 times; 10,000 calm steps, 50 min",
     "step": "a step boundary with no drain going, beside a loop without it, 10 s",
     "drain": "a notice, the save of all, and the next step, beside native SIGTERM, 7 min",
+    "in_place": "worlds change in place: joins, drains, losses, 8 ranks, a state of 1 GB, 25 min",
     "horovod": "hosts leave and join a real horovodrun, beside one on OpenSSH, 15 min",
     "tunnel": "a command and its output through the tunnel, beside OpenSSH, 1 min",
     "hosts": "a membership change reaches 32 host lists; the script that prints one, 1 min",

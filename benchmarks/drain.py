@@ -71,8 +71,8 @@ async def measure(notices: int = NOTICES, turns: int = TURNS) -> list[Figure]:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
         for turn in range(turns):
             bare.append(await bare_restart(root / f"bare-{turn}"))
-            drains += await _drains(root / f"job-{turn}", endpoint)
-            native.append(await _native(root / f"native-{turn}"))
+            drains += await row_of_drains(root / f"job-{turn}", endpoint)
+            native.append(await native_sigterm(root / f"native-{turn}"))
             _say(
                 f"bare restart {bare[-1]:.2f} s; drained, to the next step:"
                 f" {', '.join(f'{one.next_step_s:.2f}' for one in drains[-DRAINS:])} s;"
@@ -240,7 +240,7 @@ class Record:
         return commit.epoch if commit else 0
 
 
-async def _drains(directory: Path, endpoint: str) -> list[Drained]:
+async def row_of_drains(directory: Path, endpoint: str) -> list[Drained]:
     """Drain rank 0 of one job repeatedly; between two drains another node joins."""
     await asyncio.to_thread(directory.mkdir)
     keys = JobKeys("bench", directory.name)
@@ -303,7 +303,7 @@ async def recording(keys: JobKeys, endpoint: str) -> AsyncIterator[Record]:
         await store.close()
 
 
-async def _native(directory: Path) -> float:
+async def native_sigterm(directory: Path) -> float:
     """Measure the time from SIGTERM to an agent without the store to the others' next step."""
     async with torchruns() as running:
         await start_native(directory, running, NODES, SIZE)

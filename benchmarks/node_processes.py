@@ -56,7 +56,7 @@ class Steps:
 
 
 class Torchrun:
-    """One torchrun with its workers; run under ``wrapper`` if given."""
+    """One torchrun with its workers, which run ``script``; under ``wrapper`` if given."""
 
     def __init__(
         self,
@@ -64,12 +64,13 @@ class Torchrun:
         environment: dict[str, str],
         *arguments: str,
         wrapper: Sequence[str] = (),
+        script: Path = SCRIPT,
     ) -> None:
         self.steps = Steps(directory / "steps")
         self._log = directory / "torchrun.log"
         self._command = (
             *(*wrapper, sys.executable, "-m", "torch.distributed.run"),
-            *(*arguments, str(SCRIPT)),
+            *(*arguments, str(script)),
         )
         self._environment = {
             **os.environ,

@@ -77,7 +77,7 @@ async def measure(rounds: int = ROUNDS) -> list[Figure]:
         for turn in range(rounds):
             bare.append(await bare_restart(root / f"bare-{turn}"))
             _say(f"bare restart of 2 workers: {bare[-1]:.2f} s")
-            killed_agent_s, killed_node_s = await _kills(root / f"job-{turn}", endpoint)
+            killed_agent_s, killed_node_s = await kills(root / f"job-{turn}", endpoint)
             agent.append(killed_agent_s)
             node.append(killed_node_s)
             _say(f"rank 0's agent killed: {agent[-1]:.2f} s, its node: {node[-1]:.2f} s")
@@ -113,7 +113,7 @@ def _figure(name: str, runs: list[float], bare: list[float], limit_s: float) -> 
     )
 
 
-async def _kills(directory: Path, endpoint: str) -> tuple[float, float]:
+async def kills(directory: Path, endpoint: str) -> tuple[float, float]:
     """Kill rank 0's agent with its workers; let it come back; kill its whole node."""
     nodes = [Node(directory, directory.name, f"node-{n}", endpoint) for n in range(NODES)]
     try:

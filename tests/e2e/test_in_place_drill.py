@@ -43,6 +43,7 @@ def drill(run_job: RunJob, etcd: list[str], changes: list[tuple[str, bool]]) -> 
             while len(job.nodes) >= MOST and kind in ("join",):
                 drill.change("drain", rank_0=False)
             drill.change(kind, rank_0=rank_0)
+        assert len(drill.folders()) == 1, "keys of earlier worlds are left"
         job.stop_training()
         assert set(job.launchers_end()) == {0}
         drill.check()
@@ -62,3 +63,12 @@ def test_fifty_changes_of_every_kind(run_job: RunJob, etcd: list[str]) -> None:
     in_place = [one for one in done.outcomes if not one.fell_back]
     assert len(in_place) >= 0.9 * len(done.outcomes)
     assert not [one for one in in_place if one.restarted]
+    done.flat()
+
+
+@pytest.mark.timeout(900)
+def test_changes_that_fall_into_a_form(run_job: RunJob, etcd: list[str]) -> None:
+    """Those of the fifty that ``test_in_place.py`` has none of."""
+    kinds = ("torchrun", "store in a form", "two", "sidecar in a form", "stop")
+    done = drill(run_job, etcd, [(kind, True) for kind in kinds])
+    assert not [one for one in done.outcomes if one.fell_back or one.restarted]

@@ -10,6 +10,7 @@ import pytest
 
 from older_torch import SETUP_TIMEOUT_S, python_with_torch
 from tests.support.training.drain_job import a_row_of_drains, draining_job
+from tests.support.training.in_place_drill import SCRIPT, Drill
 from tests.support.training.job import RunJob
 
 pytestmark = [
@@ -52,3 +53,24 @@ def test_drains_in_a_row_lose_no_step_and_close_no_run(
     with draining_job(run_job, embedded, least=2, most=4, python=python) as job:
         a_row_of_drains(job, 5)
         assert job.round.closed == ""
+
+
+def test_a_world_changes_in_place(run_job: RunJob, embedded: list[str], version: str) -> None:
+    python = python_with_torch(version)
+    with run_job(
+        embedded,
+        least=1,
+        most=4,
+        wrapped=True,
+        python=python,
+        script=SCRIPT,
+        sidecar_environ={"MUSTER_GRACE_S": "90"},
+    ) as job:
+        drill = Drill(job, seed=1)
+        drill.begin(3)
+        for kind in ("drain", "join", "node", "join", "worker", "torchrun"):
+            outcome = drill.change(kind, rank_0=True)
+            assert (outcome.fell_back, outcome.restarted) == ("", ()), str(outcome)
+        job.stop_training()
+        assert set(job.launchers_end()) == {0}
+        drill.check()

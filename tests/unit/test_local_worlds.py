@@ -33,6 +33,33 @@ def test_a_world_is_told_from_the_next_by_its_rank_0() -> None:
     ]
 
 
+def test_a_world_that_changes_in_place_is_said_to_and_repeats_no_step() -> None:
+    worlds = Worlds()
+
+    def see(
+        at_s: float, pid: int, size: int, step: int, number: int, master: str = "m:1"
+    ) -> object:
+        one = Progress(pid, 0, size, 0, step, 0.0, master=master, world=number)
+        return worlds.see(at_s, one)
+
+    assert see(1.0, 7, 2, 0, 0) == "first step: 0 in a world of 2"
+    assert see(1.2, 7, 2, 1, 1) is None  # it has formed
+    assert see(5.0, 7, 2, 40, 1) is None
+    joined = "trains again at step 40 in a world of 3 after 0.2 s, no step is lost, in place"
+    assert see(5.2, 7, 3, 40, 2) == joined
+    see(9.0, 7, 3, 80, 2)
+    # Rank 0 alone had made step 80.
+    lost = "trains again at step 79 in a world of 2 after 0.5 s, 1 step is trained again, in place"
+    assert see(9.5, 8, 2, 79, 3) == lost
+    see(12.0, 8, 2, 99, 3)
+    swapped = "trains again at step 99 in a world of 2 after 0.1 s, no step is lost, in place"
+    assert see(12.1, 8, 2, 99, 4) == swapped
+    see(14.0, 8, 2, 120, 0)  # it falls back
+    restarted = "trains again at step 121 in a world of 3 after 6.0 s, no step is lost"
+    assert see(20.0, 9, 3, 121, 5, "m:2") == restarted
+    assert len(worlds.all) == 5
+
+
 def test_the_first_world_of_a_size_from_one_on() -> None:
     worlds = Worlds()
     for pid, size in enumerate((2, 3, 2)):

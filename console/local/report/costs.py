@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from console.local.report.timeline import Moment, Timeline
-from console.local.report.worlds import World, again
+from console.local.report.worlds import World, again, in_place
 from rdzv.counting import counted
 
 GOES_ON_S = 1.0
@@ -165,9 +165,10 @@ def _explained(timeline: Timeline, before: World, after: World) -> list[Moment]:
 
 def _steps(before: World, after: World) -> str:
     steps, exact = again(before, after), before.every == after.every == 1
+    how = ", in place" if in_place(before, after) else ""
     if steps <= 0:
-        return "no step lost" if exact else "no printed step again"
-    return f"{'' if exact else 'about '}{counted(steps, 'step')} again"
+        return f"{'no step lost' if exact else 'no printed step again'}{how}"
+    return f"{'' if exact else 'about '}{counted(steps, 'step')} again{how}"
 
 
 def _without_world(one: Moment, last: World) -> Cost:

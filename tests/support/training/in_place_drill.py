@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.rundir.progress import read_ranks
+from launcher_shim.c10d.stages import SHARED_RUN
 from rdzv.records.world import WorldChange
 from tests.support.training.drain_job import DRAINED_STATUS, gone, terminate
 from tests.support.training.job import FORM_TIMEOUT_S, Job
@@ -32,6 +33,11 @@ FEWEST, MOST = 2, 5
 AWAY_S = 3.0
 """Time for which the store is away."""
 
+LONG = 10
+"""Worlds of a process that should not have grown in them."""
+
+GROWTH_KIB, SPARE_DESCRIPTORS = 16 * 1024, 4
+
 
 @dataclass(frozen=True)
 class Made:
@@ -44,6 +50,13 @@ class Made:
     world: int
     loss: float
     checksum: int
+    used: Used
+
+
+@dataclass(frozen=True)
+class Used:
+    """The memory and the descriptors of a process."""
+
     resident_kib: int
     descriptors: int
 
@@ -84,10 +97,11 @@ class Drill:
     def __init__(self, job: Job, seed: int) -> None:
         self.job = job
         self.outcomes: list[Outcome] = []
+        self.sidecars: dict[int, list[Used]] = {}
+        """What each sidecar's process used after each change."""
         self._random = random.Random(seed)
         self._account = job.directory / "account"
         self._account.mkdir()
-        self._struck = 0
         job.script_environ |= {
             "IN_PLACE_DIR": str(self._account),
             "CHECKPOINT_DIR": str(job.directory / "saved"),
@@ -137,6 +151,10 @@ class Drill:
         job.tell(str(outcome))
         with (job.directory / "drill.txt").open("a") as file:
             file.write(f"{outcome}\n")
+        for node in job.nodes.values():
+            if node.sidecar is not None:
+                pid = node.sidecar.pid
+                self.sidecars.setdefault(pid, []).append(used(pid))
         return outcome
 
     def _act(self, kind: str, victim: Node) -> tuple[str, set[str], Callable[[], object]]:
@@ -365,21 +383,62 @@ class Drill:
         (path,) = [one for one in folder.iterdir() if one.is_file()]
         return [_made(line).loss for line in path.read_text().splitlines()]
 
+    def folders(self) -> set[bytes]:
+        """The numbers of worlds of which the store has keys."""
+        job = self.job
+        shared = job.keys.in_generation(job.generation).run(SHARED_RUN)
+        names = [
+            shared.split(key)[1]
+            for key in job.witness.kvs()
+            if key.startswith((shared.kv, shared.sums))
+        ]
+        return {name.split(b"/")[2] for name in names if name.startswith(b"muster.world/")}
+
+    def growth(self) -> list[str]:
+        """What the processes of ten worlds or more used after a third of their time, and last."""
+        found = []
+        for life in self.lives():
+            worlds = len({one.world for one in life.steps})
+            if worlds >= LONG:
+                taken = [one.used for one in life.steps]
+                found.append(f"worker of {life.node}, {worlds} worlds: {grown(taken)}")
+        for pid, taken in self.sidecars.items():
+            if len(taken) >= LONG:
+                found.append(f"sidecar {pid}, {len(taken)} changes: {grown(taken)}")
+        return found
+
+    def flat(self) -> None:
+        """Assert that no process of many worlds grows."""
+        lives = [life for life in self.lives() if len({one.world for one in life.steps}) >= LONG]
+        series = [[one.used for one in life.steps] for life in lives]
+        series += [taken for taken in self.sidecars.values() if len(taken) >= LONG]
+        assert lives, "no process has lived through many worlds"
+        for taken in series:
+            early, last = taken[len(taken) // 3], taken[-1]
+            assert last.resident_kib - early.resident_kib < GROWTH_KIB, grown(taken)
+            assert last.descriptors - early.descriptors <= SPARE_DESCRIPTORS, grown(taken)
+
     def report(self) -> str:
-        """One line a change, and the growth of the longest lives."""
-        longest = sorted(self.lives(), key=lambda one: -len(one.steps))[:3]
-        return "\n".join([*map(str, self.outcomes), *map(growth, longest)])
+        """One line a change, and one a long life."""
+        return "\n".join([*map(str, self.outcomes), *self.growth()])
 
 
-def growth(life: Life) -> str:
-    """What a process used after a third of its steps, and at its end."""
-    third, last = life.steps[len(life.steps) // 3], life.steps[-1]
-    worlds = len({one.world for one in life.steps})
+def grown(taken: list[Used]) -> str:
+    """What a process used after a third of its time, and last."""
+    early, last = taken[len(taken) // 3], taken[-1]
     return (
-        f"{life.node}: {len(life.steps)} steps in {worlds} worlds,"
-        f" {third.resident_kib} -> {last.resident_kib} KiB,"
-        f" {third.descriptors} -> {last.descriptors} descriptors"
+        f"{early.resident_kib} -> {last.resident_kib} KiB,"
+        f" {early.descriptors} -> {last.descriptors} descriptors"
     )
+
+
+def used(pid: int) -> Used:
+    """What a process uses now; nothing if it is not there."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return Used(pages * 4, len(os.listdir(f"/proc/{pid}/fd")))
+    except (FileNotFoundError, ProcessLookupError):
+        return Used(0, 0)
 
 
 def worker_of(node: Node) -> int:
@@ -402,8 +461,8 @@ def plan(changes: int, seed: int) -> list[tuple[str, bool]]:
 def _made(line: str) -> Made:
     at_s, step, rank, size, world, loss, checksum, resident, descriptors = line.split()
     place = (int(rank), int(size), int(world))
-    used = (int(resident), int(descriptors))
-    return Made(float(at_s), int(step), *place, float(loss), int(checksum), *used)
+    taken = Used(int(resident), int(descriptors))
+    return Made(float(at_s), int(step), *place, float(loss), int(checksum), taken)
 
 
 def _nothing() -> None:
