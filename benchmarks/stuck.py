@@ -58,7 +58,7 @@ STARTED_S, NAMED_S, TOLD_S, MOVED_S, CALM_S = 420.0, 150.0, 100.0, 150.0, 5400.0
 """Time limits."""
 NOTHING_S = 25.0
 """Time after a fault in which there is nothing to ask for."""
-PAUSE_S = 3.0
+PAUSE_S = 4.0
 _NAMED = re.compile(r"rank (\d+) \(([^)]+)\)")
 _METRIC = re.compile(r'^muster_stuck_ranks\{.*rank="(\d+)".*\} 1', re.MULTILINE)
 

@@ -148,7 +148,8 @@ class RunDir:
             for path in EXEC_PROGRAMS:
                 self._ensure(path, exec_program(path), 0o755)
             # Where Python may keep what it has compiled: else each start of one would compile it.
-            self._make_dir(self.path / layout.MODULES / "__pycache__", 0o1777)
+            for folder in ("", "muster"):
+                self._make_dir(self.path / layout.MODULES / folder / "__pycache__", 0o1777)
             startup = PACKAGES / "launcher_shim/pod" / layout.STARTUP
             self._ensure(f"{layout.MODULES}/{layout.STARTUP}", startup.read_bytes(), 0o644)
 

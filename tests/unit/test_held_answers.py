@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -29,13 +30,13 @@ def held(
     reform: Reform | None = None,
     after_s: float = 0.0,
     parked: bool = False,
-    evicts_s: float = math.inf,
+    **due: Any,
 ) -> float:
     """For how many seconds more ``me``'s look is held, ``after_s`` after it came."""
     snapshot = run((me, *others), current or world(), membership=membership)
     shown = view(snapshot, POLICY, me, parked=parked, parks=True)
     found, why = held_for(
-        *(NOW + after_s, NOW, snapshot, reform or Reform(), POLICY, me, shown, evicts_s)
+        *(NOW + after_s, NOW, snapshot, reform or Reform(), POLICY, me, shown), **due
     )
     assert why
     return round(found, 3)
@@ -84,6 +85,8 @@ def test_the_last_look_before_a_silent_node_is_evicted_is_held() -> None:
     assert held(A, B, C, evicts_s=NOW + 1.0) == 0
     assert held(A, B, C, evicts_s=NOW - 0.5) == HELD_MAX_S  # the second suspicion may come late
     assert held(A, B, C, evicts_s=NOW - HELD_MAX_S) == 0  # nothing came of it
+    # It was, and the end of the world is not in the store yet.
+    assert held(A, B, C, ends=True) == HELD_MAX_S
 
 
 def test_who_sees_that_it_has_to_do_something_waits_for_nothing() -> None:

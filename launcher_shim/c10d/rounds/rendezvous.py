@@ -203,9 +203,12 @@ class Rendezvous:
             return 0.0
         evaluation = self._evaluator.evaluate()
         snapshot, reform = evaluation.snapshot, evaluation.reform
-        evicts_s = self._silences.evicts_s({seat.member for seat in snapshot.round.frozen})
-        policy = self.policy()
-        return held_for(now, asked_s, snapshot, reform, policy, node, shown, evicts_s)[0]
+        held_s, _ = held_for(
+            *(now, asked_s, snapshot, reform, self.policy(), node, shown),
+            ends=bool(why_it_ends(snapshot, evaluation.standings, reform)),
+            evicts_s=self._silences.evicts_s({seat.member for seat in snapshot.round.frozen}),
+        )
+        return held_s
 
     def is_dead(self, round_number: int) -> bool:
         """Return whether no key of this round will be set any more."""

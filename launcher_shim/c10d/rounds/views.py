@@ -102,12 +102,15 @@ def held_for(
     policy: RoundPolicy,
     node: Node,
     shown: View,
+    *,
+    ends: bool = False,
     evicts_s: float = math.inf,
 ) -> tuple[float, str]:
     """Return for how many seconds the answer to a look of ``node`` may be held back, and why.
 
-    ``asked_s``: when it looked. ``shown``: its view, which is what it was shown last. ``evicts_s``:
-    when a silent node of its world may be evicted. torch looks once a second at most, so a change
+    ``asked_s``: when it looked. ``shown``: its view, which is what it was shown last. ``ends``: it
+    is due to write that its world must form again, as a node is lost. ``evicts_s``: when a silent
+    node of its world may be evicted. torch looks once a second at most, so a change
     that comes between two looks is seen late. While it looks it handles no signal and sees no
     worker fail: so only beside a change, and in no pod that leaves.
     """
@@ -128,7 +131,7 @@ def held_for(
         return 0.0, "its world changes in place"
     if any(seat.member in membership.leaving for seat in current.frozen):
         return left_s, "a drain is in progress"
-    if membership.ends_round or membership.join_agreed or reform.cause:
+    if ends or membership.ends_round or membership.join_agreed or reform.cause:
         return left_s, "the world is about to form again"
     # A look before that is answered at once: the next one comes in time.
     if asked_s >= reform.wake_at_s - HELD_BEFORE_S:
