@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from docs_site.navigation import Group, groups
+from docs_site.rendering import with_diagrams, with_plain_pipes, with_tabs
 
 BUILD_TIMEOUT_S = 300
 
@@ -39,6 +40,7 @@ language = "en"
 font = false
 features = [
   "content.code.copy",
+  "content.tabs.link",
   "navigation.footer",
   "navigation.path",
   "navigation.sections",
@@ -68,6 +70,12 @@ tables = {{}}
 pymdownx.highlight = {{}}
 pymdownx.superfences = {{}}
 
+# A tab has the anchor of the heading that it is made of.
+[project.markdown_extensions.pymdownx.tabbed]
+alternate_style = true
+slugify.object = "pymdownx.slugs.slugify"
+slugify.kwds.case = "lower"
+
 # Anchors as a git host names them, so that a link to one holds on both.
 [project.markdown_extensions.toc]
 permalink = true
@@ -77,8 +85,10 @@ slugify.kwds.case = "lower"
 
 STYLE = """\
 .md-grid { max-width: 84rem; }
-/* The button that copies stands over the end of a line otherwise. */
-.md-typeset pre > code { padding-right: 3rem; }
+/* A long line goes on in the next one, and keeps clear of the button that copies. */
+.md-typeset pre > code { padding-right: 3rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+.md-typeset .diagram pre > code { white-space: pre; }
+.md-typeset thead:not(:has(th:not(:empty))) { display: none; }
 """
 
 
@@ -90,8 +100,9 @@ def build(repository: Path, site: Path) -> bool:
             copy = staged / "pages" / path
             copy.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == ".md":
-                page = with_titles(repository, path)
-                copy.write_text(with_lists_apart(page), encoding="utf-8")
+                page = with_lists_apart(with_titles(repository, path))
+                page = with_tabs(with_plain_pipes(with_diagrams(page)))
+                copy.write_text(page, encoding="utf-8")
             else:
                 shutil.copyfile(repository / path, copy)
         configuration = CONFIGURATION.format(menu=_menu(groups(repository)))
