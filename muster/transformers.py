@@ -35,7 +35,7 @@ from muster.draining import Drain, drain
 from muster.resuming import check_first, last_commit, shortfall
 from muster.tag import save_tag
 from muster.transformers_data import TrainerData
-from muster.transformers_wiring import MODEL_ALONE, SHORT, total_batch
+from muster.transformers_wiring import MODEL_ALONE, SHORT, fault_in_place, total_batch
 from muster.world_mark import WorldMark, is_left_behind, mark, marked
 
 log = logging.getLogger(__name__)
@@ -88,6 +88,8 @@ class MusterCallback(TrainerCallback):
         self._data: Optional[TrainerData] = None
         self._mark: Optional[WorldMark] = None
         self._steps_only = steps_only
+        self._in_place: Any = None
+        """The ``InPlace`` of the trainer, if its world changes in place."""
         if steps_only and global_batch:
             raise ValueError(
                 "MusterCallback: with steps_only=True it keeps no global_batch: leave it out"
@@ -127,6 +129,11 @@ class MusterCallback(TrainerCallback):
         if args.save_only_model:
             refuse(ValueError(MODEL_ALONE))
         self._state, self._step = state, state.global_step
+        if self._in_place is not None:
+            self._drain = self._in_place.world.drain
+            self._mark = WorldMark(str(args.output_dir), marks=state.is_world_process_zero)
+            self._mark.begin()
+            return
         check_first(
             state.global_step + 1,
             "give train() resume_from_checkpoint=last_checkpoint(%r)" % args.output_dir,
@@ -164,6 +171,8 @@ class MusterCallback(TrainerCallback):
         self._step = state.global_step
         if self._data is not None:
             self._data.note(state)
+        if self._in_place is not None:
+            self._in_place.count_step(state)
         if self._drain is not None and self._drain.commit_due(state.global_step):
             control.should_save = True
             control.should_evaluate = False
@@ -192,6 +201,27 @@ class MusterCallback(TrainerCallback):
         """Stop taking part in drains."""
         self._leave()
 
+    def _train_in_place(self, trainer: Trainer) -> Optional[TrainOutput]:
+        """Train in worlds that change in place; None where they cannot."""
+        from muster.transformers_in_place import InPlace
+        from muster.world.reentry import FallsBack, changes_in_place
+
+        assert self._data is not None
+        wrong = MODEL_ALONE if trainer.args.save_only_model else fault_in_place(trainer)
+        if wrong:
+            raise ValueError("muster.transformers.train(in_place=True): " + wrong)
+        if not changes_in_place():
+            return None
+        resume = _newest(str(trainer.args.output_dir), last_commit())
+        self._in_place = made = InPlace(trainer, self._data, resume)
+        try:
+            return made.train()
+        except FallsBack:
+            made.withdraw()
+            return None
+        finally:
+            self._in_place = self._drain = None
+
     def _check(self, control: TrainerControl) -> None:
         """Raise ``LaterWorld`` where the trainer is about to save, and may not."""
         if control.should_save and self._mark is not None:
@@ -204,6 +234,8 @@ class MusterCallback(TrainerCallback):
         traceback: Optional[TracebackType] = None,
     ) -> None:
         global _taking_part
+        if self._in_place is not None:
+            self._drain = None  # it is the world's
         if self._drain is not None:
             self._drain.__exit__(kind, error, traceback)
             self._drain = None
@@ -215,19 +247,33 @@ _taking_part: Optional[MusterCallback] = None
 
 
 def train(
-    trainer: Trainer, *, global_batch: int, last: Optional[str] = None, replace: bool = False
+    trainer: Trainer,
+    *,
+    global_batch: int,
+    last: Optional[str] = None,
+    replace: bool = False,
+    in_place: bool = False,
 ) -> TrainOutput:
     """Train from the checkpoint of the last commit, or a later whole one; return what it returns.
 
     Every rank calls it in place of ``trainer.train()``. The options are ``MusterCallback``'s, which
     says what raises ``ValueError``. Raises ``TypeError`` for what is no ``Trainer``.
+
+    ``in_place``: let the world change around the trainer, in the same process, where the sidecars
+    can (docs/in-place.md); it needs plain ``DistributedDataParallel``. The output's loss and
+    metrics are then of the steps since the last change. Raises ``ValueError`` for a trainer of
+    another kind.
     """
     if not isinstance(trainer, Trainer):
         raise TypeError(
             "muster.transformers.train: give it a transformers Trainer, and no %s"
             % type(trainer).__name__
         )
-    with MusterCallback(trainer, global_batch=global_batch, last=last, replace=replace):
+    with MusterCallback(trainer, global_batch=global_batch, last=last, replace=replace) as callback:
+        if in_place:
+            found = callback._train_in_place(trainer)
+            if found is not None:
+                return found
         return trainer.train(resume_from_checkpoint=last_checkpoint(str(trainer.args.output_dir)))
 
 

@@ -78,7 +78,8 @@ class TrainerData:
         self._create_scheduler = trainer.create_scheduler
         self._last_step = 0
         self._at = 0
-        self._probed = False
+        self.probed = False
+        """Whether the kind of loss was looked at: once, on all ranks together."""
         trainer.get_train_dataloader = self.loader
         trainer.compute_loss = self.compute_loss
         trainer.get_batch_samples = self.get_batch_samples
@@ -152,9 +153,14 @@ class TrainerData:
             total = ceil(self._trainer.args.num_train_epochs * per_epoch)
             more = sampler.steps_left + total - (sampler.epoch + 1) * per_epoch
             max_steps = state.global_step + max(0, more)
+        return self.go_on(max_steps, per_epoch, epochs), 0
+
+    def go_on(self, max_steps: int, per_epoch: int, epochs: int) -> int:
+        """Go on from the sampler's place to ``max_steps``; return the epochs to skip."""
+        state = self._trainer.state
         state.max_steps = self._last_step = max_steps
-        after = max(0, max_steps - state.global_step - sampler.steps_left)
-        return epochs - 1 - -(-after // per_epoch), 0
+        after = max(0, max_steps - state.global_step - self.sampler.steps_left)
+        return int(epochs - 1 - -(-after // per_epoch))
 
     def _adopt(self, state: Any) -> bool:
         """Go on from a checkpoint that has no place in the data: at the end of its epoch.
@@ -206,8 +212,8 @@ class TrainerData:
     def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
         """Compute the trainer's own loss, weighed by the micro batch's number of samples."""
         items = named.get("num_items_in_batch")
-        if model.training and not self._probed:
-            self._probed = True
+        if model.training and not self.probed:
+            self.probed = True
             self._probe(model, inputs, items)
         found = self._compute_loss(model, inputs, *rest, **named)
         if not model.training:

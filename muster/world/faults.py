@@ -81,8 +81,14 @@ def _tensors_of(parts: Iterable[Any]) -> Set[int]:
     return _parameters_of(modules) | {id(it) for one in modules for it in one.buffers()}
 
 
-def unnamed(parts: Mapping[str, Any]) -> str:
-    """Return what the script has made that changes in training and is no part; or ""."""
+CURE = "name it in World(...)"
+
+
+def unnamed(parts: Mapping[str, Any], cure: str = CURE) -> str:
+    """Return what the script has made that changes in training and is no part; or "".
+
+    ``cure``: what to do about it.
+    """
     named = {id(one) for one in parts.values()}
     for one in parts.values():
         named |= {id(inner) for inner in getattr(one, "_schedulers", ())}
@@ -92,13 +98,13 @@ def unnamed(parts: Mapping[str, Any]) -> str:
         kind = type(one)
         if id(one) in named or not isinstance(kind, type):
             continue
-        wrong = _wrong(one, kind, named, own)
+        wrong = _wrong(one, kind, named, own, cure)
         if wrong:
             return wrong
     return ""
 
 
-def _wrong(one: Any, kind: type, named: Set[int], own: Set[int]) -> str:
+def _wrong(one: Any, kind: type, named: Set[int], own: Set[int], cure: str) -> str:
     if issubclass(kind, DistributedSampler):
         return (
             "a DistributedSampler keeps the rank and the world size of its start: divide each batch"
@@ -118,7 +124,8 @@ def _wrong(one: Any, kind: type, named: Set[int], own: Set[int]) -> str:
         missing = "a sampler" if one.counted or one.placed else ""
     if not missing:
         return ""
-    return "%s (%s) changes in training and is not among the parts: name it in World(...)" % (
+    return "%s (%s) changes in training and is not among the parts: %s" % (
         missing,
         kind.__name__,
+        cure,
     )

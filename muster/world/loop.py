@@ -62,6 +62,9 @@ class World:
     Raises ``ValueError`` as the first step begins if something changes that is not among the parts.
     """
 
+    of_trainer = False
+    """Whether a trainer has made a process group before, and may need one afterwards."""
+
     def __init__(
         self,
         backend: str,
@@ -162,7 +165,7 @@ class World:
         if self._orders is not None and self._orders.read() is None:
             self._orders = None
         if self._orders is not None:
-            if dist.is_initialized():
+            if dist.is_initialized() and not self.of_trainer:
                 raise RuntimeError(
                     "World: a process group is there already: leave out init_process_group, as the"
                     " world makes one at each change"
@@ -194,7 +197,7 @@ class World:
             self._drain = None
         for replica in self._replicas:
             replica.release()
-        if error is None:
+        if error is None and not self.of_trainer:
             self._group.destroy()
 
     def _tell(self) -> None:

@@ -12,13 +12,15 @@ import pytest
 
 from agent.rundir.progress import read_ranks
 from tests.support.training.drain_job import DRAINED_STATUS, gone, released, terminate
+from tests.support.training.in_place_log import assert_each_sample_once
 from tests.support.training.job import FORM_TIMEOUT_S, Job, RunJob
 from tests.support.training.pods import ROOT, Node
 from tests.support.training.step_log import step_lines
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
-SCRIPT = ROOT / "tests" / "support" / "scripts" / "world_loop.py"
+SCRIPTS = ROOT / "tests" / "support" / "scripts"
+SCRIPT = SCRIPTS / "world_loop.py"
 
 
 def in_place(run_job: RunJob, endpoints: list[str], **settings: Any) -> Any:
@@ -169,3 +171,30 @@ def test_the_last_pod_saves_as_today_before_it_goes(run_job: RunJob, embedded: l
         assert "too few stay" in only.sidecar_log()
         (saved,) = (job.directory / "saved").glob(f"*-{drain.step:08d}.pt")
         assert saved.exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("trainer", ["transformers"])
+def test_a_trainer_lives_through_a_join_a_drain_and_a_kill(
+    run_job: RunJob, embedded: list[str], trainer: str
+) -> None:
+    with in_place(run_job, embedded, script=SCRIPTS / f"in_place_{trainer}.py") as job:
+        job.script_environ |= {"CHECKPOINT_DIR": str(job.directory / "saved")}
+        first, second = job.add(2)
+        until_size(job, 2)
+        (third,) = job.add()
+        until_size(job, 3)
+        terminate(job, first)
+        assert gone(job, first) == DRAINED_STATUS
+        until_size(job, 2)
+        (worker,) = processes(job, third)
+        os.kill(int(worker.rpartition(".")[2]), signal.SIGKILL)
+        job.until(lambda: len(processes(job, third)) == 2, FORM_TIMEOUT_S, "it has another worker")
+        until_size(job, 2)
+        job.stop_training()
+        assert set(job.launchers_end()) == {0}
+        job.until(lambda: job.round.closed == "success", 60, "it is closed by success")
+        made_once(job)
+        assert_each_sample_once(job.steps.directory)
+        assert [len(processes(job, one)) for one in (first, second, third)] == [1, 1, 2]
+        assert not [*(job.directory / "saved").rglob("checkpoint-*")], "a change saves nothing"

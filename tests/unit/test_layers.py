@@ -56,9 +56,10 @@ NEEDS = {
     "muster/choice.py": {"torch"},
     "muster/torch_parts.py": {"torch"},
     "muster/transformers_data.py": {"torch"},
+    "muster/transformers_in_place.py": {"accelerate", "torch", "transformers"},
     **{
         f"muster/world/{name}.py": {"torch"}
-        for name in ("faults", "feed", "group", "loop", "replica", "state")
+        for name in ("faults", "feed", "group", "loop", "reentry", "replica", "state")
     },
 }
 """What is only imported by a callback, and needs what that one needs."""

@@ -75,14 +75,19 @@ class Model:
     @property
     def digest(self) -> str:
         """A digest of every bit that is handed over."""
-        tensors = [*self.net.state_dict().values()]
-        for state in self.optimizer.state_dict()["state"].values():
-            tensors += [torch.as_tensor(one) for one in state.values()]
-        found = hashlib.sha256()
-        for one in tensors:
-            found.update(one.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        found.update(json.dumps(self.schedule.state_dict()["_last_lr"]).encode())
-        return found.hexdigest()[:16]
+        return digest_of(self.net, self.optimizer, self.schedule)
+
+
+def digest_of(net: nn.Module, optimizer: Any, schedule: Any) -> str:
+    """A digest of every bit of a model and of what trains it."""
+    tensors = [*net.state_dict().values()]
+    for state in optimizer.state_dict()["state"].values():
+        tensors += [torch.as_tensor(one) for one in state.values()]
+    found = hashlib.sha256()
+    for one in tensors:
+        found.update(one.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    found.update(json.dumps(schedule.state_dict()["_last_lr"]).encode())
+    return found.hexdigest()[:16]
 
 
 def rows_of(step: int) -> list[int]:
@@ -107,14 +112,19 @@ def goal_of(folder: Path) -> int:
         return sys.maxsize
 
 
-def train(case: Case) -> None:
-    """Train until the goal; end the process."""
+def entered(case: Case) -> None:
+    """Make this process a rank of its pod."""
     errors = os.open(case.folder / f"{case.name}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(errors, 2)
     os.environ.update(
         MUSTER_RUN_DIR=str(case.run_dir), RANK="0", WORLD_SIZE="1", LOCAL_RANK=str(case.local_rank)
     )
     torch.set_num_threads(1)
+
+
+def train(case: Case) -> None:
+    """Train until the goal; end the process."""
+    entered(case)
     if case.planted:
         PLANTS[case.planted]()
     with (case.folder / f"{case.name}.jsonl").open("a", buffering=1) as log:

@@ -28,10 +28,14 @@ DEADLINE_S = 100.0
 
 
 class Worlds:
-    """Pods of one rank each, and the world that they are in. ``given``: fields of each ``Case``."""
+    """Pods of one rank each, and the world that they are in. ``given``: fields of each ``Case``.
 
-    def __init__(self, folder: Path, **given: Any) -> None:
+    ``life``: what each rank's process calls.
+    """
+
+    def __init__(self, folder: Path, life: Callable[[Case], None] = train, **given: Any) -> None:
         self.folder = folder
+        self._life = life
         self.members: list[str] = []
         self.number = 0
         self.waits_s = 0.0
@@ -42,7 +46,7 @@ class Worlds:
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.processes: dict[str, Any] = {}
         self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.support.training.survivor"])
+        self._context.set_forkserver_preload([life.__module__])
 
     def __enter__(self) -> Worlds:
         return self
@@ -58,7 +62,7 @@ class Worlds:
             case = replace(Case(name, self.folder), **{**self._given, **given})
             (case.run_dir / "progress").mkdir(parents=True, exist_ok=True)
             self.order(name, phase="idle")
-            process = self._context.Process(target=train, args=(case,), daemon=True)
+            process = self._context.Process(target=self._life, args=(case,), daemon=True)
             process.start()
             self.processes[name] = process
 

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A world for a trainer that owns its loop: its ``train()`` is entered again at each change.
+
+The trainer comes to ``boundary`` before each step, and to ``count_step`` after it. Where the world
+has to change, ``boundary`` raises: the trainer is left, and trains on in the next world, in the
+same process and with the same objects. What the change costs the trainer is one more beginning.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Mapping, Protocol, TypeVar, cast
+
+from muster.progress import own_file
+from muster.world import conduct
+from muster.world.faults import unnamed
+from muster.world.loop import World
+from muster.world.order import IDLE, Order, OrderFile
+
+Trained = TypeVar("Trained")
+
+CURE = "leave out in_place=True"
+
+PART = "trainer"
+"""The name of the part that is neither a model, an optimizer nor the place in the data."""
+
+
+class WorldChanges(BaseException):
+    """Leaves a trainer for the next world; no ``except Exception`` of a callback keeps it."""
+
+
+class FallsBack(Exception):
+    """No world forms in place: the ranks train in the one that their launcher has started."""
+
+
+class Remade(Protocol):
+    """A trainer, with what it makes again in each world: its wrapped model, its rank and its size."""
+
+    def release(self) -> None:
+        """Take all that belongs to a world that is over off the model."""
+
+    def wrap(self) -> None:
+        """Have the trainer see the present world, in which all ranks have one state."""
+
+    def leave(self) -> None:
+        """Keep the state with which the trainer begins again."""
+
+
+class Reentry(World):
+    """The world of one trainer, with the arguments of ``World``; ``remade`` is that trainer."""
+
+    of_trainer = True
+
+    def __init__(
+        self, backend: str, parts: Mapping[str, Any], remade: Remade, *, step: int, timeout: Any
+    ) -> None:
+        super().__init__(backend, parts, step=step, save=_by_trainer, timeout=timeout)
+        self._remade = remade
+        self._replicas.append(cast(Any, remade))
+
+    @property
+    def drain(self) -> Any:
+        """The part in drains; the trainer saves where it says so."""
+        return self._drain
+
+    def run(self, train: Callable[[], Trained]) -> Trained:
+        """Call ``train`` in one world after the other until it returns; return what it returns.
+
+        Raises ``FallsBack`` if the first world cannot be formed in place.
+        """
+        while True:
+            try:
+                with self.next_step():
+                    return train()
+            except WorldChanges:
+                pass
+            self._remade.leave()  # at a boundary, or in a step that a confirmed loss broke
+
+    def boundary(self) -> None:
+        """Come to the boundary before a step; raise ``WorldChanges`` if the world has to change."""
+        self._boundary()
+        while self._orders is not None:
+            order = self._orders.read() or Order(phase=IDLE)
+            verdict, me = conduct.decide(self._me, order)
+            if verdict == conduct.TODAY:
+                self._return_to_today(order)
+                return
+            if verdict not in (conduct.GO, conduct.PUBLISH, conduct.WAIT):
+                raise WorldChanges
+            self._me = me
+            if verdict == conduct.GO:
+                return
+            if verdict == conduct.PUBLISH:
+                self._publish()
+            else:
+                self._pause()
+
+    def count_step(self) -> None:
+        """Count a step that is made: what the trainer does next belongs to it.
+
+        The rank's state is published with the drain's boundary, which comes next.
+        """
+        super()._end_step()
+        self._me = conduct.arrive(self._me, self._me.step)
+        self._at = self._step
+        self._tell()
+
+    def _end_step(self) -> None:
+        """Count nothing: the trainer has returned."""
+
+    def _check(self) -> None:
+        wrong = unnamed(self._named, CURE)
+        if wrong:
+            raise ValueError("in_place=True: " + wrong)
+
+    def _form_alone(self) -> None:
+        raise FallsBack
+
+
+def _by_trainer(step: int) -> None:
+    """Save nothing: the trainer saves at the end of its step."""
+
+
+def changes_in_place() -> bool:
+    """Return whether this rank has a sidecar that lets its world change in place."""
+    file, run_dir = own_file(), os.environ.get("MUSTER_RUN_DIR", "")
+    if file is None or file.is_foreign or not run_dir:
+        return False
+    return OrderFile(run_dir).read() is not None

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank with a Trainer of transformers that lives through changes of its world."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import muster.transformers
+from muster.world import World
+from tests.support.training.survivor import BATCH, PACE_S, ROWS, Case, digest_of, entered, goal_of
+
+MAX_STEPS = 200
+
+
+class Net(nn.Module):
+    """Notes which rows it was trained on."""
+
+    def __init__(self, dies_at: int) -> None:
+        super().__init__()
+        torch.manual_seed(os.getpid())  # only a handed state makes two ranks alike
+        self.net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 2))
+        self.rows: list[int] = []
+        self.step = 0
+        self._dies_at = dies_at
+
+    def forward(self, number: Any, given: Any) -> dict[str, Any]:
+        self.rows += number.tolist()
+        loss = (self.net(given) - given.sin()[:, :2]).square().mean()
+        if self.step + 1 == self._dies_at:
+            loss.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        return {"loss": loss}
+
+
+class Log(TrainerCallback):
+    """Writes each step, and the state in which each world begins."""
+
+    def __init__(self, case: Case, net: Net) -> None:
+        self.case, self.net = case, net
+        self.log = (case.folder / f"{case.name}.jsonl").open("a", buffering=1)
+        self.world: World | None = None
+        self.number = -1
+
+    def say(self, **fields: Any) -> None:
+        self.log.write(json.dumps(fields) + "\n")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        assert self.world is not None
+        self.net.rows.clear()
+        self.net.step = state.global_step
+        self.number = self.world._me.formed
+        digest = digest_of(given["model"], given["optimizer"], given["lr_scheduler"])
+        self.say(world=self.number, at=state.global_step, digest=digest, rank=args.process_index)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        step = self.net.step = state.global_step
+        self.say(step=step, world=self.number, rows=self.net.rows, whole=True)
+        self.net.rows.clear()
+        time.sleep(PACE_S)
+        if step >= goal_of(self.case.folder):
+            control.should_training_stop = True
+
+
+def train(case: Case) -> None:
+    """Train until the goal; end the process."""
+    entered(case)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", OMP_NUM_THREADS="1")
+    log = Log(case, net := Net(case.dies_at))
+    arguments = TrainingArguments(
+        str(case.folder / "checkpoints"), max_steps=MAX_STEPS, per_device_train_batch_size=4,
+        learning_rate=1e-2, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+        logging_steps=5, remove_unused_columns=False, seed=3,
+    )  # fmt: skip
+    rows = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(7))
+    data = [{"number": number, "given": row} for number, row in enumerate(rows)]
+    trainer = Trainer(net, arguments, train_dataset=data, callbacks=[log])
+    enter = World.__enter__
+
+    def noted(world: World) -> World:
+        log.world = world
+        return enter(world)
+
+    World.__enter__ = noted  # type: ignore[method-assign]
+    result = muster.transformers.train(trainer, global_batch=BATCH, in_place=True)
+    digest = digest_of(net, trainer.optimizer, trainer.lr_scheduler)
+    log.say(ended=result.global_step, digest=digest)
+    torch.save([one.detach() for one in net.parameters()], case.folder / f"{case.name}.pt")
+    Path(case.folder / f"{case.name}.ended").touch()
+    os._exit(0)
