@@ -38,7 +38,7 @@ RANK = int(os.environ["RANK"])
 
 
 class Fault:
-    """What the benchmark wants of one rank."""
+    """The fault that the benchmark asks of one rank."""
 
     def __init__(self) -> None:
         try:

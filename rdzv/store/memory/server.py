@@ -20,7 +20,7 @@ from rdzv.store.access import target_of
 from rdzv.store.memory.engine import MemoryEngine
 from rdzv.store.memory.served_connection import ServedCall, ServedConnection, Service, Services
 from rdzv.store.memory.server_calls import Answering, ServedCalls
-from rdzv.store.memory.server_watch import WatchStream
+from rdzv.store.memory.server_watch import ServedWatch
 from rdzv.store.pb import etcd_pb2 as pb
 
 MAX_EXPIRY_WAIT_S = 0.5
@@ -112,6 +112,6 @@ def _services(engine: MemoryEngine) -> Services:
         "Lease/LeaseLeases": answering(calls.lease_leases, pb.LeaseLeasesRequest),
         "Maintenance/Status": answering(calls.status, pb.StatusRequest),
         "Maintenance/Alarm": answering(calls.alarm, pb.AlarmRequest),
-        "Watch/Watch": lambda call: WatchStream(call, engine, calls.header),
+        "Watch/Watch": lambda call: ServedWatch(call, engine, calls.header),
     }
     return {f"/etcdserverpb.{name}".encode(): service for name, service in services.items()}

@@ -24,7 +24,7 @@ EVENTS_PER_MESSAGE = 1000
 _KINDS = {"put": pb.Event.PUT, "delete": pb.Event.DELETE}
 
 
-class WatchStream:
+class ServedWatch:
     """The ``Service`` of one stream of watches, until the client ends it."""
 
     def __init__(
