@@ -212,6 +212,7 @@ WATCHES = {
     "reads": "import os\nrank = os.environ.get('RANK', 'none')",
     "knows": "import os\nfirst = 'RANK' in os.environ",
     "sets": "import os\nos.environ['MADE_BY_IMPORT'] = 'yes'\nos.environ.pop('DROPPED', None)",
+    "device": "import torch.cuda\ntorch.cuda.on = True",
     "fails": "raise RuntimeError('not here')",
     "plain": "",
 }
@@ -229,12 +230,22 @@ def image(tmp_path: Path) -> Path:
     for name, text in WATCHES.items():
         (packages / name).mkdir(parents=True)
         (packages / name / "__init__.py").write_text(text)
+    cuda = packages / "torch/cuda"
+    cuda.mkdir(parents=True)
+    (cuda / "__init__.py").write_text("on = False\ndef is_initialized(): return on")
     return tmp_path
 
 
 @pytest.mark.parametrize(
     ("package", "learned"),
-    [("threads", False), ("reads", False), ("knows", False), ("sets", True), ("plain", True)],
+    [
+        ("threads", False),
+        ("reads", False),
+        ("knows", False),
+        ("device", False),
+        ("sets", True),
+        ("plain", True),
+    ],
 )
 def test_the_zygote_learns_what_workers_import_but_what_bears_no_fork(
     image: Path, package: str, learned: bool
@@ -278,6 +289,29 @@ for number in range(3000):
     sys.modules[name] = ModuleType(name)
     sys.modules[name].__spec__ = ModuleSpec(name, None, origin=__file__)
 """
+
+
+def test_a_part_of_torch_that_bears_no_fork_ends_neither_the_zygote_nor_its_workers(
+    image: Path,
+) -> None:
+    torchrun = Torchrun(image, warm=True)
+    part = image / "site-packages/torch/compiles"
+    part.mkdir()
+    (part / "__init__.py").write_text("")
+    (part / "pool.py").write_text(WATCHES["threads"])
+    (part / "front.py").write_text("import torch.compiles.pool")
+    script = image / "script.py"
+    script.write_text(
+        "import sys\nprint(sorted({'plain', 'torch.compiles.pool'} & {*sys.modules}))\n"
+        "import torch.compiles.front, plain, time\n"
+        'sys.__dict__.get("muster_imported", lambda: None)()\n'
+        "time.sleep(1)\n"
+    )
+    try:
+        assert torchrun.start(str(script)) == (0, "[]\n", "")
+        assert torchrun.start(str(script)) == (0, "['plain']\n", "")
+    finally:
+        torchrun.close()
 
 
 SLOW_TORCH = """

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.training.starting import Torchrun
-from tests.support.training.warm_starts import CASES, compared
+from tests.support.training.warm_starts import CASES, IMPORTS, compared, in_turns
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(3600)]
 
 DAILY = (
     "the same after torch is imported",
@@ -31,9 +31,26 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Torch
     warm.close()
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=[] if case in DAILY else pytest.mark.long) for case in CASES],
-)
+@pytest.mark.parametrize("case", DAILY)
 def test_it_is_as_a_fresh_one(both: tuple[Path, Torchrun, Torchrun], case: str) -> None:
     assert [one.differs for one in compared(*both, [case])] == [""]
+
+
+@pytest.mark.long
+def test_two_hundred_starts_fresh_and_warm_are_the_same(
+    both: tuple[Path, Torchrun, Torchrun],
+) -> None:
+    pairs = list(compared(*both, in_turns(200)))
+    assert [one for one in pairs if one.differs] == []
+    assert len(pairs) == 100
+    assert {one.case for one in pairs} == set(CASES)
+
+
+def test_each_draws_its_own_numbers(both: tuple[Path, Torchrun, Torchrun], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import random\n{IMPORTS}print(torch.initial_seed(), torch.rand(1).item())\n"
+        "print(numpy.random.rand(), random.random())"
+    )
+    drawn = [both[2].start(str(script)).out.split() for _ in range(2)]
+    assert len({*drawn[0], *drawn[1]}) == 8

@@ -25,7 +25,7 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 class Unfit(Exception):
-    """A module that must not be imported before a fork; ``package`` is its top-level name."""
+    """A module that must not be imported before a fork; ``package`` is what to do without."""
 
     def __init__(self, package: str, why: str) -> None:
         super().__init__(f"{package} {why}")
@@ -61,7 +61,7 @@ def load(names: Sequence[str], without: Set[str]) -> None:
     os.environ.__class__ = _watching(kind)
     try:
         for name in names:
-            package = name.partition(".")[0]
+            package = _package(name)
             if package in without or name in sys.modules:
                 continue
             threads = _threads()
@@ -74,12 +74,18 @@ def load(names: Sequence[str], without: Set[str]) -> None:
                 raise Unfit(package, "reads %s as it is imported" % ", ".join(sorted(_read)))
             if _threads() > threads and package not in MAY_START_THREADS:
                 raise Unfit(package, "starts a thread as it is imported")
+            if _has_device():
+                raise Unfit(package, "initialises a device as it is imported")
     finally:
         os.environ.__class__ = kind
-    if _has_device():
-        raise Unfit("torch", "has initialised a device")
     gc.collect()
     gc.freeze()
+
+
+def _package(name: str) -> str:
+    """Return what is left out if the module is unfit: its package, or that part of a needed one."""
+    first, *more = name.split(".")
+    return f"{first}.{more[0]}" if first in NEEDED and more and name not in FIRST else first
 
 
 def _threads() -> int:
