@@ -12,13 +12,13 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from time import time
 
 from agent.peers.line import Dial, PeerAway, PeerMute
 from agent.peers.neighbour import Neighbour
 from agent.peers.writes import backing_out, eviction, suspicion
 from launcher_shim.c10d.rounds.records import LOST, Round
+from rdzv.dataclass import dataclass
 from rdzv.diary import Diary
 from rdzv.errors import RecordError, StoreError
 from rdzv.job import JobClient
