@@ -8,7 +8,6 @@ tests and benchmarks. ``agent.running`` runs a whole one.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from agent.drain.service import Drains
@@ -33,6 +32,7 @@ from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.kept import Kept
 from launcher_shim.horovod.hosts import token_of
 from launcher_shim.rundir.step_lines import StepLine
+from rdzv.dataclass import dataclass
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.losses import Losses

@@ -8,7 +8,7 @@ know of each other (``agent.parts``), are the same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -19,6 +19,7 @@ from agent.rundir.files import RunDir
 from agent.sweeper import PAUSE_S
 from agent.tunnel.identity import TunnelIdentity
 from launcher_shim.rundir import layout
+from rdzv.dataclass import dataclass
 from rdzv.keys import JobKeys
 from rdzv.members.registration import Identity
 from rdzv.records.quarantine import TERMS, Terms

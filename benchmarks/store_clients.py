@@ -44,10 +44,10 @@ class StoreClient:
             await self._store.txn([], [Put(key, VALUE)])
 
     async def run(self, work: Work, count: int, lanes: int) -> None:
-        one = self._transaction if work == "transactions" else self._store.range
+        one = self.transact if work == "transactions" else self._store.range
         await in_lanes(lambda key: insist(one, key), count, lanes)
 
-    async def _transaction(self, key: str) -> None:
+    async def transact(self, key: str) -> None:
         result = await self._store.txn([Compare(key, "version", ">", 0)], [Put(key, VALUE)])
         assert result.succeeded
 
@@ -69,10 +69,10 @@ class AetcdClient:
             await self._client.put(key.encode(), VALUE)
 
     async def run(self, work: Work, count: int, lanes: int) -> None:
-        one = self._transaction if work == "transactions" else self._read
+        one = self.transact if work == "transactions" else self._read
         await in_lanes(one, count, lanes)
 
-    async def _transaction(self, key: str) -> None:
+    async def transact(self, key: str) -> None:
         of = self._client.transactions
         name = key.encode()
         succeeded, _ = await self._client.transaction(
@@ -103,7 +103,7 @@ class Etcd3Client:
         await asyncio.to_thread(self._client.transaction, [], puts, [])
 
     async def run(self, work: Work, count: int, lanes: int) -> None:
-        one = self._transaction if work == "transactions" else self._read
+        one = self.transact if work == "transactions" else self._read
         await asyncio.to_thread(self._in_threads, one, count, lanes)
 
     def _in_threads(self, one: Callable[[str], None], count: int, lanes: int) -> None:
@@ -113,7 +113,7 @@ class Etcd3Client:
 
         list(self._threads.map(lane, KEYS[:lanes]))
 
-    def _transaction(self, key: str) -> None:
+    def transact(self, key: str) -> None:
         of = self._client.transactions
         succeeded, _ = self._client.transaction([of.version(key) > 0], [of.put(key, VALUE)], [])
         assert succeeded

@@ -15,10 +15,11 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
 from rdzv.flags import named, variable_of
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from console.help import CLUSTER_SECTION, SectionedOption
+from rdzv.dataclass import dataclass
 
 VARIABLE = "KUBECONFIG"
 

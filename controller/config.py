@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from agent.config import parsers as texts
@@ -15,6 +14,7 @@ from controller.conditions import DEFAULT_CONDITIONS, ConditionRule
 from controller.taints import DEFAULT_TAINTS, TaintRule
 from injection.job_label import job_label
 from injection.settings import TABLE, told
+from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

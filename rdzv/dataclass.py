@@ -67,22 +67,28 @@ def _constructor(cls: type) -> Callable[..., None]:
     around: dict[str, Any] = {"_set": object.__setattr__, "_missing": MISSING}
     parameters: dict[bool, list[str]] = {False: [], True: []}
     body: list[str] = []
-    for one in fields(cls):  # type: ignore[arg-type]
-        name, value, default = one.name, one.name, ""
+    for one in fields(cls):
+        name = value = one.name
+        default = ""
         if one.default is not MISSING:
             around[f"_default_{name}"] = one.default
             default = f"=_default_{name}"
         elif one.default_factory is not MISSING:
             around[f"_make_{name}"] = one.default_factory
             default, value = "=_missing", f"_make_{name}() if {name} is _missing else {name}"
-        parameters[one.kw_only].append(name + default)
+        if one.init:
+            parameters[bool(one.kw_only)].append(name + default)
+        elif default:
+            value = value.partition(" ")[0] if "(" in value else default[1:]
+        else:
+            continue
         body.append(f"_set(self, {name!r}, {value})")
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
     named = ["*", *parameters[True]] if parameters[True] else []
     head = ", ".join(["self", *parameters[False], *named])
     made = _compiled("__init__", head, body or ["pass"], cls, around)
-    made.__annotations__ = {one.name: one.type for one in fields(cls)}  # type: ignore[arg-type]
+    made.__annotations__ = {one.name: one.type for one in fields(cls) if one.init}
     return made
 
 

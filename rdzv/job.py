@@ -7,10 +7,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from random import Random
 
 from rdzv.confirmation import Confirmation
+from rdzv.dataclass import dataclass
 from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership

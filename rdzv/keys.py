@@ -11,9 +11,10 @@ place.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote, quote_from_bytes, unquote, unquote_to_bytes
+
+from rdzv.dataclass import dataclass
 
 ROOT = "/muster/v1/"
 

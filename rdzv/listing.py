@@ -7,8 +7,9 @@ It is one pure function for both launchers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from rdzv.dataclass import dataclass
 from rdzv.records.job import Member
 from rdzv.records.sizes import Sizes
 from rdzv.snapshot import Snapshot

@@ -8,8 +8,8 @@ it does not: on a slow connection, for ever. A page that has come is not read ag
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import StoreUnavailable
 from rdzv.store import DEFAULT_TIMEOUT_S, KeyValue, RangeResult, Store
 

@@ -15,10 +15,11 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from random import Random
 from typing import Literal
 
+from rdzv.dataclass import dataclass
 from rdzv.diary import Diary
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.job import JobClient

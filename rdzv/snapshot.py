@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from rdzv.dataclass import dataclass
 from rdzv.records.commit import Commit, LastCommit
 from rdzv.records.drain import Drain
 from rdzv.records.job import Incarnation, Job, Member

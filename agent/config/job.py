@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from agent.config import parsers as texts
 from agent.config.table import Setting, field
+from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
 from rdzv.store.access import Access
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from agent.config import parsers as texts
@@ -13,6 +12,7 @@ from agent.config.job import JobConfig, StoreConfig
 from agent.config.size_faults import size_faults
 from agent.config.table import Setting, field
 from launcher_shim.pod.restarting import DEFAULT_STEPS, MAX_STEPS
+from rdzv.dataclass import dataclass
 from rdzv.flags import named
 
 DELIVERED_VARIABLES = frozenset({"MUSTER_RUN_DIR", "MUSTER_MEMBER"})

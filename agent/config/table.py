@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
 from rdzv.flags import PREFIX, named, variable_of
 

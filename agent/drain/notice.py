@@ -7,9 +7,9 @@ Deadlines are sent as seconds left: wall clocks are never compared.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.records.codec import take_seconds
 

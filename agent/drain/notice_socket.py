@@ -12,11 +12,11 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from agent.drain.notice import LINE_LENGTH, Notice, read_notice
 from agent.rundir.pod_socket import PodSocket
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.race import first_of
 

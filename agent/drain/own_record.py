@@ -7,11 +7,12 @@ Notices come in any order and number, and make one drain: the earliest deadline 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from agent.drain.notice import Notice
 from launcher_shim.pod.grace import reserve_s
 from launcher_shim.rundir import layout
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.records.codec import Seconds, decode, encode, load_record
 from rdzv.records.drain import CONTROLLER, ENDING_SOURCES, SIGNS, Drain, Outcome

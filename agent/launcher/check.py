@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from agent.rundir.launch_report import LaunchReport
 from launcher_shim.pod.torchrun_line import bounds
 from rdzv.counting import counted
+from rdzv.dataclass import dataclass
 from rdzv.records.bypass import Bypass
 
 FINE = Bypass()

@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from time import time
 
@@ -20,6 +19,7 @@ from agent.peers.line import Dial, PeerAway, PeerMute
 from agent.peers.neighbour import Neighbour
 from agent.peers.writes import backing_out, eviction, suspicion
 from launcher_shim.c10d.rounds.records import LOST, Round
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.members.registrar import Registrar
 from rdzv.peers.decision import Eviction, decide, in_force

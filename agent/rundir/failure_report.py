@@ -8,10 +8,10 @@ what may be a secret is masked here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher_shim.rundir.safe_open import read_untrusted
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.records.codec import load_record, take, take_seconds
 

@@ -16,7 +16,6 @@ import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from agent.config.sidecar import Config
@@ -36,6 +35,7 @@ from launcher_shim.rundir import layout
 from launcher_shim.rundir.safe_open import read_untrusted
 from launcher_shim.rundir.stack_frames import StackFrame
 from launcher_shim.rundir.step_lines import StepLine, read_steps
+from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError, RecordError
 from rdzv.flags import named
 from rdzv.members.registration import Held

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Self
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.intervals import Intervals
 from rdzv.records.codec import take

@@ -9,9 +9,10 @@ report is follows from the numbers of the steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import gcd
 
+from rdzv.dataclass import dataclass
 from rdzv.records.progress import RankProgress
 
 TIMES = 10.0

@@ -7,13 +7,13 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
 from agent.rundir.files import RunDir
 from agent.stuck.frames import stance
 from agent.stuck.silence import Pulse
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.stack_frames import StackFrame
+from rdzv.dataclass import dataclass
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.progress import RankProgress
 from rdzv.records.still import Doing, StillRank

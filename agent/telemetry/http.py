@@ -24,13 +24,13 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 
 from agent.config.sidecar import Config
 from agent.peers.line import keep_alive, path_of
 from agent.telemetry.loop_lag import LoopLag
 from agent.telemetry.metrics import CONTENT_TYPE, Metrics
+from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 

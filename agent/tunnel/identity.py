@@ -13,11 +13,11 @@ import os
 import re
 import ssl
 import sys
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import agent
+from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 

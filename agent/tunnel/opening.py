@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 from launcher_shim.horovod.exec.attaching import Attaching, read_attaching
 from launcher_shim.horovod.exec.frames import ABANDON, HEAD_SIZE, ExecFrameError, Frame, read_head
+from rdzv.dataclass import dataclass
 from rdzv.errors import LauncherError
 
 OPENING_TIMEOUT_S = 10.0

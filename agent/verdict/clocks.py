@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from rdzv.dataclass import dataclass
 from rdzv.records.history import Happening, HistoryEntry
 
 SKEW_S = 10.0

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.verdict.clocks import skews
@@ -14,6 +13,7 @@ from agent.verdict.standstill import NAMED_MAX
 from agent.verdict.states import State
 from agent.verdict.view import JobView
 from rdzv.counting import counted, duration
+from rdzv.dataclass import dataclass
 from rdzv.records.bypass import REMARKS, Bypass
 
 if TYPE_CHECKING:

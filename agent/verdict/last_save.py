@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.counting import duration
+from rdzv.dataclass import dataclass
 from rdzv.drain.cursors import verdict
 from rdzv.records.commit import LastCommit
 from rdzv.records.saves import HOROVODRUN, PodSaves

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from launcher_shim.c10d.rounds.records import Node, Round
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys
 from rdzv.listing import Places

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
+from rdzv.dataclass import dataclass
 from rdzv.records.saves import PodSaves
 from rdzv.records.still import BUSY, StillRank
 

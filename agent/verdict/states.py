@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from rdzv.dataclass import dataclass
 
 Level = Literal["ok", "note", "warning", "fault"]
 """The levels of what is found, the best first."""

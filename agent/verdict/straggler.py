@@ -8,8 +8,8 @@ rank that waits least makes the step as long as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from rdzv.dataclass import dataclass
 from rdzv.records.saves import PodSaves
 
 ALIKE = 0.1

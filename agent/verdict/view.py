@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.horovod.hosts import Host, host_of
 from rdzv import listing
 from rdzv.counting import duration
+from rdzv.dataclass import dataclass
 from rdzv.keys import JobKeys, spelled
 from rdzv.listing import NO_ROUND, Listing, Places, first_to_go
 from rdzv.records.bypass import Bypass

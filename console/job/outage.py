@@ -18,6 +18,7 @@ _CAUSES = (
     ("no route to host", "no route to it"),
     ("network is unreachable", "the network is unreachable"),
     ("certificate", "the certificates do not fit"),
+    ("handshake", "TLS fails: http:// and https:// may be mixed up"),
     ("ssl", "TLS fails: http:// and https:// may be mixed up"),
     ("deadline", "it does not answer"),
 )

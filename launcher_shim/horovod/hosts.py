@@ -30,9 +30,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from hashlib import sha256
 
+from rdzv.dataclass import dataclass
 from rdzv.listing import Listing, Places
 from rdzv.records.job import Member
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from rdzv.dataclass import dataclass
 from rdzv.drain.cursors import DIFFER, Said, difference, left_to_others, with_agreement
 from rdzv.drain.inputs import (
     DrainingSnapshot,

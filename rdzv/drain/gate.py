@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self, TypeGuard
 
+from rdzv.dataclass import dataclass
 from rdzv.drain.cursors import Said, agreed, difference, left_to_others, samples_of
 from rdzv.drain.decision import granted
 from rdzv.drain.inputs import LiveRound

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, NamedTuple
 
+from rdzv.dataclass import dataclass
 from rdzv.listing import NO_ROUND, Listing, Places
 from rdzv.records.commit import Commit, LastCommit, Phase, Vote
 from rdzv.records.drain import Drain

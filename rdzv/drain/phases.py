@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from rdzv.dataclass import dataclass
 from rdzv.drain.decision import FINISHING, granted
 from rdzv.records.drain import Drain, Outcome
 from rdzv.snapshot import Snapshot

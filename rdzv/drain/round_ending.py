@@ -9,8 +9,9 @@ stays shut then, and the record is put back.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from rdzv.dataclass import dataclass
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.commit import Commit, LastCommit
 from rdzv.snapshot import Snapshot

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import LeaseLost
 from rdzv.store import Compare, KeyValue, Range
 

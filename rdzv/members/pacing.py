@@ -7,9 +7,10 @@ retries without jitter arrive together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 
+from rdzv.dataclass import dataclass
 from rdzv.store.backoff import Doubling
 
 FIRST_PAUSE_S = 0.3

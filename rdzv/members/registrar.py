@@ -12,10 +12,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from random import Random
 from time import time
 
+from rdzv.dataclass import dataclass
 from rdzv.diary import Diary
 from rdzv.errors import (
     Fenced,

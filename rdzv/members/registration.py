@@ -18,8 +18,9 @@ two objects that share a name by accident are no job. Launchers are of another o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from rdzv.dataclass import dataclass
 from rdzv.members.templates import adopted, is_upheld
 from rdzv.records.job import Incarnation, Job, Member, Role
 from rdzv.records.job_change import change_between

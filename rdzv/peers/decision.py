@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 
+from rdzv.dataclass import dataclass
 from rdzv.peers.ring import MEMBERS_MIN
 from rdzv.records.job import Member
 from rdzv.records.suspicion import Suspicion

@@ -7,9 +7,9 @@ that no decision rests on it, and it wakes no reader.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, Self, cast, get_args
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.records.codec import dump_record, load_record, take
 from rdzv.store import KeyValue

@@ -8,9 +8,9 @@ nothing of an earlier attempt counts for a later one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys
 from rdzv.records.codec import (

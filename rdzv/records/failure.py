@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
 from rdzv.records.codec import dump_record, load_record, take, take_unix_s

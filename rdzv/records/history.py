@@ -6,9 +6,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, Self, cast, get_args
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.records.codec import LAST_UNIX_S, dump_record, load_record, take

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, Self
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.records.codec import (
     dump_record,

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from rdzv.dataclass import dataclass
 from rdzv.records.sizes import Sizes
 
 

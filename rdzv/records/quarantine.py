@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Self
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
 from rdzv.records.codec import dump_record, load_record, take

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
 from rdzv.records.codec import (

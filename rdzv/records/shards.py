@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, Self
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.intervals import Intervals, normal
 from rdzv.keys import last_name

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from rdzv.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

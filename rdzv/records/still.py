@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, Self, cast, get_args
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.records.codec import take
 

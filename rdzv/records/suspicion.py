@@ -8,9 +8,9 @@ suspects. No snapshot has it, so that it wakes no other reader.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, Self, cast, get_args
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
 from rdzv.records.codec import dump_record, load_record, take, take_name

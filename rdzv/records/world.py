@@ -7,9 +7,9 @@ the round's record (its seats, and its number); the change to the next one is he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from rdzv.dataclass import dataclass
 from rdzv.keys import last_name
 from rdzv.records.codec import Count, decode, encode, load_record
 from rdzv.store import KeyValue

@@ -9,8 +9,9 @@ next.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from rdzv.dataclass import dataclass
 from rdzv.intervals import Intervals, common, covers, length, lowest, union, without
 from rdzv.records.shards import Plan, PodShards, Saved, ShardWorld, Share
 from rdzv.shards.ledger import ShardLedger, as_of, opened, sealed

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from rdzv.dataclass import dataclass
 from rdzv.intervals import Intervals, common, union, without
 from rdzv.records.shards import OpenShards, PodShards, Saved, ShardWorld, Share, TrainedShards
 

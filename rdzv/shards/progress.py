@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from rdzv.dataclass import dataclass
 from rdzv.intervals import Intervals, common, length, union
 from rdzv.shards.ledger import ShardLedger
 

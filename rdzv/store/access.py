@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Literal
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 

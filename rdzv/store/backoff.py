@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from random import Random
+
+from rdzv.dataclass import dataclass
 
 MAX_DOUBLINGS = 16
 """Bound on the doublings: far beyond any bound in seconds, and small enough for a float."""

@@ -10,8 +10,9 @@ watch delivers each event once, in order of revision, and never skips one silent
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
+
+from rdzv.dataclass import dataclass
 
 DEFAULT_TIMEOUT_S = 2.0
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
+from rdzv.dataclass import dataclass
 from rdzv.records.sizes import Sizes
 from rdzv.records.world import WorldChange, WorldReport
 
@@ -54,7 +55,7 @@ class WorldSnapshot:
     """Members, and nodes that ask, whose sidecar knows no world that changes in place."""
     reforms: str = ""
     """The cause for which the whole world is to form again, if there is another one."""
-    sizes: Sizes = Sizes(1, 1)  # noqa: RUF009
+    sizes: Sizes = Sizes(1, 1)
     store_answers: bool = True
     """Whether the store has answered of late; while it does not, no time counts."""
 

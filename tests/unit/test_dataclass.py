@@ -35,6 +35,17 @@ def classes(make: Any) -> dict[str, Any]:
             if not self.name:
                 raise ValueError("no name")
 
+    @make(frozen=True, slots=True)
+    class Derived:
+        x: int
+        twice: int = field(init=False)
+        seen: list[int] = field(init=False, default_factory=list)
+        kind: str = field(init=False, default="derived")
+        shown: int = 3
+
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "twice", 2 * self.x)
+
     @make(frozen=True)
     class Open:
         x: int
@@ -60,7 +71,7 @@ def classes(make: Any) -> dict[str, Any]:
     class Bare:
         x: int = 1
 
-    found = (Point, Named, Open, Heir, Empty, Mutable, Bare)
+    found = (Point, Named, Derived, Open, Heir, Empty, Mutable, Bare)
     return {one.__name__: one for one in found}
 
 
@@ -109,6 +120,10 @@ def told(act: Callable[[dict[str, Any]], object], of: dict[str, Any]) -> object:
         lambda of: [one.name for one in fields(of["Named"])],
         lambda of: str(inspect.signature(of["Point"])).replace("<factory>", "MISSING")[:40],
         lambda of: typing.get_type_hints(of["Point"].__init__)["marks"],
+        lambda of: asdict(of["Derived"](4, 5)),
+        lambda of: of["Derived"](4, 5) == of["Derived"](4, 5),
+        lambda of: of["Derived"](4, kind="other"),
+        lambda of: of["Derived"](4).seen is of["Derived"](4).seen,
         lambda of: of["Named"].__match_args__,
         lambda of: of["Point"].__init__.__qualname__.rpartition(".")[2],
         lambda of: (of["Mutable"](), of["Bare"]()) == (of["Mutable"](1), of["Bare"](1)),

@@ -12,11 +12,11 @@ The row is counted in the round key, by whoever opens the next round. Who failed
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.observations import RoundObservations
 from launcher_shim.c10d.rounds.records import LOST, Node, Round
+from rdzv.dataclass import dataclass
 from rdzv.records.quarantine import DOUBLINGS_MAX, TERMS
 from rdzv.records.sizes import Sizes
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from launcher_shim.c10d.rounds.back_off import NO_WAIT, BackOff, back_off, failed_starts
@@ -21,6 +21,7 @@ from launcher_shim.c10d.rounds.rank_order import choose, in_rank_order
 from launcher_shim.c10d.rounds.records import LOST, Node, Round
 from launcher_shim.c10d.rounds.reform import Reform
 from launcher_shim.c10d.rounds.starts import noted
+from rdzv.dataclass import dataclass
 from rdzv.records.sizes import Sizes
 
 NO_REFORM = Reform()

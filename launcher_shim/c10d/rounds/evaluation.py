@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
@@ -14,6 +14,7 @@ from launcher_shim.c10d.rounds.own_node import OwnNode
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.reform import Reform, reform
 from launcher_shim.c10d.rounds.starts import RanksSeen
+from rdzv.dataclass import dataclass
 from rdzv.job import JobClient
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from launcher_shim.c10d.rounds.evaluation import Evaluation, Evaluator
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.place import Place
 from launcher_shim.c10d.rounds.records import Seat
+from rdzv.dataclass import dataclass
 
 log = logging.getLogger(__name__)
 

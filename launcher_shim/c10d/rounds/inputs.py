@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from rdzv.dataclass import dataclass
 from rdzv.records.failure import Failure
 from rdzv.records.sizes import Sizes
 

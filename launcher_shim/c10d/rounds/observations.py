@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.records import Seat
 from launcher_shim.c10d.rounds.starts import RanksSeen
+from rdzv.dataclass import dataclass
 
 CLOCK_SLACK_S = 0.1
 

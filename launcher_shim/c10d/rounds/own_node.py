@@ -12,10 +12,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from random import Random
 
 from launcher_shim.c10d.rounds.records import Node
+from rdzv.dataclass import dataclass
 from rdzv.diary import Diary
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.members.guard import Registered

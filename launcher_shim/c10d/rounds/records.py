@@ -8,10 +8,11 @@ joiner's own key alone, so that any number of joins do not contend.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
 from rdzv.records.codec import Count, Seconds, decode, encode, load_record, take, take_count

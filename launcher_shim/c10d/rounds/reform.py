@@ -10,11 +10,11 @@ that has lost a node forms again in any case, and takes in the nodes that wait.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import RoundObservations
 from launcher_shim.c10d.rounds.starts import joins_from_s
+from rdzv.dataclass import dataclass
 from rdzv.drain.inputs import ReformCause
 
 CALM_SHARE = 1 / 3

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import Self
 
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.tcpstore.wire import NOTE_MAX
+from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.records.codec import decode, encode, load_record, take
 from rdzv.store import KeyValue

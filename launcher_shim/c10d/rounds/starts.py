@@ -9,9 +9,10 @@ rank makes its first step together with all others, it speaks for the world.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from launcher_shim.c10d.rounds.records import Round
+from rdzv.dataclass import dataclass
 
 START_MAX_S = 600.0
 """The longest start that newcomers wait for, in seconds. Shorter: a world that takes longer makes

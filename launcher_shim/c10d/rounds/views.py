@@ -9,13 +9,14 @@ far future: liveness comes from leases.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import Standings
 from launcher_shim.c10d.rounds.records import Node, Round, own_round
 from launcher_shim.c10d.rounds.reform import Reform
+from rdzv.dataclass import dataclass
 
 Role = Literal["apart", "participant", "asking", "parked", "promoted", "waiting"]
 """The agent's position in the rendezvous, as its view shows it.

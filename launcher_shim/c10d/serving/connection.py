@@ -11,7 +11,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from struct import Struct
 from typing import Protocol, cast
 
@@ -19,6 +18,7 @@ from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.c10d.serving.request_order import BACKLOG_MAX, RequestOrder
 from launcher_shim.tcpstore import wire
 from launcher_shim.tcpstore.parser import RequestParser
+from rdzv.dataclass import dataclass
 from rdzv.errors import MusterError
 
 _logger = logging.getLogger(__name__)

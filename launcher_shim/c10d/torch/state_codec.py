@@ -11,13 +11,14 @@ from __future__ import annotations
 import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from itertools import islice
 from struct import Struct
 from typing import TypeVar, cast
 
 from launcher_shim.c10d.torch.pickle_reader import MODULE, PLAIN, NodeDesc, read
+from rdzv.dataclass import dataclass
 from rdzv.errors import StateError
 
 __all__ = ["SENTINEL", "STATE_MAX", "Flavour", "NodeDesc", "TorchState", "decode", "encode"]

@@ -8,10 +8,10 @@ it believes dead, the round that the last node to leave starts).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from launcher_shim.c10d.torch.state_codec import NodeDesc, TorchState
+from rdzv.dataclass import dataclass
 from rdzv.records.codec import INT64_MAX
 
 ADDRESS_MAX = 255

@@ -7,8 +7,9 @@ that hundreds that add at once do not contend. Each element of a queue is a stor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import WireError
 
 INT64 = 1 << 64

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Generic, TypeVar
 
@@ -20,6 +19,7 @@ from launcher_shim.c10d.values.cells import Cells
 from launcher_shim.c10d.values.ledger import Ledger, Stamp
 from launcher_shim.c10d.values.limits import DELETES_MAX, grouped
 from launcher_shim.c10d.values.read_floor import Floor
+from rdzv.dataclass import dataclass
 from rdzv.diary import Diary
 from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError, StoreFull
 from rdzv.members.guard import Registered

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from random import Random
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import Compacted, LeaseLost, StoreRefused, StoreUnavailable
 from rdzv.store.access import Access
 from rdzv.store.etcd.calls import AttemptError, Calls, Effect

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
+from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
 from rdzv.store.etcd.certificates import CertificateFiles
 from rdzv.store.etcd.deadlines import Patience

@@ -133,6 +133,7 @@ _EXPLANATIONS = (
     ("Hostname Verification Check failed", _NOT_VERIFIED),
     ("TSI_PROTOCOL_FAILURE", _NO_TLS),
     ("Handshake read failed", _NO_TLS),
+    ("TLS handshake failed", _NO_TLS),
     (
         "etcdserver: user name is empty",
         f"the store requires authentication: give {named('--etcd-user')} with"

@@ -7,8 +7,9 @@ From etcd's change logs, and from what was measured on 3.4.23, 3.5.1 and 3.6.16.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+from rdzv.dataclass import dataclass
 
 Version = tuple[int, int, int]
 

@@ -106,6 +106,11 @@ async def _to_address(
 
 
 def _said(error: OSError | OverflowError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return str(error)
+    if isinstance(error, (ssl.SSLError, ConnectionResetError, BrokenPipeError)):
+        # TCP itself is refused, or times out.
+        return f"the TLS handshake failed: {str(error) or type(error).__name__}"
     if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError):
         return os.strerror(error.errno)
     return str(error) or type(error).__name__
