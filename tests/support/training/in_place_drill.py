@@ -263,8 +263,6 @@ class Drill:
         (torchrun,) = [int(one) for one in children]
         self.job.tell(f"{node.name}: its torchrun {torchrun} is killed")
         os.kill(torchrun, signal.SIGKILL)
-        self.job.until(lambda: launcher.poll() is not None, END_TIMEOUT_S, "its container ends")
-        self.job.start_launcher(node)
 
     def _comes_back(self, node: Node) -> None:
         """Let a pod that stands still go on once the others train without it."""
@@ -276,9 +274,14 @@ class Drill:
         assert gone(self.job, node) == DRAINED_STATUS
 
     def _another(self, node: Node, pid: int) -> None:
-        self.job.until(
-            lambda: worker_of(node) not in (0, pid), FORM_TIMEOUT_S, f"{node.name} has a worker"
-        )
+        """Wait for another worker; a container that ends is started again, as by a kubelet."""
+
+        def there() -> bool:
+            if node.launcher is not None and node.launcher.poll() is not None:
+                self.job.start_launcher(node)
+            return worker_of(node) not in (0, pid)
+
+        self.job.until(there, FORM_TIMEOUT_S, f"{node.name} has a worker")
 
     def _until_ready(self, node: Node) -> None:
         """Wait until the worker of a newcomer waits to be taken in, or is in already."""
