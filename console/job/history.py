@@ -35,8 +35,8 @@ _LEVELS: Mapping[str, Level] = {
 """The colours of entries; any other is shown in the terminal's own."""
 
 OMITTED = frozenset(
-    {"error", "failed_starts", "in_a_row", "members", "pod_uid", "rank", "run_id", "saved_round"}
-    | {"state", "wait_s"}
+    {"error", "failed_starts", "in_a_row", "members", "pod_uid", "rank", "ranks", "run_id"}
+    | {"saved_round", "state", "wait_s"}
 )
 """Details for programs, or in the sentence, too: shown in JSON only."""
 
