@@ -130,6 +130,9 @@ class WorldKeeper:
         if change.round == current.number:
             was_in = any(line.in_world and line.in_world.number > 0 for line in fresh)
             await self._show(change, current, keys, was_in=was_in, own_round=own.own)
+            members = rendezvous.snapshot().membership
+            if was_in and own.own and members.may_join(self._member):
+                rendezvous.place.ask_again()
         # By what they were shown before this look: a vote must not be older than its question.
         before = reports.get(self._member)
         report = report_of(fresh, own.seat, asked, before)

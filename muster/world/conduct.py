@@ -78,7 +78,8 @@ def decide(rank: WorldRank, order: Order) -> Tuple[str, WorldRank]:
     if phase == OVER:
         return END, rank
     if phase == LEAVE:
-        return PARK, rank
+        # The order of a process before this one is no longer there once this one's sidecar looks.
+        return (PARK if rank.number >= 0 else WAIT), rank
     if phase == FALL_BACK:
         # Without a group a rank trains in the world that its torchrun has started, if there is one.
         first = rank.tried < 0 and order.number <= 0
@@ -95,6 +96,9 @@ def decide(rank: WorldRank, order: Order) -> Tuple[str, WorldRank]:
         if rank.held != order.epoch:
             return PUBLISH, rank._replace(held=order.epoch, epoch=order.epoch)
         return WAIT, rank
+    if phase == IDLE and rank.grouped:
+        # The world that it has formed has not come to be, and it may have seen no order about that.
+        return BREAK, rank._replace(epoch=order.epoch, held=0, ready=rank.number < 0)
     if phase in (IDLE, FORM) or rank.epoch == order.epoch:
         return WAIT, rank
     return PUBLISH, rank._replace(epoch=order.epoch)
@@ -103,7 +107,8 @@ def decide(rank: WorldRank, order: Order) -> Tuple[str, WorldRank]:
 def _give_up(rank: WorldRank, order: Order) -> Tuple[str, WorldRank]:
     if rank.epoch == order.epoch:
         return WAIT, rank
-    obeyed = rank._replace(epoch=order.epoch, held=0)
+    # One that was to come in is to be taken in as before.
+    obeyed = rank._replace(epoch=order.epoch, held=0, ready=rank.ready or rank.number < 0)
     concerned = rank.grouped and order.number >= max(rank.number, rank.formed)
     return (BREAK if concerned else PUBLISH), obeyed
 
@@ -140,7 +145,8 @@ def is_lost(order: Optional[Order], number: int) -> bool:
 
 def is_given_up(order: Optional[Order], number: int) -> bool:
     """Return whether world ``number``, which is forming, will not be."""
-    return is_lost(order, number) or (order is not None and order.phase in (FALL_BACK, LEAVE, OVER))
+    over = (IDLE, FALL_BACK, LEAVE, OVER)
+    return is_lost(order, number) or (order is not None and order.phase in over)
 
 
 def confirms_loss(order: Optional[Order], rank: WorldRank) -> bool:

@@ -104,11 +104,15 @@ def decide(
         )
     if not snapshot.live:
         return WorldDecision("keep", "no world trains, or it is about to end")
+    at = _Moment(now, since_s, snapshot, policy, change)
     if change.phase == "fall-back":
+        number, reports = change.number, _of(snapshot, snapshot.members)
+        if number and any(one.broken == number for one in reports):
+            # A rank without its group comes to no save, and no order brings it back.
+            return at.fall_back(f"a collective failed as {change.reason}", whole=False)
         return WorldDecision("keep", f"changes need a restart: {change.reason}")
     if any(one.over for one in _of(snapshot, snapshot.members)):
         return WorldDecision("keep", "its training has ended")
-    at = _Moment(now, since_s, snapshot, policy, change)
     if change.phase == "idle":
         return _first(at)
     if not snapshot.world and change.phase not in ("form", "broken"):

@@ -43,6 +43,7 @@ OUT_OF_2 = IN_2._replace(grouped=False, broken=2)
         (IN_2, Order(6, "fall-back", 2), TODAY),
         (OUT_OF_2, Order(6, "fall-back", 2), PARK),
         (WorldRank(ready=True), Order(0, "idle"), WAIT),
+        (WorldRank(ready=True), Order(9, "leave", 3), WAIT),  # of the process before it
         (WorldRank(ready=True), Order(1, "form", 1), JOIN),
         (WorldRank(ready=True), Order(1, "fall-back"), TODAY),
         (WorldRank(ready=True), Order(1, "fall-back", 4), PARK),  # a newcomer has no other world
@@ -59,6 +60,26 @@ def test_i13_a_rank_steps_once_all_have_formed() -> None:
     assert (verdict, after.number) == (GO, 3)
     # It may have looked too late to see that they trained.
     assert decide(rank, Order(8, "hold", 3))[1].number == 3
+
+
+@pytest.mark.parametrize("order", [Order(6, "broken", 3), Order(7, "idle", 4)])
+def test_a_newcomer_whose_world_did_not_come_to_be_is_to_be_taken_in_again(order: Order) -> None:
+    formed = WorldRank(step=7, epoch=5, formed=3, grouped=True, tried=3)
+    verdict, after = decide(formed, order)
+    assert (verdict, after.ready, after.epoch) == (BREAK, True, order.epoch)
+    assert not decide(IN_2, Order(6, "broken", 2))[1].ready
+
+
+def test_a_rank_that_is_behind_holds_no_whole_state_until_it_has_formed() -> None:
+    order = Order(6, "form", 3, step=8, size=2, source=1)
+    behind = conduct.begin_form(IN_2, order, 0)
+    assert (behind.step, behind.tried, behind.grouped) == (-1, 3, False)
+    assert conduct.begin_form(IN_2, order, 1).step == 7  # the source
+    assert conduct.begin_form(IN_2._replace(step=8), order, 0).step == 8
+    assert conduct.begin_form(WorldRank(step=8), order, 0).step == -1  # of a checkpoint
+    formed = conduct.has_formed(behind, order, 8)
+    assert (formed.step, formed.formed, formed.grouped, formed.number) == (8, 3, True, 2)
+    assert conduct.break_off(IN_2, -1)[:2] == (2, -1)
 
 
 def test_a_rank_withdraws_that_it_stands_before_it_moves() -> None:
@@ -80,6 +101,7 @@ def test_a_rank_withdraws_that_it_stands_before_it_moves() -> None:
         (Order(6, "form", 3), True, True),
         (Order(6, "fall-back", 2), False, True),
         (Order(6, "leave", 2), False, True),
+        (Order(6, "idle", 1), False, True),
         (None, False, False),
     ],
 )

@@ -167,6 +167,15 @@ def test_a_leave_at_min_waits_for_no_save_if_a_newcomer_is_ready() -> None:
     assert changed(given)[0] == "hold"
 
 
+def test_ranks_that_broke_as_it_fell_back_start_again() -> None:
+    fell = WorldChange(epoch=11, phase="fall-back", round=7, number=3, reason="the job is paused")
+    assert decided(snapshot(world=0, change=fell)) == ("keep", None)
+    given = snapshot(report("b", broken=3), world=0, change=fell)
+    decision = decide(0.0, 0.0, given, POLICY)
+    assert (decision.action, decision.whole) == ("fall back", False)
+    assert decided(replace(given, live=False)) == ("keep", None)
+
+
 def test_the_first_world_forms_when_all_are_ready() -> None:
     waiting = report("b", number=-1, step=30, ready=True)
     first = snapshot(

@@ -171,6 +171,12 @@ class Place:
         if (node := self.live_node(claim)) is not None and not node.finished:
             self._aim(replace(node, state="left", left_reason="hung", round=0))
 
+    def ask_again(self) -> None:
+        """Let the torchrun in a round of its own ask again: the world goes on without its ranks."""
+        node, current = self._own.node, self._run.round
+        if node is not None and current.takes_in(node) and node.seat not in current.frozen:
+            self._aim(replace(node, state="left", left_reason="hung", round=0))
+
     def leave(self, claim: Claim, reason: LeftReason) -> None:
         """Put a tombstone on the node of ``claim``; it is written as soon as the store answers."""
         node = self.own_node(claim)

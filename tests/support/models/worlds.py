@@ -1,114 +1,141 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three pods of one rank each in a world that changes in place, with each send apart.
 
-The decision and the reports are the product's. What a rank shows to its sidecar, what that stores,
-what it shows of the store, and when the rank looks, are steps of their own; a collective is one of
-all its ranks, and a crash in one leaves any part of them a step ahead.
+The decision, the reports, the orders and the rank's answers to them are the product's. What a rank
+does, what its sidecar reports, what that shows, and what is decided, are steps of their own. Each
+rank ends a collective by itself once all have begun it, so a fault leaves some a step ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import combinations
+import json
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from agent.world.report import report_of
+import agent.world.report
+import agent.world.shown
+import rdzv.world.decision
 from launcher_shim.c10d.rounds.records import Seat
+from muster.world import conduct
+from muster.world.conduct import WorldRank
+from muster.world.order import HOLD, Order, parse
 from rdzv.records.progress import RankInWorld, RankProgress
 from rdzv.records.sizes import Sizes
 from rdzv.records.world import WorldChange, WorldReport
-from rdzv.world.decision import WorldDecision, WorldPolicy, WorldSnapshot, decide
+from rdzv.world.decision import WorldPolicy, WorldSnapshot
 from tests.support.models.explorer import Broken, put
 
 POLICY = WorldPolicy()
-STEPS = 2
+LONG_S = 1e6
 NAMES = "abc"
+ROUND = 7
+TORCH = "2.15.0"
+
+TORN = (-1,) * 9
+"""The history of a state that is not whole: of more steps than any rank makes."""
+
+Place = tuple[str, int]
+"""A member, and which torchrun of it."""
 
 
-class Shown(NamedTuple):
-    """What a sidecar shows its rank."""
+class Pod(NamedTuple):
+    """One pod: its torchrun, its sidecar and its rank.
 
-    change: WorldChange
-    world: int
-    members: tuple[str, ...]
+    ``seat``: which torchrun's request its rank was started for. ``cut``: it has no lease, so that
+    it counts as lost and can write nothing. ``shown``: the order in its file. ``asked``: the change
+    that its sidecar has shown before it last looked. ``where``: ``at`` a boundary, ``in`` a step,
+    which all have begun (``met``), in a form (``forms``), which all have begun (``takes``), before
+    a step that broke (``broke``), ``parked``, or in today's changes (``today``). ``line``: what
+    the rank has published. ``history``: the world in which its state made each step. ``given``:
+    the state that it takes.
+    """
 
-
-class Rank(NamedTuple):
-    """One rank, and its sidecar. ``history``: the worlds in which its state made each step."""
-
-    shown: Shown
+    seat: int = 0
     alive: bool = True
+    cut: bool = False
     leaving: bool = False
-    came: bool = False
-    """Whether it is there from the start."""
-    number: int = -1
-    step: int = 0
+    shown: Order = Order()
+    asked: WorldChange = WorldChange()
+    where: str = "at"
+    rank: WorldRank = WorldRank()
+    line: WorldRank = WorldRank()
     history: tuple[int, ...] = ()
-    epoch: int = 0
-    held: int = 0
-    formed: int = 0
-    broken: int = 0
-    failed: int = 0
-    ready: bool = True
-    tried: int = 0
-    group: int = 0
-    joins: bool = False
-    """Whether it waits for the others in the first meeting of world ``tried``."""
-    goes: bool = False
-    """Whether it has begun its next step."""
+    given: tuple[int, tuple[int, ...]] = (-1, ())
     report: WorldReport | None = None
-    vote_of: WorldChange = WorldChange()
 
 
 class Job(NamedTuple):
-    """All of them, and the store."""
+    """All of them, and the store. ``tried``: the seats of each world that ranks were to form.
+
+    ``faults``: what may still happen. ``spoiled``: whether anything but a drain or a join did.
+    ``kept``: the steps of the state that all of the present world have said to have formed with.
+    """
 
     change: WorldChange
     world: int
-    members: tuple[str, ...]
-    ranks: tuple[Rank, ...]
-    tried: tuple[tuple[int, tuple[str, ...]], ...] = ()
-    faults: int = 0
-    drains: int = 0
-    crashed: bool = False
+    members: tuple[Place, ...]
+    pods: tuple[Pod, ...]
+    faults: tuple[str, ...]
+    tried: tuple[tuple[int, tuple[Place, ...]], ...] = ()
+    spoiled: bool = False
+    kept: int = 0
+    paused: bool = False
+    away: bool = False
+    ends: bool = False
 
 
-Plant = Callable[[WorldDecision, WorldSnapshot], WorldDecision]
-
-
-def as_it_is(decision: WorldDecision, snapshot: WorldSnapshot) -> WorldDecision:
-    """No plant."""
-    return decision
+def lets_go(job: Job, place: Place) -> bool:
+    """Return whether the present world has formed without a pod, as drains see it."""
+    return place not in job.members
 
 
 @dataclass
 class Worlds:
-    """The model. ``faults`` crashes, ``drains`` of ``a``; ``least``: the job's ``min``."""
+    """The model: ``pods`` of three are in the first world, and the others may come.
 
-    faults: int = 0
-    drains: int = 0
-    joins: bool = True
-    three: bool = False
-    """Whether all three are in the first world."""
+    ``faults``: what may happen, each once: ``join``, ``drain a``, ``cancel a``, ``crash``,
+    ``worker`` (a worker dies, and its torchrun lives), ``cut`` (a lease ends, and all live),
+    ``glitch`` (a collective fails, and all live), ``half`` (it fails amid the optimizer's step),
+    ``restart`` (of a sidecar), ``away`` (the store), ``late`` (a timeout), ``pause``. ``steps``:
+    how many steps are made before all stay at a boundary. ``begins``: whether it begins before the
+    first world, and not in it. ``least``: the job's ``min``.
+    """
+
+    faults: tuple[str, ...] = ()
+    pods: int = 2
+    steps: int = 2
+    begins: bool = False
     least: int = 1
-    plant: Plant = as_it_is
-    hurries: bool = False
-    """Planted: a pod that leaves gets its SIGTERM before the others have formed."""
-    boasts: bool = False
-    """Planted: a rank says that it has formed a world before it has its state."""
-    believes: bool = False
-    """Planted: a vote does not count the step that a rank may have begun."""
     rare: float = field(default=0.15, init=False)
 
+    def __post_init__(self) -> None:
+        self._decided: dict[Hashable, Any] = {}
+        self._reported: dict[Hashable, Any] = {}
+        self._orders: dict[Hashable, Order] = {}
+
     def start(self) -> Job:
-        """Two pods whose ranks have come, and a third one beside them."""
-        change = WorldChange(round=7)
-        members = tuple(NAMES if self.three else NAMES[:2])
-        shown = Shown(change, 0, members)
-        ranks = tuple(Rank(shown, came=name in members) for name in NAMES)
-        return Job(change, 0, members, ranks, faults=self.faults, drains=self.drains)
+        """The ranks of the first pods have come; or they train, all at step 1."""
+        members = tuple((name, 1) for name in NAMES[: self.pods])
+        if self.begins:
+            change, world = WorldChange(round=ROUND), 0
+            waits = WorldRank(ready=True)
+            pods = [Pod(1, asked=change, rank=waits, line=waits) for _ in members]
+        else:
+            change, world = WorldChange(5, "train", ROUND, 1), 1
+            rank = WorldRank(number=1, step=1, epoch=5, formed=1, grouped=True, tried=1)
+            pods = [
+                Pod(1, asked=change, rank=rank, line=rank, history=(1,)) for _ in members
+            ]  # fmt: skip
+        absent = [Pod(alive=False) for _ in NAMES[self.pods :]]
+        tried = ((1, members),) if world else ()
+        job = Job(change, world, members, (*pods, *absent), tuple(sorted(self.faults)), tried)
+        for at, (name, _) in enumerate(members):
+            shown = self._order(job, name, job.pods[at])
+            report = self._report(name, job.pods[at])
+            job = _with(job, at, shown=shown, report=report)
+        return job
 
     def begin_walk(self) -> None:
         """Nothing is kept between walks."""
@@ -126,238 +153,394 @@ class Worlds:
     def offered(
         self, state: Job, random: Random | None
     ) -> tuple[list[tuple[str, Job]], Iterator[tuple[str, Job]]]:
-        """What goes on, and the faults."""
+        """What goes on; what time alone brings, once nothing does; and the faults."""
         going = list(self._going_on(state))
-        if not going and (timed := self._decided(state, 1e6)) is not None:
-            going = [("time", timed)]
+        if not going and state.away:
+            going = [("the store is back", state._replace(away=False))]
+        if not going:
+            going = list(self._in_time(state))
         return going, self._faults(state)
 
     def _going_on(self, state: Job) -> Iterator[tuple[str, Job]]:
-        if (decided := self._decided(state, 0.0)) is not None:
+        if (decided := self._decide(state, 0.0)) is not None:
             yield "decide", decided
-        for at, rank in enumerate(state.ranks):
+        for at, pod in enumerate(state.pods):
             name = NAMES[at]
-            if not rank.alive or not rank.came:
+            if not pod.alive:
                 continue
-            now = Shown(state.change, state.world, state.members)
-            if rank.shown != now:
-                yield f"show {name}", _with(state, at, shown=now)
-            told = self._told(name, rank)
-            if told != rank.report or rank.vote_of != rank.shown.change:
-                yield f"tell {name}", _with(state, at, report=told, vote_of=rank.shown.change)
-            looked = self._looked(name, rank)
-            if looked != rank:
-                yield f"look {name}", state._replace(ranks=put(state.ranks, at, looked))
-            if self._released(state, name, rank):
-                yield f"release {name}", self._gone(state, at)
-            if self._cannot_go_on(state, rank):
-                broken = {"goes": False, "group": 0, "broken": rank.group}
-                failed = {"joins": False, "failed": rank.tried}
-                yield f"fail {name}", _with(state, at, **(failed if rank.joins else broken))
-        yield from self._collectives(state)
+            order = self._order(state, name, pod)
+            if not state.away and (order != pod.shown or pod.asked != state.change):
+                yield f"show {name}", _with(state, at, shown=order, asked=state.change)
+            if not state.away and not pod.cut:
+                report = self._report(name, pod)
+                if report != pod.report:
+                    yield f"tell {name}", _with(state, at, report=report)
+            yield from self._train(state, at, pod)
+            if pod.cut and not state.away:
+                yield f"{name} is back", _with(state, at, cut=False)
+            elif self._may_go(state, at):
+                yield f"release {name}", self._released(state, at)
+            elif self._asks_again(state, at):
+                yield f"{name} asks again", _another(state, at)
 
-    def _collectives(self, state: Job) -> Iterator[tuple[str, Job]]:
-        for number, seats in state.tried:
-            of = [at for at, name in enumerate(NAMES) if name in seats]
-            ranks = [state.ranks[at] for at in of]
-            if all(one.alive and one.joins and one.tried == number for one in ranks):
-                yield f"meet {number}", self._met(state, number, of)
-            if all(one.alive and one.goes and one.group == number for one in ranks):
-                yield f"step {number}", self._stepped(state, number, of)
+    def _train(self, state: Job, at: int, pod: Pod) -> Iterator[tuple[str, Job]]:
+        name, rank = NAMES[at], pod.rank
+        if pod.where == "at":
+            looked = self._look(state, at, pod)
+            if looked != state:
+                yield f"look {name}", looked
+        elif pod.where == "met":
+            yield f"step {name}", self._stepped(state, at)
+        elif pod.where == "takes":
+            formed = conduct.has_formed(rank, Order(number=rank.tried), pod.given[0])
+            yield (
+                f"formed {name}",
+                _with(state, at, where="at", rank=formed, line=formed, history=pod.given[1]),
+            )
+        elif pod.where == "broke" and conduct.confirms_loss(pod.shown, rank):
+            back = conduct.arrive(rank, rank.step)
+            yield f"goes on {name}", _with(state, at, where="at", rank=back, line=back)
+        if pod.where in ("in", "met") and self._cannot_end(state, at):
+            yield f"breaks {name}", _breaks(state, at)
+        if pod.where in ("forms", "takes") and self._cannot_form(state, at):
+            yield f"cannot form {name}", _cannot_form(state, at)
+
+    def _in_time(self, state: Job) -> Iterator[tuple[str, Job]]:
+        if (decided := self._decide(state, LONG_S)) is not None:
+            yield "time", decided
+        for at, pod in enumerate(state.pods):
+            if pod.alive and pod.where in ("forms", "takes"):
+                yield f"too late {NAMES[at]}", _cannot_form(state, at)
+            elif pod.alive and pod.where == "broke":
+                yield (
+                    f"the script of {NAMES[at]} raises",
+                    _another(state._replace(spoiled=True), at),
+                )
 
     def _faults(self, state: Job) -> Iterator[tuple[str, Job]]:
-        if self.joins and not state.ranks[2].came:
-            yield "c comes", _with(state, 2, came=True)
-        if state.drains and state.ranks[0].alive:
-            leaves = state._replace(drains=state.drains - 1)
-            yield "drain a", _with(leaves, 0, leaving=True)
-        if not state.faults:
-            return
-        for at, rank in enumerate(state.ranks):
-            if not rank.alive or not rank.came:
+        for index, fault in enumerate(state.faults):
+            if index and state.faults[index - 1] == fault:
                 continue
-            hurt = state._replace(faults=state.faults - 1, crashed=True)
-            yield f"crash {NAMES[at]}", self._gone(hurt, at)
-            if rank.goes:
-                # Some of the others have made the step that it was in.
-                others = [i for i, one in enumerate(state.ranks) if i != at and one.goes]
-                for count in range(1, len(others) + 1):
-                    for ahead in combinations(others, count):
-                        if all(state.ranks[i].group == rank.group for i in ahead):
-                            some = self._stepped(hurt, rank.group, list(ahead))
-                            label = f"crash {NAMES[at]}, {len(ahead)} ahead"
-                            yield label, self._gone(some, at)
+            rest = state._replace(faults=state.faults[:index] + state.faults[index + 1 :])
+            yield from self._fault(fault, rest)
+
+    def _fault(self, fault: str, state: Job) -> Iterator[tuple[str, Job]]:
+        kind, _, whose = fault.partition(" ")
+        spoiled = state._replace(spoiled=True)
+        if kind == "join":
+            at = next(at for at, pod in enumerate(state.pods) if not pod.seat)
+            yield f"{NAMES[at]} comes", _another(state, at)
+        elif kind == "away" and not state.away:
+            yield "the store is away", state._replace(away=True)
+        elif kind == "pause":
+            yield "pause", state._replace(paused=True)
+        elif kind == "late" and (late := self._decide(spoiled, LONG_S)) is not None:
+            yield "a timeout", late
+        for at, pod in enumerate(state.pods):
+            name = NAMES[at]
+            if not pod.alive or (whose and whose != name):
+                continue
+            if kind == "drain" and not pod.leaving:
+                yield fault, _with(state, at, leaving=True)
+            elif kind == "cancel" and pod.leaving:
+                yield fault, _with(state, at, leaving=False)
+            elif kind == "crash":
+                yield f"crash {name}", _gone(spoiled, at)
+            elif kind == "worker":
+                yield f"the worker of {name} dies", _another(spoiled, at)
+            elif kind == "cut" and not pod.cut:
+                yield f"cut {name}", _with(spoiled, at, cut=True, report=None)
+            elif kind in ("glitch", "half") and pod.where in ("in", "met"):
+                yield f"{kind} {name}", _breaks(spoiled, at, half=kind == "half")
+            elif kind == "restart":
+                yield f"restart {name}", _with(state, at, asked=WorldChange())
 
     # -- the sidecars
 
-    def _told(self, name: str, rank: Rank) -> WorldReport | None:
-        part = RankInWorld(
-            number=rank.number,
-            step=rank.step,
-            epoch=rank.epoch,
-            held=rank.held,
-            broken=rank.broken,
-            formed=rank.tried if self.boasts and rank.joins else rank.formed,
-            failed=(rank.failed, "why") if rank.failed else None,
-            ready=rank.ready,
-            torch="2.15.0",
-        )
-        line = RankProgress(0, 1, "", rank.step, True, False, in_world=part)
-        # What it was shown before the look at its line.
-        report = report_of([line], Seat(name, name, 1), rank.vote_of, rank.report)
-        if self.believes and report is not None and report.vote is not None:
-            report = replace(report, vote=rank.step)
-        return report
+    def _order(self, state: Job, name: str, pod: Pod) -> Order:
+        own = self._is_in_own_round(name, pod)
+        key = (state.change, state.members, name, own, pod.line.number > 0)
+        if (order := self._orders.get(key)) is None:
+            content = agent.world.shown.shown(
+                state.change,
+                0 if state.change.phase == "fall-back" else state.world,
+                [member for member, _ in state.members],
+                name,
+                was_in=pod.line.number > 0,
+                own_round=own,
+                closed=False,
+                store="127.0.0.1:1",
+            )
+            order = self._orders[key] = parse(content)
+        return order
 
-    def _snapshot(self, state: Job) -> WorldSnapshot:
-        of = dict(zip(NAMES, state.ranks, strict=True))
-        return WorldSnapshot(
-            state.change,
-            7,
-            world=state.world,
-            members=state.members,
-            lost=frozenset(name for name, one in of.items() if not one.alive),
-            leaving=frozenset(name for name, one in of.items() if one.leaving),
-            newcomers=("c",)
-            if state.world and of["c"].came and of["c"].alive and "c" not in state.members
-            else (),
-            reports={name: one.report for name, one in of.items() if one.report and one.alive},
-            sizes=Sizes(self.least, 3),
-        )
+    def _is_in_own_round(self, name: str, pod: Pod) -> bool:
+        return pod.seat > 1 or name not in NAMES[: self.pods]
 
-    def _decided(self, state: Job, now: float) -> Job | None:
-        snapshot = self._snapshot(state)
-        decision = self.plant(decide(now, 0.0, snapshot, POLICY), snapshot)
+    def _report(self, name: str, pod: Pod) -> WorldReport | None:
+        key = (name, pod.seat, pod.line, pod.asked, pod.report)
+        if key not in self._reported:
+            line = RankProgress(0, 1, "", pod.line.step, True, False, in_world=_part(pod.line))
+            seat = Seat(name, "n", pod.seat)
+            self._reported[key] = agent.world.report.report_of([line], seat, pod.asked, pod.report)
+        return self._reported[key]  # type: ignore[no-any-return]
+
+    def _decide(self, state: Job, now: float) -> Job | None:
+        if state.away or state.ends:
+            return None
+        of = dict(zip(NAMES, state.pods, strict=True))
+        reports = tuple(
+            (name, pod.report)
+            for name, pod in of.items()
+            if pod.report is not None and pod.alive and pod.report.seat == f"n.{pod.seat}"
+        )
+        lost = frozenset(
+            name
+            for name, pod in of.items()
+            if pod.seat and (not pod.alive or pod.cut or self._is_replaced(state, name, pod))
+        )
+        leaving = frozenset(name for name, pod in of.items() if pod.alive and pod.leaving)
+        newcomers = tuple(
+            name
+            for name, pod in of.items()
+            if state.world and pod.alive and not pod.cut and (name, pod.seat) not in state.members
+        )
+        key = (now, state.change, state.world, state.members, reports, lost, leaving, newcomers)
+        decision = self._decided.get((*key, state.paused))
+        if decision is None:
+            snapshot = WorldSnapshot(
+                state.change,
+                ROUND,
+                world=0 if state.change.phase == "fall-back" else state.world,
+                members=tuple(name for name, _ in state.members),
+                lost=lost,
+                leaving=leaving,
+                newcomers=newcomers,
+                reports=dict(reports),
+                reforms="the job is paused" if state.paused else "",
+                sizes=Sizes(self.least, 3),
+            )
+            decision = rdzv.world.decision.decide(now, 0.0, snapshot, POLICY)
+            self._decided[(*key, state.paused)] = decision
         change = decision.change
         if change is None:
             return None
         if decision.action == "form":
             if change.number in [number for number, _ in state.tried]:
                 raise Broken(f"world {change.number} is tried again")
-            state = state._replace(tried=(*state.tried, (change.number, change.seats)))
-        if decision.action == "formed":
-            for name in state.change.seats:
-                rank = state.ranks[NAMES.index(name)]
-                if rank.alive and not rank.broken and rank.group != state.change.number:
-                    raise Broken(f"{name} is not in world {state.change.number}, which has formed")
-            state = state._replace(world=state.change.number, members=state.change.seats)
+            for name in change.seats:
+                ahead = of[name].rank.step > (change.step or 0)
+                if ahead and name in [member for member, _ in state.members]:
+                    raise Broken(f"I13: step {of[name].rank.step} of {name} is lost")
+            places = tuple((name, of[name].seat) for name in change.seats)
+            state = state._replace(tried=(*state.tried, (change.number, places)))
+        elif decision.action == "formed":
+            state = self._formed(state)
+        elif decision.action == "fall back":
+            state = state._replace(ends=not decision.whole)
         return state._replace(change=change)
 
-    def _released(self, state: Job, name: str, rank: Rank) -> bool:
-        if not rank.leaving or not state.world:
-            return False
-        if self.hurries and state.change.phase == "form":
-            return True
-        return name not in state.members and state.change.phase != "fall-back"
+    @staticmethod
+    def _is_replaced(state: Job, name: str, pod: Pod) -> bool:
+        return any(member == name and seat != pod.seat for member, seat in state.members)
 
-    def _gone(self, state: Job, at: int) -> Job:
-        after = _with(state, at, alive=False, goes=False, joins=False, group=0)
-        rank = state.ranks[at]
-        if rank.leaving and state.faults == self.faults and not state.crashed:
-            holders = [one for one in after.ranks if one.alive and one.formed and one.group]
-            if rank.step and max((one.step for one in holders), default=-1) < rank.step:
-                raise Broken("the last that has its state is sent away")
-        return after
+    def _formed(self, state: Job) -> Job:
+        number, places = state.tried[-1]
+        kept = []
+        for name, seat in places:
+            pod = state.pods[NAMES.index(name)]
+            if not pod.alive or pod.seat != seat or pod.rank.broken == number:
+                continue
+            if pod.rank.formed != number or not pod.rank.grouped:
+                raise Broken(f"{name} is not in world {number}, which has formed")
+            kept.append(pod.history)
+        if len(set(kept)) > 1:
+            raise Broken(f"I13: world {number} has formed with different states: {kept}")
+        return state._replace(
+            world=number, members=places, kept=max(map(len, kept), default=state.kept)
+        )
+
+    def _may_go(self, state: Job, at: int) -> bool:
+        """Whether the sidecars say that the world goes on without a pod that leaves."""
+        pod = state.pods[at]
+        goes_on = bool(state.world) and not state.ends and state.change.phase != "fall-back"
+        return pod.leaving and goes_on and lets_go(state, (NAMES[at], pod.seat))
+
+    def _released(self, state: Job, at: int) -> Job:
+        pod = state.pods[at]
+        trained = pod.rank.number >= 0  # One that has taken a state has no more than its source.
+        if trained and not state.spoiled and len(pod.history) > state.kept:
+            raise Broken(f"I7: {NAMES[at]} is sent away, and no other has said to hold its state")
+        return _gone(state, at)
+
+    def _asks_again(self, state: Job, at: int) -> bool:
+        """Whether its torchrun is shown that the world has left it behind, and asks once more."""
+        pod = state.pods[at]
+        outside = (NAMES[at], pod.seat) not in state.members
+        left = outside and (pod.line.number > 0 or not self._is_in_own_round(NAMES[at], pod))
+        return left and not pod.leaving and bool(state.world) and not state.away
 
     # -- the ranks
 
-    def _looked(self, name: str, rank: Rank) -> Rank:
-        change, world, members = rank.shown
-        if rank.goes or rank.joins:
-            return rank
-        if change.phase == "form" and name in change.seats:
-            if change.number > rank.tried:
-                return rank._replace(
-                    tried=change.number, joins=True, group=0, epoch=change.epoch, held=0
-                )
-            return rank
-        if change.phase == "broken":
-            if rank.epoch >= change.epoch:
-                return rank
-            keep = rank.group > change.number
-            group = rank.group if keep else 0
-            return rank._replace(epoch=change.epoch, group=group, held=0, broken=0, formed=0)
-        if name not in members or not rank.group or rank.group != world:
-            return rank
-        ahead = rank.step < STEPS
-        if change.phase == "train":
-            first = rank._replace(number=world, epoch=change.epoch, held=0, ready=False)
-            return first._replace(goes=ahead)
-        if change.phase == "hold":
-            rank = rank._replace(number=world, ready=False)
-            if change.step is not None and rank.step < change.step:
-                return rank._replace(goes=True, held=0)
-            return rank._replace(held=change.epoch, epoch=change.epoch)
-        return rank
+    def _look(self, state: Job, at: int, pod: Pod) -> Job:
+        verdict, rank = conduct.decide(pod.rank, pod.shown)
+        if verdict == conduct.GO:
+            asked = pod.shown.phase == HOLD and pod.shown.step is not None
+            if rank.step >= self.steps and not asked:
+                return state  # All of it was made.
+            return self._begun(_with(state, at, rank=rank, where="in"), at)
+        if verdict == conduct.JOIN:
+            own = sum(1 for name, _ in state.tried[-1][1][: pod.shown.first_rank] if name)
+            begun = conduct.begin_form(rank, pod.shown, own)
+            return self._meet(_with(state, at, rank=begun, where="forms"), begun.tried)
+        if verdict == conduct.BREAK:
+            rank = rank._replace(grouped=False)
+        if verdict == conduct.PARK:
+            rank = rank._replace(grouped=False)
+            return _with(state, at, rank=rank, line=rank, where="parked")
+        if verdict == conduct.TODAY:
+            return _with(state, at, rank=rank, where="today")
+        if rank == pod.rank:
+            return state
+        published = pod.line if verdict == conduct.WAIT else rank
+        return _with(state, at, rank=rank, line=published)
 
-    def _met(self, state: Job, number: int, of: list[int]) -> Job:
-        change = next(c for c in _changes(state) if c.number == number and c.seats)
-        source = state.ranks[NAMES.index(change.source)]
-        if source.step != change.step:
-            raise Broken(f"the source of world {number} is not at step {change.step}")
-        most = max(state.ranks[at].step for at in of)
-        if source.step < most:
-            raise Broken(f"step {most} is lost")
-        ranks = list(state.ranks)
-        for at in of:
-            ranks[at] = ranks[at]._replace(
-                joins=False, group=number, formed=number, failed=0, broken=0,
-                step=source.step, history=source.history,
-            )  # fmt: skip
-        return state._replace(ranks=tuple(ranks))
-
-    def _stepped(self, state: Job, number: int, of: list[int]) -> Job:
-        if state.world < number:
-            raise Broken(f"a step in world {number}, which has not formed")
-        states = {(state.ranks[at].step, state.ranks[at].history) for at in of}
+    def _begun(self, state: Job, at: int) -> Job:
+        """Begin a step; the last to do so finds all in it."""
+        number = state.pods[at].rank.formed
+        of = [NAMES.index(name) for name, _ in dict(state.tried)[number]]
+        ranks = [state.pods[one] for one in of]
+        if not all(one.where == "in" and one.rank.formed == number for one in ranks):
+            return state
+        if state.world != number:
+            raise Broken(f"I13: a step in world {number}, and {state.world} has formed")
+        states = {(one.rank.step, one.history) for one in ranks}
         if len(states) > 1:
-            raise Broken(f"the ranks of world {number} differ: {sorted(states)}")
-        ranks = list(state.ranks)
-        for at in of:
-            one = ranks[at]
-            history = (*one.history, number)
-            ranks[at] = one._replace(step=one.step + 1, history=history, goes=False)
-        return state._replace(ranks=tuple(ranks))
+            raise Broken(f"I13: the ranks of world {number} differ: {sorted(states)}")
+        for one in of:
+            state = _with(state, one, where="met")
+        return state
 
-    def _cannot_go_on(self, state: Job, rank: Rank) -> bool:
-        """Whether a collective of it can never end, and it or its watcher has seen that."""
-        number = rank.tried if rank.joins else rank.group
-        if not (rank.joins or rank.goes):
-            return False
-        seats = dict(state.tried)[number]
-        mates = [state.ranks[NAMES.index(name)] for name in seats]
-        if rank.joins:
-            return any(not m.alive or m.tried > number or m.failed == number for m in mates)
-        return any(not m.alive or m.group != number for m in mates)
+    def _stepped(self, state: Job, at: int) -> Job:
+        pod = state.pods[at]
+        rank = conduct.arrive(pod.rank, pod.rank.step + 1)
+        history = (*pod.history, rank.formed)
+        return _with(state, at, rank=rank, line=rank, where="at", history=history)
+
+    def _meet(self, state: Job, number: int) -> Job:
+        """Wait for the others of a world; the last to come finds all there."""
+        of = [NAMES.index(name) for name, _ in dict(state.tried)[number]]
+        ranks = [state.pods[one] for one in of]
+        if not all(one.where == "forms" and one.rank.tried == number for one in ranks):
+            return state
+        order = ranks[0].shown
+        source = ranks[order.source]
+        if source.rank.step < 0 or source.rank.step != len(source.history):
+            raise Broken(f"I13: the source of world {number} holds no whole state")
+        given = (source.rank.step, source.history)
+        for one in of:
+            pod = state.pods[one]
+            # From now on until it has formed, a rank that is behind holds a part of each state.
+            kept = pod.history if pod.history == source.history else TORN
+            state = _with(state, one, where="takes", given=given, history=kept)
+        return state
+
+    def _cannot_end(self, state: Job, at: int) -> bool:
+        """Whether its collective can never end, or its watcher has cut it."""
+        pod = state.pods[at]
+        number = pod.rank.formed
+        if conduct.is_lost(pod.shown, number):
+            return True
+        return any(
+            not one.alive or one.seat != seat or not one.rank.grouped or one.rank.formed != number
+            for one, seat in _mates(state, number)
+        )
+
+    def _cannot_form(self, state: Job, at: int) -> bool:
+        pod = state.pods[at]
+        number = pod.rank.tried
+        if conduct.is_given_up(pod.shown, number):
+            return True
+        failed = (number, "why")
+        return any(
+            not one.alive or one.seat != seat or one.rank.tried > number
+            or one.rank.failed == failed or (one.where == "at" and one.rank.tried == number
+                and not one.rank.grouped)
+            for one, seat in _mates(state, number)
+        )  # fmt: skip
 
     # -- the end
 
     def check_end(self, state: Job) -> None:
-        """All that live train in one world, or changes need a restart."""
-        if state.change.phase == "fall-back":
-            if not state.crashed:
-                raise Broken(f"it falls back for nothing: {state.change.reason}")
+        """All that live train in one world, or changes need a restart, which all come to."""
+        if state.ends:
+            if not state.spoiled:
+                raise Broken(f"it ends for nothing: {state.change.reason}")
             return
-        if not state.world and any(one.leaving or not one.alive for one in state.ranks):
+        alive = [(name, pod) for name, pod in zip(NAMES, state.pods, strict=True) if pod.alive]
+        if state.change.phase == "fall-back":
+            asked = state.paused or "may not leave" in state.change.reason
+            if not (state.spoiled or asked):
+                raise Broken(f"I11: it falls back for nothing: {state.change.reason}")
+            of = [pod for name, pod in alive if _is_in(state, name)]
+            # Of a world that is not whole the rest forms again; so do those whose peers are parked.
+            if len(of) == len(state.members) and all(pod.where == "parked" for pod in of):
+                raise Broken(f"I11: all stand still as it falls back: {state.change.reason}")
+            return
+        if not state.world and (state.spoiled or any(pod.leaving for _, pod in alive)):
             return  # Rounds see to worlds that have not formed.
-        here = [NAMES[at] for at, one in enumerate(state.ranks) if one.alive and one.came]
         if state.change.phase != "train":
-            raise Broken(f"it stands still in {state.change.phase}: {state.change.reason}")
-        for name in here:
-            rank = state.ranks[NAMES.index(name)]
-            if name not in state.members or rank.group != state.world:
-                raise Broken(f"{name} is left out of world {state.world}")
-            if rank.step < STEPS:
-                raise Broken(f"{name} stands still at step {rank.step}")
+            raise Broken(f"I11: it stands still in {state.change.phase}: {state.change.reason}")
+        for name, pod in alive:
+            if not _is_in(state, name) or pod.rank.formed != state.world or not pod.rank.grouped:
+                raise Broken(f"I11: {name} is left out of world {state.world}")
+            if pod.rank.step < self.steps:
+                raise Broken(f"I11: {name} stands still at step {pod.rank.step}")
 
 
-def _changes(state: Job) -> Iterator[WorldChange]:
-    yield state.change
-    for rank in state.ranks:
-        yield rank.shown.change
-        yield rank.vote_of
+def _is_in(state: Job, name: str) -> bool:
+    return (name, state.pods[NAMES.index(name)].seat) in state.members
 
 
-def _with(state: Job, at: int, **changes: object) -> Job:
-    rank = state.ranks[at]._replace(**changes)  # type: ignore[arg-type]
-    return state._replace(ranks=put(state.ranks, at, rank))
+def _mates(state: Job, number: int) -> Iterator[tuple[Pod, int]]:
+    for name, seat in dict(state.tried)[number]:
+        yield state.pods[NAMES.index(name)], seat
+
+
+def _breaks(state: Job, at: int, *, half: bool = False) -> Job:
+    """Its collective fails; it leaves its group, and waits until the sidecar confirms the loss."""
+    pod = state.pods[at]
+    rank = conduct.break_off(pod.rank, -1 if half else pod.rank.step)._replace(grouped=False)
+    history = TORN if half else pod.history
+    return _with(state, at, where="broke", rank=rank, line=rank, history=history)
+
+
+def _cannot_form(state: Job, at: int) -> Job:
+    rank = state.pods[at].rank
+    rank = rank._replace(failed=(rank.tried, "why"))
+    return _with(state, at, where="at", rank=rank, line=rank)
+
+
+def _gone(state: Job, at: int) -> Job:
+    return _with(state, at, alive=False, cut=False, report=None)
+
+
+def _another(state: Job, at: int) -> Job:
+    """Another torchrun's rank comes: it imports, loads a checkpoint, and waits to be taken in."""
+    fresh, former = WorldRank(ready=True), state.pods[at]
+    shown = former.shown if former.seat else Order()
+    asked = former.asked if former.seat else WorldChange(round=ROUND)
+    pod = Pod(former.seat + 1, leaving=former.leaving, shown=shown, asked=asked, rank=fresh,
+              line=fresh)  # fmt: skip
+    return state._replace(pods=put(state.pods, at, pod))
+
+
+def _part(rank: WorldRank) -> RankInWorld:
+    """What the sidecar reads of it."""
+    fields = json.loads(rank.told(TORCH))
+    failed = fields.pop("failed", None)
+    return RankInWorld(**fields, failed=None if failed is None else (failed[0], failed[1]))
+
+
+def _with(state: Job, at: int, **changes: Any) -> Job:
+    return state._replace(pods=put(state.pods, at, state.pods[at]._replace(**changes)))
