@@ -34,7 +34,7 @@ class FallsBack(Exception):
 
 
 class Remade(Protocol):
-    """A trainer, with what it makes again in each world: its wrapped model, its rank and its size."""
+    """A trainer, with what it makes again in each world: its wrapped model, rank and size."""
 
     def release(self) -> None:
         """Take all that belongs to a world that is over off the model."""

@@ -270,6 +270,7 @@ class Worlds:
                 own_round=own,
                 closed=False,
                 store="127.0.0.1:1",
+                root="/",
             )
             order = self._orders[key] = parse(content)
         return order
