@@ -12,6 +12,7 @@ import time
 from typing import Optional
 
 from muster.gate import POLL_S, own_gate
+from muster.lineage import report_imports
 from muster.own_world import own_world
 from muster.progress import own_file, report_step
 
@@ -35,6 +36,7 @@ def commit_due(step: int, *, rank: Optional[int] = None, world_size: Optional[in
         rank = own if rank is None else rank
         world_size = size if world_size is None else world_size
     report_step(step, rank, world_size)
+    report_imports()
     return rank == 0 and save_asked()
 
 

@@ -17,7 +17,7 @@ from launcher_shim.rundir import layout
 
 _ROOMS = ("", "pod", "pod/warm", "rundir", "tcpstore")
 """The contents of the programs: these folders of ``launcher_shim``, without their subfolders."""
-_EXEC_ROOMS = ("", "horovod/exec", "rundir")
+_EXEC_ROOMS = ("", "horovod/exec", "pod/warm", "rundir")
 """The same for the programs that start horovodrun's workers."""
 _HEAD = """\
 #!/bin/sh
@@ -92,7 +92,7 @@ def program(name: str) -> bytes:
 def exec_program(path: str) -> bytes:
     """Build one of ``EXEC_PROGRAMS``; the same sources give the same bytes."""
     head = _EXEC_HEAD.format(module=EXEC_PROGRAMS[path])
-    way = {"launcher_shim/horovod/__init__.py": b""}
+    way = {f"launcher_shim/{room}/__init__.py": b"" for room in ("horovod", "pod")}
     return _built(head, {**dict(_sources(_EXEC_ROOMS)), **way})
 
 

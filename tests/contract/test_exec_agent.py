@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import pytest
 
@@ -516,3 +517,83 @@ def test_i8_nonsense_after_the_start_ends_the_worker(pods: Pods) -> None:
         connection.sendall(b"nonsense" * 9)
         frames_of(connection)
     until(lambda: not pods.on_worker(), "the worker ends")
+
+
+TORCH = """
+import os
+with open(os.environ["IMPORTS"], "a") as file:
+    file.write("imported by %s\\n" % open("/proc/self/cmdline").read().split("\\0")[0])
+"""
+
+
+@pytest.fixture
+def warm_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pods]:
+    """Pods whose workers start warm; what the zygote imports as torch notes each import."""
+    for name in ("torch", "torch/distributed"):
+        (tmp_path / "site-packages" / name).mkdir(parents=True)
+        (tmp_path / "site-packages" / name / "__init__.py").write_text("")
+    (tmp_path / "site-packages/torch/__init__.py").write_text(TORCH)
+    settings = {
+        "MUSTER_WARM": "1",
+        "PYTHONPATH": str(tmp_path / "site-packages"),
+        "IMPORTS": str(tmp_path / "imports"),
+        "MUSTER_RUN_DIR": str(tmp_path / "pods/workers" / HOST),
+    }
+    of_pods = Pods.environ
+
+    def environ(self: Pods, node: str, **more: str) -> dict[str, str]:
+        return of_pods(self, node, **more, **(settings if node == "worker" else {}))
+
+    monkeypatch.setattr(Pods, "environ", environ)
+    pods = Pods(tmp_path / "pods", sys.executable)
+    try:
+        yield pods
+    finally:
+        pods.end()
+
+
+def test_workers_that_start_warm_import_torch_once_and_end_as_others_do(
+    warm_pods: Pods, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, torch\n"
+        "print(os.environ['HOROVOD_RANK'], os.environ['HOROVOD_LOCAL_RANK'], sys.argv)\n"
+        "sys.exit(int(sys.argv[1]))\n"
+    )
+    for rank in ("0", "1", "2"):
+        sent: Any = {"HOROVOD_RANK": rank, "NCCL_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
+        text = command(sys.executable, str(script), rank, **sent)
+        started = warm_pods.start(text)
+        out, err = started.communicate(timeout=PATIENCE_S)
+        assert (started.returncode, err) == (int(rank), b"")
+        assert out.decode() == f"{rank} 0 {[str(script), rank]}\n"
+    assert (tmp_path / "imports").read_text().count("imported") == 1
+    other = command(
+        sys.executable, str(script), "0", HOROVOD_RANK="3", OTHER="1", PYTHONUNBUFFERED="1"
+    )
+    started = warm_pods.start(other)
+    _, err = started.communicate(timeout=PATIENCE_S)
+    assert b"without the zygote: its environment differs from the zygote's in OTHER" in err
+    assert (tmp_path / "imports").read_text().count("imported") == 2
+
+
+def test_a_warm_worker_leaves_no_process_and_ends_with_its_command(
+    warm_pods: Pods, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import subprocess, sys, time\nsubprocess.Popen(['sleep', '1000'])\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(1000 if len(sys.argv) > 1 else 0)\n"
+    )
+    before = warm_pods.on_worker()
+    sent: Any = {"HOROVOD_RANK": "0", "PYTHONUNBUFFERED": "1"}
+    with warm_pods.start(command(sys.executable, str(script), **sent)) as ended:
+        assert ended.wait(PATIENCE_S) == 0
+    until(lambda: warm_pods.on_worker() == before, "nothing of it is left")
+    with warm_pods.start(command(sys.executable, str(script), "long", **sent)) as lives:
+        assert lives.stdout is not None
+        assert lives.stdout.readline() == b"ready\n"
+        lives.kill()
+    until(lambda: warm_pods.on_worker() == before, "it ends with its launcher's side")

@@ -164,7 +164,10 @@ def test_a_signal_reaches_it_as_soon_as_its_stub_knows_it(
 
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "environ": {"environ": {"CUDA_VISIBLE_DEVICES": "3"}, "why": "differs from torchrun's in CUDA"},
+    "environ": {
+        "environ": {"CUDA_VISIBLE_DEVICES": "3"},
+        "why": "the zygote's in CUDA_VISIBLE",
+    },
     "limits": {"before": ["prlimit", "--nofile=100"], "why": "another limits than"},
     "nice": {"before": ["nice", "-n", "3"], "why": "another nice than"},
     "umask": {
@@ -199,7 +202,7 @@ def test_the_sidecar_knows_which_workers_start_plainly_and_why(
     warm.start(str(script), LOCAL_RANK="3", CUDA_VISIBLE_DEVICES="3")
     warm.start(str(script), LOCAL_RANK="4", before=["nice", "-n", "3"])
     first, second = read_plain_starts(warm.run_dir)
-    assert "differs from torchrun's in CUDA_VISIBLE_DEVICES" in first
+    assert "differs from the zygote's in CUDA_VISIBLE_DEVICES" in first
     assert "another nice" in second
     warm.start(str(script), LOCAL_RANK="3")
     assert read_plain_starts(warm.run_dir) == (second,)

@@ -44,6 +44,7 @@ from launcher_shim.horovod.exec.frames import (
 )
 from launcher_shim.horovod.exec.lease import read_lease_ttl_s
 from launcher_shim.horovod.exec.session import CommandSession
+from launcher_shim.horovod.exec.warm import WarmStarts
 from launcher_shim.horovod.exec.worker import OUTPUT_GRACE_S, Worker, start
 from launcher_shim.rundir import layout
 
@@ -55,9 +56,12 @@ class ExecServer:
     whether a drained pod still has work in it.
     """
 
-    def __init__(self, host: str, environ: Mapping[str, str], run_dir: Path) -> None:
+    def __init__(
+        self, host: str, environ: Mapping[str, str], run_dir: Path, warm: WarmStarts
+    ) -> None:
         self._host = host
         self._environ = environ
+        self._warm = warm
         self._path = run_dir / layout.EXEC_SOCKET
         self._notes = run_dir / layout.WORKERS
         self._delivered = run_dir / layout.ENVIRONMENT
@@ -182,7 +186,7 @@ class ExecServer:
                 session.refuse("the command cannot be recorded: %s" % error)
                 return
             try:
-                worker = start(command, self._environ)
+                worker = start(command, self._environ, self._warm)
             except OSError as error:
                 _forget_note(note)
                 missing = isinstance(error, FileNotFoundError)
@@ -229,11 +233,11 @@ def _forget_note(note: Path) -> None:
         note.unlink()
 
 
-async def serve(host: str, run_dir: Path) -> None:
+async def serve(host: str, run_dir: Path, warm: WarmStarts) -> None:
     """Serve ``host`` until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await ExecServer(host, os.environ, run_dir).run(stop)
+    await ExecServer(host, os.environ, run_dir, warm).run(stop)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -252,7 +256,7 @@ def main(arguments: Sequence[str]) -> int:
             "muster-exec: MUSTER_HOST or MUSTER_RUN_DIR is not set: start it by muster-run --\n"
         )
         return EXIT_USAGE
-    asyncio.run(serve(host, Path(run_dir)))
+    asyncio.run(serve(host, Path(run_dir), WarmStarts.begun(os.environ, sys.path[0])))
     return EXIT_TERMINATED
 
 

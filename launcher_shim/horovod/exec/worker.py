@@ -12,6 +12,7 @@ from typing import Callable, Mapping, Optional, cast
 
 from launcher_shim.exit_status import EXIT_TERMINATED
 from launcher_shim.horovod.exec.command import WorkerCommand, merge_environment
+from launcher_shim.horovod.exec.warm import WarmStarts
 
 TERM_GRACE_S = 3.0
 """Seconds between SIGTERM and SIGKILL of a worker that is to end, if its launcher's side is
@@ -73,13 +74,14 @@ class Worker:
         await self.exited.wait()
 
 
-def start(command: WorkerCommand, environ: Mapping[str, str]) -> Worker:
+def start(command: WorkerCommand, environ: Mapping[str, str], warm: WarmStarts) -> Worker:
     """Start a command in a session of its own; raises ``OSError``."""
+    environ = merge_environment(environ, command.environment)
     return Worker(
         subprocess.Popen(
-            command.argv,
+            warm.words(command.argv, environ),
             cwd=command.directory if os.path.isdir(command.directory) else None,
-            env=merge_environment(environ, command.environment),
+            env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -34,9 +34,18 @@ _FILES = ("limits", "cgroup", "personality", "oom_score_adj")
 _SPACES = ("mnt", "net", "pid", "user", "ipc", "uts", "cgroup")
 
 
+OF_HOROVOD = ("HOROVOD_", "NCCL_", "GLOO_")
+"""Prefixes of those that horovodrun sets for each."""
+
+
+def is_of_a_round(name: str) -> bool:
+    """Return whether a variable differs from worker to worker."""
+    return name in OF_A_ROUND or name.startswith(OF_HOROVOD)
+
+
 def environment(environ: Mapping[str, str]) -> Dict[str, str]:
     """Return the variables that an import may depend on: those of no round."""
-    return {name: value for name, value in environ.items() if name not in OF_A_ROUND}
+    return {name: value for name, value in environ.items() if not is_of_a_round(name)}
 
 
 def changed(

@@ -14,7 +14,7 @@ import os
 import sys
 from typing import Any, Iterator, List, Mapping, Optional, Sequence, Set
 
-from launcher_shim.pod.warm.circumstances import OF_A_ROUND
+from launcher_shim.pod.warm.circumstances import is_of_a_round
 
 FIRST = ("numpy", "torch", "torch.distributed")
 """The first imports: the threads that numpy's mathematics starts survive a fork."""
@@ -40,12 +40,12 @@ def _watching(plain: type) -> type:
 
     class WatchedEnvironment(plain):  # type: ignore[misc]
         def __getitem__(self, name: str) -> Any:
-            if name in OF_A_ROUND:
+            if is_of_a_round(str(name)):
                 _read.add(name)
             return super().__getitem__(name)
 
         def __contains__(self, name: object) -> bool:
-            if name in OF_A_ROUND:
+            if is_of_a_round(str(name)):
                 _read.add(str(name))
             return bool(super().__contains__(name))
 

@@ -64,21 +64,24 @@ def offer(archive: str) -> None:
         _without(f"{wire.OVERRIDE} is set")
         return
     try:
-        folder = tempfile.mkdtemp(prefix=FOLDER)  # no other user may look into it
-    except OSError as error:
-        _without(f"there is no folder for it: {error}")
-        return
+        os.environ[wire.OVERRIDE] = made_stub(archive)
+    except (OSError, subprocess.SubprocessError) as error:
+        _without(f"there is no folder in which a program runs: {error}")
+
+
+def made_stub(archive: str) -> str:
+    """Write a stub of this process's Python, and return its path.
+
+    Raises ``OSError`` and ``subprocess.SubprocessError`` if no program runs in a new folder.
+    """
+    folder = tempfile.mkdtemp(prefix=FOLDER)  # no other user may look into it
     # The zygote removes it as well: it is there after a SIGKILL to this process.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     stub = os.path.join(folder, STUB)
-    try:
-        with open(os.open(stub, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w") as file:
-            file.write(_STUB.format(python=sys.executable, archive=archive))
-        subprocess.run([stub, wire.TRIAL], check=True, timeout=TRIAL_TIMEOUT_S)
-    except (OSError, subprocess.SubprocessError) as error:
-        _without(f"no program runs in {folder}: {error}")
-        return
-    os.environ[wire.OVERRIDE] = stub
+    with open(os.open(stub, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w") as file:
+        file.write(_STUB.format(python=sys.executable, archive=archive))
+    subprocess.run([stub, wire.TRIAL], check=True, timeout=TRIAL_TIMEOUT_S)
+    return stub
 
 
 def _without(why: str) -> None:
@@ -101,6 +104,15 @@ def begin(entrypoint: object, archive: str) -> None:
         return
     if any(one.poll() is None for one in _zygotes):
         return
+    environ = {name: text for name, text in os.environ.items() if name != wire.OVERRIDE}
+    start_zygote(stub, archive, environ)
+
+
+def start_zygote(stub: str, archive: str, environ: Mapping[str, str]) -> None:
+    """Start a zygote for a stub, with these variables, and await its imports; raises ``OSError``.
+
+    It ends with the thread that calls this.
+    """
     place = wire.beside(stub)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(place)
@@ -114,7 +126,6 @@ def begin(entrypoint: object, archive: str) -> None:
             "wanted": [],
             "without": [],
         }
-        environ = {name: text for name, text in os.environ.items() if name != wire.OVERRIDE}
         words, written = command(sys.executable, archive, state)
         try:
             zygote = subprocess.Popen(

@@ -67,6 +67,8 @@ def main() -> NoReturn:
     except (OSError, ValueError, KeyError, wire.Unsaid):
         _to_group(pid, signal.SIGKILL)
         os._exit(EXIT_LOST)
+    if "HOROVOD_HOSTNAME" in environ:
+        _to_group(pid, signal.SIGKILL)  # the agent kills what a command leaves, in its own group
     _end_as(status)
 
 
@@ -112,7 +114,8 @@ def note(environ: Mapping[str, str], why: str) -> None:
 
     It is one file for each local rank. The log has it where there is no such folder.
     """
-    name = os.path.basename(environ.get("LOCAL_RANK", "")) or ALL
+    rank = environ.get("LOCAL_RANK") or environ.get("HOROVOD_LOCAL_RANK", "")
+    name = os.path.basename(rank) or ALL
     path = os.path.join(environ.get("MUSTER_RUN_DIR", ""), layout.PLAIN_STARTS, name)
     aside = "%s.%d" % (path, os.getpid())
     try:

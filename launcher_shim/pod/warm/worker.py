@@ -93,7 +93,8 @@ def rename(words: Sequence[str], environ: Mapping[str, str]) -> None:
     first_word, after_words, first_variable, after_variables = map(int, fields[45:49])
     _write(first_word, after_words, words)
     pairs = sorted(
-        environ.items(), key=lambda pair: not pair[0].startswith(("TORCHELASTIC", "MASTER"))
+        environ.items(),
+        key=lambda pair: not pair[0].startswith(("TORCHELASTIC", "MASTER", "HOROVOD")),
     )
     _write(first_variable, after_variables, ["=".join(pair) for pair in pairs])
 

@@ -297,15 +297,15 @@ def _hindrance(
     """Return why a worker has to start plainly; empty if it may be a fork."""
     words = [word for word in request.arguments if word != "-u"]
     if not words or (words[0].startswith("-") and words[0] != "-m") or len(files) != wire.FILES:
-        return "its command line is not one of torchrun's"
+        return "it runs neither a script nor a module"
     if names := differences(environment(environ), environment(request.environ)):
-        return "its environment differs from torchrun's in " + ", ".join(names)
+        return "its environment differs from the zygote's in " + ", ".join(names)
     mine = circumstances()
     for name in _OWN:
         mine.pop(name, None)
     theirs = {name: text for name, text in theirs.items() if name not in _OWN}
     if names := differences(mine, theirs):
-        return "it was given another %s than torchrun" % ", ".join(names)
+        return "it was given another %s than the zygote" % ", ".join(names)
     return ""
 
 

@@ -36,6 +36,7 @@ from launcher_shim.horovod.exec.frames import (
 )
 from launcher_shim.horovod.exec.server import ExecServer
 from launcher_shim.horovod.exec.stream import Stream
+from launcher_shim.horovod.exec.warm import WarmStarts
 from launcher_shim.horovod.exec.worker import Worker
 from launcher_shim.horovod.hosts import token_of
 from launcher_shim.rundir import layout
@@ -209,7 +210,7 @@ class _Agent:
 async def _agent() -> AsyncIterator[_Agent]:
     with tempfile.TemporaryDirectory(prefix="agent-") as directory:
         run_dir, stop = Path(directory), asyncio.Event()
-        serving = asyncio.create_task(ExecServer(HOST, os.environ, run_dir).run(stop))
+        serving = asyncio.create_task(ExecServer(HOST, os.environ, run_dir, WarmStarts()).run(stop))
         while not (run_dir / layout.EXEC_SOCKET).exists():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         made = _Agent(run_dir, [])
