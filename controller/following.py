@@ -122,7 +122,7 @@ async def follow(
 
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(_freeze((jobs, pods, nodes) if notices else (jobs, pods)))
-                await leadership.run(lead)
+                await leadership.lead(lead)
     finally:
         seen.jobs = seen.pods = None
         gc.unfreeze()

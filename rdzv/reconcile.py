@@ -23,7 +23,6 @@ from rdzv.dataclass import dataclass
 from rdzv.diary import Diary
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.job import JobClient
-from rdzv.members.guard import Registered
 from rdzv.race import first_of
 from rdzv.store import Compare, GuardedWrites
 from rdzv.store.backoff import Doubling
@@ -160,10 +159,6 @@ class Kernel:
     clock: Callable[[], float]
     random: Random
     loops: set[Reconciler] = field(default_factory=set)
-
-    def under(self, guard: Registered) -> Kernel:
-        """Return the same surroundings for writes that require another registration."""
-        return replace(self, fence=guard.fence, registered=guard.again)
 
     def stuck_s(self) -> dict[tuple[str, ...], float]:
         """Return for how long the loops of each name have not been done, by name and reason."""

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from time import time
 
 from agent.rundir.failure_report import FailureReport
@@ -22,6 +23,7 @@ from rdzv.drain.inputs import LiveRound, LiveRounds
 from rdzv.errors import StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
+from rdzv.reconcile import Loop, Outlook
 from rdzv.records.failure import Failure, after, is_alike, is_told
 from rdzv.records.history import HistoryEntry
 from rdzv.records.quarantine import Terms
@@ -39,7 +41,7 @@ TRIES = 30
 UNREPORTED = "a worker ended and reported no Python error: it was killed, or exited by itself"
 
 
-class FailureReporter:
+class FailureReporter(Loop):
     """The reporter of one pod's failures. ``clock`` is monotonic, in seconds."""
 
     def __init__(
@@ -52,6 +54,7 @@ class FailureReporter:
         *,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__(clock)
         self.total = 0
         """Number of worlds that have ended by a failure here."""
         self._run_dir = run_dir
@@ -59,8 +62,9 @@ class FailureReporter:
         self._registrar = registrar
         self._endpoint = endpoint
         self._terms = terms
-        self._clock = clock
         self._formed_s = clock()
+        self._world: LiveRound | None = None
+        """The world that this pod's torchrun is in, or has just left."""
         self._lease_id: int | None = None
         """The lease by which the others knew this pod in its world."""
         self._seen: frozenset[tuple[int, float]] = frozenset()
@@ -68,18 +72,21 @@ class FailureReporter:
     async def run(self) -> None:
         """Report each failure until cancelled."""
         await self._fresh()  # those from before this sidecar
-        now, world = self._endpoint.live_rounds(), None
-        while True:
-            own = now.own
-            if own is not None and own.live and self._endpoint.trains_in(own):
-                if world is None or _place(own) != _place(world):
-                    self._formed_s = self._clock()
-                world, self._lease_id = own, self._registrar.lease_id
-            now = await self._endpoint.live_rounds_changed(now)
-            if world is not None and self._has_left(world, now.own):
-                if not world.finishing:
-                    await self._report(world, now)
-                world = None
+        await super().run()
+
+    async def step(self) -> Outlook:
+        """Note the world that this pod is in; report its failure once the pod has left it."""
+        now = self._endpoint.live_rounds()
+        world, own = self._world, now.own
+        if world is not None and self._has_left(world, own):
+            if not world.finishing:
+                await self._report(world, now)
+            world = self._world = None
+        if own is not None and own.live and self._endpoint.trains_in(own):
+            if world is None or _place(own) != _place(world):
+                self._formed_s = self.clock()
+            self._world, self._lease_id = own, self._registrar.lease_id
+        return Outlook(partial(self._endpoint.live_rounds_changed, now))
 
     def _has_left(self, world: LiveRound, now: LiveRound | None) -> bool:
         """Return whether this pod's torchrun has left ``world``."""
@@ -88,7 +95,7 @@ class FailureReporter:
         return self._registrar.identity.member in now.left
 
     async def _report(self, world: LiveRound, now: LiveRounds) -> None:
-        lasted_s = self._clock() - self._formed_s
+        lasted_s = self.clock() - self._formed_s
         here = [one for one in await self._fresh() if one.master == world.master]
         by_itself = self._left_by_itself(world, now)
         failure = Failure(

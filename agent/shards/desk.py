@@ -80,14 +80,12 @@ class ShardDesk:
         trouble = "other requests of this pod come first"
         try:
             async with asyncio.timeout(ANSWER_S), self._one_at_a_time:
-                while True:
-                    reply = await self._try(request)
-                    if isinstance(reply, ShardReply):
-                        return reply
+                while not isinstance(reply := await self._try(request), ShardReply):
                     trouble = reply
                     pods = len(self._view.ledger(request.name).pods)
                     most_s = PAUSE_PER_POD_S * (1 + pods)
                     await asyncio.sleep(self._random.uniform(0.0, most_s))
+                return reply
         except TimeoutError:
             return ShardReply(wait=trouble)
 

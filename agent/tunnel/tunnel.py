@@ -12,11 +12,12 @@ from agent.tunnel.peers import is_present
 from agent.tunnel.worker_end import WorkerEnd
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
+from rdzv.reconcile import Loop, Outlook
 
 log = logging.getLogger(__name__)
 
 
-class Tunnel:
+class Tunnel(Loop):
     """The server of ``end``, which closes its connections to pods that are no longer members.
 
     None: this pod has no tunnel.
@@ -25,6 +26,7 @@ class Tunnel:
     def __init__(
         self, client: JobClient, registrar: Registrar, end: LauncherEnd | WorkerEnd | None
     ) -> None:
+        super().__init__()
         self._client = client
         self._registrar = registrar
         self._end = end
@@ -58,19 +60,18 @@ class Tunnel:
             return
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._end.run(), name="tunnel-end")
-            tasks.create_task(self._follow(self._end), name="tunnel-peers")
+            tasks.create_task(super().run(), name="tunnel-peers")
 
-    async def _follow(self, end: LauncherEnd | WorkerEnd) -> None:
-        while True:
-            snapshot = self._client.membership.snapshot()
-            generation = self._registrar.generation
-            if generation is not None:  # an unregistered sidecar knows nothing newer
-                for member in end.connections.close_unless(
-                    partial(is_present, snapshot, generation)
-                ):
-                    log.warning(
-                        "closed a connection of the tunnel: %s is no longer a member",
-                        member.name,
-                        extra={"event": "tunnel_closed"},
-                    )
-            await self._client.membership.changed_from(snapshot)
+    async def step(self) -> Outlook:
+        """Close the connections of those that are no longer members."""
+        snapshot, generation = self._client.membership.snapshot(), self._registrar.generation
+        # An unregistered sidecar knows nothing newer.
+        if self._end is not None and generation is not None:
+            present = partial(is_present, snapshot, generation)
+            for member in self._end.connections.close_unless(present):
+                log.warning(
+                    "closed a connection of the tunnel: %s is no longer a member",
+                    member.name,
+                    extra={"event": "tunnel_closed"},
+                )
+        return Outlook(partial(self._client.membership.changed_from, snapshot))

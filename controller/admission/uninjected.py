@@ -13,8 +13,8 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Container, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from controller.cluster.events import Events, reference
 from controller.defect import restarted, tell_defect
 from rdzv.diary import Diary
 from rdzv.errors import ClusterError, ClusterRefused
+from rdzv.reconcile import Loop, Outlook
 from rdzv.store.backoff import Doubling
 
 log = logging.getLogger(__name__)
@@ -102,17 +103,58 @@ class Judged:
         return self.at_s + (FRESH_S if self.uid in uids else AGAIN.first_s)
 
 
-@dataclass(eq=False, slots=True)
-class _Followed:
-    """The pods of one list, and what is known of their makers."""
+class _Followed(Loop):
+    """The pods of one list, and what is known of their makers; ``judge`` looks at one maker's."""
 
-    pods: Collection[UninjectedPod]
-    judged: dict[Key, Judged] = field(default_factory=dict)
+    def __init__(
+        self,
+        pods: Collection[UninjectedPod],
+        judge: Callable[[list[UninjectedPod], Judged], Awaitable[Judged]],
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(clock)
+        self.judged: dict[Key, Judged] = {}
+        self._pods = pods
+        self._judge = judge
+        self._sequence, self._made = 0, self._of_makers()
+        self._looks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: asyncio.TaskGroup
+
+    async def run(self) -> None:
+        """Judge one pod of each maker, as long as one of its pods is there, until cancelled."""
+        async with asyncio.TaskGroup() as self._tasks:
+            await super().run()
+
+    async def step(self) -> Outlook:
+        """Look at the makers that are due, those seen last first, one of a namespace at a time."""
+        if self._pods.sequence != self._sequence:
+            self._sequence, self._made = self._pods.sequence, self._of_makers()
+        made, judged = self._made, self.judged
+        for key in judged.keys() - made.keys():
+            del judged[key]
+        due_s = {key: judged.get(key, Judged()).due_s(made[key]) for key in reversed(made)}
+        now, next_s = self.clock(), math.inf
+        for key in sorted(due_s, key=due_s.__getitem__):
+            if len(self._looks) == NAMESPACES_AT_ONCE:
+                break
+            if key[0] in self._looks:
+                continue
+            if due_s[key] > now:
+                next_s = due_s[key]
+                break
+            look = self._judge_pods(key, list(made[key].values()))
+            self._looks[key[0]] = self._tasks.create_task(look)
+        return Outlook(partial(self._pods.changed_after, self._sequence), next_s)
+
+    async def _judge_pods(self, key: Key, found: list[UninjectedPod]) -> None:
+        self.judged[key] = await self._judge(found, self.judged.get(key, Judged()))
+        del self._looks[key[0]]
+        self.wake()
 
     def there(self) -> list[UninjectedPod]:
-        return [one for one in self.pods.items.values() if not one.over]
+        return [one for one in self._pods.items.values() if not one.over]
 
-    def of_makers(self) -> dict[Key, dict[str, UninjectedPod]]:
+    def _of_makers(self) -> dict[Key, dict[str, UninjectedPod]]:
         """Return the pods of each maker, by UID; those seen last come last."""
         made: dict[Key, dict[str, UninjectedPod]] = {}
         for one in self.there():
@@ -182,50 +224,14 @@ class UninjectedPods:
                     followed[name] = tasks.create_task(restarted(what, follow))
 
     async def _follow(self, path: str) -> None:
-        """Judge one pod for each object that has made some, as long as one of them is there."""
+        """Follow the pods of one list."""
         async with Collection(self._api, path, pod_without).following() as pods:
-            followed = _Followed(pods)
+            followed = _Followed(pods, self._judge, self._clock)
             self._followed.append(followed)
             try:
-                await self._keep_judging(followed)
+                await followed.run()
             finally:
                 self._followed.remove(followed)
-
-    async def _keep_judging(self, followed: _Followed) -> None:
-        """Look at the makers that are due, those seen last first, one of a namespace at a time."""
-        judged, pods = followed.judged, followed.pods
-        sequence, made = 0, followed.of_makers()
-        looks: dict[str, asyncio.Task[None]] = {}
-
-        async def look(key: Key, found: list[UninjectedPod]) -> None:
-            judged[key] = await self._judge(found, judged.get(key, Judged()))
-
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                if pods.sequence != sequence:
-                    sequence, made = pods.sequence, followed.of_makers()
-                looks = {name: one for name, one in looks.items() if not one.done()}
-                for key in judged.keys() - made.keys():
-                    del judged[key]
-                due_s = {key: judged.get(key, Judged()).due_s(made[key]) for key in reversed(made)}
-                now, next_s = self._clock(), math.inf
-                for key in sorted(due_s, key=due_s.__getitem__):
-                    if len(looks) == NAMESPACES_AT_ONCE:
-                        break
-                    if key[0] in looks:
-                        continue
-                    if (next_s := due_s[key]) > now:
-                        break
-                    found = list(made[key].values())
-                    looks[key[0]] = tasks.create_task(look(key, found))
-                wait_s = next_s - now if now < next_s < math.inf else None
-                changed = tasks.create_task(pods.changed_after(sequence))
-                await asyncio.wait(
-                    {changed, *looks.values()},
-                    timeout=wait_s,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                changed.cancel()
 
     async def _judge(self, pods: list[UninjectedPod], before: Judged) -> Judged:
         """Publish why a maker's pods have no sidecar, by the one seen last that is still there.

@@ -20,6 +20,7 @@ from controller.leader.decision import (
     after,
 )
 from rdzv.errors import ClusterError, ClusterRefused
+from rdzv.reconcile import Loop, Outlook
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ TOLD = "muster.dev/told-revision"
 """Annotation of the Lease: the store's revision up to which all Events are written."""
 
 
-class Leadership:
+class Leadership(Loop):
     """One replica's candidacy. ``path`` is that of the Lease, which must exist.
 
     ``told`` is stored in the Lease, so that the next leader continues from it; None if no leader
@@ -38,37 +39,49 @@ class Leadership:
     """
 
     def __init__(self, api: ClusterApi, path: str, me: str, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
         self.told: int | None = None
         self.progress: Callable[[], int | None] = lambda: None
         self.leads = False
         self._api = api
         self._path = path
         self._me = me
-        self._clock = clock
         self._seen: Sighting | None = None
         self._renewed_s = 0.0
+        self._work: Callable[[], Awaitable[None]]
+        self._working: asyncio.Task[None] | None = None
 
-    async def run(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run ``work`` while this replica leads, until cancelled; then release the Lease."""
-        working: asyncio.Task[None] | None = None
+        self._work = work
         try:
-            while True:
-                await self._step()
-                if self.leads and working is None:
-                    working = asyncio.create_task(_awaited(work), name="lead")
-                elif not self.leads and working is not None:
-                    await _ended(working)
-                    working = None
-                await _rest(working, min(RENEW_S, self._left_s()))
+            await super().run()
         finally:
-            if working is not None:
-                await _ended(working)
+            await self._end_work()
             if self.leads:
                 await self._give_back()
 
-    async def _step(self) -> None:
+    async def step(self) -> Outlook:
+        """Keep the Lease; begin and end the work with it. An error of the work is raised."""
+        if self._working is not None and self._working.done():
+            self._working.result()
+        await self._keep()
+        if not self.leads:
+            await self._end_work()
+        elif self._working is None:
+            self._working = asyncio.create_task(_awaited(self._work), name="lead")
+            self._working.add_done_callback(lambda _: self.wake())
+        return Outlook(look_at_s=self.clock() + min(RENEW_S, self._left_s()))
+
+    async def _end_work(self) -> None:
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.wait((self._working,))
+            self._working = None
+
+    async def _keep(self) -> None:
         """Read the Lease, and take or renew it if this replica may."""
-        now = self._clock()
+        now = self.clock()
         try:
             async with asyncio.timeout(min(CALL_S, self._left_s())):
                 held = await self._api.get(self._path)
@@ -101,7 +114,7 @@ class Leadership:
         """Return the time for which this replica may lead without a renewal; inf if it does not."""
         if not self.leads:
             return math.inf
-        return max(0.0, self._renewed_s + GIVE_UP_S - self._clock())
+        return max(0.0, self._renewed_s + GIVE_UP_S - self.clock())
 
     def _held_by_me(self, held: Object) -> Object:
         spec: dict[str, Any] = dict(held.get("spec") or {})
@@ -160,18 +173,3 @@ def _told_in(held: Object) -> int | None:
 
 async def _awaited(work: Callable[[], Awaitable[None]]) -> None:
     await work()
-
-
-async def _ended(working: asyncio.Task[None]) -> None:
-    working.cancel()
-    await asyncio.wait((working,))
-
-
-async def _rest(working: asyncio.Task[None] | None, rest_s: float) -> None:
-    """Wait for the next step; an error of the work is a defect, which is raised."""
-    if working is None:
-        await asyncio.sleep(rest_s)
-        return
-    await asyncio.wait((working,), timeout=rest_s)
-    if working.done():
-        working.result()

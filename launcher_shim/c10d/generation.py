@@ -213,8 +213,8 @@ class Generation:
             last_seen=self.rounds.of(name),
         )
         kv = self._kv(name)
-        past = PastRounds(client, kv, rendezvous)
-        work = {"rendezvous": rendezvous.run(), "rounds": past.run(self._tasks)}
+        past = PastRounds(client, kv, rendezvous, self._tasks)
+        work = {"rendezvous": rendezvous.run(), "rounds": past.run()}
         tasks = [self._tasks.create_task(one, name=f"{part} {name}") for part, one in work.items()]
         return Run(kv, rendezvous, members, self._masters, tasks)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from launcher_shim.c10d.generation import Generation, Run
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
+from rdzv.reconcile import Loop, Outlook
 from rdzv.store import WatchEvent
 
 
-class Generations:
+class Generations(Loop):
     """The generations that the member registers in, each with runs of its own.
 
     ``enter`` creates the one of a number. ``current`` is None until the member is registered.
@@ -21,6 +23,7 @@ class Generations:
     def __init__(
         self, client: JobClient, registrar: Registrar, enter: Callable[[int], Generation]
     ) -> None:
+        super().__init__()
         self.current: Generation | None = None
         self.closing = False
         """Whether the sidecar ends, and starts no run any more."""
@@ -37,16 +40,19 @@ class Generations:
     async def run(self) -> None:
         """Follow the registration until cancelled."""
         unsubscribe = self._client.mirror.subscribe(self._apply)
-        membership = self._client.membership
         try:
-            while True:
-                await self._registrar.registered.wait()
-                generation = self._registrar.generation
-                if generation is not None and generation != self.number:
-                    self._change(generation)
-                await membership.changed_from(membership.snapshot())
+            await super().run()
         finally:
             unsubscribe()
+
+    async def step(self) -> Outlook:
+        """Change the generation with the registration."""
+        generation, membership = self._registrar.generation, self._client.membership
+        if generation is None:
+            return Outlook(self._registrar.registered.wait)
+        if generation != self.number:
+            self._change(generation)
+        return Outlook(partial(membership.changed_from, membership.snapshot()))
 
     def run_of(self, name: str) -> Run:
         """Return a run of the current generation; start it if it is not followed yet."""

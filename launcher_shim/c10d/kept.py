@@ -14,6 +14,7 @@ from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.stages import Stages, container_of
 from launcher_shim.rundir import layout
 from rdzv.errors import RecordError
+from rdzv.reconcile import Loop, Outlook
 from rdzv.records.codec import dump_record, load_record, take
 
 log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class KeptStages:
         )
 
 
-class KeptMasters:
+class KeptMasters(Loop):
     """The master's address of each of the newest worlds, by which its ranks know it.
 
     A store that was restored to before a world no longer has that address, and no rank stores it
@@ -127,22 +128,23 @@ class KeptMasters:
     """
 
     def __init__(self, files: Kept | None) -> None:
+        super().__init__()
         self._file = KeptFile(files, layout.MASTERS)
         self._masters: dict[str, str] = {}
         """Masters by world, the one noted last at the end."""
-        self._noted = asyncio.Event()
+        self._noted = False
 
     async def read(self) -> None:
         """Load what the sidecar before has kept."""
         otherwise = "in a store that has lost this world, its ranks will not be asked to save"
         self._masters = await self._file.read(_masters, otherwise) or {}
 
-    async def run(self) -> None:
-        """Write the masters to disk whenever one is noted, until cancelled."""
-        while True:
-            await self._noted.wait()
-            self._noted.clear()
+    async def step(self) -> Outlook:
+        """Write the masters to disk if one has been noted."""
+        if self._noted:
+            self._noted = False
             await self.keep()
+        return Outlook()
 
     async def keep(self) -> None:
         """Write the masters to disk."""
@@ -161,7 +163,8 @@ class KeptMasters:
         self._masters[world] = master
         while len(self._masters) > WORLDS_MAX:
             del self._masters[next(iter(self._masters))]
-        self._noted.set()
+        self._noted = True
+        self.wake()
 
     def of(self, run: str, round: Round) -> str:
         """Return the master of exactly this world; empty if it is not known."""

@@ -21,6 +21,7 @@ from launcher_shim.tcpstore import wire
 from rdzv.errors import RecordError, StoreError
 from rdzv.job import JobClient
 from rdzv.keys import GenerationKeys
+from rdzv.reconcile import Loop, Outlook
 from rdzv.records.commit import LastCommit
 from rdzv.records.history import HistoryEntry
 from rdzv.store import KeyValue
@@ -34,10 +35,17 @@ KEPT = 1
 """The number of runs before the present one that keep the keys that launchers stored."""
 
 
-class PastRounds:
-    """The clean-up after past rounds of one run, by the sidecar of a round's first node only."""
+class PastRounds(Loop):
+    """The clean-up after past rounds of one run, by the sidecar of a round's first node only.
 
-    def __init__(self, client: JobClient, kv: Kv, rendezvous: Rendezvous) -> None:
+    Clean-ups run in ``tasks``, and may end after this.
+    """
+
+    def __init__(
+        self, client: JobClient, kv: Kv, rendezvous: Rendezvous, tasks: asyncio.TaskGroup
+    ) -> None:
+        super().__init__()
+        self._tasks = tasks
         self._client = client
         self._kv = kv
         self._rendezvous = rendezvous
@@ -45,19 +53,18 @@ class PastRounds:
         self._noted = (-1, "")
         self._formed_round = -1
 
-    async def run(self, tasks: asyncio.TaskGroup) -> None:
-        """Follow the rounds until cancelled; clean-ups run in ``tasks``, and may end after that."""
-        while True:
-            current = self._rendezvous.round
-            first = [seat.member for seat in current.frozen[:1]] == [self._rendezvous.member]
-            # A round that a restored store has lost belongs in its history once it is written back.
-            if first and current.complete and current.mod_revision > 0:
-                self._note(current, tasks)
-                self._forget_old(current, tasks)
-                self._forget_past_runs(current, tasks)
-            await self._rendezvous.news()
+    async def step(self) -> Outlook:
+        """Clean up after a round that has formed, or was closed."""
+        current = self._rendezvous.round
+        first = [seat.member for seat in current.frozen[:1]] == [self._rendezvous.member]
+        # A round that a restored store has lost belongs in its history once it is written back.
+        if first and current.complete and current.mod_revision > 0:
+            self._note(current)
+            self._forget_old(current)
+            self._forget_past_runs(current)
+        return Outlook(self._rendezvous.news)
 
-    def _note(self, current: Round, tasks: asyncio.TaskGroup) -> None:
+    def _note(self, current: Round) -> None:
         """Write a round that has formed, or was closed, to the history."""
         now = (current.number, current.closed)
         if now == self._noted:
@@ -72,9 +79,9 @@ class PastRounds:
             world_details(self._rendezvous.run_id, current, last),
         )
         noting = self._client.note(entry, current.mod_revision)
-        tasks.create_task(noting, name=f"note round {current.number}")
+        self._tasks.create_task(noting, name=f"note round {current.number}")
 
-    def _forget_old(self, current: Round, tasks: asyncio.TaskGroup) -> None:
+    def _forget_old(self, current: Round) -> None:
         """Delete the keys that launchers stored for rounds two or more back.
 
         All of them: the first node of an earlier round may have been away from the store.
@@ -87,9 +94,9 @@ class PastRounds:
         old = {newest, *(of[0] for of in rounds if of is not None and of[0] < newest)}
         prefixes = [round_prefix(run_id, number) for number in sorted(old)]
         forgetting = _forget(*(partial(self._kv.forget, prefix) for prefix in prefixes))
-        tasks.create_task(forgetting, name=f"forget {run_id}")
+        self._tasks.create_task(forgetting, name=f"forget {run_id}")
 
-    def _forget_past_runs(self, current: Round, tasks: asyncio.TaskGroup) -> None:
+    def _forget_past_runs(self, current: Round) -> None:
         """Delete the keys that launchers stored in runs that ended well, two or more back."""
         if current.number == self._formed_round:
             return
@@ -98,7 +105,7 @@ class PastRounds:
         gone = surplus(keys, self._client.mirror.under(keys.runs), self._rendezvous.run_id)
         if gone:
             forgetting = _forget(partial(self._kv.forget_records, gone))
-            tasks.create_task(forgetting, name="forget past runs")
+            self._tasks.create_task(forgetting, name="forget past runs")
 
 
 def world_details(run_id: str, current: Round, last: LastCommit | None) -> dict[str, object]:

@@ -21,8 +21,8 @@ from launcher_shim.c10d.pod_seat import PodSeat
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.records import Seat
 from launcher_shim.c10d.stages import container_of
-from launcher_shim.c10d.values.ledger import Stamp
 from launcher_shim.c10d.values.operations import Kv
+from launcher_shim.c10d.values.transactions import Stamp
 from launcher_shim.tcpstore import wire
 from rdzv.members.registrar import Registrar
 

@@ -109,7 +109,7 @@ async def replica(name: str, fake: FakeApi, store: Store) -> AsyncIterator[None]
                 )
                 tasks.create_task(owned.run())
 
-        async with beside(leading.run(lead)):
+        async with beside(leading.lead(lead)):
             yield
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher_shim.c10d.values.limits import MAX_VALUE_BYTES
+from launcher_shim.c10d.values.transactions import MAX_VALUE_BYTES
 from launcher_shim.tcpstore.wire import KEY_MAX
 from rdzv.errors import LeaseLost, StoreFull, StoreRefused
 from rdzv.keys import JobKeys

@@ -50,7 +50,7 @@ async def test_who_cannot_renew_stops_before_another_may_begin() -> None:
         finally:
             worked_until.append(clock())
 
-    running = asyncio.create_task(Leadership(lease, "lease", "one", clock).run(work))
+    running = asyncio.create_task(Leadership(lease, "lease", "one", clock).lead(work))
     await asyncio.sleep(60)
     assert [until <= lease.written_s + GIVE_UP_S for until in worked_until] == [True]
     running.cancel()
@@ -66,7 +66,7 @@ async def leading(lease: Any) -> asyncio.Task[None]:
         await asyncio.sleep(3600)
 
     clock = asyncio.get_running_loop().time
-    running = asyncio.create_task(Leadership(lease, "lease", "one", clock).run(work))
+    running = asyncio.create_task(Leadership(lease, "lease", "one", clock).lead(work))
     await working.wait()
     assert lease.spec["holderIdentity"] == "one"
     return running

@@ -54,7 +54,7 @@ class Cluster:
         self.news: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         self.namespaces: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
 
-    async def get(self, path: str, *rest: Any) -> dict[str, Any]:
+    async def get(self, path: str, *rest: Any, accept: str = "") -> dict[str, Any]:
         bare, _, query = path.partition("?")
         if "fieldSelector" in query:
             name = query.rpartition("%3D")[2]
@@ -66,7 +66,7 @@ class Cluster:
             return {"items": [*self.lists.get(bare, [])], "metadata": {"resourceVersion": "1"}}
         return {"webhooks": [{}], "metadata": {}} if path == WEBHOOK else {"metadata": {}}
 
-    async def watch(self, path: str, version: str) -> AsyncIterator[dict[str, Any]]:
+    async def watch(self, path: str, version: str, *, accept: str) -> AsyncIterator[dict[str, Any]]:
         quiet: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         bare = path.partition("?")[0]
         news = {ALL: self.news, "/api/v1/namespaces": self.namespaces}.get(bare, quiet)
@@ -232,7 +232,7 @@ async def test_a_defect_in_one_namespace_ends_no_other_list(
     of_namespace = paths.core("team", "pods")
     get = Cluster.get
 
-    async def defective(self: Cluster, path: str, *rest: Any) -> dict[str, Any]:
+    async def defective(self: Cluster, path: str, *rest: Any, accept: str = "") -> dict[str, Any]:
         if path.startswith(of_namespace) and "limit" in path:
             return {"items": [{}]}
         return await get(self, path, *rest)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from launcher_shim.c10d.values.waiters import Waiters
+from launcher_shim.c10d.values.reads import Waiters
 
 
 async def test_a_push_is_for_the_one_that_came_first() -> None:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from launcher_shim.c10d.rounds.claim import Claim
@@ -114,7 +115,7 @@ class Rendezvous:
             died=died,
         )
         self._decisions = DecisionLoop(
-            kernel.under(registered),
+            replace(kernel, fence=registered.fence, registered=registered.again),
             self._run,
             self._evaluator,
             self._round_key,

@@ -4,23 +4,18 @@
 A cached hit answers at once, also while the store is away; a miss needs a linearizable read.
 Writes wait for the store: torch's client has no timeout for them and takes a closed connection
 for the end of the job. Each is linearizable, and applied once whatever becomes of its answer
-(``launcher_shim.c10d.values.ledger``).
+(``launcher_shim.c10d.values.transactions``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher_shim.c10d.values.answers import Answers
+from launcher_shim.c10d.values.cell import Floor
 from launcher_shim.c10d.values.cells import Cells
-from launcher_shim.c10d.values.counters import Counters
-from launcher_shim.c10d.values.ledger import left_behind
-from launcher_shim.c10d.values.queues import Queues
-from launcher_shim.c10d.values.read_floor import Floor
-from launcher_shim.c10d.values.reads import Reads
-from launcher_shim.c10d.values.transactions import Transactions
-from launcher_shim.c10d.values.waiters import Waiters
-from launcher_shim.c10d.values.writes import Writes
+from launcher_shim.c10d.values.reads import Answers, Reads, Waiters
+from launcher_shim.c10d.values.transactions import Transactions, left_behind
+from launcher_shim.c10d.values.writes import Counters, Queues, Writes
 from rdzv.keys import RunKeys
 from rdzv.members.guard import Registered
 from rdzv.mirror import Mirror

@@ -3,29 +3,146 @@
 
 torch's client has no timeout for its writes and takes a closed connection for the end of the job,
 so a request is retried for as long as its connection lives. If an answer is lost, the ledger
-shows whether the operation was applied (``launcher_shim.c10d.values.ledger``).
+shows whether the operation was applied (``launcher_shim.c10d.values.transactions``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from launcher_shim.c10d.values.cell import Cell
+from launcher_shim.c10d.values.cell import Cell, Floor
 from launcher_shim.c10d.values.cells import Cells
-from launcher_shim.c10d.values.ledger import Ledger, Stamp
-from launcher_shim.c10d.values.limits import DELETES_MAX, grouped
-from launcher_shim.c10d.values.read_floor import Floor
 from rdzv.dataclass import dataclass
 from rdzv.diary import Diary
-from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError, StoreFull
+from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError, StoreFull, WireError
+from rdzv.keys import RunKeys, last_name
 from rdzv.members.guard import Registered
-from rdzv.store import Compare, Delete, KeyValue, Operation, Range, Store, TxnResult
+from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Range, Store, TxnResult
 
 log = logging.getLogger(__name__)
+
+
+MAX_VALUE_BYTES = 1 << 20
+"""etcd takes requests up to 1.5 MiB by default; torch's own limit of 8 MiB does not fit."""
+
+BATCH_MAX = 63
+"""Maximum number of items set by one transaction: each takes two operations of the 128 that etcd
+allows, and one records them."""
+
+READS_MAX = 42
+"""Maximum number of keys read by one transaction: each takes three of the 128 operations."""
+
+DELETES_MAX = 100
+"""Maximum number of keys dropped by one transaction."""
+
+
+def check_size(key: bytes, value: bytes) -> None:
+    """Raise ``WireError`` if the value is too long for the store."""
+    if len(value) > MAX_VALUE_BYTES:
+        raise WireError(
+            f"{key[:64]!r} has {len(value)} bytes: the store takes at most {MAX_VALUE_BYTES}"
+        )
+
+
+def batches(items: Sequence[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Split items that are too many, or too long, for one transaction."""
+    batch: list[tuple[bytes, bytes]] = []
+    size = 0
+    for key, value in items:
+        # Each byte of a key may take three, and the key is spelt three times.
+        cost = 9 * len(key) + len(value)
+        if batch and (len(batch) == BATCH_MAX or size + cost > MAX_VALUE_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append((key, value))
+        size += cost
+    if batch:
+        yield batch
+
+
+def grouped(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Split into groups of at most ``size``."""
+    return (items[first : first + size] for first in range(0, len(items), size))
+
+
+class Stamp(NamedTuple):
+    """Identity of one request."""
+
+    author: str
+    """Name of the client's connection."""
+    number: int
+    """Number of the request on it."""
+    again: bool = False
+    """Whether an earlier sidecar may have carried it out already."""
+    lasting: bool = False
+    """Whether its author may have made requests of an earlier sidecar."""
+
+    def aside(self) -> Stamp:
+        """Return the stamp of an operation that runs aside of the same client's later requests."""
+        return self._replace(author=f"{self.author}:{self.number}")
+
+
+class Ledger:
+    """The ledger of this sidecar's clients, in one run."""
+
+    def __init__(self, keys: RunKeys) -> None:
+        self._keys = keys
+        self._revisions: dict[str, int] = {}
+
+    def knows(self, stamp: Stamp) -> bool:
+        """Return whether the author's entry is known; if not, read it before a write."""
+        return not stamp.lasting or stamp.author in self._revisions
+
+    def guard(self, stamp: Stamp) -> Compare:
+        """Return the compare that holds while the author's entry is the known one."""
+        revision = self._revisions.get(stamp.author, 0)
+        return Compare(self._keys.operation(stamp.author), "mod", "=", revision)
+
+    def entry(self, stamp: Stamp, note: bytes) -> Put:
+        """Return the write of an entry; ``note`` is kept for the answer to a retry."""
+        return Put(self._keys.operation(stamp.author), b"%d %s" % (stamp.number, note))
+
+    def look(self, stamp: Stamp) -> Range:
+        """Return the read of the author's entry; ``take_entry`` takes the answer."""
+        return Range(self._keys.operation(stamp.author))
+
+    def recorded(self, stamp: Stamp, revision: int) -> None:
+        """Note that ``entry`` was written at ``revision``."""
+        self._revisions[stamp.author] = revision
+
+    def take_entry(self, stamp: Stamp, kvs: Iterable[KeyValue]) -> tuple[bytes, int] | None:
+        """Note a read entry; return its note and revision if it is of this very operation."""
+        self._revisions[stamp.author] = 0
+        for kv in kvs:
+            self._revisions[stamp.author] = kv.mod_revision
+            number, _, note = kv.value.partition(b" ")
+            if number == b"%d" % stamp.number:
+                return note, kv.mod_revision
+        return None
+
+    def forget(self, author: str) -> list[Delete]:
+        """Return the deletion of all entries of a connection that is closed for good."""
+        for name in [name for name in self._revisions if name.partition(":")[0] == author]:
+            del self._revisions[name]
+        return [
+            Delete(self._keys.operation(author)),
+            Delete(self._keys.operation(f"{author}:"), prefix=True),
+        ]
+
+
+def left_behind(member: str, operations: Iterable[str]) -> list[str]:
+    """Return entries of connections that ended with a former sidecar of ``member``.
+
+    Connections behind a relay are left out: they go on.
+    """
+    direct = re.compile(rf"{re.escape(member)}\.[0-9a-f]{{12}}\.\d+(:\d+)?")
+    return [key for key in operations if direct.fullmatch(last_name(key))]
+
 
 T = TypeVar("T")
 

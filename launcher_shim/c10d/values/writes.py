@@ -2,20 +2,172 @@
 """Writes of the launchers' values.
 
 Each is linearizable, and applied once even if its answer is lost
-(``launcher_shim.c10d.values.ledger``).
+(``launcher_shim.c10d.values.transactions``).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
+from launcher_shim.c10d.values.cell import ABSENT, Floor, read_number, wrap_int64
 from launcher_shim.c10d.values.cells import Cells
-from launcher_shim.c10d.values.ledger import Stamp
-from launcher_shim.c10d.values.limits import batches, check_size
-from launcher_shim.c10d.values.queues import queue_empty
-from launcher_shim.c10d.values.transactions import CellPlan, Recalled, Transactions
-from rdzv.store import Compare, Delete, Operation, Put, TxnResult
+from launcher_shim.c10d.values.reads import Waiters
+from launcher_shim.c10d.values.transactions import (
+    CellPlan,
+    Recalled,
+    Stamp,
+    Transactions,
+    batches,
+    check_size,
+    kvs_of,
+)
+from rdzv.errors import Compacted
+from rdzv.keys import RunKeys
+from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Store, TxnResult
+
+SEE_SUM_S = 1.0
+"""Maximum wait for the watch to show the sum after an addition, before it is read, in seconds."""
+
+
+class Counters:
+    """The counters of one run."""
+
+    def __init__(
+        self,
+        store: Store,
+        cells: Cells,
+        floor: Floor,
+        transactions: Transactions,
+        waiters: Waiters,
+    ) -> None:
+        self._store = store
+        self._keys = cells.keys
+        self._cells = cells
+        self._floor = floor
+        self._transactions = transactions
+        self._waiters = waiters
+
+    async def add(self, key: bytes, delta: int, stamp: Stamp) -> int:
+        """Add to a counter and return the sum; raises ``NotANumber``."""
+        own_key = self._keys.addend(key, stamp.author)
+
+        def plan() -> CellPlan[int]:
+            cell = self._cells.cell(key)
+            own = cell.addends.get(stamp.author, ABSENT)
+            before = read_number(own.value) if own.value is not None else 0
+            if cell.base.value is not None:
+                read_number(cell.base.value)
+            return CellPlan(
+                (
+                    Compare(self._keys.value(key), "mod", "=", cell.base.compared),
+                    Compare(own_key, "mod", "=", own.compared),
+                ),
+                (Put(own_key, b"%d" % wrap_int64(before + delta)),),
+                lambda result: result.revision,
+            )
+
+        total: int | None = None
+        with self._cells.awaited_sum(key, stamp.author) as awaited:
+            revision = await self._transactions.once(
+                stamp, key, plan, lambda note, revision: Recalled(revision)
+            )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SEE_SUM_S):
+                    total = await awaited.shown_at(revision)
+        if total is None:
+            return await self._transactions.settled(lambda: self._sum_at(key, revision))
+        return total
+
+    async def _sum_at(self, key: bytes, revision: int) -> int:
+        """Read a counter as of ``revision``; as of now if that is compacted."""
+        parts = self._cells.reads(key)[:2]
+        try:
+            then = [replace(part, revision=revision) for part in parts]
+            result = await self._store.txn([], then)
+        except Compacted:
+            result = await self._store.txn([], parts)
+            revision = result.revision
+        self._floor.raise_to(revision)
+        return wrap_int64(sum(read_number(kv.value) for kv in kvs_of(result.responses)))
+
+    async def count_reached(self, key: bytes, count: int) -> None:
+        """Wait until the counter at ``key`` has reached ``count``.
+
+        Raises ``LeaseLost``, and ``NotANumber``.
+        """
+
+        def reached() -> bool:
+            return read_number(self._cells.value(key) or b"0") >= count
+
+        if not reached():
+            # Checked at each arrival: all may be deleted before this task has its turn.
+            with self._waiters.waiting({key}, suits=reached) as waiter:
+                await waiter.done
+        self._floor.raise_to(self._cells.value_revision(key))
+
+
+class Queues:
+    """The queues of one run."""
+
+    def __init__(self, cells: Cells, transactions: Transactions) -> None:
+        self._keys = cells.keys
+        self._cells = cells
+        self._transactions = transactions
+
+    async def push(self, key: bytes, value: bytes, stamp: Stamp) -> None:
+        """Append an element to a queue."""
+        check_size(key, value)
+        element = self._keys.element(key, f"{stamp.author}.{stamp.number}")
+
+        def learn(result: TxnResult) -> None:
+            kv = KeyValue(element, value, result.revision, result.revision, 1, 0)
+            self._cells.learn([kv])
+
+        plan = CellPlan((), (Put(element, value),), learn)
+        await self._transactions.once(stamp, None, lambda: plan, lambda note, _: Recalled(None))
+
+    async def pop(self, key: bytes, stamp: Stamp) -> tuple[int, bytes]:
+        """Take the oldest element; return the length before, and the element (empty if none)."""
+
+        def plan() -> CellPlan[tuple[int, bytes]]:
+            elements = self._cells.cell(key).queue()
+            if not elements:
+                return CellPlan((queue_empty(self._keys, key),), (), lambda result: (0, b""))
+            name, oldest = elements[0]
+            value, length = oldest.value or b"", len(elements)
+            element = self._keys.element(key, name)
+
+            def taken(result: TxnResult) -> tuple[int, bytes]:
+                self._cells.learn_absent(element, result.revision)
+                return length, value
+
+            return CellPlan(
+                (Compare(element, "mod", "=", oldest.mod_revision),),
+                (Delete(element),),
+                taken,
+                b"%d %s" % (length, value),
+            )
+
+        def recall(note: bytes, revision: int) -> Recalled[tuple[int, bytes]]:
+            length, _, value = note.partition(b" ")
+            return Recalled((int(length), value))
+
+        await self._transactions.read([key])
+        return await self._transactions.once(stamp, key, plan, recall)
+
+    async def length(self, key: bytes) -> int:
+        """Count a queue's elements, linearizably."""
+        return len((await self._transactions.read([key]))[key].queue())
+
+
+def queue_empty(keys: RunKeys, key: bytes) -> Compare:
+    """Return the compare that holds while a queue is empty: pushes themselves compare nothing."""
+    return Compare(keys.queue(key), "create", "=", 0, prefix=True)
+
 
 T = TypeVar("T")
 
