@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from muster.data import ElasticSampler
 
 BUCKET_BYTES = 16 * 1024 * 1024
-"""Tensors are sent together up to this size; larger ones alone, without a copy."""
+"""Tensors are sent together up to this size; larger ones without a copy, in parts of it: Gloo takes
+longer for one large broadcast than for many of this size."""
 
 
 class Slot(NamedTuple):
@@ -231,7 +232,8 @@ def _broadcast(tensors: Sequence[torch.Tensor], source: int, device: torch.devic
     given = dist.get_rank() == source
     for bucket in _buckets(tensors):
         if len(bucket) == 1 and bucket[0].is_contiguous() and bucket[0].device.type == device.type:
-            dist.broadcast(_bytes_of(bucket[0]), src=source)
+            for part in _bytes_of(bucket[0]).split(BUCKET_BYTES):
+                dist.broadcast(part, src=source)
             continue
         sizes = [one.numel() * one.element_size() for one in bucket]
         if given:

@@ -19,7 +19,7 @@ import muster.gate
 import muster.progress
 from muster.data import ElasticSampler
 from muster.world import World
-from muster.world.state import put_together, take_apart
+from muster.world.state import _broadcast, put_together, take_apart
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -171,3 +171,24 @@ def test_a_state_goes_through_its_skeleton(dtype: torch.dtype) -> None:
     assert found["a"][1] == 3
     assert torch.equal(found["a"][0], there["a"][0])
     assert torch.equal(found["b"]["c"], there["b"]["c"])
+
+
+def test_a_large_tensor_goes_in_parts_into_the_one_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[torch.Tensor] = []
+    given, taken = torch.arange(25, dtype=torch.float32), torch.zeros(25)
+    place = taken.data_ptr()
+    monkeypatch.setattr("muster.world.state.BUCKET_BYTES", 32)
+    monkeypatch.setattr("muster.world.state.dist.get_rank", lambda: 0)
+    monkeypatch.setattr(
+        "muster.world.state.dist.broadcast", lambda part, src: sent.append(part.clone())
+    )
+    _broadcast([given], 0, torch.device("cpu"))
+    assert [part.numel() for part in sent] == [32, 32, 32, 4]
+    monkeypatch.setattr(
+        "muster.world.state.dist.broadcast", lambda part, src: part.copy_(sent.pop(0))
+    )
+    _broadcast([taken], 1, torch.device("cpu"))
+    assert torch.equal(taken, given)
+    assert taken.data_ptr() == place
