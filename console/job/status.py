@@ -51,8 +51,8 @@ def _or_all_jobs(command: Callable[..., None]) -> Callable[..., None]:
     def read(**arguments: Any) -> Any:
         named = arguments["named"] or arguments["job"] or os.environ.get("MUSTER_JOB")
         in_cluster = arguments["kubeconfig"] or arguments["context"]
-        local = None if in_cluster else running_job(arguments, os.environ)
-        if named or arguments["watch"] or local is not None:
+        lists = not (named or arguments["watch"])
+        if not lists or (not in_cluster and running_job(arguments, os.environ) is not None):
             return command(**arguments)
         shared = {one.name for one in list_jobs.params}
         passed = {name: value for name, value in arguments.items() if name in shared}

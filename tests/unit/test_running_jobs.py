@@ -79,6 +79,18 @@ def test_a_status_without_a_job_is_of_the_one_that_runs(monkeypatch: pytest.Monk
     assert shown == ["local", "127.0.0.1:2379"]
 
 
+@pytest.mark.parametrize("words", [["b"], ["--job", "b"]])
+def test_a_status_of_one_of_several_is_of_the_one_that_is_named(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(status, "show", lambda config, *_, **__: shown.append(config.job))
+    with published(job("a")), published(job("b", "127.0.0.1:9")):
+        CliRunner().invoke(status.status, words, catch_exceptions=False)
+        assert isinstance(CliRunner().invoke(status.status, []).exception, ConfigError)
+    assert shown == ["b"]
+
+
 def test_a_command_finds_the_job_that_runs() -> None:
     with published(job()):
         ran = CliRunner().invoke(show, [])
