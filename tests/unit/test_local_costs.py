@@ -226,3 +226,11 @@ def test_the_picture_has_the_end_and_the_costs_of_torchrun_alone() -> None:
     assert "the job is dead</text>" in drawn
     assert ">torchrun: 3.0 s, no step lost<" in drawn
     assert 'class="alone"' in drawn
+
+
+def test_a_node_that_comes_after_the_last_step_costs_nothing() -> None:
+    told = Told().world(1, 2, (1, 1), (10, 90)).at(12, "add", "node-2")
+    told.at(14, "closed", kind="round")
+    assert told.rows == [("add node-2", "", "training did not go on")]
+    told.timeline.record("round", "closed", "", "job finished")
+    assert told.rows == [("add node-2", "no pause", "after the last step")]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from console.local.report.timeline import Moment, Timeline
+from console.local.report.timeline import FINISHED, Moment, Timeline
 from console.local.report.worlds import World, again, in_place
 from rdzv.counting import counted
 
@@ -17,6 +17,9 @@ GOES_ON_S = 1.0
 
 BEFORE = "before the first step"
 """The cost of an event that came while no world had trained."""
+
+AFTER = "after the last step"
+"""The cost of a node that was added when nothing was left to train."""
 
 _BY_HAND = ("pause", "resume", "set", "admit", "outage")
 """Moments of a membership by which people or the store change a job."""
@@ -98,8 +101,7 @@ def costs(timeline: Timeline) -> list[Cost]:
         causes = causes or _explained(timeline, before, after)
         pause_s = after.began_s - before.ended_s
         found.append(Cost(tuple(causes), pause_s, _steps(before, after)))
-    last = timeline.worlds.all[-1]
-    return found + [_without_world(one, last) for one in done]
+    return found + [_without_world(one, timeline) for one in done]
 
 
 def beside(own: Sequence[Cost], others: Sequence[Cost], *, finished: bool) -> list[str]:
@@ -171,7 +173,13 @@ def _steps(before: World, after: World) -> str:
     return f"{'' if exact else 'about '}{counted(steps, 'step')} again{how}"
 
 
-def _without_world(one: Moment, last: World) -> Cost:
+def _without_world(one: Moment, timeline: Timeline) -> Cost:
+    last = timeline.worlds.all[-1]
     if last.ended_s - one.at_s > GOES_ON_S:
         return Cost((one,), 0.0, "trained on")
+    ended = any(
+        moment.what == "closed" and moment.detail == FINISHED for moment in timeline.moments
+    )
+    if ended and one.what == "add":
+        return Cost((one,), 0.0, AFTER)
     return Cost((one,), None, "training did not go on")

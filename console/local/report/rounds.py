@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from console.local.report.outcome import Closing
-from console.local.report.timeline import Timeline
+from console.local.report.timeline import FINISHED, Timeline
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.counting import counted
 from rdzv.drain.cursors import NO_CURSOR
@@ -123,9 +123,7 @@ class RoundFollower:
         self._timeline.record_round(0 if self.round.closed else len(self.nodes) * self._slots)
         succeeded = self.round.closed == "success"
         if self.round.closed and not before.closed:
-            self._timeline.record(
-                "round", "closed", "", "job finished" if succeeded else "job failed"
-            )
+            self._timeline.record("round", "closed", "", FINISHED if succeeded else "job failed")
         elif self.round.complete and (before.number, before.complete) != (self.round.number, True):
             self.began_s = self._timeline.now_s()
             count = len(self.nodes)

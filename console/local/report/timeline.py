@@ -11,6 +11,9 @@ from console.local.report.worlds import Worlds
 
 SCHEMA = 1
 
+FINISHED = "job finished"
+"""The detail of the moment ``closed`` of a job that ended well."""
+
 _DISTURBANCES = ("leave", "lost", "released", "drained", "killed", "error")
 
 Kind = Literal["event", "node", "membership", "round", "training", "end"]

@@ -88,6 +88,7 @@ STYLE = """\
 /* A long line goes on in the next one, and keeps clear of the button that copies. */
 .md-typeset pre > code { padding-right: 3rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 .md-typeset .diagram pre > code { white-space: pre; }
+.md-typeset table:not([class]) :is(th, td) { min-width: 0; padding: 0.6em 0.8em; }
 .md-typeset thead:not(:has(th:not(:empty))) { display: none; }
 """
 

@@ -18,8 +18,8 @@ VARIABLE = "MUSTER_TEST_FAULT_MATRIX"
 """Names the folder that takes the lines; without it nothing is kept."""
 
 HEAD = """\
-| fault | store away, s | watch gap, s | no write for, s | wrong keys | registered again | the job |
-|---|---|---|---|---|---|---|
+| fault | store away, s | watch gap, s | no write for, s | registered again | the job |
+|---|---|---|---|---|---|
 """
 
 
@@ -35,10 +35,8 @@ def keep(number: int, fault: str, driver: str, effect: Effect, job: str) -> None
         f"{effect.store_gap_s:.1f}",
         f"{effect.watch_gap_s:.1f}",
         f"{effect.write_outage_s:.1f}",
-        f"{effect.lost + effect.doubled + effect.out_of_order} of {effect.events}"
-        + (" **wrong**" if effect.wrong else ""),
         f"{again} of 3" if again else "none",
-        job,
+        f"{job} **wrong**" if effect.wrong else job,
     )
     path = Path(folder) / f"{driver}-{number:02}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
