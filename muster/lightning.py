@@ -28,7 +28,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -37,7 +37,6 @@ from torch.utils.data import DataLoader
 
 from muster.checks import refuse
 from muster.choice import of_rank_0
-from muster.cursor import CommittedStep
 from muster.data import ElasticSampler, seed_step
 from muster.draining import Drain, drain
 from muster.lightning_data import (
@@ -51,11 +50,12 @@ from muster.lightning_data import (
     take_over,
     weigh,
 )
+from muster.lightning_files import newest, not_later, path_of, step_of
 from muster.progress import own_file
-from muster.resuming import check_first, last_commit, shortfall
-from muster.tag import TAG, save_tag
-from muster.torch_file import TAG_KEY, tag_of, whole_step
-from muster.world_mark import WorldMark, is_left_behind
+from muster.resuming import check_first, last_commit
+from muster.tag import save_tag
+from muster.torch_file import TAG_KEY
+from muster.world_mark import WorldMark
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +110,8 @@ class MusterCallback(Callback):
         self._told = -1
         self._mark: Optional[WorldMark] = None
         self._taken: Optional[Trainer] = None
+        self._in_place: Any = None
+        """The ``InPlaceFit`` of the trainer, while its world changes in place."""
         self._unfinished = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -147,9 +149,13 @@ class MusterCallback(Callback):
         elif not self._steps_only:
             refuse(ValueError(SHORT))
         self._step = self._told = trainer.global_step
-        check_first(self._step + 1, "give fit() ckpt_path=last_checkpoint(%r)" % self._directory)
-        self._drain = drain()
-        self._drain.__enter__()
+        if self._in_place is not None:
+            self._drain = self._in_place.begin()
+        else:
+            load = "give fit() ckpt_path=last_checkpoint(%r)" % self._directory
+            check_first(self._step + 1, load)
+            self._drain = drain()
+            self._drain.__enter__()
         self._mark = WorldMark(self._directory, marks=trainer.is_global_zero)
         self._mark.begin()
         if self._unfinished:
@@ -159,7 +165,8 @@ class MusterCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: Dict[str, Any]
     ) -> None:
         """Put the save tag into a checkpoint, unless a later world saves here."""
-        if self._mark is not None:
+        in_memory = self._in_place is not None and self._in_place.leaving
+        if self._mark is not None and not in_memory:
             self._mark.check()
             checkpoint[TAG_KEY] = save_tag()
 
@@ -181,16 +188,31 @@ class MusterCallback(Callback):
         if self.sampler is not None:
             self.sampler.advance()
             self._cursors = {step: self.sampler.cursor}
+        if self._in_place is not None:
+            self._in_place.count_step()
         if self._drain is not None and self._drain.commit_due(step):
             self._save(trainer, step)
             self._drain.committed(step, cursor=self._cursors.get(step))
+
+    def count_again(self) -> None:
+        """Accumulate as many micro batches as another division of the samples asks for."""
+        self._taken = None
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Seed the random numbers of a step from its number and the rank."""
         if self.sampler is not None and batch_idx % self.sampler.plan.accumulation == 0:
+            if self._in_place is not None:
+                self._in_place.boundary()
             seed_step(self.sampler.seed, trainer.global_step, self.sampler.rank)
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Any
+    ) -> None:
+        """Confirm that the gradients are whole, in a world that changes in place."""
+        if self._in_place is not None:
+            self._in_place.world.begin_update()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
         """Weigh the loss by the micro batch's number of samples."""
@@ -226,16 +248,48 @@ class MusterCallback(Callback):
         """Stop taking part in drains."""
         if self._drain is not None:
             self._tell_saved(trainer)
-            self._drain.__exit__(None, None, None)
-            self._drain = None
+        self._leave()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Stop taking part in drains; a save that was due has failed."""
+        self._leave(exception)
+
+    def _leave(self, error: Optional[BaseException] = None) -> None:
+        if self._in_place is not None:
+            self._drain = None  # it is the world's
         if self._drain is not None:
-            self._drain.__exit__(type(exception), exception, exception.__traceback__)
+            traceback = None if error is None else error.__traceback__
+            self._drain.__exit__(None if error is None else type(error), error, traceback)
             self._drain = None
+
+    def _fit_in_place(
+        self, trainer: Trainer, model: LightningModule, begin: Callable[[Optional[str]], None]
+    ) -> bool:
+        """Fit in worlds that change in place; False where they cannot.
+
+        ``begin``: calls ``fit()`` with the path of a checkpoint.
+        """
+        from muster.lightning_in_place import InPlaceFit, fault
+        from muster.world.reentry import FallsBack, changes_in_place
+
+        wrong = fault(trainer, model)
+        if wrong:
+            raise ValueError("muster.lightning.fit(in_place=True): " + wrong)
+        if not changes_in_place():
+            return False
+        committed = last_commit()
+        path = newest(self._directory, committed)
+        step = 0 if path is None else step_of(path) or int(committed or 0)
+        self._in_place = InPlaceFit(self, trainer, model, path, step)
+        try:
+            self._in_place.fit(begin)
+        except FallsBack:
+            return False
+        finally:
+            self._in_place = self._drain = None
+        return True
 
     def _tell_saved(self, trainer: Trainer) -> None:
         """Report the saves of each ``ModelCheckpoint`` since the last step.
@@ -261,7 +315,7 @@ class MusterCallback(Callback):
     def _save(self, trainer: Trainer, step: int) -> None:
         """Write a checkpoint aside and rename it, so that a kill leaves no partial one."""
         tag = save_tag()
-        path = _path(self._directory, step, tag)
+        path = path_of(self._directory, step, tag)
         aside = path + ASIDE
         trainer.save_checkpoint(aside)
         trainer.strategy.checkpoint_io.teardown()  # waits for a write in the background
@@ -273,10 +327,10 @@ class MusterCallback(Callback):
             trainer.strategy.remove_checkpoint(path)
         os.replace(aside, path)
         directory = glob.escape(self._directory)
-        own = _not_later(glob.glob(os.path.join(directory, "muster-*.ckpt")), tag)
+        own = not_later(glob.glob(os.path.join(directory, "muster-*.ckpt")), tag)
         for older in sorted(own, key=os.path.getmtime)[:-KEPT]:
             trainer.strategy.remove_checkpoint(older)
-        for unfinished in _not_later(glob.glob(os.path.join(directory, "muster-*" + ASIDE)), tag):
+        for unfinished in not_later(glob.glob(os.path.join(directory, "muster-*" + ASIDE)), tag):
             trainer.strategy.remove_checkpoint(unfinished)
 
 
@@ -293,6 +347,7 @@ def fit(
     save_every: int = 500,
     validation: Any = None,
     loader: Optional[Mapping[str, Any]] = None,
+    in_place: bool = False,
     **trainer: Any,
 ) -> Trainer:
     """Fit ``model`` from the checkpoint of the last commit, or a later whole one.
@@ -301,7 +356,9 @@ def fit(
     and rows by number. ``save_every``: optimizer steps between two periodic checkpoints, unless a
     ``ModelCheckpoint`` is among the ``callbacks``. ``validation``: Lightning's ``val_dataloaders``.
     ``loader``: options of torch's ``DataLoader``; ``trainer``: those of Lightning's
-    ``Trainer``. The others are ``ElasticSampler``'s. Raises ``ValueError`` for an option that
+    ``Trainer``. The others are ``ElasticSampler``'s. ``in_place``: let the world change around the
+    trainer, in the same process, where the sidecars can (docs/in-place.md); it needs Lightning's
+    "ddp". Raises ``ValueError`` for an option that
     follows from the world, and as ``MusterCallback`` does.
     """
     taken = sorted(trainer.keys() & OF_WORLD)
@@ -323,7 +380,10 @@ def fit(
         shuffle=shuffle,
     )
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    callbacks = [*trainer.pop("callbacks", ()), MusterCallback(directory, sampler)]
+    callback = MusterCallback(directory, sampler)
+    if in_place:
+        trainer.setdefault("strategy", "ddp")
+    callbacks = [*trainer.pop("callbacks", ()), callback]
     if not any(isinstance(one, ModelCheckpoint) for one in callbacks):
         callbacks.append(ModelCheckpoint(directory, every_n_train_steps=save_every))
     made = Trainer(
@@ -334,7 +394,12 @@ def fit(
         **trainer,
     )
     batches: DataLoader[Any] = DataLoader(data, batch_sampler=sampler, **(loader or {}))
-    made.fit(model, batches, validation, ckpt_path=last_checkpoint(directory))
+
+    def begin(path: Optional[str]) -> None:
+        made.fit(model, batches, validation, ckpt_path=path)
+
+    if not (in_place and callback._fit_in_place(made, model, begin)):
+        begin(last_checkpoint(directory))
     return made
 
 
@@ -345,51 +410,4 @@ def last_checkpoint(directory: str) -> Optional[str]:
     save may leave part of a file. Every rank must call it, equally often: rank 0 looks, and tells
     the others. Logs a warning for each file that it skips, and if the last commit is not there.
     """
-    return of_rank_0(lambda: _newest(directory, last_commit()))
-
-
-def _newest(directory: str, committed: Optional[CommittedStep]) -> Optional[str]:
-    own = None if committed is None else _path(directory, committed, committed.tag)
-    steps: Dict[str, int] = {}
-    for path in glob.glob(os.path.join(glob.escape(directory), "*.ckpt")):
-        step = _whole_step(path)
-        if step is not None and is_left_behind(step, tag_of(_described(path)), committed):
-            log.warning("%s is of a world that was cut off: passed over", path)
-        elif step is not None:
-            steps[path] = step
-        elif path != own:
-            log.warning("%s is not whole, or no checkpoint of Lightning's: passed over", path)
-    # Found by name, as a listing may be stale; in any format, as all ranks have saved it.
-    if committed is not None and own and (os.path.isfile(own) or _whole_step(own) is not None):
-        steps[own] = committed
-    # Of two of the same step, prefer the one that was renamed into place.
-    ordered = sorted(steps, key=lambda path: (steps[path], path == own, _is_own(path)))
-    newest = ordered[-1] if ordered else None
-    missing, _ = shortfall(steps[newest] if newest else 0, directory)
-    if missing:
-        log.warning("%s", missing)
-    return newest
-
-
-def _path(directory: str, step: int, tag: str) -> str:
-    return os.path.join(directory, "muster-%d%s.ckpt" % (step, "-" + tag if tag else ""))
-
-
-def _is_own(path: str) -> bool:
-    return os.path.basename(path).startswith("muster-")
-
-
-def _not_later(paths: List[str], tag: str) -> List[str]:
-    """Leave out what a later world saves: it counts, and this world does not know of it."""
-    tags = {path: TAG.search(os.path.basename(path)) for path in paths}
-    return [path for path, found in tags.items() if found is None or found.group() <= tag]
-
-
-def _whole_step(path: str) -> Optional[int]:
-    """Return the step of a whole file, or of a sharded checkpoint's last part; else None."""
-    return whole_step(_described(path))
-
-
-def _described(path: str) -> str:
-    """Return the file that describes a checkpoint: itself, or its last part if it is sharded."""
-    return os.path.join(path, "meta.pt") if os.path.isdir(path) else path
+    return of_rank_0(lambda: newest(directory, last_commit()))

@@ -89,7 +89,7 @@ class MusterCallback(TrainerCallback):
         self._mark: Optional[WorldMark] = None
         self._steps_only = steps_only
         self._in_place: Any = None
-        """The ``InPlace`` of the trainer, if its world changes in place."""
+        """The ``InPlaceTrain`` of the trainer, if its world changes in place."""
         if steps_only and global_batch:
             raise ValueError(
                 "MusterCallback: with steps_only=True it keeps no global_batch: leave it out"
@@ -203,7 +203,7 @@ class MusterCallback(TrainerCallback):
 
     def _train_in_place(self, trainer: Trainer) -> Optional[TrainOutput]:
         """Train in worlds that change in place; None where they cannot."""
-        from muster.transformers_in_place import InPlace
+        from muster.transformers_in_place import InPlaceTrain
         from muster.world.reentry import FallsBack, changes_in_place
 
         assert self._data is not None
@@ -213,7 +213,7 @@ class MusterCallback(TrainerCallback):
         if not changes_in_place():
             return None
         resume = _newest(str(trainer.args.output_dir), last_commit())
-        self._in_place = made = InPlace(trainer, self._data, resume)
+        self._in_place = made = InPlaceTrain(trainer, self._data, resume)
         try:
             return made.train()
         except FallsBack:

@@ -26,7 +26,7 @@ NEW_GROUPS_STEP = "num_steps"
 """accelerate's key which the trainer writes into the user's options, and refuses to find there."""
 
 
-class InPlace:
+class InPlaceTrain:
     """One trainer, from its first world to its last; it is the part of its state besides tensors.
 
     ``resume``: the checkpoint to begin with. Raises ``ValueError`` for parts of the trainer that

@@ -9,8 +9,11 @@ same process and with the same objects. What the change costs the trainer is one
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Mapping, Protocol, TypeVar, cast
+from typing import Any, Callable, Mapping, Optional, Protocol, TypeVar, cast
 
+import torch.distributed as dist
+
+from muster.ending import sigterm_ends
 from muster.progress import own_file
 from muster.world import conduct
 from muster.world.faults import unnamed
@@ -63,6 +66,18 @@ class Reentry(World):
         """The part in drains; the trainer saves where it says so."""
         return self._drain
 
+    @property
+    def group_size(self) -> int:
+        """The number of ranks in the process group, from the time when it forms."""
+        return int(dist.get_world_size())
+
+    def begin_update(self) -> None:
+        """Confirm that the gradients are whole; the caller's optimizer is none of the parts.
+
+        Raises ``RuntimeError`` if a collective of this step was cut.
+        """
+        self._parts._begin_step()
+
     def run(self, train: Callable[[], Trained]) -> Trained:
         """Call ``train`` in one world after the other until it returns; return what it returns.
 
@@ -77,23 +92,43 @@ class Reentry(World):
             self._remade.leave()  # at a boundary, or in a step that a confirmed loss broke
 
     def boundary(self) -> None:
-        """Come to the boundary before a step; raise ``WorldChanges`` if the world has to change."""
+        """Come to the boundary before a step; raise ``WorldChanges`` if the world has to change.
+
+        A rank that is held here, or has to go, is ended by SIGTERM: a trainer's own handler may
+        wait for ranks that are in another world.
+        """
         self._boundary()
+        order = self._follow()
+        if order is not None:
+            with sigterm_ends():
+                while order is not None:
+                    self._pause()
+                    order = self._follow()
+
+    def _follow(self) -> Optional[Order]:
+        """Obey the order as far as the trainer need not be left; return it if the rank waits."""
         while self._orders is not None:
             order = self._orders.read() or Order(phase=IDLE)
             verdict, me = conduct.decide(self._me, order)
-            if verdict == conduct.TODAY:
-                self._return_to_today(order)
-                return
-            if verdict not in (conduct.GO, conduct.PUBLISH, conduct.WAIT):
+            if verdict in (conduct.JOIN, conduct.BREAK):
                 raise WorldChanges
             self._me = me
-            if verdict == conduct.GO:
-                return
             if verdict == conduct.PUBLISH:
                 self._publish()
+            elif verdict == conduct.TODAY:
+                self._return_to_today(order)
+            elif verdict == conduct.WAIT:
+                return order
+            elif verdict == conduct.GO:
+                return None
             else:
-                self._pause()
+                self._wait(verdict, order)  # for the end of this process
+        return None
+
+    def _boundary(self) -> None:
+        """Publish; the drain comes to its boundary where the trainer may save."""
+        self._me = conduct.arrive(self._me, self._me.step)
+        self._publish()
 
     def count_step(self) -> None:
         """Count a step that is made: what the trainer does next belongs to it.
@@ -102,7 +137,6 @@ class Reentry(World):
         """
         super()._end_step()
         self._me = conduct.arrive(self._me, self._me.step)
-        self._at = self._step
         self._tell()
 
     def _end_step(self) -> None:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 DIES_AT = 12
 
 
-@pytest.mark.parametrize("trainer", ["transformers"])
+@pytest.mark.parametrize("trainer", ["transformers", "lightning"])
 def test_i12_i13_a_trainer_lives_through_a_loss_a_join_and_a_drain(
     tmp_path: Path, trainer: str
 ) -> None:

@@ -174,7 +174,7 @@ def test_the_last_pod_saves_as_today_before_it_goes(run_job: RunJob, embedded: l
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("trainer", ["transformers"])
+@pytest.mark.parametrize("trainer", ["transformers", "lightning"])
 def test_a_trainer_lives_through_a_join_a_drain_and_a_kill(
     run_job: RunJob, embedded: list[str], trainer: str
 ) -> None:

@@ -55,6 +55,7 @@ NEEDS = {
     "muster/checkpoints.py": {"torch"},
     "muster/choice.py": {"torch"},
     "muster/torch_parts.py": {"torch"},
+    "muster/lightning_in_place.py": {"lightning", "torch"},
     "muster/transformers_data.py": {"torch"},
     "muster/transformers_in_place.py": {"accelerate", "torch", "transformers"},
     **{
