@@ -89,6 +89,10 @@ STYLE = """\
 .md-typeset pre > code { padding-right: 3rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 .md-typeset .diagram pre > code { white-space: pre; }
 .md-typeset table:not([class]) :is(th, td) { min-width: 0; padding: 0.6em 0.8em; }
+@media (max-width: 45em) {
+  .md-typeset p:has(> img[src$=".svg"]) { overflow-x: auto; }
+  .md-typeset p > img[src$=".svg"] { max-width: none; width: 42rem; }
+}
 .md-typeset thead:not(:has(th:not(:empty))) { display: none; }
 """
 
