@@ -48,7 +48,7 @@ FAULTS = {
     "order": "waits in all_reduce",
     "read": "is outside of any collective operation (standing.py:",
 }
-"""What is to be said of a rank in an endless loop, one that is stopped, one whose data loader is
+"""The words expected of a rank in an endless loop, one that is stopped, one whose data loader is
 deadlocked, one that calls collective operations in another order, and one whose storage does not
 answer. Some of the third kind have the loader in processes of its own; some of the fourth call
 both operations in the same line."""
