@@ -53,9 +53,11 @@ async def measure(starts: int = STARTS, rest_s: float = REST_S) -> list[Figure]:
             bare,
             "an empty Python",
         ),
-        of_medians("footprint/CPU of the start", "s", Bar("value", "<=", 1.5), start_cpu_s, [], ""),
-        Figure("footprint/RSS", rss_mib, "MiB", Bar("value", "<=", 50), (rss_mib,)),
-        Figure("footprint/CPU at rest", cpu_percent, "%", Bar("value", "<=", 0.25), (cpu_percent,)),
+        of_medians(
+            "footprint/CPU of the start", "s", Bar("value", "<=", 0.25), start_cpu_s, [], ""
+        ),
+        Figure("footprint/RSS", rss_mib, "MiB", Bar("value", "<=", 42), (rss_mib,)),
+        Figure("footprint/CPU at rest", cpu_percent, "%", Bar("value", "<=", 0.12), (cpu_percent,)),
     ]
 
 

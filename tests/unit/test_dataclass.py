@@ -78,7 +78,7 @@ def classes(make: Any) -> dict[str, Any]:
 OURS, THEIRS = classes(dataclass), classes(dataclasses.dataclass)
 
 
-def told(act: Callable[[dict[str, Any]], object], of: dict[str, Any]) -> object:
+def outcome(act: Callable[[dict[str, Any]], object], of: dict[str, Any]) -> object:
     """What comes of it: a value or an error."""
     try:
         return act(of)
@@ -130,9 +130,9 @@ def told(act: Callable[[dict[str, Any]], object], of: dict[str, Any]) -> object:
     ],
 )
 def test_it_is_as_the_standard_library_s(act: Callable[[dict[str, Any]], object]) -> None:
-    expected = told(act, THEIRS)
+    expected = outcome(act, THEIRS)
     # Comparison and hash are made at the first use.
-    assert [told(act, OURS), told(act, OURS)] == [expected] * 2
+    assert [outcome(act, OURS), outcome(act, OURS)] == [expected] * 2
 
 
 @dataclass(frozen=True, slots=True)

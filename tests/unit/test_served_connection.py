@@ -264,7 +264,7 @@ async def test_a_header_block_comes_in_parts_and_must_end() -> None:
     assert client.of(GOAWAY)
 
 
-async def test_the_end_of_the_server_says_which_calls_nobody_has_looked_at() -> None:
+async def test_the_end_of_the_server_says_which_calls_it_has_not_seen() -> None:
     client = Client()
     client.ask(5)
     client.connection.end()
