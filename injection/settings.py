@@ -136,7 +136,7 @@ class TemplateSettings:
             texts.one_of("0", "1"),
             None,
             "0|1",
-            "1: workers of torchrun start without importing torch in each new world.",
+            "1: workers start without importing torch in each new world.",
             otherwise="0",
         )
     )

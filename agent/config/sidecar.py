@@ -300,8 +300,8 @@ class Config(JobConfig):
             texts.one_of("0", "1"),
             "0",
             "0|1",
-            "1: workers of torchrun are forks of a process that has imported torch, and need not"
-            " import it in each new world.",
+            "1: workers are forks of a process that has imported torch, and need not import it in"
+            " each new world.",
         )
     )
     restart_steps: int = field(

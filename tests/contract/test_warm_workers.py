@@ -294,7 +294,7 @@ for number in range(3000):
 """
 
 
-def test_a_part_of_torch_that_bears_no_fork_ends_neither_the_zygote_nor_its_workers(
+def test_a_part_of_torch_that_starts_a_thread_ends_neither_the_zygote_nor_its_workers(
     image: Path,
 ) -> None:
     torchrun = Torchrun(image, warm=True)

@@ -21,10 +21,10 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture
 def start(start: Start) -> Start:
-    def start_job(*arguments: str, script: tuple[str, ...]) -> LocalJob:
+    def start_job(*arguments: str, script: tuple[str, ...], programs: str = "") -> LocalJob:
         patience, folder = ("--gloo-timeout-seconds", "120"), horovod_folder()
         launcher = (f"{folder}/horovodrun", *patience, f"{folder}/python", *script)
-        return start(*arguments, "--", *launcher)
+        return start(*arguments, "--", *launcher, programs=programs)
 
     return start_job
 
@@ -68,6 +68,25 @@ def test_a_drain_of_rank_0_loses_no_step_and_shows_no_secret(
     assert drained["who"] == moments(timeline, "drain")[0]["who"]
     assert "test accuracy" in job.said
     assert (job.report / "world.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.long
+def test_workers_of_a_join_start_warm(start: Start, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    job = start(
+        *("--warm", "--nodes", "1", "--max", "2", "--log-dir", str(logs)),
+        *("--event", "add@world1+1s"),
+        script=(PACED, DIGITS, "--epochs", "40", "--step-ms", "150"),
+        programs=horovod_folder(),
+    )
+    job.told("in a world of 2")
+    assert command_lines().count(b"muster-zygote") == 2
+    job.hurry_after([1, 2])
+    assert job.status() == 0, job.said
+    assert sizes(job.timeline()) == [1, 2], job.said
+    said = [path.read_text() for path in logs.glob("*/*.log")]
+    assert said
+    assert not [text for text in said if "without the zygote" in text or "without a zygote" in text]
 
 
 @pytest.mark.long

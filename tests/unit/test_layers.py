@@ -33,6 +33,9 @@ statuses."""
 EXEC = "launcher_shim/horovod/exec/"
 """What starts horovodrun's workers: copied into both containers by itself."""
 
+WARM = "launcher_shim/pod/warm/"
+"""What both torchrun's programs and horovodrun's start warm workers with."""
+
 ENTRY = "muster/__main__.py"
 """The command: the sidecar does not deliver it. The library alone has it, too."""
 
@@ -135,9 +138,9 @@ def test_an_example_needs_no_more_of_ours_than_a_user_has(path: Path) -> None:
 
 @pytest.mark.parametrize("room", ["launcher_shim/pod/", EXEC, *SHARED])
 def test_what_is_delivered_to_pods_imports_nothing_of_ours_but_what_is_shared(room: str) -> None:
-    ways = {"launcher_shim/__init__.py", "launcher_shim/horovod/__init__.py"}
+    ways = {f"launcher_shim/{way}__init__.py" for way in ("", "horovod/", "pod/")}
     for path in (path for path in sources() if relative(path).startswith(room)):
-        others = {name for name in files(path) if not name.startswith((room, *SHARED))}
+        others = {name for name in files(path) if not name.startswith((room, WARM, *SHARED))}
         assert others <= ways, path
 
 
@@ -146,6 +149,8 @@ def test_what_is_delivered_to_pods_imports_nothing_of_ours_but_what_is_shared(ro
     [
         "launcher_shim",
         "launcher_shim/horovod",
+        "launcher_shim/pod",
+        WARM.rstrip("/"),
         *(room.rstrip("/") for room in SHARED if room.endswith("/")),
     ],
 )

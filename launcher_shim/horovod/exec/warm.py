@@ -13,7 +13,7 @@ import subprocess
 import sys
 from typing import Mapping, Optional, Tuple
 
-from launcher_shim.pod.warm.start import is_wanted, made_stub, start_zygote
+from launcher_shim.pod.warm.start import forget_notes, is_wanted, made_stub, start_zygote
 from launcher_shim.pod.warm.stub import note
 
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
@@ -35,6 +35,7 @@ class WarmStarts:
         try:
             if not is_wanted(environ):
                 return cls()
+            forget_notes(environ)
             stub = made_stub(archive)
             start_zygote(stub, archive, {**environ, **UNBUFFERED})
         except (ValueError, OSError, subprocess.SubprocessError) as error:

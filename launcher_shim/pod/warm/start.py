@@ -56,10 +56,7 @@ def offer(archive: str) -> None:
 
     ``archive`` has Muster's modules. An interpreter that the user has set stays.
     """
-    notes = os.path.join(os.environ.get("MUSTER_RUN_DIR", ""), layout.PLAIN_STARTS)
-    with suppress(OSError):  # those on the workers of a torchrun before this one
-        for name in os.listdir(notes):
-            os.unlink(os.path.join(notes, name))
+    forget_notes(os.environ)
     if wire.OVERRIDE in os.environ:
         _without(f"{wire.OVERRIDE} is set")
         return
@@ -67,6 +64,14 @@ def offer(archive: str) -> None:
         os.environ[wire.OVERRIDE] = made_stub(archive)
     except (OSError, subprocess.SubprocessError) as error:
         _without(f"there is no folder in which a program runs: {error}")
+
+
+def forget_notes(environ: Mapping[str, str]) -> None:
+    """Delete the notes on the workers of a torchrun, or an agent, before this one."""
+    notes = os.path.join(environ.get("MUSTER_RUN_DIR", ""), layout.PLAIN_STARTS)
+    with suppress(OSError):
+        for name in os.listdir(notes):
+            os.unlink(os.path.join(notes, name))
 
 
 def made_stub(archive: str) -> str:

@@ -26,9 +26,12 @@ PACED = str(ROOT / "tests" / "support" / "scripts" / "paced_script.py")
 
 
 class LocalJob:
-    """One ``muster local`` and the lines that it prints; nothing of it outlives ``end``."""
+    """One ``muster local`` and the lines that it prints; nothing of it outlives ``end``.
 
-    def __init__(self, directory: Path, *arguments: str) -> None:
+    ``programs``: the folder that is searched first; empty for that of this Python.
+    """
+
+    def __init__(self, directory: Path, *arguments: str, programs: str = "") -> None:
         self.name = f"job-{uuid.uuid4().hex[:8]}"
         self.report = directory / "report"
         self.logs = directory / "logs"
@@ -39,7 +42,9 @@ class LocalJob:
         self.lines: list[str] = []
         environ = {
             **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join(
+                [programs or str(Path(sys.executable).parent), os.environ["PATH"]]
+            ),
             "CHECKPOINT_DIR": str(self.checkpoints),
             "PACED_SCRIPT_HURRY": str(self._hurry),
             "PACED_SCRIPT_HOLD": str(self.hold),
@@ -147,8 +152,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start jobs in the directory of the test; none outlives it."""
     jobs: list[LocalJob] = []
 
-    def start_job(*arguments: str) -> LocalJob:
-        jobs.append(LocalJob(tmp_path, *arguments))
+    def start_job(*arguments: str, programs: str = "") -> LocalJob:
+        jobs.append(LocalJob(tmp_path, *arguments, programs=programs))
         return jobs[-1]
 
     yield start_job
