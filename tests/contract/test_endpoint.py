@@ -13,8 +13,7 @@ import pytest
 
 from launcher_shim.c10d.launchers import FAILED_LOOK_S
 from launcher_shim.c10d.rounds import views
-from launcher_shim.c10d.rounds.records import Node, Round
-from launcher_shim.c10d.rounds.resume_note import Note
+from launcher_shim.c10d.rounds.records import Node, Note, Round
 from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.c10d.serving.session import LauncherSession
 from launcher_shim.c10d.stages import SHARED_RUN

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from launcher_shim.c10d.generation import Attachment
 from launcher_shim.c10d.launchers import Launchers
-from launcher_shim.c10d.rounds.resume_note import Note
+from launcher_shim.c10d.rounds.records import Note
 from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.c10d.stages import SHARED_RUN, torch_run_id
 from launcher_shim.c10d.torch.agent import TorchAgent
