@@ -645,7 +645,7 @@ PLANTS |= {
             ),
             "rdzv.drain.decision._Scene._succeeded_with": lambda *_: False,
         },
-        first=12,
+        first=36,
     ),
     # Where no pod registers after the last newer one has gone, its template stays in force.
     "last-pod-of-a-roll-back-missed": _as(
@@ -673,7 +673,7 @@ PLANTS |= {
         "early-progress",
         15,
         {"tests.simulation.network.Link._resumed_after": staticmethod(lambda certain, told: told)},
-        first=11,
+        first=26,
     ),
     # Nobody is quarantined.
     "crash-loops-let-in": _as(
