@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import SystemRandom
 from time import monotonic
 
-from agent.boot_clock import boot_s
 from agent.config.sidecar import Config
 from agent.peers.line import dial
 from agent.rundir.files import RunDir
@@ -31,6 +31,11 @@ from rdzv.errors import ConfigError, MusterError, StoreError
 from rdzv.store.open import open_store
 
 log = logging.getLogger(__name__)
+
+
+def boot_s() -> float:
+    """Return the seconds since the machine booted, including the time it was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 async def run(config: Config, version: str = "") -> int:

@@ -37,7 +37,7 @@ class Surroundings:
     """Seconds, monotonic; of this process alone."""
 
     boot_clock: Callable[[], float]
-    """Seconds since the machine started (``agent.boot_clock``): deadlines that outlive the process
+    """Seconds since the machine started (``agent.process``): deadlines that outlive the process
     or that another container reads are kept on it."""
 
     random: Random

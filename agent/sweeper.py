@@ -3,14 +3,84 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from functools import partial
 
-from agent.orphans import orphans
-from launcher_shim.c10d.stale_worker_keys import stale_worker_keys
-from rdzv.members.leftovers import leftovers
+from launcher_shim.c10d.rounds.records import Round
+from launcher_shim.c10d.stages import SHARED_RUN
+from rdzv.errors import RecordError
+from rdzv.keys import GenerationKeys, last_name
+from rdzv.members.leftovers import kept, leftovers, oldest
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
+from rdzv.records.history import HistoryEntry
+from rdzv.records.round_number import ROUNDS_PER_LIFE
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, KeyValue
+
+WORKERS = (b"/worker/attempt_", b"init/")
+"""Prefixes of the keys of torch's workers there. Keys of other clients are left alone."""
+
+
+def stale_worker_keys(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> list[KeyValue]:
+    """Find the keys that no worker has written since the world before the present one.
+
+    That is the world of every run that goes on, as a worker does not say which run it belongs to.
+    """
+    kvs = tuple(kvs)
+    shared = keys.run(SHARED_RUN)
+    of_key: dict[bytes, list[KeyValue]] = {}
+    for kv in kvs:
+        if kv.key.startswith((shared.kv, shared.sums, shared.queues)):
+            name = shared.split(kv.key)[1]
+            if name.startswith(WORKERS):
+                of_key.setdefault(name, []).append(kv)
+    if not of_key:
+        return []
+    since = min(_formed_before(keys, kvs).values(), default=0)
+    stale = [parts for parts in of_key.values() if max(part.mod_revision for part in parts) < since]
+    return [kv for parts in stale for kv in parts]
+
+
+def _formed_before(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> Mapping[str, int]:
+    """Return the revision of the world before the present one, by open run; 0 if unknown."""
+    open_runs: set[str] = set()
+    formed: dict[str, list[tuple[int, int]]] = {}
+    for kv in kvs:
+        try:
+            if kv.key.startswith(keys.runs):
+                run_id = keys.run_id_of(kv.key)
+                if kv.key == keys.run(run_id).round and not Round.from_kv(kv).closed:
+                    open_runs.add(run_id)
+            elif kv.key.startswith(keys.job.history):
+                details = HistoryEntry.from_kv(kv).details
+                run_id, number = str(details.get("run_id", "")), details.get("round")
+                if isinstance(number, int) and number // ROUNDS_PER_LIFE == keys.generation - 1:
+                    formed.setdefault(run_id, []).append((number, kv.mod_revision))
+        except RecordError:
+            continue
+    return {
+        run_id: sorted(rounds)[-2][1] if len(rounds := formed.get(run_id, [])) > 1 else 0
+        for run_id in open_runs
+    }
+
+
+_AUTHOR = re.compile(r"(?P<member>.+?)\.(?:[0-9a-f]{12}\.\d+|[0-9a-f]{32})(?::\d+)?")
+"""Names that ``Endpoint`` gives its clients: one of its own, and one behind a relay."""
+
+
+def orphans(keys: GenerationKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> list[KeyValue]:
+    """Return the connection records of members that are gone, but for the newest ones."""
+    of_gone = [
+        kv
+        for kv in kvs
+        if kv.key.startswith(keys.runs)
+        and kv.key.startswith(keys.run(keys.run_id_of(kv.key)).operations)
+        and (author := _AUTHOR.fullmatch(last_name(kv.key))) is not None
+        and author["member"] not in snapshot.members
+    ]
+    return oldest(of_gone, kept(snapshot))
+
 
 PAUSE_S = 5.0
 """Pause between two sweeps, in seconds: there is no hurry, and a burst of changes needs one

@@ -17,10 +17,10 @@ from time import monotonic
 from typing import Any
 
 import muster
-from agent.boot_clock import boot_s
 from agent.drain.service import Drains
 from agent.hosts import HostDelivery
 from agent.parts import endpoint_of, job_client, launcher_parts, member_parts
+from agent.process import boot_s
 from agent.rundir.files import RunDir
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from benchmarks.worker import LINE_MAX

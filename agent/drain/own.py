@@ -39,7 +39,7 @@ class OwnDrain(Reconciler):
     """The drain of this pod: keeps it in the store, and publishes its phase.
 
     ``grace_s``: the pod's grace, for notices without a deadline. ``boot_s``: the clock of
-    ``agent.boot_clock``.
+    ``agent.process``.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from agent.drain.view import DrainView, RoundSource, turn_of
 from agent.rundir.files import RunDir
 from agent.stuck.watch import StillWatch
 from agent.verdict.view import present_view
-from launcher_shim.c10d.rounds.starts import NO_STEP
+from launcher_shim.c10d.rounds.observations import NO_STEP
 from launcher_shim.pod.grace import reserve_s
 from rdzv.drain import last_save
 from rdzv.drain.cursors import DIFFER

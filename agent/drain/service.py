@@ -34,7 +34,7 @@ class Drains:
     termination grace. ``below_min``: as in ``rdzv.drain.inputs.DrainPolicy``. ``on_cut``: whether
     ranks wait once their pod has had no lease for ``ON_CUT_S``. ``stuck_after_s`` and
     ``when_stuck``: as in ``MemberSettings``. ``ledgers`` returns those of all data sets in shards.
-    ``boot_clock`` is that of ``agent.boot_clock``, in seconds.
+    ``boot_clock`` is that of ``agent.process``, in seconds.
     """
 
     def __init__(

@@ -12,14 +12,78 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import struct
 from collections.abc import Callable
+from struct import Struct
 
-from agent.tunnel.hello import HEAD_SIZE, HelloError, encode_hello, read_head
+from agent.tunnel.connections import READ_SIZE, Ends
 from agent.tunnel.identity import TunnelIdentity, pin_of
-from agent.tunnel.lost_path import LOST_S, notice_lost_path
-from agent.tunnel.relay import READ_SIZE, Ends
 from rdzv.errors import LauncherError
 from rdzv.records.job import Member
+
+PATH_IDLE_S, PATH_INTERVAL_S, PATH_TRIES = 15, 5, 6
+"""Keep-alive of the kernels, in seconds: a path that has gone dead is noticed after 45 s, even if
+both ends are members."""
+LOST_S = PATH_IDLE_S + PATH_INTERVAL_S * PATH_TRIES
+
+_TCP_INFO = struct.Struct("@8B13I")
+"""The start of Linux's ``struct tcp_info``."""
+_UNACKNOWLEDGED, _MS_SINCE_ACKNOWLEDGEMENT = 8 + 4, 8 + 12
+
+
+def notice_lost_path(connection: socket.socket) -> None:
+    """Have the kernel end the connection when its path is gone, and send small frames at once."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PATH_IDLE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PATH_INTERVAL_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PATH_TRIES)
+
+
+async def unacknowledged_for_long(connection: socket.socket) -> None:
+    """Wait until what was sent has had no acknowledgement for ``LOST_S``.
+
+    The kernel sends no keep-alive then, but what was sent, again and again, for 15 minutes. Its
+    ``TCP_USER_TIMEOUT`` would shorten that, but also ends a connection whose peer does not read;
+    such a peer acknowledges each probe. Raises ``OSError`` if the connection is closed.
+    """
+    # The kernel has no notification of it: poll.
+    while not _is_unacknowledged(connection):  # noqa: ASYNC110
+        await asyncio.sleep(PATH_INTERVAL_S)
+
+
+def _is_unacknowledged(connection: socket.socket) -> bool:
+    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    info: tuple[int, ...] = _TCP_INFO.unpack(told)
+    return info[_UNACKNOWLEDGED] > 0 and info[_MS_SINCE_ACKNOWLEDGEMENT] >= 1000 * LOST_S
+
+
+MAGIC = b"muster/1"
+CERTIFICATE_MAX = 1024
+"""Longest certificate in bytes: three times the size of Muster's own."""
+
+_HEAD = Struct(f">{len(MAGIC)}sH")
+HEAD_SIZE = _HEAD.size
+
+
+class HelloError(LauncherError):
+    """Bytes that are no hello: one sentence why."""
+
+
+def encode_hello(certificate: bytes) -> bytes:
+    """Encode the message for one certificate in DER."""
+    return _HEAD.pack(MAGIC, len(certificate)) + certificate
+
+
+def read_head(head: bytes) -> int:
+    """Return the length of the certificate that follows; raise ``HelloError`` if it is invalid."""
+    magic, length = _HEAD.unpack(head)
+    if magic != MAGIC:
+        raise HelloError("it began with no certificate")
+    if not 1 <= length <= CERTIFICATE_MAX:
+        raise HelloError(f"it began with a certificate of {length} bytes")
+    return int(length)
+
 
 HANDSHAKE_TIMEOUT_S = 10.0
 """Time limit until both ends are known, in seconds; a starved node may need some of it."""

@@ -16,12 +16,11 @@ from pathlib import Path
 
 from agent.rundir.pod_socket import listening_at
 from agent.tunnel.absence import ABSENT_S, Absence
-from agent.tunnel.connections import Connections
+from agent.tunnel.connections import READ_SIZE, Connections, Ends, relay
 from agent.tunnel.handshake import HandshakeError, UnknownSidecar, call
 from agent.tunnel.identity import TunnelIdentity
 from agent.tunnel.opening import OpeningError, read_opening
 from agent.tunnel.peers import NoPeer, called, is_present
-from agent.tunnel.relay import READ_SIZE, Ends, relay
 from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching
 from launcher_shim.horovod.exec.frames import ABANDON, GONE, encode
 from launcher_shim.horovod.exec.lease import patience_s

@@ -13,14 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent.tunnel.absence import ABSENT_S, LOOK_S, Absence
-from agent.tunnel.connections import Connections
-from agent.tunnel.handshake import HandshakeError, answer
+from agent.tunnel.connections import READ_SIZE, Connections, Ends, relay
+from agent.tunnel.handshake import HandshakeError, answer, notice_lost_path, unacknowledged_for_long
 from agent.tunnel.identity import TunnelIdentity
-from agent.tunnel.lost_path import notice_lost_path, unacknowledged_for_long
 from agent.tunnel.opening import OpeningError, read_opening
 from agent.tunnel.peers import NoPeer, calling, is_present
-from agent.tunnel.refusals import Refusals
-from agent.tunnel.relay import READ_SIZE, Ends, relay
 from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching
 from launcher_shim.horovod.exec.frames import ABANDON, GONE, HOLD, encode
 from rdzv.errors import ConfigError
@@ -29,6 +26,36 @@ from rdzv.job import JobClient
 from rdzv.records.job import Member
 
 log = logging.getLogger(__name__)
+
+
+PERIOD_S = 60.0
+LINES = 10
+"""Lines logged in each period; further refusals are only counted."""
+
+
+class Refusals:
+    """The log of refusals, written to ``log``; ``clock`` is monotonic, in seconds."""
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float]) -> None:
+        self._log = log
+        self._clock = clock
+        self._since_s = float("-inf")
+        self._count = 0
+
+    def tell(self, address: str, why: str) -> None:
+        """Log, or only count, the refusal of a connection from ``address``."""
+        if self._clock() - self._since_s >= PERIOD_S:
+            more = self._count - LINES
+            if more > 0:
+                self._warn("%d more connections to the tunnel were refused before that", more)
+            self._since_s, self._count = self._clock(), 0
+        self._count += 1
+        if self._count <= LINES:
+            self._warn("a connection from %s to the tunnel is refused: %s", address, why)
+
+    def _warn(self, sentence: str, *values: object) -> None:
+        self._log.warning(sentence, *values, extra={"event": "tunnel_refused"})
+
 
 BACKLOG = 128
 UNKNOWN_MAX = 64

@@ -7,23 +7,118 @@ A pod is never rejected: if it cannot be injected, it is admitted as it is, with
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from controller.access.names import NAMED_AFTER, RELEASE
-from controller.access.reference import with_secret
-from controller.admission.json_patch import Operation, difference
+from controller.access.names import NAMED_AFTER, RELEASE, is_a_name, secret_name
+from controller.access.secret import KEYS
 from controller.admission.manifest import manifest_of
-from controller.admission.operator_containers import with_security_context
 from controller.admission.owner import Owner
 from controller.admission.whole import obstacle_of_others, obstacle_of_unread
 from injection import sidecar
 from injection.annotations import ANNOTATION
 from injection.facts import starts_before
+from injection.kinds import kind_of
 from injection.pod import inject_pod
 from injection.settings import DOMAIN, TABLE, annotation
 from rdzv.errors import ConfigError
+
+_SECURITY = "securityContext"
+
+
+def with_security_context(pod: Mapping[str, Any], owner: Owner | None) -> Mapping[str, Any]:
+    """Return the pod with the operator's container as restricted as the user's.
+
+    It gets the security context of the template's first container. The pod is returned unchanged if
+    that container has none, or the operator's has one already.
+    """
+    kind = kind_of(owner.api_version, owner.kind) if owner is not None else None
+    name = kind.delivered if kind is not None else ""
+    spec: Mapping[str, Any] = pod.get("spec") or {}
+    inits: list[Mapping[str, Any]] = spec.get("initContainers") or []
+    containers: list[Mapping[str, Any]] = spec.get("containers") or []
+    users = containers[0].get(_SECURITY) if containers else None
+    if not name or not users:
+        return pod
+    completed = [
+        {**one, _SECURITY: users} if one.get("name") == name and not one.get(_SECURITY) else one
+        for one in inits
+    ]
+    return {**pod, "spec": {**spec, "initContainers": completed}} if inits else pod
+
+
+Operation = dict[str, Any]
+
+
+def difference(before: Any, after: Any, path: str = "") -> Iterator[Operation]:
+    """Yield the operations, in an order in which they can be applied."""
+    if before == after and type(before) is type(after):
+        return
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in [*before, *(key for key in after if key not in before)]:
+            below = f"{path}/{_escaped(key)}"
+            if key not in after:
+                yield {"op": "remove", "path": below}
+            elif key not in before:
+                yield {"op": "add", "path": below, "value": after[key]}
+            else:
+                yield from difference(before[key], after[key], below)
+        return
+    if isinstance(before, list) and isinstance(after, list) and before:
+        # Muster puts items into lists in one place: the patch adds them there, and shows no more.
+        new = len(after) - len(before)
+        if new >= 0:
+            pairs = zip(before, after, strict=False)
+            same = next((n for n, (old, now) in enumerate(pairs) if old != now), len(before))
+            for value in reversed(after[same : same + new]):
+                yield {"op": "add", "path": f"{path}/{same}", "value": value}
+            for index in range(same, len(before)):
+                yield from difference(before[index], after[index + new], f"{path}/{index + new}")
+            return
+    yield {"op": "replace", "path": path, "value": after}
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+_JOB, _SECRET = TABLE["job"].variable, TABLE["etcd_secret"].variable
+_KEYS = TABLE["etcd_secret_keys"].variable
+_OWN = ("etcd_secret", "etcd_endpoints")
+
+
+def with_secret(
+    manifest: Mapping[str, Any],
+    pod: Mapping[str, Any],
+    namespace: str,
+    environ: Mapping[str, str],
+) -> Mapping[str, str]:
+    """Return the settings with the job's own Secret; the job's name is not among them.
+
+    Only a person names a job by a setting. The settings are unchanged if the pod or the chart names
+    a Secret, or if the pod names an etcd. Raises ``ConfigError`` for a job that can have no Secret:
+    of another namespace, or named after an object by a name that no job can have.
+    """
+    notes: Mapping[str, str] = (pod.get("metadata") or {}).get("annotations") or {}
+    if environ.get(_SECRET) or any(annotation(name) in notes for name in _OWN):
+        return environ
+    told = manifest["metadata"].get("name") if manifest.get("kind") != "Pod" else None
+    job = str(notes.get(annotation("job")) or environ.get(_JOB) or told or "")
+    if notes.get(annotation("namespace"), namespace) != namespace:
+        raise ConfigError(
+            f"the annotation {annotation('namespace')} names another namespace than the pod's: its"
+            " records are for its own pods alone; leave it out, or name a Secret by the annotation"
+            f" {annotation('etcd_secret')}"
+        )
+    if job == told and not is_a_name(job):
+        raise ConfigError(
+            f"the name of the pod's object, {TABLE['job'].quote(job)}, is none that a job can have:"
+            f" name the job by the annotation {annotation('job')}"
+        )
+    # Without a name the plan is refused for that alone: a Secret is not missing.
+    return {**environ, _SECRET: secret_name(job or "job"), _KEYS: ",".join(KEYS)}
+
 
 WITHOUT = "admitted without Muster: "
 _MIRROR = "kubernetes.io/config.mirror"

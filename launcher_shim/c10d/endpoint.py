@@ -7,18 +7,16 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
-from launcher_shim.c10d.generation import Generation, Run
-from launcher_shim.c10d.generations import Generations
+from launcher_shim.c10d.generation import Generation, Generations, Run
 from launcher_shim.c10d.kept import Kept, KeptMasters, KeptStages
 from launcher_shim.c10d.launchers import Launchers
-from launcher_shim.c10d.pod_seat import PodSeat
 from launcher_shim.c10d.quarantining import Quarantining
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.c10d.serving.server import C10dServer
 from launcher_shim.c10d.serving.session import LauncherSession
-from launcher_shim.c10d.stage_starts import StageStarts
+from launcher_shim.c10d.stage_starts import PodSeat, StageStarts
 from launcher_shim.c10d.torch.agent import TorchAgent
 from launcher_shim.rundir.step_lines import StepLine
 from rdzv.drain.inputs import LiveRound, LiveRounds

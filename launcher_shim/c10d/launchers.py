@@ -9,12 +9,10 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from launcher_shim.c10d.clean_up import clean_up
-from launcher_shim.c10d.generation import Attachment
-from launcher_shim.c10d.generations import Generations
+from launcher_shim.c10d.generation import Attachment, Generations
 from launcher_shim.c10d.kept import KeptStages
-from launcher_shim.c10d.pod_seat import PodSeat
-from launcher_shim.c10d.rounds.resume_note import Note
-from launcher_shim.c10d.stage_starts import StageStarts
+from launcher_shim.c10d.rounds.records import Note
+from launcher_shim.c10d.stage_starts import PodSeat, StageStarts
 from launcher_shim.c10d.stages import container_of
 from launcher_shim.c10d.torch.agent import TorchAgent, connect
 from launcher_shim.c10d.values.operations import Kv

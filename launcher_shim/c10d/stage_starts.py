@@ -13,20 +13,57 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from launcher_shim.c10d.generations import Generations
+from launcher_shim.c10d.generation import Generations
 from launcher_shim.c10d.kept import KeptStages
-from launcher_shim.c10d.pod_seat import PodSeat
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.records import Seat
 from launcher_shim.c10d.stages import container_of
+from launcher_shim.c10d.torch.agent import TorchAgent
 from launcher_shim.c10d.values.operations import Kv
 from launcher_shim.c10d.values.transactions import Stamp
 from launcher_shim.tcpstore import wire
+from rdzv.errors import WireError
 from rdzv.members.registrar import Registrar
+from rdzv.race import first_of
 
 log = logging.getLogger(__name__)
+
+
+class PodSeat:
+    """The pod's one place. ``connected``: its torchruns connected now, each with its run id."""
+
+    def __init__(self, connected: Callable[[], Iterable[tuple[str, TorchAgent]]]) -> None:
+        self._connected = connected
+
+    async def vacant(self, newcomer: TorchAgent | None = None) -> None:
+        """Wait until no other torchrun takes part; raises ``WireError`` if one is alive."""
+        asked: dict[TorchAgent, int] = {}
+        while others := self._others(newcomer):
+            for run_id, other in others:
+                if other.waits or other.asked > asked.setdefault(other, other.asked):
+                    raise WireError(_refusal(run_id, other.pid))
+            # Until one of them sends a request, ends, or is given up.
+            stirs = [wait for _, other in others for wait in (other.stirs(), other.news())]
+            await first_of(*stirs)
+
+    def _others(self, newcomer: TorchAgent | None) -> list[tuple[str, TorchAgent]]:
+        return [
+            (run_id, agent)
+            for run_id, agent in self._connected()
+            if agent is not newcomer and agent.takes_part
+        ]
+
+
+def _refusal(run_id: str, pid: int) -> str:
+    return (
+        f"a torchrun of this pod (process {pid}) takes part in the run {run_id} already, and a pod"
+        " has one place in its job: end that one first, or start this one by itself, with"
+        " --standalone --nnodes=1 --rdzv-conf=is_host=1; see"
+        " docs/operations.md#a-second-torchrun-in-a-pod"
+    )
+
 
 IDLE_S = 10.0
 """Maximum time for which an answer to a draining pod is held back before it must ask again, in

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 import agent.drain.own_record
-from agent.boot_clock import boot_s
 from agent.drain.notice import Notice, Source
 from agent.drain.own_record import OwnDrainRecord
+from agent.process import boot_s
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.pod.grace import reserve_s
 from rdzv.drain.transactions import cancel, change

@@ -13,17 +13,15 @@ import pytest
 
 from launcher_shim.c10d.launchers import FAILED_LOOK_S
 from launcher_shim.c10d.rounds import views
-from launcher_shim.c10d.rounds.records import Node, Round
-from launcher_shim.c10d.rounds.resume_note import Note
+from launcher_shim.c10d.rounds.records import Node, Note, Round
 from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.c10d.serving.session import LauncherSession
-from launcher_shim.c10d.stages import SHARED_RUN
+from launcher_shim.c10d.stages import SHARED_RUN, round_prefix
 from launcher_shim.c10d.torch.state_codec import (
     SENTINEL,
     TorchState,
     decode,
 )
-from launcher_shim.c10d.torch_keys import round_prefix
 from launcher_shim.tcpstore import wire
 from rdzv.job import JobClient
 from rdzv.records.drain import Drain

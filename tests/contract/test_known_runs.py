@@ -12,7 +12,7 @@ import pytest
 from agent.drain.view import DrainView
 from agent.rundir.files import RunDir
 from launcher_shim.c10d.kept import KeptStages
-from launcher_shim.c10d.known_rounds import FOLLOWED_MAX
+from launcher_shim.c10d.past_rounds import FOLLOWED_MAX
 from launcher_shim.c10d.rounds.decision import next_round
 from launcher_shim.c10d.rounds.records import Round, Seat
 from launcher_shim.c10d.stages import SHARED_RUN

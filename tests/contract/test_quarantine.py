@@ -15,7 +15,7 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
-from launcher_shim.c10d.rounds.starts import NO_STEP
+from launcher_shim.c10d.rounds.observations import NO_STEP
 from launcher_shim.rundir.step_lines import StepLine
 from rdzv.records.history import HistoryEntry
 from rdzv.records.quarantine import Quarantine, Terms

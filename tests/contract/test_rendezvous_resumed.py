@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
-from launcher_shim.c10d.rounds.records import Node, Round, Seat
-from launcher_shim.c10d.rounds.resume_note import Note
+from launcher_shim.c10d.rounds.records import Node, Note, Round, Seat
 from launcher_shim.c10d.torch.agent import connect
 from tests.support.sidecars.rendezvous import QUICK, Job, job
 

@@ -9,10 +9,10 @@ from random import Random
 
 import pytest
 
+from launcher_shim.c10d.rounds.decision_loop import RoundKey
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
-from launcher_shim.c10d.rounds.round_key import RoundKey
 from rdzv import listing
 from rdzv.drain.decision import decide
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound

@@ -16,10 +16,10 @@ import pytest
 
 from agent.tunnel import worker_end
 from agent.tunnel.certificate import make_pem
+from agent.tunnel.connections import Ends
 from agent.tunnel.handshake import call
 from agent.tunnel.identity import TunnelIdentity, read_identity
 from agent.tunnel.launcher_end import UNREACHED_S, LauncherEnd
-from agent.tunnel.relay import Ends
 from agent.tunnel.worker_end import WorkerEnd
 from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching, read_attaching
 from launcher_shim.horovod.exec.frames import ABANDON, ACK, ATTACHED, GONE, HOLD, Decoder, encode

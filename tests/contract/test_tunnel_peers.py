@@ -17,10 +17,9 @@ from agent.parts import member_parts, tunnel_of
 from agent.surroundings import MemberSettings, Sockets
 from agent.tunnel import absence, handshake, worker_end
 from agent.tunnel.certificate import make_pem
-from agent.tunnel.handshake import HandshakeError, call
-from agent.tunnel.hello import encode_hello
+from agent.tunnel.connections import Ends
+from agent.tunnel.handshake import HandshakeError, call, encode_hello
 from agent.tunnel.identity import TunnelIdentity, read_identity
-from agent.tunnel.relay import Ends
 from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching, read_attaching
 from launcher_shim.horovod.exec.frames import ABANDON, ATTACHED, GONE, Decoder, Frame, encode
 from launcher_shim.horovod.hosts import token_of

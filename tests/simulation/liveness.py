@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from launcher_shim.c10d.rounds.back_off import FIRST_S, FREE_STARTS, LONGEST_S
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
-from launcher_shim.c10d.rounds.starts import START_MAX_S
+from launcher_shim.c10d.rounds.observations import START_MAX_S
 from rdzv.listing import decide
 from rdzv.snapshot import Snapshot
 from tests.simulation.network import FAIR

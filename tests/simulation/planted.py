@@ -32,17 +32,16 @@ from agent.drain.own_record import OwnDrainRecord
 from agent.hosts import HostDelivery
 from agent.peers.watch import PeerWatch
 from launcher_shim.c10d.kept import KeptMasters
-from launcher_shim.c10d.rounds.claim import Claim
 from launcher_shim.c10d.rounds.decision import why_it_ends
-from launcher_shim.c10d.rounds.decision_loop import DecisionLoop
+from launcher_shim.c10d.rounds.decision_loop import DecisionLoop, RoundKey
 from launcher_shim.c10d.rounds.drain_view import newest
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.observations import stand
+from launcher_shim.c10d.rounds.place import Claim
 from launcher_shim.c10d.rounds.rank_order import in_rank_order
 from launcher_shim.c10d.rounds.reform import Reform, reform
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
-from launcher_shim.c10d.rounds.round_key import RoundKey
 from launcher_shim.c10d.rounds.views import View
 from launcher_shim.c10d.stages import stage_name
 from rdzv.drain.decision import granted
@@ -646,7 +645,7 @@ PLANTS |= {
             ),
             "rdzv.drain.decision._Scene._succeeded_with": lambda *_: False,
         },
-        first=12,
+        first=36,
     ),
     # Where no pod registers after the last newer one has gone, its template stays in force.
     "last-pod-of-a-roll-back-missed": _as(
@@ -674,7 +673,7 @@ PLANTS |= {
         "early-progress",
         15,
         {"tests.simulation.network.Link._resumed_after": staticmethod(lambda certain, told: told)},
-        first=11,
+        first=26,
     ),
     # Nobody is quarantined.
     "crash-loops-let-in": _as(

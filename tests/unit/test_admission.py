@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.admission import review
-from controller.admission.decision import WITHOUT, Verdict, decide, in_words_of_a_pod
-from controller.admission.json_patch import difference
+from controller.admission.decision import WITHOUT, Verdict, decide, difference, in_words_of_a_pod
 from controller.admission.owner import owner_of
 from controller.cluster import paths
 from injection.injection import Request, inject

@@ -13,9 +13,14 @@ import pytest
 from launcher_shim.c10d.rounds import decision
 from launcher_shim.c10d.rounds.hanging import HangDecision, HangWatch, Signs, decide
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
-from launcher_shim.c10d.rounds.observations import RoundObservations, Standings, observe, stand
+from launcher_shim.c10d.rounds.observations import (
+    RanksSeen,
+    RoundObservations,
+    Standings,
+    observe,
+    stand,
+)
 from launcher_shim.c10d.rounds.records import Node, NodeState, Round
-from launcher_shim.c10d.rounds.starts import RanksSeen
 from launcher_shim.c10d.rounds.views import must_leave
 from tests.support.records import members, node, run, world
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher_shim.c10d.known_rounds import FOLLOWED_MAX, KnownRounds
+from launcher_shim.c10d.past_rounds import FOLLOWED_MAX, KnownRounds
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.stages import SHARED_RUN
 from rdzv.keys import JobKeys

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.orphans import orphans
+from agent.sweeper import orphans
 from rdzv.keys import JobKeys
 from rdzv.members.leftovers import KEPT_MIN, kept, leftovers
 from rdzv.members.losses import lost_members

@@ -85,7 +85,7 @@ CLOCKS = {
     ("time", "monotonic"),
     ("time", "time"),
     ("time", "clock_gettime"),
-    ("agent.boot_clock", "boot_s"),
+    ("agent.process", "boot_s"),
 }
 
 

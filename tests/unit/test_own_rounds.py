@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from agent.verdict.runs import RunView
-from launcher_shim.c10d.rounds.claim import Claim
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.place import Claim
 from launcher_shim.c10d.rounds.records import OWN_ROUNDS, Node, Round, Seat, own_round
 from launcher_shim.c10d.rounds.views import hand, view
 from launcher_shim.c10d.torch.agent import TorchAgent

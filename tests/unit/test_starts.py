@@ -10,9 +10,15 @@ import pytest
 
 from launcher_shim.c10d.rounds.decision import decide, next_round
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
-from launcher_shim.c10d.rounds.observations import RoundObservations, observe
+from launcher_shim.c10d.rounds.observations import (
+    NO_STEP,
+    START_MAX_S,
+    RanksSeen,
+    RoundObservations,
+    joins_from_s,
+    observe,
+)
 from launcher_shim.c10d.rounds.records import Round
-from launcher_shim.c10d.rounds.starts import NO_STEP, START_MAX_S, RanksSeen, joins_from_s
 from rdzv.errors import RecordError
 from tests.support.records import kv, node, run, world
 

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from agent.tunnel.refusals import LINES, PERIOD_S, Refusals
+from agent.tunnel.worker_end import LINES, PERIOD_S, Refusals
 
 
 def test_who_knocks_without_end_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:

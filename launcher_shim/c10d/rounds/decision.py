@@ -16,11 +16,10 @@ from functools import partial
 
 from launcher_shim.c10d.rounds.back_off import NO_WAIT, BackOff, back_off, failed_starts
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
-from launcher_shim.c10d.rounds.observations import GONE, RoundObservations, Standings, stand
+from launcher_shim.c10d.rounds.observations import GONE, RoundObservations, Standings, noted, stand
 from launcher_shim.c10d.rounds.rank_order import choose, in_rank_order
 from launcher_shim.c10d.rounds.records import LOST, Node, Round
 from launcher_shim.c10d.rounds.reform import Reform
-from launcher_shim.c10d.rounds.starts import noted
 from rdzv.dataclass import dataclass
 from rdzv.records.sizes import Sizes
 

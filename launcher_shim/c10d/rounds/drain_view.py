@@ -9,7 +9,7 @@ from dataclasses import replace
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.observations import GONE, Standings
 from launcher_shim.c10d.rounds.records import Round
-from launcher_shim.c10d.torch_keys import round_prefix
+from launcher_shim.c10d.stages import round_prefix
 from rdzv.drain.inputs import LiveRound, ReformCause
 from rdzv.records.commit import Commit, Phase
 from rdzv.snapshot import Snapshot

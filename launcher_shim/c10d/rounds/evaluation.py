@@ -9,11 +9,16 @@ from dataclasses import replace
 
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
-from launcher_shim.c10d.rounds.observations import RoundObservations, Standings, observe, stand
+from launcher_shim.c10d.rounds.observations import (
+    RanksSeen,
+    RoundObservations,
+    Standings,
+    observe,
+    stand,
+)
 from launcher_shim.c10d.rounds.own_node import OwnNode
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.reform import Reform, reform
-from launcher_shim.c10d.rounds.starts import RanksSeen
 from rdzv.dataclass import dataclass
 from rdzv.job import JobClient
 

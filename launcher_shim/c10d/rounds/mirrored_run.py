@@ -15,7 +15,7 @@ from typing import Literal
 
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RunSnapshot
 from launcher_shim.c10d.rounds.records import Node, Round, Seat, first_round
-from launcher_shim.c10d.torch_keys import round_of_exit_barrier
+from launcher_shim.c10d.stages import round_of_exit_barrier
 from launcher_shim.tcpstore.round_keys import round_met_by
 from rdzv.errors import RecordError
 from rdzv.keys import RunKeys, last_name

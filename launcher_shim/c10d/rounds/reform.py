@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
-from launcher_shim.c10d.rounds.observations import RoundObservations
-from launcher_shim.c10d.rounds.starts import joins_from_s
+from launcher_shim.c10d.rounds.observations import RoundObservations, joins_from_s
 from rdzv.dataclass import dataclass
 from rdzv.drain.inputs import ReformCause
 

@@ -17,12 +17,18 @@ from typing import Any, TypeVar
 
 from launcher_shim.c10d.generation import Attachment
 from launcher_shim.c10d.launchers import Launchers
-from launcher_shim.c10d.rounds.resume_note import Note
+from launcher_shim.c10d.rounds.records import Note
 from launcher_shim.c10d.serving.relayed import RelayNumbers
-from launcher_shim.c10d.stages import SHARED_RUN, torch_run_id
+from launcher_shim.c10d.stages import (
+    SHARED_RUN,
+    STATE_KEY_PREFIX,
+    is_exit_barrier,
+    run_id_of,
+    state_key,
+    torch_run_id,
+)
 from launcher_shim.c10d.torch.agent import TorchAgent
 from launcher_shim.c10d.torch.state_codec import SENTINEL
-from launcher_shim.c10d.torch_keys import STATE_KEY_PREFIX, is_exit_barrier, run_id_of, state_key
 from launcher_shim.c10d.values.operations import Kv
 from launcher_shim.c10d.values.transactions import Stamp
 from launcher_shim.tcpstore import wire

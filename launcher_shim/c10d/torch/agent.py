@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher_shim.c10d.rounds.claim import Claim
+from launcher_shim.c10d.rounds.place import Claim
 from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.views import View
-from launcher_shim.c10d.stages import torch_run_id
+from launcher_shim.c10d.stages import round_key, torch_run_id
 from launcher_shim.c10d.torch.own_rounds import COUNTED_APART, made_up
 from launcher_shim.c10d.torch.rendering import LAST_OUT, filler, portray
 from launcher_shim.c10d.torch.state_codec import (
@@ -26,7 +26,6 @@ from launcher_shim.c10d.torch.state_codec import (
     encode,
 )
 from launcher_shim.c10d.torch.wish import Wish, first_name, foreign_size, wish
-from launcher_shim.c10d.torch_keys import round_key
 from rdzv.errors import StateError
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from launcher_shim.c10d.torch_keys import local_world_size, role_info_key, round_prefix
+from launcher_shim.c10d.stages import local_world_size, role_info_key, round_prefix
 
 _ASSIGNED = b"torchelastic/assigned_ranks/"
 
