@@ -66,9 +66,10 @@ def test_fifty_changes_of_every_kind(run_job: RunJob, etcd: list[str]) -> None:
     done.flat()
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_changes_that_fall_into_a_form(run_job: RunJob, etcd: list[str]) -> None:
     """Those of the fifty that ``test_in_place.py`` has none of."""
-    kinds = ("torchrun", "store in a form", "two", "sidecar in a form", "stop")
-    done = drill(run_job, etcd, [(kind, True) for kind in kinds])
+    kinds = ("torchrun", "store in a form", "two", "sidecar in a form")
+    # The pod that stands still is one that has joined: no torchrun starts its ranks again.
+    done = drill(run_job, etcd, [*((kind, True) for kind in kinds), ("stop", False)])
     assert not [one for one in done.outcomes if one.fell_back or one.restarted]
