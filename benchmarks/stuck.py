@@ -54,8 +54,9 @@ answer. Some of the third kind have the loader in processes of its own; some of 
 both operations in the same line."""
 
 CALM_STEPS = 10_000
-STARTED_S, NAMED_S, TOLD_S, MOVED_S, CALM_S = 420.0, 150.0, 100.0, 150.0, 5400.0
-"""Time limits."""
+STARTED_S, NAMED_S, TOLD_S, MOVED_S, CALM_S = 600.0, 240.0, 240.0, 600.0, 5400.0
+ANSWER_S = 60.0
+"""Time limits, for what hangs."""
 NOTHING_S = 25.0
 """Time after a fault in which there is nothing to ask for."""
 PAUSE_S = 4.0
@@ -125,7 +126,11 @@ class StandingJob:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
-        async with asyncio.timeout(120):
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                said, _ = await run.communicate()
+        except TimeoutError:
+            run.kill()
             said, _ = await run.communicate()
         return said.decode()
 
@@ -137,7 +142,7 @@ class StandingJob:
             return "", ""
         return str(found["state"]), str(found["why"])
 
-    async def states(self) -> list[HistoryEntry]:
+    async def told(self) -> list[HistoryEntry]:
         """Return the states in the history."""
         entries = [json.loads(line) for line in (await self._asked("history")).splitlines()]
         return [
@@ -286,7 +291,7 @@ async def _faults(folder: Path, number: int, times: int) -> list[Outcome]:
     guilty = list(range(RANKS)) * (len(plan) // RANKS + 1)
     chance.shuffle(guilty)
     found = []
-    await asyncio.sleep(20 * number)  # not all import torch at once
+    await asyncio.sleep(20 * (number % JOBS))  # not all import torch at once
     async with _training(folder, number) as job:
         await _trains(job, STARTED_S)
         await asyncio.sleep(20)
@@ -303,7 +308,7 @@ async def _faults(folder: Path, number: int, times: int) -> list[Outcome]:
 
 
 async def _fault(job: StandingJob, kind: str, rank: int) -> Outcome:
-    began_s, before = time.time(), len(await job.states())
+    began_s, before = time.time(), len(_stuck(await job.told()))
     pod = job.pod_of(rank)
     said = ("", "")
 
@@ -327,13 +332,12 @@ async def _fault(job: StandingJob, kind: str, rank: int) -> Outcome:
                 wrong.append(f"stacks: none of rank {other}")
     job.release(kind, rank)
     await _trains(job, MOVED_S)
-    told = await job.states()
-    if not wrong:
 
-        async def told_better() -> bool:
-            return len(await job.states()) > len(told) or told[-1].details["state"] == "training"
+    async def tells() -> bool:
+        told = await job.told()
+        return not told or told[-1].details["state"] == "training"
 
-        await _until(told_better, TOLD_S)
+    await _until(tells, TOLD_S)  # or the next fault would be no news
     return Outcome(kind, after_s, tuple(wrong))
 
 
@@ -342,11 +346,11 @@ async def _elsewhere(job: StandingJob, rank: int, pod: str, before: int) -> list
     told: list[HistoryEntry] = []
 
     async def tells() -> bool:
-        told[:] = (await job.states())[before:]
+        told[:] = _stuck(await job.told())[before:]
         return bool(told)
 
     await _until(tells, TOLD_S)
-    if [one.details["state"] for one in told] != ["stuck"]:
+    if len(told) != 1:
         return [f"history: {[one.why for one in told]}"]
     wrong = []
     if _NAMED.findall(told[0].why) != [(str(rank), pod)]:
@@ -357,6 +361,10 @@ async def _elsewhere(job: StandingJob, rank: int, pod: str, before: int) -> list
     if (named := await job.metrics()) != [{rank}] * job.pods:
         wrong.append(f"metrics: {named}")
     return wrong
+
+
+def _stuck(told: Sequence[HistoryEntry]) -> list[HistoryEntry]:
+    return [one for one in told if one.details["state"] == "stuck"]
 
 
 def events_of(name: str, entry: HistoryEntry) -> Sequence[Any]:

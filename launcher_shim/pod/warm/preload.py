@@ -14,7 +14,7 @@ import os
 import sys
 from typing import Any, Iterator, List, Mapping, Optional, Sequence, Set
 
-from launcher_shim.pod.warm.circumstances import is_of_a_round
+from launcher_shim.pod.warm.circumstances import OF_A_ROUND, is_of_a_round
 
 FIRST = ("numpy", "torch", "torch.distributed")
 """The first imports: the threads that numpy's mathematics starts survive a fork."""
@@ -40,14 +40,18 @@ def _watching(plain: type) -> type:
 
     class WatchedEnvironment(plain):  # type: ignore[misc]
         def __getitem__(self, name: str) -> Any:
-            if is_of_a_round(str(name)):
-                _read.add(name)
+            self._note(name)
             return super().__getitem__(name)
 
         def __contains__(self, name: object) -> bool:
-            if is_of_a_round(str(name)):
-                _read.add(str(name))
+            self._note(str(name))
             return bool(super().__contains__(name))
+
+        def _note(self, name: str) -> None:
+            # A pod's own NCCL_ or GLOO_ variable is known here; a copy of all reads it, too.
+            known = name not in OF_A_ROUND and self.encodekey(name) in self._data
+            if is_of_a_round(name) and not known:
+                _read.add(name)
 
     return WatchedEnvironment
 
