@@ -45,6 +45,20 @@ def test_i12_i13_a_trainer_lives_through_a_loss_a_join_and_a_drain(
             assert rows == Counter(range(ROWS))
 
 
+@pytest.mark.parametrize("trainer", ["transformers", "lightning"])
+def test_a_trainer_falls_back_before_its_first_world(tmp_path: Path, trainer: str) -> None:
+    life = import_module(f"tests.support.training.{trainer}_survivor").train
+    (tmp_path / "goal").write_text("6")
+    with Worlds(tmp_path, life=life) as worlds:
+        worlds.start("a")
+        worlds.ready("a")
+        worlds.order("a", phase="fall-back", why="another rank has no World")
+        worlds.until(lambda: worlds.is_dead("a"), "it trains to its end")
+        assert worlds.processes["a"].exitcode == 0, worlds.shown()
+        assert [line["step"] for line in worlds.log("a") if "step" in line] == [*range(1, 7)]
+        assert "does not change in place from step 0 on: another rank" in worlds.shown()
+
+
 def test_without_a_sidecar_a_trainer_trains_as_without_in_place(tmp_path: Path) -> None:
     import muster.transformers
     from tests.support.training.transformers_life import ROWS as OWN_ROWS
