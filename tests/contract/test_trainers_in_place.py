@@ -64,7 +64,7 @@ def test_without_a_sidecar_a_trainer_trains_as_without_in_place(tmp_path: Path) 
     from tests.support.training.transformers_life import ROWS as OWN_ROWS
     from tests.support.training.transformers_life import trainer_of
 
-    given = {"num_train_epochs": 1}
+    given: dict[str, Any] = {"num_train_epochs": 1}
     plain, in_place = (trainer_of(tmp_path / name, 10**9, **given) for name in "ab")
     muster.transformers.train(plain, global_batch=10)
     muster.transformers.train(in_place, global_batch=10, in_place=True)
