@@ -22,8 +22,8 @@ from transformers.trainer_utils import TrainOutput
 from muster.transformers_data import STATE, TrainerData
 from muster.world.reentry import PART, Reentry
 
-NEW_GROUPS_STEP = "num_steps"
-"""accelerate's key which the trainer writes into the user's options, and refuses to find there."""
+OWN_OPTION = "num_steps"
+"""The option of accelerate that a trainer writes into the user's, and refuses to find there."""
 
 
 class InPlaceTrain:
@@ -106,7 +106,7 @@ class InPlaceTrain:
         trainer, args = self._trainer, self._trainer.args
         options = args.accelerator_config.gradient_accumulation_kwargs
         if options:
-            options.pop(NEW_GROUPS_STEP, None)
+            options.pop(OWN_OPTION, None)
         vars(args).pop("_setup_devices", None)
         args._setup_devices  # noqa: B018
         GradientState._reset_state()

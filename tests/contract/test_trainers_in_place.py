@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,3 +43,55 @@ def test_i12_i13_a_trainer_lives_through_a_loss_a_join_and_a_drain(
         for epoch in range(last // steps):
             rows = Counter(row for at in range(steps) for row in by_step[epoch * steps + at + 1])
             assert rows == Counter(range(ROWS))
+
+
+@pytest.mark.parametrize("trainer", ["transformers", "lightning"])
+def test_a_trainer_falls_back_before_its_first_world(tmp_path: Path, trainer: str) -> None:
+    life = import_module(f"tests.support.training.{trainer}_survivor").train
+    (tmp_path / "goal").write_text("6")
+    with Worlds(tmp_path, life=life) as worlds:
+        worlds.start("a")
+        worlds.ready("a")
+        worlds.order("a", phase="fall-back", why="another rank has no World")
+        worlds.until(lambda: worlds.is_dead("a"), "it trains to its end")
+        assert worlds.processes["a"].exitcode == 0, worlds.shown()
+        assert [line["step"] for line in worlds.log("a") if "step" in line] == [*range(1, 7)]
+        assert "does not change in place from step 0 on: another rank" in worlds.shown()
+
+
+def test_without_a_sidecar_a_trainer_trains_as_without_in_place(tmp_path: Path) -> None:
+    import muster.transformers
+    from tests.support.training.transformers_life import ROWS as OWN_ROWS
+    from tests.support.training.transformers_life import trainer_of
+
+    given: dict[str, Any] = {"num_train_epochs": 1}
+    plain, in_place = (trainer_of(tmp_path / name, 10**9, **given) for name in "ab")
+    muster.transformers.train(plain, global_batch=10)
+    muster.transformers.train(in_place, global_batch=10, in_place=True)
+    assert in_place.model.seen == plain.model.seen
+    assert Counter(in_place.model.seen) == Counter(range(len(OWN_ROWS)))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"strategy": "auto"}, "it needs strategy='ddp'"),
+        ({"callbacks": ["StochasticWeightAveraging"]}, "StochasticWeightAveraging"),
+        ({"callbacks": ["LearningRateFinder"]}, "LearningRateFinder"),
+    ],
+)
+def test_a_trainer_of_lightning_that_cannot_live_on_is_refused(
+    tmp_path: Path, given: dict[str, Any], named: str
+) -> None:
+    import lightning.pytorch.callbacks as kinds
+
+    import muster.lightning
+    from tests.support.training.lightning_cases import DATA, Net
+
+    made = {"StochasticWeightAveraging": {"swa_lrs": 0.1}}
+    callbacks = [getattr(kinds, one)(**made.get(one, {})) for one in given.pop("callbacks", [])]
+    with pytest.raises(ValueError, match=named):
+        muster.lightning.fit(
+            Net(), DATA, directory=str(tmp_path), global_batch=16, in_place=True,
+            accelerator="cpu", logger=False, callbacks=callbacks, **given,
+        )  # fmt: skip
