@@ -64,6 +64,7 @@ from rdzv.store import Compare, Delete, Operation, Put
 from tests.simulation.nodes import KEYS
 from tests.simulation.ranks import Rank
 from tests.simulation.shards import RankShards
+from tests.support.models.world_mutations import MUTATIONS
 
 Patch = AbstractContextManager[Any]
 
@@ -936,8 +937,6 @@ def _mutations(seeds: Mapping[str, int]) -> None:
 
 
 def _of_worlds(name: str) -> list[Patch]:
-    from tests.support.models.world_mutations import MUTATIONS  # it imports torch
-
     return list(MUTATIONS[name].patches())
 
 

@@ -458,7 +458,7 @@ class SimulatedJob:
 
     @cached_property
     def in_place(self) -> WorldsInPlace:
-        """Their worlds, if they change in place. Needs torch, which no other story does."""
+        """Their worlds, if they change in place."""
         from tests.simulation.in_place import WorldsInPlace
 
         return WorldsInPlace(self)
