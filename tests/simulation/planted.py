@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,11 +34,11 @@ from agent.peers.watch import PeerWatch
 from launcher_shim.c10d.kept import KeptMasters
 from launcher_shim.c10d.rounds.decision import why_it_ends
 from launcher_shim.c10d.rounds.decision_loop import DecisionLoop, RoundKey
-from launcher_shim.c10d.rounds.drain_view import newest
+from launcher_shim.c10d.rounds.drain_view import live_round, newest
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.observations import stand
-from launcher_shim.c10d.rounds.place import Claim
+from launcher_shim.c10d.rounds.place import Claim, Place
 from launcher_shim.c10d.rounds.rank_order import in_rank_order
 from launcher_shim.c10d.rounds.reform import Reform, reform
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
@@ -64,6 +64,7 @@ from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
 from tests.simulation.nodes import KEYS
 from tests.simulation.ranks import Rank
 from tests.simulation.shards import RankShards
+from tests.support.models.world_mutations import MUTATIONS
 
 Patch = AbstractContextManager[Any]
 
@@ -920,3 +921,57 @@ def cut_holds_for_good() -> list[Patch]:
         return original(wanted, shown, leaseless_s, on_cut_s)
 
     return [patch("rdzv.drain.gate.held_on_cut", held)]
+
+
+# --- worlds that change in place ---
+
+
+def _mutations(seeds: Mapping[str, int]) -> None:
+    """Enter mistakes that the exploration of such worlds finds, too."""
+    for name, number in seeds.items():
+        PLANTS[f"in-place-{name}"] = Plant("in-place", range(number), partial(_of_worlds, name))
+
+
+def _of_worlds(name: str) -> list[Patch]:
+    return list(MUTATIONS[name].patches())
+
+
+_mutations(
+    {
+        "number-tried-again": 10,
+        "formed-before-the-state": 12,
+        "step-before-all-have-formed": 12,
+        "state-of-the-rank-behind": 30,
+    }
+)
+
+
+@plant("in-place", 12)
+def sigterm_before_formed() -> list[Patch]:
+    """A pod that leaves a world in place goes before the others have its state."""
+    original = live_round
+
+    def hurried(run_id: str, snapshot: Any, *others: Any) -> Any:
+        live = original(run_id, snapshot, *others)
+        goes = snapshot.membership.leaving if live.in_place else frozenset()
+        return replace(live, let_go=live.let_go | goes)
+
+    return [patch("launcher_shim.c10d.rounds.rendezvous.live_round", hurried)]
+
+
+@plant("in-place", 12)
+def own_round_of_a_real_number() -> list[Patch]:
+    """A newcomer's torchrun is in a round of its own with the number of the real one."""
+    return [patch("launcher_shim.c10d.rounds.views.own_round", lambda seat: 0)]
+
+
+@plant("in-place", 2, first=20)
+def left_behind_in_its_own_round() -> list[Patch]:
+    """A torchrun in a round of its own never learns that the world goes on without its ranks."""
+    return [patch.object(Place, "ask_again", lambda self: None)]
+
+
+@plant("in-place-ends", 12)
+def counted_in_the_store() -> list[Patch]:
+    """Torchruns of different rounds count themselves in the store, as those of one round."""
+    return [patch("launcher_shim.c10d.torch.agent.COUNTED_APART", None)]
