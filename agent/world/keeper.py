@@ -121,13 +121,18 @@ class WorldKeeper:
         self._looked = (seat, processes)
         if own is None or seat is None:
             self._former |= processes
+            if own is not None and own.state == "asking":
+                await self._put(IDLE)  # Its workers have ended, and the next are not there yet.
             return TRAIN_LOOK_S if current.world else LOOK_S
         change, reports = self._read(keys)
         fresh = [line for line in lines if (line.pid, line.started) not in self._former]
         takes_part = any(line.in_world is not None for line in fresh)
         if not takes_part and not reports:
             return LOOK_S
-        if change.round == current.number:
+        if change.round != current.number:
+            await self._put(IDLE)
+            self._shown = WorldChange()
+        else:
             was_in = any(line.in_world and line.in_world.number > 0 for line in fresh)
             await self._show(change, current, keys, was_in=was_in, own_round=own.own)
             members = rendezvous.snapshot().membership
@@ -189,10 +194,13 @@ class WorldKeeper:
             store=self._store,
             root=root_of(keys),
         )
+        await self._put(content)
+        self._shown = change
+
+    async def _put(self, content: bytes) -> None:
         if content != self._content:
             await asyncio.to_thread(self._run_dir.put, layout.WORLD, content)
             self._content = content
-        self._shown = change
 
     async def _tell(self, keys: RunKeys, report: WorldReport) -> None:
         registered = self._guard()

@@ -96,9 +96,9 @@ def decide(rank: WorldRank, order: Order) -> Tuple[str, WorldRank]:
         if rank.held != order.epoch:
             return PUBLISH, rank._replace(held=order.epoch, epoch=order.epoch)
         return WAIT, rank
-    if phase == IDLE and rank.grouped:
+    if phase == IDLE and rank.grouped and rank.number < 0:
         # The world that it has formed has not come to be, and it may have seen no order about that.
-        return BREAK, rank._replace(epoch=order.epoch, held=0, ready=rank.number < 0)
+        return BREAK, rank._replace(epoch=order.epoch, held=0, ready=True)
     if phase in (IDLE, FORM) or rank.epoch == order.epoch:
         return WAIT, rank
     return PUBLISH, rank._replace(epoch=order.epoch)

@@ -79,14 +79,17 @@ def why_it_ends(snapshot: RunSnapshot, standings: Standings, reforms: Reform) ->
     current, membership = snapshot.round, snapshot.membership
     if not current.complete or current.closed or current.ends:
         return ""
-    if current.world and not current.finishing:
-        return ""  # Losses, leaves and joins change it in place, or it falls back.
+    granted = any(seat.member in membership.granted for seat in current.frozen)
+    if current.world and not (current.finishing or membership.ends_round or granted):
+        # Losses, leaves and joins change it in place, or it falls back. A save that had begun
+        # before it formed is seen through.
+        return ""
     if lost := [member for member in standings.lost if member not in membership.saved]:
         others = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
         return f"{LOST}{', '.join(lost[:3])}{others}"
     if current.finishing:
         return ""
-    if membership.ends_round or any(s.member in membership.granted for s in current.frozen):
+    if membership.ends_round or granted:
         return "a leave, a join or a pause was granted"
     # The whole world lets a newcomer in at once. Nodes that left for a newcomer, while others are
     # reconnecting after a cut, would meet those only in yet another round.
