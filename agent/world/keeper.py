@@ -263,7 +263,8 @@ class WorldKeeper:
                 name: one for name, one in reports.items() if one.seat == seats.get(name, "-")
             },
             older=self._older(stored),
-            reforms=evaluation.reform.reason if evaluation.reform.cause else "",
+            # A join that the ranks were asked to save for waits for their steps, in a world.
+            reforms=evaluation.reform.reason if evaluation.reform.cause not in ("", "join") else "",
             sizes=rendezvous.policy().sizes,
             store_answers=self._client.mirror.healthy(self._clock()),
         )
