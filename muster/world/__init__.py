@@ -7,10 +7,23 @@
             with world.next_step() as step:
                 train_one_step(model, batch(step, world.rank, world.size))
 
-Needs torch.
+Needs torch, from the first use of one of its names.
 """
 
-from muster.world.feed import Feed
-from muster.world.loop import World
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from muster.world.feed import Feed
+    from muster.world.loop import World
 
 __all__ = ["Feed", "World"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError("module %r has no attribute %r" % (__name__, name))
+    from muster.world import feed, loop
+
+    return {"Feed": feed.Feed, "World": loop.World}[name]
