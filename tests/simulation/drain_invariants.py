@@ -167,8 +167,13 @@ class DrainInvariants:
             self._check_nothing_is_lost(before, drain)
         if drain.outcome != "uncommitted" or self._has_trained(before, drain):
             self._check_may_grant(before, drain.pod_uid)
+        if self._goes_in_place(drain):
+            return  # That it leaves no work behind is looked at as SIGTERM passes.
         if drain.outcome == "committed" and drain.step not in self._done:
             self._break(f"I7: {drain.member} may go after step {drain.step}, which is not done")
+
+    def _goes_in_place(self, drain: Drain) -> bool:
+        return self._job.changes_in_place and drain.outcome == "committed" and drain.step is None
 
     def _check_nothing_is_lost(self, before: Snapshot, drain: Drain) -> None:
         """I7: who trains is asked to save, unless its world is no more or cannot."""
@@ -234,11 +239,16 @@ class DrainInvariants:
             # What is on record was due when it was written, by an earlier notice perhaps.
             number = "I10" if outcome == "expired" else "I7"
             self._break(f"{number}: {pod.name} is let go ({outcome}) too early: {drain}")
+        elif drain is not None and self._goes_in_place(drain):
+            rank = pod.torchrun.rank if pod.torchrun is not None else None
+            self._job.in_place.let_go(pod, rank)
         elif outcome == "committed" and drain is not None and drain.step not in (None, *self._done):
             self._break(f"I7: {pod.name} is let go after step {drain.step}, which is not done")
 
     def starts(self, rank: Rank, step: int) -> None:
         """A rank was told from which step to go on."""
+        if self._job.changes_in_place and rank.world.ranks:
+            return  # It takes the state of those that train.
         if step != rank.world.start:
             self._break(
                 f"I3: {rank.pod.name} starts round {rank.round[1]} from step {step},"

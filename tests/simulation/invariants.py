@@ -105,6 +105,12 @@ class Invariants:
         """A torchrun was handed a world."""
         self.rounds.formed(torchrun, number, rank, size)
 
+    def in_its_own(self, torchrun: Torchrun, number: int, rank: int, size: int) -> None:
+        """A torchrun was handed a round of its own, beside a world that changes in place."""
+        name, current = torchrun.pod.name, self.rounds.round
+        if not self._job.changes_in_place or rank != size - 1 or number == current.number:
+            self.break_(f"I1: {name} is {rank} of {size} in round {number} of its own")
+
     def gave_up(self, torchrun: Torchrun, why: str) -> None:
         """A torchrun ended by itself."""
         self.rounds.gave_up(torchrun, why)
@@ -137,6 +143,9 @@ class Invariants:
         if self._job.machines is not None:
             self._job.machines.committed(before, tuple(self.truth.kvs.values()), events)
         self.rounds.committed(before, events)
+        if self._job.changes_in_place and before.job is not None:
+            keys = KEYS.in_generation(before.job.generation).run(self.rounds.run)
+            self._job.in_place.committed(keys.world, events)
         self.truth.apply(events, revision)
         after = self.snapshot
         if after is not before:

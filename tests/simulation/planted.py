@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,7 +34,7 @@ from agent.peers.watch import PeerWatch
 from launcher_shim.c10d.kept import KeptMasters
 from launcher_shim.c10d.rounds.decision import why_it_ends
 from launcher_shim.c10d.rounds.decision_loop import DecisionLoop, RoundKey
-from launcher_shim.c10d.rounds.drain_view import newest
+from launcher_shim.c10d.rounds.drain_view import live_round, newest
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.observations import stand
@@ -64,6 +64,7 @@ from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
 from tests.simulation.nodes import KEYS
 from tests.simulation.ranks import Rank
 from tests.simulation.shards import RankShards
+from tests.support.models.world_mutations import MUTATIONS
 
 Patch = AbstractContextManager[Any]
 
@@ -920,3 +921,45 @@ def cut_holds_for_good() -> list[Patch]:
         return original(wanted, shown, leaseless_s, on_cut_s)
 
     return [patch("rdzv.drain.gate.held_on_cut", held)]
+
+
+# --- worlds that change in place ---
+
+
+def _mutations(seeds: Mapping[str, range]) -> None:
+    """Enter mistakes that the exploration of such worlds finds, too."""
+    for name, told in seeds.items():
+        PLANTS[f"in-place-{name}"] = Plant("in-place", told, partial(_of_worlds, name))
+
+
+def _of_worlds(name: str) -> list[Patch]:
+    return list(MUTATIONS[name].patches())
+
+
+_mutations(
+    {
+        "number-tried-again": range(10),
+        "formed-before-the-state": range(12),
+        "step-before-all-have-formed": range(12),
+        "state-of-the-rank-behind": range(19, 20),
+    }
+)
+
+
+@plant("in-place", 12)
+def sigterm_before_formed() -> list[Patch]:
+    """A pod that leaves a world in place goes before the others have its state."""
+    original = live_round
+
+    def hurried(run_id: str, snapshot: Any, *others: Any) -> Any:
+        live = original(run_id, snapshot, *others)
+        goes = snapshot.membership.leaving if live.in_place else frozenset()
+        return replace(live, let_go=live.let_go | goes)
+
+    return [patch("launcher_shim.c10d.rounds.rendezvous.live_round", hurried)]
+
+
+@plant("in-place", 12)
+def own_round_of_a_real_number() -> list[Patch]:
+    """A newcomer's torchrun is in a round of its own with the number of the real one."""
+    return [patch("launcher_shim.c10d.rounds.views.own_round", lambda seat: 0)]

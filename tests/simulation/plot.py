@@ -114,9 +114,9 @@ class Plot:
     pods, from the beginning to the end; as many as ``min`` and one at least are in order.
     ``start_s``: how long at most a rank imports, and loads, before it takes part.
     ``blocks``: over how many its pods are spread; 0: they know of no topology. ``shards``: its
-    ranks train shards. ``prologue``: what happened before the first pod came. ``machines``: its
-    sidecars watch each other's machines. ``weight``: how often a seed that names no plot draws it,
-    and how much of the long proof is of it.
+    ranks train shards. ``in_place``: its worlds change in place. ``prologue``: what happened before
+    the first pod came. ``machines``: its sidecars watch each other's machines. ``weight``: how
+    often a seed that names no plot draws it, and how much of the long proof is of it.
     """
 
     name: str
@@ -133,6 +133,7 @@ class Plot:
     misfits: tuple[Launchers, ...] = ()
     blocks: int = 0
     shards: bool = False
+    in_place: bool = False
     prologue: Event | None = None
     machines: bool = False
     weight: int = 1

@@ -236,6 +236,21 @@ MACHINES: Mapping[Event, int] = {
     end_torchrun: 1,
 }
 
+IN_PLACE: Mapping[Event, int] = {
+    notice: 4,
+    notice_and_cancel: 2,
+    join: 4,
+    die: 2,
+    end_torchrun: 1,
+    fail_workers: 3,
+    crash_briefly: 2,
+    crash: 1,
+    cut_one: 2,
+    cut_all: 1,
+    tear: 1,
+    stall: 1,
+}
+
 TRIOS, FEW, MANY = (3, 3, 4), (2, 3), (3, 4, 5)
 
 PLOTS = (
@@ -447,6 +462,15 @@ PLOTS = (
     Plot("refusals-and-cuts", {refuse_writes_and_cut: 4, tear: 1, stall: 1}, TRIOS),
     Plot("shards", SHARDS, (2, 3, 4), one_is_enough, (4, 8), shards=True),
     Plot("shards-restored", {**RESTORES, restore_amid_save: 10, notice: 2}, (2, 3), shards=True),
+    Plot("in-place", IN_PLACE, (2, 3, 4), one_is_enough, (3, 7), in_place=True, weight=3),
+    Plot(
+        "in-place-ends",
+        {join: 2, fail_workers: 2, tear: 1},
+        FEW,
+        one_is_enough,
+        ends=True,
+        in_place=True,
+    ),
     Plot("long", ANYTHING, MANY, any_shape, (12, 25), blocks=2),
 )
 BY_NAME = {plot.name: plot for plot in PLOTS}

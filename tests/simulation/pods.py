@@ -7,8 +7,9 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent.drain.notice import Notice, Source
 from agent.drain.notice_socket import Phase
@@ -23,7 +24,7 @@ from rdzv.store import WatchEvent
 from tests.simulation.network import Link, SimulatedEngine, Weather
 from tests.simulation.nodes import JobShape, Sidecar
 from tests.simulation.plot import Launchers
-from tests.simulation.ranks import RoundId, World
+from tests.simulation.ranks import Rank, RoundId, World
 from tests.simulation.shards import ShardHistory
 from tests.simulation.timeline import Timeline
 from tests.simulation.torchrun import RUN, Torchrun
@@ -31,6 +32,7 @@ from tests.support.clocks.virtual import SimulatedLoop
 from tests.support.sidecars.run_dir import MemoryRunDir
 
 if TYPE_CHECKING:
+    from tests.simulation.in_place import WorldsInPlace
     from tests.simulation.invariants import Invariants
     from tests.simulation.machines import Machines
 
@@ -336,7 +338,8 @@ class SimulatedJob:
 
     ``stages``: how many torchruns the command of each container runs, one after the other.
     ``blocks``: over how many blocks of machines its pods are spread, if they know of any.
-    ``sharded``: its ranks train shards. ``start_s``: how long at most a rank takes before it takes
+    ``sharded``: its ranks train shards.
+    ``changes_in_place``: its worlds do. ``start_s``: how long at most a rank takes before it takes
     part. ``back_off_s``: how long at most a kubelet waits before it starts a container again that
     has crashed; 0: always as short as can be.
     ``sizes``: those in force, the last of ``former_sizes``.
@@ -366,6 +369,7 @@ class SimulatedJob:
         self.start_s = 0.0
         self.back_off_s = 0.0
         self.shards = ShardHistory(self)
+        self.changes_in_place = False
         self.machines: Machines | None = None
         self.pods: dict[str, Pod] = {}
         self.strays: list[Pod] = []
@@ -423,7 +427,7 @@ class SimulatedJob:
         """The pod of that name whose torchrun is in ``round``."""
         pods = [pod for pod in (self.pod(name), *self.replaced) if pod.name == name]
         for pod in pods:
-            if pod.torchrun is not None and (pod.torchrun.run, pod.torchrun.round) == round:
+            if pod.torchrun is not None and (pod.torchrun.run, pod.torchrun.real_round) == round:
                 return pod
         return None
 
@@ -451,6 +455,21 @@ class SimulatedJob:
             world = self.worlds[key] = World(round, size, start)
             world.weights = self.shards.weights(world.start)
         return self.worlds[key]
+
+    @cached_property
+    def in_place(self) -> WorldsInPlace:
+        """Their worlds, if they change in place."""
+        from tests.simulation.in_place import WorldsInPlace
+
+        return WorldsInPlace(self)
+
+    def rank(self, *what: Any, place: int) -> Rank:
+        """A rank that its torchrun starts as number ``place``."""
+        if not self.changes_in_place:
+            return Rank(*what)
+        from tests.simulation.in_place import InPlaceRank
+
+        return InPlaceRank(*what, place=place)
 
     def present(self) -> list[Pod]:
         """Pods of this Job that are not gone."""

@@ -112,8 +112,16 @@ class RoundInvariants:
             if run == RUN and self.at_freeze is not None:
                 act, self.at_freeze = self.at_freeze, None
                 act(new)
+        elif frozen != new.frozen and known is not None and new.world > known.world:
+            self.frozen[run, new.number] = new.frozen  # It has changed in place.
+            self._check_place(before, new)
         elif frozen != new.frozen:
             self._break(f"I1: round {new.number} is frozen twice: {frozen} and {new.frozen}")
+
+    def _check_place(self, before: Snapshot, new: Round) -> None:
+        size = len(new.frozen)
+        if not any(sizes.largest(size) == size for sizes in self._job.former_sizes):
+            self._break(f"I1: a world of {size} is formed in place, of {self._job.sizes}")
 
     def _is_forgotten(self, run: str, number: int) -> bool:
         """Whether a restored store has lost a round, and nobody is left who could know of it."""

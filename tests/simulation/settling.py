@@ -143,7 +143,7 @@ def _rounds(
 
 def _idle(pod: Pod, number: int) -> str | None:
     torchrun = pod.torchrun
-    if torchrun is None or torchrun.round != number or torchrun.rank is None:
+    if torchrun is None or torchrun.real_round != number or torchrun.rank is None:
         return f"{pod.name} is not in round {number}"
     trained = torchrun.rank.world.trained.get(pod.name, -1)
     if torchrun.rank.ended or trained < torchrun.rank.world.start + SETTLED_STEPS:

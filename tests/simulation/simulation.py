@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from random import Random
 from unittest.mock import patch
@@ -22,6 +22,9 @@ from tests.support.clocks.virtual import SimulatedLoop
 
 POLL_S = (0.25, 0.25)
 """A sidecar looks at ranks that save a few times less often than in earnest: it costs most."""
+
+LOOK_S = 0.25
+"""So does one whose ranks are in a world that changes in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,13 @@ def _alone() -> Iterator[None]:
     gc.disable()
     logging.disable(logging.CRITICAL)
     try:
-        with patch("agent.drain.gate_writer.POLL_S", POLL_S):
+        with ExitStack() as stack:
+            for name, value in {
+                "agent.drain.gate_writer.POLL_S": POLL_S,
+                "agent.world.keeper.TRAIN_LOOK_S": LOOK_S,
+                "agent.world.keeper.CHANGE_LOOK_S": LOOK_S / 5,
+            }.items():
+                stack.enter_context(patch(name, value))
             yield
     finally:
         logging.disable(silence)

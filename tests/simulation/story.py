@@ -62,6 +62,7 @@ class Story:
         self.job.stages = plot.stages
         self.job.blocks = plot.blocks
         self.job.sharded = plot.shards
+        self.job.changes_in_place = plot.in_place
         if plot.start_s:
             self.job.start_s, self.job.step_s = plot.start_s, SHORT_STEP_S
         if plot.shards:

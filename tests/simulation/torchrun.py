@@ -14,6 +14,7 @@ from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING
 
+from launcher_shim.c10d.rounds.records import OWN_ROUNDS
 from launcher_shim.c10d.stages import stage_name
 from launcher_shim.c10d.torch.state_codec import (
     SENTINEL,
@@ -88,6 +89,12 @@ class Torchrun:
         if pod.sidecar is not None:
             self._connection.meet(pod.sidecar)
         self.task = job.loop.spawn(self.process, self._run(), f"torchrun of {pod.name}")
+
+    @property
+    def real_round(self) -> int | None:
+        """The round whose world its ranks are in, also if it is in one of its own."""
+        own = self.round is not None and self.round >= OWN_ROUNDS
+        return self._rank.round[1] if own and self._rank is not None else self.round
 
     @property
     def rank(self) -> Rank | None:
@@ -214,7 +221,10 @@ class Torchrun:
         await self._join()
         number, world = self._state.round, self._state.participants
         self._say(f"is in round {number}, {world[self._me]} of {len(world)}")
-        self._job.invariants.formed(self, number, world[self._me], len(world))
+        if number >= OWN_ROUNDS:
+            self._job.invariants.in_its_own(self, number, world[self._me], len(world))
+        else:
+            self._job.invariants.formed(self, number, world[self._me], len(world))
         self.round = number
         prefix = self._state_key + b".%d/" % number
         address, port = prefix + b"MASTER_ADDR", prefix + b"MASTER_PORT"
@@ -225,14 +235,8 @@ class Torchrun:
         for key in (address, port):
             await self._connection.ask(wire.Wait((key,)))
             master.append(_vec(await self._connection.ask(wire.Get(key))).decode())
-        self._rank = Rank(
-            self._job,
-            self.pod,
-            (self.run, number),
-            ":".join(master),
-            len(world),
-            self._random,
-        )
+        what = (self._job, self.pod, (self.run, number), ":".join(master), len(world), self._random)
+        self._rank = self._job.rank(*what, place=world[self._me])
         self._job.loop.spawn(self.process, self._rank.run(), f"rank of {self.pod.name}")
         self.pod.entered(self)
 
