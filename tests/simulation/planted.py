@@ -38,7 +38,7 @@ from launcher_shim.c10d.rounds.drain_view import live_round, newest
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.observations import stand
-from launcher_shim.c10d.rounds.place import Claim, Place
+from launcher_shim.c10d.rounds.place import Claim
 from launcher_shim.c10d.rounds.rank_order import in_rank_order
 from launcher_shim.c10d.rounds.reform import Reform, reform
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
@@ -926,10 +926,10 @@ def cut_holds_for_good() -> list[Patch]:
 # --- worlds that change in place ---
 
 
-def _mutations(seeds: Mapping[str, int]) -> None:
+def _mutations(seeds: Mapping[str, range]) -> None:
     """Enter mistakes that the exploration of such worlds finds, too."""
-    for name, number in seeds.items():
-        PLANTS[f"in-place-{name}"] = Plant("in-place", range(number), partial(_of_worlds, name))
+    for name, told in seeds.items():
+        PLANTS[f"in-place-{name}"] = Plant("in-place", told, partial(_of_worlds, name))
 
 
 def _of_worlds(name: str) -> list[Patch]:
@@ -938,10 +938,10 @@ def _of_worlds(name: str) -> list[Patch]:
 
 _mutations(
     {
-        "number-tried-again": 10,
-        "formed-before-the-state": 12,
-        "step-before-all-have-formed": 12,
-        "state-of-the-rank-behind": 30,
+        "number-tried-again": range(10),
+        "formed-before-the-state": range(12),
+        "step-before-all-have-formed": range(12),
+        "state-of-the-rank-behind": range(19, 20),
     }
 )
 
@@ -963,15 +963,3 @@ def sigterm_before_formed() -> list[Patch]:
 def own_round_of_a_real_number() -> list[Patch]:
     """A newcomer's torchrun is in a round of its own with the number of the real one."""
     return [patch("launcher_shim.c10d.rounds.views.own_round", lambda seat: 0)]
-
-
-@plant("in-place", 2, first=20)
-def left_behind_in_its_own_round() -> list[Patch]:
-    """A torchrun in a round of its own never learns that the world goes on without its ranks."""
-    return [patch.object(Place, "ask_again", lambda self: None)]
-
-
-@plant("in-place-ends", 12)
-def counted_in_the_store() -> list[Patch]:
-    """Torchruns of different rounds count themselves in the store, as those of one round."""
-    return [patch("launcher_shim.c10d.torch.agent.COUNTED_APART", None)]
