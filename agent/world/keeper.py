@@ -319,8 +319,9 @@ class WorldKeeper:
         await self._client.mirror.shown(result.revision)
         if result.succeeded and decision.action == "formed":
             root = root_of(keys)
-            present = prefix_of(root, before.number)
-            await self._endpoint.forget_shared(root.encode(), present.encode())
+            # torch's clients put a slash before the name of a key.
+            there, present = f"/{root}", f"/{prefix_of(root, before.number)}"
+            await self._endpoint.forget_shared(there.encode(), present.encode())
 
     def _guard(self) -> Registered:
         generation = self._registrar.generation

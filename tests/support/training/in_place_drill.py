@@ -398,7 +398,7 @@ class Drill:
             for key in job.witness.kvs()
             if key.startswith((shared.kv, shared.sums))
         ]
-        return {name.split(b"/")[2] for name in names if name.startswith(b"muster.world/")}
+        return {name.split(b"/")[3] for name in names if name.startswith(b"/muster.world/")}
 
     def growth(self) -> list[str]:
         """What the processes of ten worlds or more used after a third of their time, and last."""
