@@ -32,7 +32,13 @@ from rdzv.records.codec import by_last_name
 from rdzv.records.history import HistoryEntry
 from rdzv.records.world import WorldChange, WorldReport
 from rdzv.store import Compare, Operation, Put
-from rdzv.world.decision import WorldDecision, WorldPolicy, WorldSnapshot, decide
+from rdzv.world.decision import (
+    WorldDecision,
+    WorldPolicy,
+    WorldSnapshot,
+    decide,
+    lasts_since_s,
+)
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +225,8 @@ class WorldKeeper:
         now = self._clock()
         if self._seen[0] != change.epoch:
             self._seen = (change.epoch, now)
-        decision = decide(now, self._seen[1], snapshot, self._policy)
+        since_s = lasts_since_s(now, self._seen[1], self._client.mirror.healthy_for_s(now))
+        decision = decide(now, since_s, snapshot, self._policy)
         self._diary.say(f"the world: {decision.reason}")
         if decision.change is None:
             self._due = None
@@ -266,7 +273,6 @@ class WorldKeeper:
             # A join that the ranks were asked to save for waits for their steps, in a world.
             reforms=evaluation.reform.reason if evaluation.reform.cause not in ("", "join") else "",
             sizes=rendezvous.policy().sizes,
-            store_answers=self._client.mirror.healthy(self._clock()),
         )
 
     def _older(self, stored: RunSnapshot) -> frozenset[str]:

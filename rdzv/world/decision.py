@@ -56,8 +56,6 @@ class WorldSnapshot:
     reforms: str = ""
     """The cause for which the whole world is to form again, if there is another one."""
     sizes: Sizes = Sizes(1, 1)
-    store_answers: bool = True
-    """Whether the store has answered of late; while it does not, no time counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +87,22 @@ class WorldDecision:
     wake_at_s: float = math.inf
 
 
+def lasts_since_s(now: float, seen_s: float, answers_for_s: float) -> float:
+    """Return since when a change has lasted that this sidecar has seen since ``seen_s``.
+
+    ``answers_for_s``: how long the store has answered without a gap. No time counts in which it is
+    away, and none before: what the members had to write in it comes only now.
+    """
+    return max(seen_s, now - answers_for_s)
+
+
 def decide(
     now: float, since_s: float, snapshot: WorldSnapshot, policy: WorldPolicy
 ) -> WorldDecision:
-    """Decide on the next change; ``since_s``: since when this sidecar has seen the present one."""
+    """Decide on the next change.
+
+    ``since_s``: since when the present one has lasted, as of ``lasts_since_s``.
+    """
     change = snapshot.change
     if change.round != snapshot.round:
         # Epochs and numbers go on: ranks of the round before may still read them.
@@ -157,7 +167,7 @@ class _Moment:
 
     def is_over(self, limit_s: float) -> bool:
         """Return whether the present change has lasted for ``limit_s``."""
-        return self.snapshot.store_answers and self.now >= self.since_s + limit_s
+        return self.now >= self.since_s + limit_s
 
     def waits(self, reason: str, limit_s: float = math.inf) -> WorldDecision:
         """Decide to wait, at most until the change has lasted for ``limit_s``."""

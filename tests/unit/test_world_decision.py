@@ -10,7 +10,7 @@ import pytest
 
 from rdzv.records.sizes import Sizes
 from rdzv.records.world import WorldChange, WorldReport
-from rdzv.world.decision import WorldPolicy, WorldSnapshot, decide, knows
+from rdzv.world.decision import WorldPolicy, WorldSnapshot, decide, knows, lasts_since_s
 
 POLICY = WorldPolicy()
 TORCH = "2.15.0"
@@ -130,8 +130,10 @@ def test_the_third_failure_falls_back() -> None:
 
 
 def test_no_time_counts_while_the_store_is_away() -> None:
-    given = snapshot(change=FORMING, store_answers=False)
-    assert decided(given, 10 * POLICY.form_s) == ("keep", None)
+    given, now = snapshot(change=FORMING), 10 * POLICY.form_s
+    for answers_for_s, action in ((0.0, "keep"), (1.0, "keep"), (POLICY.form_s, "break")):
+        since_s = lasts_since_s(now, 0.0, answers_for_s)
+        assert decide(now, since_s, given, POLICY).action == action
 
 
 def test_a_loss_goes_on_from_the_highest_whole_step() -> None:
