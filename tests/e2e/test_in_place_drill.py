@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from older_torch import SETUP_TIMEOUT_S, python_with_torch
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.training.in_place_drill import FEWEST, MOST, SCRIPT, Drill, plan
 from tests.support.training.job import RunJob
@@ -23,13 +25,16 @@ def etcd() -> Iterator[list[str]]:
         yield cluster.endpoints
 
 
-def drill(run_job: RunJob, etcd: list[str], changes: list[tuple[str, bool]]) -> Drill:
+def drill(
+    run_job: RunJob, etcd: list[str], changes: list[tuple[str, bool]], python: str = sys.executable
+) -> Drill:
     """Run these changes; return the account."""
     with run_job(
         etcd,
         wrapped=True,
         proxied=True,
         lease_s=8.0,
+        python=python,
         least=1,
         most=MOST + 1,
         script=SCRIPT,
@@ -72,4 +77,13 @@ def test_changes_that_fall_into_a_form(run_job: RunJob, etcd: list[str]) -> None
     kinds = ("torchrun", "store in a form", "two", "sidecar in a form")
     # The pod that stands still is one that has joined: no torchrun starts its ranks again.
     done = drill(run_job, etcd, [*((kind, True) for kind in kinds), ("stop", False)])
+    assert not [one for one in done.outcomes if one.fell_back or one.restarted]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(SETUP_TIMEOUT_S + 900)
+def test_changes_on_an_older_torch(run_job: RunJob, etcd: list[str]) -> None:
+    kinds = ("drain", "join", "node", "join", "worker", "torchrun")
+    changes = [(kind, True) for kind in kinds]
+    done = drill(run_job, etcd, changes, python_with_torch("2.9.1"))
     assert not [one for one in done.outcomes if one.fell_back or one.restarted]
