@@ -24,7 +24,7 @@ from rdzv.records.world import WorldChange, WorldReport
 
 WorldAction = Literal["keep", "hold", "commit", "break", "form", "formed", "release", "fall back"]
 
-KNOWN_TORCH = ("2.9", "2.15")
+KNOWN_TORCH = ("2.6", "2.9", "2.15")
 """Releases of torch whose torchrun a test has run in a round of its own."""
 
 
