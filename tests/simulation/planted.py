@@ -661,10 +661,6 @@ PLANTS |= {
             "rdzv.members.registration.CONTESTED_LEASE_TIMES": 0,
         },
     ),
-    # Ranks train on in a world that is to end, if the store is restored to before that grant.
-    "endings-forgotten": _as(
-        "former-pods-restored", 1, {"agent.drain.view.ending_in": lambda *_: None}, first=757
-    ),
     # Events that a server shows after it has said that it had are dropped.
     "late-events-dropped": _as(
         "early-progress", 4, {"tests.simulation.network.Link._find_out": lambda *_: None}

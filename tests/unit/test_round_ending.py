@@ -4,13 +4,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from agent.drain.view import DrainView
 from rdzv import listing
 from rdzv.drain.decision import DrainDecision, decide
 from rdzv.drain.gate import Gate, Here, local
-from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
+from rdzv.drain.inputs import (
+    DrainingSnapshot,
+    DrainObservations,
+    DrainPolicy,
+    LiveRound,
+    LiveRounds,
+)
 from rdzv.drain.round_ending import RoundEnding, ending_in
 from rdzv.records.commit import Commit, LastCommit
 from rdzv.records.job import Job
@@ -79,6 +88,33 @@ def test_i7_a_leave_that_was_granted_is_granted_anew() -> None:
         replace(left, granted=(), admitted=True),
         LAST,
     )
+
+
+class Stored:
+    """A sidecar's view of a store, and of its one world."""
+
+    mirror = SimpleNamespace(certain_revision=90)
+
+    def __init__(self) -> None:
+        self.snapshot_now = membership(ENDS, LAST)
+        self.membership = SimpleNamespace(
+            snapshot=lambda: self.snapshot_now, votes=dict, saves=dict
+        )
+
+    async def caught_up(self) -> None:
+        """The rounds are those of the present generation."""
+
+    def live_rounds(self) -> LiveRounds:
+        return LiveRounds(ROUND, ROUND)
+
+
+async def test_i3_a_sidecar_remembers_an_ending_that_its_store_has_lost() -> None:
+    """A story of the simulation finds it in one of a thousand seeds."""
+    stored = cast(Any, Stored())
+    view = DrainView(stored, stored, "uid-a", cast(Any, SimpleNamespace(commands=dict)))
+    assert (await view.snapshot()).lost is None
+    stored.snapshot_now = membership(None, EARLIER)
+    assert (await view.snapshot()).lost == (ENDS, LAST)
 
 
 def test_i3_a_last_commit_never_goes_back() -> None:
