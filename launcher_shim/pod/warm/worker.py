@@ -48,9 +48,11 @@ def become(request: Birth, files: Sequence[int], python: str, path: Sequence[str
     sys.path[:] = path
     sys.orig_argv = [python, *request.arguments]
     atexit.register(_last)
-    numbers: Any = sys.modules.get("numpy.random")  # imported by its first use alone
-    if numbers is not None:
-        numbers.seed()  # or each fork would have the same numbers
+    # Or each fork would have the same numbers.
+    numpy_s: Any = sys.modules.get("numpy.random")  # imported by its first use alone
+    torch_s: Any = getattr(sys.modules.get("torch"), "default_generator", None)
+    for numbers in filter(None, (numpy_s, torch_s)):
+        numbers.seed()
 
 
 _failed = False
