@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, FrozenInstanceError, fields
 from typing import TYPE_CHECKING, Any
 
@@ -45,14 +45,18 @@ def _frozen(cls: type, *, slots: bool, kw_only: bool, shown: bool) -> type:
     made: type = dataclasses.dataclass(
         cls, init=False, repr=False, eq=False, slots=slots, kw_only=kw_only
     )
+    if len(fields(made)) < len(made.__dataclass_fields__):  # type: ignore[attr-defined]
+        raise TypeError(
+            f"{cls.__qualname__}: InitVar and ClassVar are left to the standard library"
+        )
     methods: dict[str, Callable[..., Any]] = {
         "__setattr__": _set,
         "__delattr__": _delete,
-        "__getstate__": _state,
-        "__setstate__": _restore,
         "__eq__": _equal,
         "__hash__": _hash,
     }
+    if slots:
+        methods |= {"__getstate__": _state, "__setstate__": _restore}
     if shown:
         methods["__repr__"] = _shown
     for name, method in methods.items():
@@ -105,8 +109,8 @@ def _compiled(
     return made
 
 
-def _compared(self: Any, of: str) -> str:
-    return "(" + "".join(f"{of}.{one.name}, " for one in fields(self) if one.compare) + ")"
+def _together(names: Iterable[str], of: str) -> str:
+    return "(" + "".join(f"{of}.{name}, " for name in names) + ")"
 
 
 def _own(self: Any, name: str, method: object) -> Any:
@@ -115,18 +119,20 @@ def _own(self: Any, name: str, method: object) -> Any:
 
 
 def _equal(self: Any, other: object) -> Any:
+    cls = _own(self, "__eq__", _equal)
+    names = [one.name for one in fields(cls) if one.compare]
     body = [
         "if other.__class__ is not self.__class__: return NotImplemented",
-        f"return {_compared(self, 'self')} == {_compared(self, 'other')}",
+        f"return {_together(names, 'self')} == {_together(names, 'other')}",
     ]
-    cls = _own(self, "__eq__", _equal)
     cls.__eq__ = _compiled("__eq__", "self, other", body, cls, {})
     return cls.__eq__(self, other)
 
 
 def _hash(self: Any) -> int:
     cls = _own(self, "__hash__", _hash)
-    body = [f"return hash({_compared(self, 'self')})"]
+    names = [one.name for one in fields(cls) if (one.compare if one.hash is None else one.hash)]
+    body = [f"return hash({_together(names, 'self')})"]
     cls.__hash__ = _compiled("__hash__", "self", body, cls, {})
     return int(cls.__hash__(self))
 

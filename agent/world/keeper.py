@@ -32,13 +32,7 @@ from rdzv.records.codec import by_last_name
 from rdzv.records.history import HistoryEntry
 from rdzv.records.world import WorldChange, WorldReport
 from rdzv.store import Compare, Operation, Put
-from rdzv.world.decision import (
-    WorldDecision,
-    WorldPolicy,
-    WorldSnapshot,
-    decide,
-    lasts_since_s,
-)
+from rdzv.world.decision import Lasting, WorldDecision, WorldPolicy, WorldSnapshot, decide
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +74,7 @@ class WorldKeeper:
         self._shown = WorldChange()
         """The change that the ranks are shown since before their last look."""
         self._records: tuple[int, WorldChange, dict[str, WorldReport]] | None = None
-        self._seen: tuple[int, float] = (-1, 0.0)
+        self._lasting = Lasting()
         self._due: tuple[WorldChange, float] | None = None
         self._content = b""
         self._diary = Diary(log)
@@ -223,9 +217,7 @@ class WorldKeeper:
         revision = self._client.mirror.certain_revision
         snapshot = self._snapshot(rendezvous, evaluation, change, reports)
         now = self._clock()
-        if self._seen[0] != change.epoch:
-            self._seen = (change.epoch, now)
-        since_s = lasts_since_s(now, self._seen[1], self._client.mirror.healthy_for_s(now))
+        since_s = self._lasting.since_s(now, snapshot, self._client.mirror.healthy_for_s(now))
         decision = decide(now, since_s, snapshot, self._policy)
         self._diary.say(f"the world: {decision.reason}")
         if decision.change is None:

@@ -24,7 +24,7 @@ from rdzv.records.world import WorldChange, WorldReport
 
 WorldAction = Literal["keep", "hold", "commit", "break", "form", "formed", "release", "fall back"]
 
-KNOWN_TORCH = ("2.9", "2.15")
+KNOWN_TORCH = ("2.6", "2.9", "2.15")
 """Releases of torch whose torchrun a test has run in a round of its own."""
 
 
@@ -87,13 +87,23 @@ class WorldDecision:
     wake_at_s: float = math.inf
 
 
-def lasts_since_s(now: float, seen_s: float, answers_for_s: float) -> float:
-    """Return since when a change has lasted that this sidecar has seen since ``seen_s``.
+class Lasting:
+    """Since when the present change has lasted, as one sidecar sees it."""
 
-    ``answers_for_s``: how long the store has answered without a gap. No time counts in which it is
-    away, and none before: what the members had to write in it comes only now.
-    """
-    return max(seen_s, now - answers_for_s)
+    def __init__(self) -> None:
+        self._of = (-1, -1)
+        self._seen_s = 0.0
+
+    def since_s(self, now: float, snapshot: WorldSnapshot, answers_for_s: float) -> float:
+        """Return the time; ``answers_for_s``: how long the store has answered without a gap.
+
+        No time counts in which the store is away, and none before: what the members had to write
+        comes only now. A round that has just formed still finds the record of the one before.
+        """
+        of = (snapshot.round, snapshot.change.epoch)
+        if of != self._of:
+            self._of, self._seen_s = of, now
+        return max(self._seen_s, now - answers_for_s)
 
 
 def decide(
@@ -101,7 +111,7 @@ def decide(
 ) -> WorldDecision:
     """Decide on the next change.
 
-    ``since_s``: since when the present one has lasted, as of ``lasts_since_s``.
+    ``since_s``: since when the present one has lasted, as of ``Lasting``.
     """
     change = snapshot.change
     if change.round != snapshot.round:

@@ -2,19 +2,16 @@
 """What users do with a trainer: exact, or refused before the first step, or said.
 
 Each row is a function of ``tests/support/training``, what became of its samples without the rule,
-and what becomes of them. A page has the first and the last; of the commits it has a sentence.
+and what becomes of them.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 from importlib import import_module
 from pathlib import Path
 
 import pytest
-
-from tests.support.training.pods import ROOT
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -90,22 +87,6 @@ SAID = {
     "bert": "the loss of BertForSequenceClassification is a mean",
 }
 """Cases in which something is logged, which no other case may log."""
-
-
-@pytest.mark.parametrize("rows", [TRANSFORMERS, LIGHTNING], ids=["transformers", "lightning"])
-def test_the_page_has_this_table(rows: list[tuple[str, str, str]]) -> None:
-    page = (ROOT / "docs" / "trainer-cases.md").read_text()
-    table = "\n".join(
-        f"| {name.replace('_', ' ')} | {now} |"
-        for name, _, now in rows
-        if not name.startswith("commit_")
-    )
-    assert table in page
-
-
-def test_every_test_that_the_page_names_is_there() -> None:
-    named = set(re.findall(r"test_\w+\.py", (ROOT / "docs" / "trainer-cases.md").read_text()))
-    assert named - {path.name for path in (ROOT / "tests").glob("*/test_*.py")} == set()
 
 
 def outcome(library: str, case: str, directory: Path, caplog: pytest.LogCaptureFixture) -> str:

@@ -82,8 +82,9 @@ def test_changes_that_fall_into_a_form(run_job: RunJob, etcd: list[str]) -> None
 
 @pytest.mark.long
 @pytest.mark.timeout(SETUP_TIMEOUT_S + 900)
-def test_changes_on_an_older_torch(run_job: RunJob, etcd: list[str]) -> None:
+@pytest.mark.parametrize("version", ["2.6.0", "2.9.1"])
+def test_changes_on_an_older_torch(run_job: RunJob, etcd: list[str], version: str) -> None:
     kinds = ("drain", "join", "node", "join", "worker", "torchrun")
     changes = [(kind, True) for kind in kinds]
-    done = drill(run_job, etcd, changes, python_with_torch("2.9.1"))
+    done = drill(run_job, etcd, changes, python_with_torch(version))
     assert not [one for one in done.outcomes if one.fell_back or one.restarted]

@@ -59,6 +59,17 @@ def classes(make: Any) -> dict[str, Any]:
     class Heir(Open):
         pass
 
+    @make(frozen=True)
+    class Picky:
+        x: list[int] = field(hash=False)
+        y: int = 1
+
+    class Close(Picky):
+        z = 0
+
+        def __eq__(self, other: object) -> bool:
+            return super().__eq__(other)
+
     @make(frozen=True, slots=True)
     class Empty:
         pass
@@ -71,11 +82,17 @@ def classes(make: Any) -> dict[str, Any]:
     class Bare:
         x: int = 1
 
-    found = (Point, Named, Derived, Open, Heir, Empty, Mutable, Bare)
+    found = (Point, Named, Derived, Open, Heir, Picky, Close, Empty, Mutable, Bare)
     return {one.__name__: one for one in found}
 
 
 OURS, THEIRS = classes(dataclass), classes(dataclasses.dataclass)
+
+
+def marked(heir: Any) -> Any:
+    """One with an attribute that is no field."""
+    heir.mark = 1
+    return heir
 
 
 def outcome(act: Callable[[dict[str, Any]], object], of: dict[str, Any]) -> object:
@@ -103,6 +120,9 @@ def outcome(act: Callable[[dict[str, Any]], object], of: dict[str, Any]) -> obje
         lambda of: hash(of["Empty"]()) == hash(()),
         lambda of: hash(of["Open"](7)) == hash((7,)),
         lambda of: hash(of["Point"](7)),
+        lambda of: hash(of["Picky"]([7])) == hash((1,)),
+        lambda of: (of["Close"]([1]) == of["Close"]([1]), of["Picky"]([1]) == of["Picky"]([1])),
+        lambda of: copy.copy(marked(of["Heir"](1))).mark,
         lambda of: hash(of["Mutable"](7)),
         lambda of: of["Point"](),
         lambda of: of["Named"](1, 2, [], "n"),

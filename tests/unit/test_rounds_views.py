@@ -425,11 +425,3 @@ def test_i1_who_is_in_another_world_of_that_number_leaves_it(me: Node) -> None:
     """As after a restore, where the number was given out once more before its world was back."""
     others = (one for one in (A, B, C) if one.member != me.member)
     assert shown(me, *others) == View("apart", Round(3), phantom=True)
-
-
-def test_an_agent_that_must_leave_is_shown_no_round_0_in_which_torch_would_wait() -> None:
-    first, later = replace(WORLD, number=0), replace(WORLD, number=7)
-    shown = [
-        View("participant", one, phantom=must) for one in (first, later) for must in (False, True)
-    ]
-    assert [portray(one, ME, "b", 4).round for one in shown] == [0, 1, 7, 7]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from rdzv.records.sizes import Sizes
 from rdzv.records.world import WorldChange, WorldReport
-from rdzv.world.decision import WorldPolicy, WorldSnapshot, decide, knows, lasts_since_s
+from rdzv.world.decision import Lasting, WorldPolicy, WorldSnapshot, decide, knows
 
 POLICY = WorldPolicy()
 TORCH = "2.15.0"
@@ -132,8 +133,19 @@ def test_the_third_failure_falls_back() -> None:
 def test_no_time_counts_while_the_store_is_away() -> None:
     given, now = snapshot(change=FORMING), 10 * POLICY.form_s
     for answers_for_s, action in ((0.0, "keep"), (1.0, "keep"), (POLICY.form_s, "break")):
-        since_s = lasts_since_s(now, 0.0, answers_for_s)
+        lasting = Lasting()
+        lasting.since_s(0.0, given, math.inf)
+        since_s = lasting.since_s(now, given, answers_for_s)
         assert decide(now, since_s, given, POLICY).action == action
+
+
+def test_a_round_has_its_own_time_for_its_first_world() -> None:
+    """Its ranks may begin long after the round before fell back."""
+    lasting, later = Lasting(), 2 * POLICY.start_s
+    before = WorldChange(9, round=6, phase="fall-back", number=4)
+    lasting.since_s(0.0, replace(snapshot(change=before), round=6), math.inf)
+    given = snapshot(report("a", ready=True), change=before, world=0)
+    assert decide(later, lasting.since_s(later, given, math.inf), given, POLICY).action == "keep"
 
 
 def test_a_loss_goes_on_from_the_highest_whole_step() -> None:

@@ -36,10 +36,8 @@ def portray(view: View, me: NodeDesc, member: str, max_nodes: int) -> TorchState
         participants = {me: 0}
     elif view.full:
         participants = {NodeDesc("~full", 0, place): place for place in range(max_nodes)}
-    # torch waits for up to 0.3 s before it leaves a round 0. Nothing else reads the number by then.
-    leaves = view.phantom and view.role == "participant"
     return TorchState(
-        round=max(1, view.round.number) if leaves else view.round.number,
+        round=view.round.number,
         complete=view.full or view.role in ("participant", "promoted"),
         deadline=FAR_FUTURE if view.role == "asking" else None,
         closed=view.closed,
