@@ -186,10 +186,9 @@ class MusterCallback(Callback):
             self._tell_saved(trainer)
         self._step = step
         if self.sampler is not None:
-            self.sampler.advance()
+            if self._in_place is None:  # in place it is counted before
+                self.sampler.advance()
             self._cursors = {step: self.sampler.cursor}
-        if self._in_place is not None:
-            self._in_place.count_step()
         if self._drain is not None and self._drain.commit_due(step):
             self._save(trainer, step)
             self._drain.committed(step, cursor=self._cursors.get(step))

@@ -12,7 +12,7 @@ import copy
 from typing import Any, Callable, Dict, Mapping, Optional
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import _TunerExitException
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -53,6 +53,8 @@ class InPlaceFit:
         """The state with which ``fit()`` begins."""
         self._loops: Optional[Dict[str, Any]] = None
         """Lightning's counts after the last whole step; None before the first boundary."""
+        self._counted = -1
+        """The last step that is counted."""
         self._left = False
         self.leaving = False
         """Whether the checkpoint that is made is one of memory."""
@@ -76,15 +78,19 @@ class InPlaceFit:
             if self._left:
                 raise WorldChanges
 
+        counts = FitCounter(self)
+        self._trainer.callbacks.insert(0, counts)
         try:
             with self.world:
                 self.world.run(enter)
         finally:
+            self._trainer.callbacks.remove(counts)
             self._trainer.strategy.load_checkpoint = self._load
 
     def begin(self) -> Any:
         """Note what ``fit()`` has wrapped, as it begins to train; return the part in drains."""
         self._wrapped = self._trainer.strategy.model
+        self._counted = self._trainer.global_step
         if self._given.get("stops"):
             self._trainer.should_stop = True
         return self.world.drain
@@ -106,7 +112,15 @@ class InPlaceFit:
             raise _TunerExitException from None  # the one end of fit() that is no failure
 
     def count_step(self) -> None:
-        """Count a step that is made; what Lightning does after it is still to come."""
+        """Count a step that is made, if this batch has ended one, and its samples.
+
+        What Lightning does after it is still to come.
+        """
+        step = self._trainer.global_step
+        if step == self._counted:
+            return
+        self._counted = step
+        self._callback.sampler.advance()
         self.world.count_step()
         self._loops = self._counts()
 
@@ -166,6 +180,17 @@ class InPlaceFit:
     def load_state_dict(self, given: Dict[str, Any]) -> None:
         """Begin with the state of another rank."""
         self._given, self._loops = given, None
+
+
+class FitCounter(Callback):
+    """Counts each step before the other callbacks are called: a loss that breaks one costs none."""
+
+    def __init__(self, fit: InPlaceFit) -> None:
+        self._fit = fit
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Count the step: the optimizer and the schedules of its kind have made it."""
+        self._fit.count_step()
 
 
 def fault(trainer: Any, model: LightningModule) -> str:

@@ -35,10 +35,18 @@ from muster.draining import Drain, drain
 from muster.resuming import check_first, last_commit, shortfall
 from muster.tag import save_tag
 from muster.transformers_data import TrainerData
-from muster.transformers_wiring import MODEL_ALONE, SHORT, fault_in_place, total_batch
+from muster.transformers_wiring import LATER, MODEL_ALONE, SHORT, fault_in_place, total_batch
+from muster.world.order import comes_later
 from muster.world_mark import WorldMark, is_left_behind, mark, marked
 
 log = logging.getLogger(__name__)
+
+_alone = comes_later(os.environ)
+"""Whether this rank has a process group of its own, as it is to come into a world that trains."""
+if _alone:  # before the script makes the trainer's arguments
+    from muster.world.reentry import stand_alone
+
+    stand_alone()
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
@@ -134,6 +142,8 @@ class MusterCallback(TrainerCallback):
             self._mark = WorldMark(str(args.output_dir), marks=state.is_world_process_zero)
             self._mark.begin()
             return
+        if _alone:
+            refuse(ValueError(LATER))
         check_first(
             state.global_step + 1,
             "give train() resume_from_checkpoint=last_checkpoint(%r)" % args.output_dir,
@@ -169,10 +179,8 @@ class MusterCallback(TrainerCallback):
         if state.global_step == self._step:
             return  # called twice, as the trainer has this callback twice
         self._step = state.global_step
-        if self._data is not None:
+        if self._data is not None and self._in_place is None:  # in place it is counted before
             self._data.note(state)
-        if self._in_place is not None:
-            self._in_place.count_step(state)
         if self._drain is not None and self._drain.commit_due(state.global_step):
             control.should_save = True
             control.should_evaluate = False
@@ -203,6 +211,7 @@ class MusterCallback(TrainerCallback):
 
     def _train_in_place(self, trainer: Trainer) -> Optional[TrainOutput]:
         """Train in worlds that change in place; None where they cannot."""
+        global _alone
         from muster.transformers_in_place import InPlaceTrain
         from muster.world.reentry import FallsBack, changes_in_place
 
@@ -215,7 +224,9 @@ class MusterCallback(TrainerCallback):
         resume = _newest(str(trainer.args.output_dir), last_commit())
         self._in_place = made = InPlaceTrain(trainer, self._data, resume)
         try:
-            return made.train()
+            found = made.train()
+            _alone = False
+            return found
         except FallsBack:
             made.withdraw()
             return None

@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 from accelerate.state import GradientState
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import Trainer, TrainerState
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 
@@ -48,6 +48,7 @@ class InPlaceTrain:
         trainer._init_training_state = self.init_training_state
         trainer.create_scheduler = self.create_scheduler
         trainer.get_batch_samples = self.get_batch_samples
+        self._counts = TrainCounter(self)
         # Prepared before the state is handed over: accelerate loads an optimizer's state, which may
         # cast it.
         trainer.create_optimizer()
@@ -70,8 +71,13 @@ class InPlaceTrain:
 
     def train(self) -> TrainOutput:
         """Train from the checkpoint to the end; raises ``FallsBack`` as ``Reentry.run`` does."""
-        with self.world:
-            return self.world.run(self._train)
+        callbacks: List[Any] = self._trainer.callback_handler.callbacks
+        callbacks.insert(0, self._counts)
+        try:
+            with self.world:
+                return self.world.run(self._train)
+        finally:
+            callbacks.remove(self._counts)
 
     def withdraw(self) -> None:
         """Leave the trainer to the callback, as without changes in place."""
@@ -152,7 +158,8 @@ class InPlaceTrain:
         return [one for one in callbacks if isinstance(one, ExportableState)]
 
     def count_step(self, state: TrainerState) -> None:
-        """Count a step that is made."""
+        """Count a step that is made, and its samples."""
+        self._data.note(state)
         self._tokens = state.num_input_tokens_seen
         self.world.count_step()
 
@@ -201,6 +208,17 @@ class InPlaceTrain:
             self._entering = False
         self.world.boundary()
         return self._data.get_batch_samples(batches, many, device)
+
+
+class TrainCounter(TrainerCallback):
+    """Counts each step before the other callbacks are called: a loss that breaks one costs none."""
+
+    def __init__(self, train: InPlaceTrain) -> None:
+        self._train = train
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Count the step: optimizer, schedule and the trainer's own counts have made it."""
+        self._train.count_step(state)
 
 
 def _step_of(resume: Optional[str]) -> int:

@@ -26,6 +26,11 @@ MODEL_ALONE = (
     " on from a commit: leave it out"
 )
 
+LATER = (
+    "this rank was started beside a world that trains and changes in place, and can come into it by"
+    " muster.transformers.train(..., in_place=True) alone: give every rank the same call"
+)
+
 BEGUN = (
     "the checkpoint of step %d was saved without MusterCallback(trainer, ...), in the middle of an"
     " epoch: its samples were in another order, so some would be trained twice and others never."

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from typing import NamedTuple, Optional, Tuple
+from typing import Mapping, NamedTuple, Optional, Tuple
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,18 @@ class OrderFile:
                 self._warned = True
                 log.warning("cannot read %s, keeping the last order, if any: %s", self._path, error)
         return self._order
+
+
+def comes_later(environ: Mapping[str, str]) -> bool:
+    """Return whether a rank is started beside a world that trains, into which it is to come.
+
+    The other ranks of its launcher's world are in that one: with them it forms none.
+    """
+    run_dir = environ.get("MUSTER_RUN_DIR", "")
+    if not run_dir or "TORCHELASTIC_RUN_ID" not in environ:
+        return False
+    order = OrderFile(run_dir).read()
+    return order is not None and order.number > 0 and order.phase != FALL_BACK
 
 
 def parse(content: bytes) -> Order:

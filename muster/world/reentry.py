@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, Mapping, Optional, Protocol, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 
 from muster.ending import sigterm_ends
@@ -153,6 +154,17 @@ class Reentry(World):
 
 def _by_trainer(step: int) -> None:
     """Save nothing: the trainer saves at the end of its step."""
+
+
+def stand_alone() -> None:
+    """Make a process group of this rank alone, for what it makes before it comes into a world.
+
+    A trainer's arguments make a group if there is none, and would wait for ranks that never come.
+    """
+    if not dist.is_initialized():
+        cuda = torch.cuda.is_available()
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
 def changes_in_place() -> bool:

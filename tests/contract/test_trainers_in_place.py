@@ -18,17 +18,18 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 DIES_AT = 12
 
 
+@pytest.mark.parametrize("dies", ["dies_after", pytest.param("dies_at", marks=pytest.mark.long)])
 @pytest.mark.parametrize("trainer", ["transformers", "lightning"])
 def test_i12_i13_a_trainer_lives_through_a_loss_a_join_and_a_drain(
-    tmp_path: Path, trainer: str
+    tmp_path: Path, trainer: str, dies: str
 ) -> None:
     life = import_module(f"tests.support.training.{trainer}_survivor").train
     with Worlds(tmp_path, life=life) as worlds:
         worlds.start("a", "b")
-        worlds.start("c", dies_at=DIES_AT)
+        worlds.start("c", **{dies: DIES_AT})
         worlds.ready(*"abc")
         assert worlds.form(*"abc"), worlds.shown()
-        worlds.until(lambda: worlds.is_dead("c"), "c dies amid a backward pass")
+        worlds.until(lambda: worlds.is_dead("c"), "c dies amid a step")
         worlds.lose("c")
         worlds.start("d")
         worlds.join("d")

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer of transformers that cannot live through a change of its world is refused."""
+"""A trainer that cannot live through a change of its world is refused; which rank stands alone."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from muster.transformers_wiring import fault_in_place
+from muster.world.order import comes_later
 
 
 def trainer(args: dict[str, Any], **given: Any) -> Any:
@@ -52,3 +55,23 @@ def test_what_cannot_be_handed_over_is_refused(
     args: dict[str, Any], given: dict[str, Any], named: str
 ) -> None:
     assert named in fault_in_place(trainer(args, **given))
+
+
+@pytest.mark.parametrize(
+    ("order", "alone"),
+    [
+        (None, False),
+        ({"phase": "idle", "number": -1}, False),  # the first world: its launcher's ranks are there
+        ({"phase": "idle", "number": 1}, True),
+        ({"phase": "broken", "number": 3}, True),  # a rank that its launcher has started again
+        ({"phase": "fall-back", "number": 3}, False),
+    ],
+)
+def test_a_rank_that_comes_into_a_world_that_trains_waits_for_no_others(
+    tmp_path: Path, order: dict[str, Any] | None, alone: bool
+) -> None:
+    if order is not None:
+        (tmp_path / "world").write_text(json.dumps({"epoch": 4, **order}))
+    environ = {"MUSTER_RUN_DIR": str(tmp_path), "TORCHELASTIC_RUN_ID": "job"}
+    assert comes_later(environ) is alone
+    assert not comes_later({"MUSTER_RUN_DIR": str(tmp_path)})

@@ -38,9 +38,6 @@ class Log(Callback):
         self.made.begin()
         self.step = trainer.global_step
 
-    def on_before_optimizer_step(self, *_: Any) -> None:
-        self.made.starts()
-
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if trainer.global_step > self.step:
             self.step = trainer.global_step

@@ -32,9 +32,6 @@ class Log(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.log.begin()
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.log.starts()
-
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.log.ends(state.global_step):
             control.should_training_stop = True

@@ -31,7 +31,6 @@ class InPlaceLog:
         self._samples = (samples / name).open("a", buffering=1)
         self._stop = Path(os.environ["STEP_LOOP_STOP"])
         self._world = -1
-        self._stops = False
         self._taken: list[int] = []
 
     def begin(self) -> None:
@@ -44,20 +43,9 @@ class InPlaceLog:
         """A micro batch is trained."""
         self._taken += samples
 
-    def starts(self) -> None:
-        """A step begins: all ranks agree whether to stop after it."""
-        import torch
-        import torch.distributed as dist
-
-        stops = torch.tensor([int(self._stop.exists())])
-        dist.all_reduce(stops)
-        self._stops = bool(stops)
-
     def ends(self, step: int) -> bool:
-        """The optimizer step is made; return whether all ranks stop after it.
-
-        No collective may come here: the step is not counted yet.
-        """
+        """The optimizer step is made; return whether all ranks stop after it."""
+        import torch
         import torch.distributed as dist
 
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -67,7 +55,9 @@ class InPlaceLog:
         self._steps.write(made)
         self._taken = []
         time.sleep(STEP_S)
-        return self._stops
+        stops = torch.tensor([int(self._stop.exists())])
+        dist.all_reduce(stops)
+        return bool(stops)
 
 
 def assert_each_sample_once(directory: Path) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 import muster.lightning
 from muster.world import World
-from tests.support.training.survivor import BATCH, PACE_S, ROWS, Case, digest_of, entered, goal_of
+from tests.support.training.survivor import BATCH, PACE_S, ROWS, Case, agree, digest_of, entered
 
 MAX_STEPS = 200
 
@@ -76,7 +76,7 @@ class Log(Callback):
         self.say(step=self.step, world=self.number, rows=pl_module.rows, whole=True)
         pl_module.rows.clear()
         time.sleep(PACE_S)
-        if self.step >= goal_of(self.case.folder):
+        if agree(self.case, self.step):
             trainer.should_stop = True
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
@@ -30,11 +31,15 @@ ROWS, BATCH, PACE_S = 96, 12, 0.01
 
 @dataclass(frozen=True)
 class Case:
-    """One rank's life. ``dies_at``: the step in whose backward pass it kills itself."""
+    """One rank's life. ``dies_at``: the step in whose backward pass it kills itself.
+
+    ``dies_after``: the step after which it does, where the others wait in a callback for it.
+    """
 
     name: str
     folder: Path
     dies_at: int = 0
+    dies_after: int = 0
     dies_in_form: bool = False
     raises_in_form: bool = False
     raises_at: int = 0
@@ -103,6 +108,15 @@ def undisturbed(steps: int) -> Iterator[list[torch.Tensor]]:
     for step in range(1, steps + 1):
         model.learn(model.net, model.rows[rows_of(step)], 1.0)
         yield [one.detach().clone() for one in model.net.parameters()]
+
+
+def agree(case: Case, step: int) -> bool:
+    """Return, on all ranks alike, whether the goal is reached: a collective of a callback."""
+    if step == case.dies_after:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ends = torch.tensor([float(step >= goal_of(case.folder))])
+    dist.all_reduce(ends)
+    return bool(ends)
 
 
 def goal_of(folder: Path) -> int:

@@ -16,7 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import muster.transformers
 from muster.world import World
-from tests.support.training.survivor import BATCH, PACE_S, ROWS, Case, digest_of, entered, goal_of
+from tests.support.training.survivor import BATCH, PACE_S, ROWS, Case, agree, digest_of, entered
 
 MAX_STEPS = 200
 
@@ -65,7 +65,7 @@ class Log(TrainerCallback):
         self.say(step=step, world=self.number, rows=self.net.rows, whole=True)
         self.net.rows.clear()
         time.sleep(PACE_S)
-        if step >= goal_of(self.case.folder):
+        if agree(self.case, step):
             control.should_training_stop = True
 
 
