@@ -16,16 +16,18 @@ from rdzv.store.http2.frames import (
     END_HEADERS,
     GOAWAY,
     HEADERS,
+    MOST_WINDOW,
     PING,
     PREFACE,
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    ErrorCode,
     FrameReader,
     IncomingFrame,
     frame,
 )
-from rdzv.store.http2.header_blocks import HeaderDecoder
+from rdzv.store.http2.header_blocks import MOST_CONTINUATIONS, HeaderDecoder
 from rdzv.store.http2.messages import framed
 from rdzv.store.memory.served_connection import (
     MAX_REQUEST_BYTES,
@@ -148,13 +150,20 @@ async def test_it_comes_byte_by_byte() -> None:
 
 
 @pytest.mark.parametrize(
-    "first", [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/1.1\r\n", PREFACE + data(1, b"")]
+    "first",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/1.1\r\n",
+        b"X" * len(PREFACE),
+        PREFACE + data(1, b""),
+    ],
 )
 async def test_what_is_no_client_of_http2_is_sent_away(first: bytes) -> None:
     client = Client(greets=False)
-    client.say(first)
+    # What comes in the same piece is not carried out either.
+    client.say(first, settings(), headers(1, ((b":path", b"/echo"),)))
     assert client.wire.closing
-    client.ask(1)
+    client.ask(3)
     assert client.echoes == []
 
 
@@ -262,6 +271,62 @@ async def test_a_header_block_comes_in_parts_and_must_end() -> None:
     client.say(frame(HEADERS, 0, 3, whole), *[frame(CONTINUATION, 0, 3, bytes(16000))] * 5)
     assert client.wire.closing
     assert client.of(GOAWAY)
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        (settings((5, 0)), ErrorCode.PROTOCOL_ERROR),
+        (settings((5, 1 << 31)), ErrorCode.PROTOCOL_ERROR),
+        (settings((4, MOST_WINDOW + 1)), ErrorCode.FLOW_CONTROL_ERROR),
+        (window(1, 65536) + settings((4, MOST_WINDOW)), ErrorCode.FLOW_CONTROL_ERROR),
+        (window(0, MOST_WINDOW), ErrorCode.FLOW_CONTROL_ERROR),
+        (window(0, 0), ErrorCode.PROTOCOL_ERROR),
+        (window(3, 1), ErrorCode.PROTOCOL_ERROR),
+        (data(3, b""), ErrorCode.PROTOCOL_ERROR),
+        (reset(2, 8), ErrorCode.PROTOCOL_ERROR),
+        (headers(4, ((b":path", b"/echo"),)), ErrorCode.PROTOCOL_ERROR),
+        (frame(CONTINUATION, END_HEADERS, 1, b""), ErrorCode.PROTOCOL_ERROR),
+        (frame(HEADERS, 0, 3, b"") + data(3, b""), ErrorCode.PROTOCOL_ERROR),
+        (
+            frame(HEADERS, 0, 3, b"") + frame(CONTINUATION, 0, 3, b"") * MOST_CONTINUATIONS,
+            ErrorCode.ENHANCE_YOUR_CALM,
+        ),
+    ],
+)
+async def test_a_broken_protocol_ends_the_connection_with_its_reason(
+    bad: bytes, code: ErrorCode
+) -> None:
+    client = Client()
+    client.say(headers(1, ((b":path", b"/echo"),)))
+    client.say(bad)
+    assert [one.payload[4:] for one in client.of(GOAWAY)] == [code.to_bytes(4, "big")]
+    assert client.wire.closing
+    assert len(client.echoes) == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        (window(1, 0), ErrorCode.PROTOCOL_ERROR),
+        (window(1, MOST_WINDOW) * 2, ErrorCode.FLOW_CONTROL_ERROR),
+        (data(1, b"", ended=True) + data(1, b""), ErrorCode.STREAM_CLOSED),
+    ],
+)
+async def test_a_protocol_broken_on_a_stream_ends_its_call_alone(
+    bad: bytes, code: ErrorCode
+) -> None:
+    client = Client()
+    client.say(settings((4, 0)))
+    client.say(headers(1, ((b":path", b"/echo"),)), data(1, framed(b"held back")))
+    client.say(bad)
+    (last,) = client.of(RST_STREAM)
+    assert (last.stream_id, last.payload) == (1, code.to_bytes(4, "big"))
+    assert client.echoes[0].closed == 1
+    client.say(settings((4, 65535)))
+    client.ask(3)
+    assert client.of(DATA)[-1].payload == framed(b"HELLO")
+    assert [one.stream_id for one in client.of(HEADERS)][-2:] == [3, 3]
 
 
 async def test_the_end_of_the_server_says_which_calls_it_has_not_seen() -> None:

@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from string import printable
-from struct import iter_unpack
 from typing import Protocol, cast
 from urllib.parse import quote
 
@@ -30,9 +29,15 @@ from rdzv.store.http2.frames import (
     ErrorCode,
     FrameReader,
     IncomingFrame,
+    PeerSetting,
+    check_opened,
+    checked_window,
     frame,
+    settings_frame,
+    settings_in,
+    widened,
 )
-from rdzv.store.http2.header_blocks import MAX_LIST_BYTES, HeaderDecoder, literal
+from rdzv.store.http2.header_blocks import BlockReader, HeaderDecoder, literal
 from rdzv.store.http2.messages import MalformedError, MessageReader, framed
 
 log = logging.getLogger(__name__)
@@ -49,8 +54,6 @@ UNSENT_BYTES = 1 << 16
 UNREAD_BYTES = 1 << 26
 """Bound on what a client leaves unread in its socket."""
 
-_INITIAL_WINDOW, _MAX_FRAME = 4, 5
-_MOST_WINDOW = (1 << 31) - 1
 _HEAD = literal(b":status", b"200") + literal(b"content-type", b"application/grpc")
 _PLAIN = printable[:-5].replace("%", "")
 """The characters that stay as they are in a status message."""
@@ -124,6 +127,7 @@ class ServedConnection(asyncio.Protocol):
         self._services = services
         self._connections = connections
         self._reader = FrameReader()
+        self._blocks = BlockReader()
         self._decoder = HeaderDecoder()
         self._calls: dict[int, ServedCall] = {}
         self._greeting = b""
@@ -132,8 +136,6 @@ class ServedConnection(asyncio.Protocol):
         self._room = self._initial_room = 65535
         self._max_frame = MAX_FRAME_BYTES
         self._owed = 0
-        self._begun: IncomingFrame | None = None
-        self._block = b""
         self._out: list[bytes] = []
         self._feeding = False
 
@@ -158,7 +160,6 @@ class ServedConnection(asyncio.Protocol):
             call.room -= len(part)
             self._queue(frame(DATA, 0, call.stream_id, part))
         if call.trailers and not call.pending and call.stream_id in self._calls:
-            del self._calls[call.stream_id]
             block = (_HEAD if call.head else b"") + call.trailers
             self._queue(frame(HEADERS, END_HEADERS | END_STREAM, call.stream_id, block))
             if not call.client_ended:
@@ -173,8 +174,7 @@ class ServedConnection(asyncio.Protocol):
         """Begin."""
         self._transport = cast(asyncio.Transport, transport)
         self._connections.add(self)
-        setting = _INITIAL_WINDOW.to_bytes(2, "big") + WINDOW.to_bytes(4, "big")
-        self._queue(frame(SETTINGS, 0, 0, setting))
+        self._queue(settings_frame((PeerSetting.INITIAL_WINDOW, WINDOW)))
         self._queue(frame(WINDOW_UPDATE, 0, 0, (WINDOW - 65535).to_bytes(4, "big")))
 
     def data_received(self, data: bytes) -> None:
@@ -185,6 +185,7 @@ class ServedConnection(asyncio.Protocol):
             self._greeting += data
             if not self._greeting.startswith(PREFACE[: len(self._greeting)]):
                 self._transport.abort()
+                return
             if len(self._greeting) < len(PREFACE):
                 return
             self._greeted, data = True, self._greeting[len(PREFACE) :]
@@ -209,22 +210,17 @@ class ServedConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """End every call."""
         self._connections.discard(self)
-        calls, self._calls = self._calls, {}
-        for call in calls.values():
+        for call in tuple(self._calls.values()):
             self._close(call)
 
     # -- in
 
     def _take_frame(self, one: IncomingFrame) -> None:
         kind = one.kind
-        if self._begun is not None:
-            if kind != CONTINUATION or one.stream_id != self._begun.stream_id:
-                raise ConnectionFaultError(
-                    ErrorCode.PROTOCOL_ERROR, "a header block was interrupted"
-                )
-            self._take_block(self._begun, one)
-        elif kind == HEADERS:
-            self._take_block(one, one)
+        if kind in (HEADERS, CONTINUATION) or self._blocks.partial:
+            whole = self._blocks.take(one)
+            if whole is not None:
+                self._take_block(*whole)
         elif kind == DATA:
             self._take_data(one)
         elif kind == WINDOW_UPDATE:
@@ -234,28 +230,28 @@ class ServedConnection(asyncio.Protocol):
         elif kind == SETTINGS and not one.flags & ACK:
             self._take_settings(one.payload)
         elif kind == RST_STREAM:
-            call = self._calls.pop(one.stream_id, None)
+            call = self._known(one)
             if call is not None:
                 self._close(call)
 
-    def _take_block(self, begun: IncomingFrame, one: IncomingFrame) -> None:
-        self._block += one.payload
-        if len(self._block) > MAX_LIST_BYTES:
-            raise ConnectionFaultError(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end")
-        if not one.flags & END_HEADERS:
-            self._begun = begun
-            return
-        self._begun, block, self._block = None, self._block, b""
+    def _take_block(self, begun: IncomingFrame, block: bytes) -> None:
+        # Those of calls that are refused or over, too: they may change the table.
         fields = dict(self._decoder.decode(block))
-        call = self._calls.get(begun.stream_id)
-        if call is None and begun.stream_id > self._last_id:
+        opens = begun.stream_id > self._last_id
+        self._last_id = max(begun.stream_id, self._last_id)
+        call = self._known(begun)
+        if opens:
             call = self._begin(begun.stream_id, fields.get(b":path", b""))
         if call is not None and begun.flags & END_STREAM:
             self._end(call)
 
+    def _known(self, one: IncomingFrame) -> ServedCall | None:
+        """Return the call of a frame, or None if it is over."""
+        check_opened(one.stream_id, self._last_id)
+        return self._calls.get(one.stream_id)
+
     def _begin(self, stream_id: int, path: bytes) -> ServedCall:
-        call = ServedCall(self, stream_id, self._initial_room)
-        self._last_id, self._calls[stream_id] = stream_id, call
+        self._calls[stream_id] = call = ServedCall(self, stream_id, self._initial_room)
         make = self._services.get(path)
         if make is None:
             name = path.decode(errors="backslashreplace")
@@ -269,8 +265,11 @@ class ServedConnection(asyncio.Protocol):
         if self._owed >= WINDOW // 4:
             self._queue(frame(WINDOW_UPDATE, 0, 0, self._owed.to_bytes(4, "big")))
             self._owed = 0
-        call = self._calls.get(one.stream_id)
+        call = self._known(one)
         if call is None:
+            return
+        if call.client_ended:
+            self._break(call, ErrorCode.STREAM_CLOSED)
             return
         if one.flags & END_STREAM:
             call.client_ended = True
@@ -298,30 +297,41 @@ class ServedConnection(asyncio.Protocol):
             call.service.end()
 
     def _take_window(self, one: IncomingFrame) -> None:
-        more = int.from_bytes(one.payload, "big") & _MOST_WINDOW
-        if one.stream_id:
-            calls = [call] if (call := self._calls.get(one.stream_id)) else []
-            for call in calls:
-                call.room += more
-        else:
-            self._room += more
-            calls = list(self._calls.values())
-        for call in calls:
-            self.pump(call)
+        if not one.stream_id:
+            self._room = widened(self._room, one.payload)
+            self._pump_all()
+            return
+        call = self._known(one)
+        if call is None:
+            return
+        try:
+            call.room = widened(call.room, one.payload)
+        except ConnectionFaultError as fault:
+            self._break(call, fault.code)
+            return
+        self.pump(call)
 
     def _take_settings(self, payload: bytes) -> None:
-        for key, value in iter_unpack(">HL", payload):
-            if key == _MAX_FRAME:
+        for key, value in settings_in(payload):
+            if key == PeerSetting.MAX_FRAME:
                 self._max_frame = value
-            elif key == _INITIAL_WINDOW:
+            elif key == PeerSetting.INITIAL_WINDOW:
                 for call in self._calls.values():
-                    call.room += value - self._initial_room
+                    call.room = checked_window(call.room + value - self._initial_room)
                 self._initial_room = value
         self._queue(frame(SETTINGS, ACK, 0, b""))
-        for call in list(self._calls.values()):
-            self.pump(call)
+        self._pump_all()
 
     # -- out
+
+    def _pump_all(self) -> None:
+        for call in tuple(self._calls.values()):
+            self.pump(call)
+
+    def _break(self, call: ServedCall, code: ErrorCode) -> None:
+        """End a call whose client broke the protocol on its stream."""
+        self._reset(call.stream_id, code)
+        self._close(call)
 
     def _reset(self, stream_id: int, code: ErrorCode) -> None:
         self._queue(frame(RST_STREAM, 0, stream_id, code.to_bytes(4, "big")))
@@ -333,5 +343,7 @@ class ServedConnection(asyncio.Protocol):
             self._transport.write(chunk)
 
     def _close(self, call: ServedCall) -> None:
+        """Forget a call; its client hears no more of it."""
+        del self._calls[call.stream_id]
         if call.service is not None:
             call.service.close()
