@@ -52,7 +52,11 @@ UNSENT_BYTES = 1 << 16
 """Bytes of one call that may wait for the client before its service does."""
 
 UNREAD_BYTES = 1 << 26
-"""Bound on what a client leaves unread in its socket."""
+"""Bound on what waits for the client, in its windows and for its socket, before one answer more: a
+store may hold more than this, and one answer be all of it."""
+
+MOST_CALLS = 1000
+"""Bound on the open calls of one connection. The store's own client waits until one has ended."""
 
 _HEAD = literal(b":status", b"200") + literal(b"content-type", b"application/grpc")
 _PLAIN = printable[:-5].replace("%", "")
@@ -92,9 +96,8 @@ class ServedCall:
         self._sent: asyncio.Event = asyncio.Event()
 
     def send(self, message: bytes) -> None:
-        """Send an answer."""
-        self.pending += framed(message)
-        self._connection.pump(self)
+        """Send an answer; nothing happens if the call is over."""
+        self._connection.pump(self, framed(message))
 
     async def write(self, message: bytes) -> None:
         """Send an answer, and wait while the client reads too little."""
@@ -136,30 +139,43 @@ class ServedConnection(asyncio.Protocol):
         self._room = self._initial_room = 65535
         self._max_frame = MAX_FRAME_BYTES
         self._owed = 0
-        self._out: list[bytes] = []
+        self._held = 0
+        """The bytes of all calls that the windows hold back."""
+        self._paused = False
+        self._out = bytearray()
         self._feeding = False
 
     # -- for the server and the calls
 
-    def end(self) -> None:
+    def end(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
         """End the connection: the client learns which of its calls nobody has looked at."""
-        self._queue(frame(GOAWAY, 0, 0, self._last_id.to_bytes(4, "big") + bytes(4)))
+        last_id = self._last_id.to_bytes(4, "big")
+        self._queue(frame(GOAWAY, 0, 0, last_id + code.to_bytes(4, "big")))
+        self._flush()
         self._transport.close()
         if self._transport.get_write_buffer_size():
             self._transport.abort()
 
-    def pump(self, call: ServedCall) -> None:
-        """Send of a call what the windows let through, and its end after all."""
+    def pump(self, call: ServedCall, more: bytes = b"") -> None:
+        """Send of a call what socket and windows let through, and its end after all."""
+        if call.stream_id not in self._calls or (more and not self._keeps_up(self._held)):
+            return
+        call.pending += more
+        self._held += len(more)
         if call.pending and call.head:
             self._queue(call.head)
             call.head = b""
-        while call.pending and (room := min(self._room, call.room, self._max_frame)) > 0:
+        while call.pending and not self._paused:
+            room = min(self._room, call.room, self._max_frame)
+            if room <= 0:
+                break
             part = bytes(call.pending[:room])
             del call.pending[:room]
+            self._held -= len(part)
             self._room -= len(part)
             call.room -= len(part)
             self._queue(frame(DATA, 0, call.stream_id, part))
-        if call.trailers and not call.pending and call.stream_id in self._calls:
+        if call.trailers and not call.pending:
             block = (_HEAD if call.head else b"") + call.trailers
             self._queue(frame(HEADERS, END_HEADERS | END_STREAM, call.stream_id, block))
             if not call.client_ended:
@@ -174,7 +190,11 @@ class ServedConnection(asyncio.Protocol):
         """Begin."""
         self._transport = cast(asyncio.Transport, transport)
         self._connections.add(self)
-        self._queue(settings_frame((PeerSetting.INITIAL_WINDOW, WINDOW)))
+        self._queue(
+            settings_frame(
+                (PeerSetting.MAX_STREAMS, MOST_CALLS), (PeerSetting.INITIAL_WINDOW, WINDOW)
+            )
+        )
         self._queue(frame(WINDOW_UPDATE, 0, 0, (WINDOW - 65535).to_bytes(4, "big")))
 
     def data_received(self, data: bytes) -> None:
@@ -192,20 +212,23 @@ class ServedConnection(asyncio.Protocol):
         self._feeding = True
         try:
             for one in self._reader.read(data):
+                if self._transport.is_closing():
+                    return
                 self._take_frame(one)
         except ConnectionFaultError as fault:
-            last = self._last_id.to_bytes(4, "big")
-            self._queue(frame(GOAWAY, 0, 0, last + fault.code.to_bytes(4, "big")))
-            self._transport.write(b"".join(self._out))
-            self._transport.close()
-            return
+            self.end(fault.code)
         finally:
             self._feeding = False
-        out, self._out = b"".join(self._out), []
-        if out:
-            self._transport.write(out)
-            if self._transport.get_write_buffer_size() > UNREAD_BYTES:
-                self._transport.abort()
+        self._flush()
+
+    def pause_writing(self) -> None:
+        """Keep the answers, as the client takes no more for now."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """Send what was kept."""
+        self._paused = False
+        self._pump_all()
 
     def connection_lost(self, error: Exception | None) -> None:
         """End every call."""
@@ -240,7 +263,9 @@ class ServedConnection(asyncio.Protocol):
         opens = begun.stream_id > self._last_id
         self._last_id = max(begun.stream_id, self._last_id)
         call = self._known(begun)
-        if opens:
+        if opens and len(self._calls) >= MOST_CALLS:
+            self._reset(begun.stream_id, ErrorCode.REFUSED_STREAM)
+        elif opens:
             call = self._begin(begun.stream_id, fields.get(b":path", b""))
         if call is not None and begun.flags & END_STREAM:
             self._end(call)
@@ -273,15 +298,8 @@ class ServedConnection(asyncio.Protocol):
             return
         if one.flags & END_STREAM:
             call.client_ended = True
-        try:
-            for message in call.reader.read(one.payload):
-                if call.service is not None and not call.trailers:
-                    call.service.take(message)
-        except MalformedError as error:
-            call.finish(StatusCode.INVALID_ARGUMENT, str(error))
-        except Exception as error:
-            log.exception("a call failed in the embedded store")
-            call.finish(StatusCode.UNKNOWN, repr(error))
+        if call.service is not None and not call.trailers:
+            self._serve(call, call.service, one.payload)
         if one.flags & END_STREAM:
             self._end(call)
             return
@@ -289,6 +307,18 @@ class ServedConnection(asyncio.Protocol):
         if call.owed >= WINDOW // 4:
             self._queue(frame(WINDOW_UPDATE, 0, one.stream_id, call.owed.to_bytes(4, "big")))
             call.owed = 0
+
+    def _serve(self, call: ServedCall, service: Service, data: bytes) -> None:
+        try:
+            for message in call.reader.read(data):
+                if call.trailers or call.stream_id not in self._calls:
+                    return
+                service.take(message)
+        except MalformedError as error:
+            call.finish(StatusCode.INVALID_ARGUMENT, str(error))
+        except Exception as error:
+            log.exception("a call failed in the embedded store")
+            call.finish(StatusCode.UNKNOWN, repr(error))
 
     def _end(self, call: ServedCall) -> None:
         """Note that the client makes no more requests."""
@@ -337,13 +367,29 @@ class ServedConnection(asyncio.Protocol):
         self._queue(frame(RST_STREAM, 0, stream_id, code.to_bytes(4, "big")))
 
     def _queue(self, chunk: bytes) -> None:
-        if self._feeding:
-            self._out.append(chunk)
-        elif not self._transport.is_closing():
-            self._transport.write(chunk)
+        self._out += chunk
+        if not self._feeding or len(self._out) > UNSENT_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        out, self._out = self._out, bytearray()
+        if out and not self._transport.is_closing() and self._keeps_up(0):
+            self._transport.write(out)
+
+    def _keeps_up(self, held: int) -> bool:
+        """Return whether the client is still there; leave it if it reads too little."""
+        if held + self._transport.get_write_buffer_size() > UNREAD_BYTES:
+            log.warning("a client of the embedded store read too little of what it asked for")
+            self._transport.abort()
+            self.connection_lost(None)
+        return not self._transport.is_closing()
 
     def _close(self, call: ServedCall) -> None:
         """Forget a call; its client hears no more of it."""
-        del self._calls[call.stream_id]
+        if self._calls.pop(call.stream_id, None) is None:
+            return
+        self._held -= len(call.pending)
+        call.pending.clear()
+        call.went_out()
         if call.service is not None:
             call.service.close()
