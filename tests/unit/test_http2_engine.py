@@ -7,7 +7,6 @@ import pytest
 
 from rdzv.store.http2.engine import (
     CONNECTION_WINDOW,
-    MOST_CONTINUATIONS,
     MOST_UNTAKEN_ANSWERS,
     STREAM_WINDOW,
     Http2Engine,
@@ -33,7 +32,12 @@ from rdzv.store.http2.frames import (
     ErrorCode,
     frame,
 )
-from rdzv.store.http2.header_blocks import MAX_LIST_BYTES, HeaderDecoder, literal
+from rdzv.store.http2.header_blocks import (
+    MAX_LIST_BYTES,
+    MOST_CONTINUATIONS,
+    HeaderDecoder,
+    literal,
+)
 from tests.support.store.http2_peer import (
     GREETING,
     OK_FIELDS,

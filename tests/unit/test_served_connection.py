@@ -16,25 +16,34 @@ from rdzv.store.http2.frames import (
     END_HEADERS,
     GOAWAY,
     HEADERS,
+    MOST_WINDOW,
     PING,
     PREFACE,
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    ErrorCode,
     FrameReader,
     IncomingFrame,
     frame,
 )
-from rdzv.store.http2.header_blocks import HeaderDecoder
+from rdzv.store.http2.header_blocks import MOST_CONTINUATIONS, HeaderDecoder
 from rdzv.store.http2.messages import framed
+from rdzv.store.memory import served_connection
+from rdzv.store.memory.actions import Write
+from rdzv.store.memory.engine import MemoryEngine
 from rdzv.store.memory.served_connection import (
     MAX_REQUEST_BYTES,
+    MOST_CALLS,
     UNREAD_BYTES,
     UNSENT_BYTES,
     WINDOW,
     ServedCall,
     ServedConnection,
+    Services,
 )
+from rdzv.store.memory.server_watch import ServedWatch
+from rdzv.store.pb import etcd_pb2 as pb
 from tests.support.store.http2_peer import block, data, goaway, headers, reset, settings, window
 
 LARGE = bytes(range(256)) * 1000
@@ -49,10 +58,12 @@ class Wire(asyncio.Transport):
         self.frames: list[IncomingFrame] = []
         self.writes = self.unread = 0
         self.closing = self.aborted = False
+        self.on_write: Callable[[], None] = lambda: None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.closing
         self.writes += 1
+        self.on_write()
         self.frames += self.reader.read(bytes(data))
 
     def get_write_buffer_size(self) -> int:
@@ -90,7 +101,11 @@ class Client:
     """A client that is connected, and what it was answered."""
 
     def __init__(
-        self, made: Callable[[bytes], bytes] = bytes.upper, *, greets: bool = True
+        self,
+        made: Callable[[bytes], bytes] = bytes.upper,
+        *,
+        greets: bool = True,
+        services: Services | None = None,
     ) -> None:
         self.echoes: list[Echo] = []
 
@@ -100,7 +115,7 @@ class Client:
 
         self.wire = Wire()
         self.connections: set[ServedConnection] = set()
-        self.connection = ServedConnection({b"/echo": serve}, self.connections)
+        self.connection = ServedConnection(services or {b"/echo": serve}, self.connections)
         self.connection.connection_made(self.wire)
         self.decoder = HeaderDecoder()
         if greets:
@@ -148,13 +163,20 @@ async def test_it_comes_byte_by_byte() -> None:
 
 
 @pytest.mark.parametrize(
-    "first", [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/1.1\r\n", PREFACE + data(1, b"")]
+    "first",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/1.1\r\n",
+        b"X" * len(PREFACE),
+        PREFACE + data(1, b""),
+    ],
 )
 async def test_what_is_no_client_of_http2_is_sent_away(first: bytes) -> None:
     client = Client(greets=False)
-    client.say(first)
+    # What comes in the same piece is not carried out either.
+    client.say(first, settings(), headers(1, ((b":path", b"/echo"),)))
     assert client.wire.closing
-    client.ask(1)
+    client.ask(3)
     assert client.echoes == []
 
 
@@ -264,6 +286,62 @@ async def test_a_header_block_comes_in_parts_and_must_end() -> None:
     assert client.of(GOAWAY)
 
 
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        (settings((5, 0)), ErrorCode.PROTOCOL_ERROR),
+        (settings((5, 1 << 31)), ErrorCode.PROTOCOL_ERROR),
+        (settings((4, MOST_WINDOW + 1)), ErrorCode.FLOW_CONTROL_ERROR),
+        (window(1, 65536) + settings((4, MOST_WINDOW)), ErrorCode.FLOW_CONTROL_ERROR),
+        (window(0, MOST_WINDOW), ErrorCode.FLOW_CONTROL_ERROR),
+        (window(0, 0), ErrorCode.PROTOCOL_ERROR),
+        (window(3, 1), ErrorCode.PROTOCOL_ERROR),
+        (data(3, b""), ErrorCode.PROTOCOL_ERROR),
+        (reset(2, 8), ErrorCode.PROTOCOL_ERROR),
+        (headers(4, ((b":path", b"/echo"),)), ErrorCode.PROTOCOL_ERROR),
+        (frame(CONTINUATION, END_HEADERS, 1, b""), ErrorCode.PROTOCOL_ERROR),
+        (frame(HEADERS, 0, 3, b"") + data(3, b""), ErrorCode.PROTOCOL_ERROR),
+        (
+            frame(HEADERS, 0, 3, b"") + frame(CONTINUATION, 0, 3, b"") * MOST_CONTINUATIONS,
+            ErrorCode.ENHANCE_YOUR_CALM,
+        ),
+    ],
+)
+async def test_a_broken_protocol_ends_the_connection_with_its_reason(
+    bad: bytes, code: ErrorCode
+) -> None:
+    client = Client()
+    client.say(headers(1, ((b":path", b"/echo"),)))
+    client.say(bad)
+    assert [one.payload[4:] for one in client.of(GOAWAY)] == [code.to_bytes(4, "big")]
+    assert client.wire.closing
+    assert len(client.echoes) == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        (window(1, 0), ErrorCode.PROTOCOL_ERROR),
+        (window(1, MOST_WINDOW) * 2, ErrorCode.FLOW_CONTROL_ERROR),
+        (data(1, b"", ended=True) + data(1, b""), ErrorCode.STREAM_CLOSED),
+    ],
+)
+async def test_a_protocol_broken_on_a_stream_ends_its_call_alone(
+    bad: bytes, code: ErrorCode
+) -> None:
+    client = Client()
+    client.say(settings((4, 0)))
+    client.say(headers(1, ((b":path", b"/echo"),)), data(1, framed(b"held back")))
+    client.say(bad)
+    (last,) = client.of(RST_STREAM)
+    assert (last.stream_id, last.payload) == (1, code.to_bytes(4, "big"))
+    assert client.echoes[0].closed == 1
+    client.say(settings((4, 65535)))
+    client.ask(3)
+    assert client.of(DATA)[-1].payload == framed(b"HELLO")
+    assert [one.stream_id for one in client.of(HEADERS)][-2:] == [3, 3]
+
+
 async def test_the_end_of_the_server_says_which_calls_it_has_not_seen() -> None:
     client = Client()
     client.ask(5)
@@ -282,3 +360,140 @@ async def test_a_client_that_reads_nothing_is_left() -> None:
     client.wire.unread = UNREAD_BYTES + 1
     client.say(frame(PING, 0, 0, b"12345678"))
     assert client.wire.aborted
+
+
+async def test_a_client_that_stops_reading_holds_a_service_up() -> None:
+    client = Client()
+    client.say(settings((4, MOST_WINDOW)), window(0, MOST_WINDOW - 65535))
+    client.say(headers(1, ((b":path", b"/echo"),)))
+    (echo,) = client.echoes
+    client.connection.pause_writing()
+    writing = asyncio.create_task(echo.call.write(LARGE))
+    await asyncio.sleep(0)
+    assert not writing.done()
+    assert client.answer() == b""
+    client.connection.resume_writing()
+    await asyncio.sleep(0)
+    assert writing.done()
+    assert client.answer() == framed(LARGE)
+
+
+async def test_no_answer_is_put_in_front_of_a_socket_that_takes_no_more() -> None:
+    client = Client(lambda message: LARGE)
+    client.say(settings((4, MOST_WINDOW)), window(0, MOST_WINDOW - 65535))
+    client.wire.on_write = client.connection.pause_writing
+    client.say(headers(1, ((b":path", b"/echo"),)), data(1, framed(b"") * 100, ended=True))
+    assert len(client.answer()) < 2 * UNSENT_BYTES
+    client.wire.on_write = lambda: None
+    client.connection.resume_writing()
+    assert client.answer() == framed(LARGE) * 100
+    assert client.echoes[0].closed == 1
+
+
+async def test_a_call_too_many_is_refused_and_costs_no_other() -> None:
+    client = Client(greets=False)
+    client.say(PREFACE, settings())
+    assert (3).to_bytes(2, "big") + MOST_CALLS.to_bytes(4, "big") in client.of(SETTINGS)[0].payload
+    path = ((b":path", b"/echo"),)
+    last = 2 * MOST_CALLS + 1
+    client.say(*(headers(stream_id, path) for stream_id in range(1, last, 2)))
+    # Its headers change the table all the same.
+    client.say(frame(HEADERS, END_HEADERS, last, b"\x40" + block(path)[1:]))
+    (refused,) = client.of(RST_STREAM)
+    assert refused.stream_id == last
+    assert refused.payload == ErrorCode.REFUSED_STREAM.to_bytes(4, "big")
+    assert len(client.echoes) == MOST_CALLS
+    client.say(data(last, framed(b"of the refused")), reset(1, 8))
+    client.say(frame(HEADERS, END_HEADERS, last + 2, b"\xbe"))
+    client.say(data(last + 2, framed(b"hello"), ended=True))
+    assert client.answer() == framed(b"HELLO")
+    assert client.of(RST_STREAM) == [refused]
+
+
+@pytest.mark.parametrize("calls", [1, 50])
+async def test_a_client_that_asks_for_more_than_it_reads_is_left(
+    calls: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(served_connection, "UNREAD_BYTES", 10 * len(LARGE))
+    made: list[bytes] = []
+
+    def large(message: bytes) -> bytes:
+        made.append(message)
+        return LARGE
+
+    client = Client(large)
+    asked = [
+        headers(stream_id, ((b":path", b"/echo"),)) + data(stream_id, framed(b"") * (50 // calls))
+        for stream_id in range(1, 2 * calls, 2)
+    ]
+    client.say(settings((4, 0)), *asked)
+    assert client.wire.aborted
+    # The rest of what came in the same piece is not carried out.
+    assert len(made) == 11
+    assert all(echo.closed == 1 for echo in client.echoes)
+    assert client.connections == set()
+    assert "read too little" in caplog.text
+
+
+async def test_one_answer_may_be_larger_than_what_a_client_may_leave_unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(served_connection, "UNREAD_BYTES", len(LARGE) // 2)
+    client = Client(lambda message: LARGE)
+    client.ask(1)
+    client.say(window(0, len(LARGE)), window(1, len(LARGE)))
+    assert client.answer() == framed(LARGE)
+    # What was read counts no more, nor does what a client has given up.
+    client.say(settings((4, 0)))
+    for stream_id in (3, 5, 7):
+        client.ask(stream_id)
+        client.say(reset(stream_id, 8))
+    assert not client.wire.closing
+
+
+async def test_what_is_whole_before_a_malformed_message_is_served() -> None:
+    client = Client()
+    malformed = b"\1" + bytes(4)
+    client.say(
+        headers(1, ((b":path", b"/echo"),)), data(1, framed(b"a") + framed(b"b") + malformed)
+    )
+    assert client.answer() == framed(b"A") + framed(b"B")
+    assert client.fields()[-1][b"grpc-status"] == b"%d" % StatusCode.INVALID_ARGUMENT.value
+
+
+@pytest.mark.parametrize("first", [b"\1", framed(b"\1") + b"\1"])
+async def test_nothing_is_kept_of_what_follows_a_malformed_message(first: bytes) -> None:
+    client = Client()
+    client.say(settings((4, 0)), headers(1, ((b":path", b"/echo"),)), data(1, framed(b"answered")))
+    client.say(data(1, first))
+    for _ in range(10):
+        client.say(data(1, b"\1" * 16000))
+    (echo,) = client.echoes
+    assert not echo.call.reader.partial
+    client.say(window(1, 65535))
+    assert client.fields()[-1][b"grpc-status"] == b"%d" % StatusCode.INVALID_ARGUMENT.value
+
+
+async def test_a_defect_ends_a_watch_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    engine = MemoryEngine()
+    sound = True
+
+    def header() -> pb.ResponseHeader:
+        if not sound:
+            raise KeyError("planted")
+        return pb.ResponseHeader()
+
+    client = Client(services={b"/watch": lambda call: ServedWatch(call, engine, header)})
+    create = pb.WatchRequest(create_request=pb.WatchCreateRequest(key=b"/a"))
+    client.say(headers(1, ((b":path", b"/watch"),)), data(1, framed(create.SerializeToString())))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert pb.WatchResponse.FromString(client.answer()[5:]).created
+    sound = False
+    engine.txn([], [Write(b"/a", b"1", 0)], [])
+    for _ in range(3):
+        await asyncio.sleep(0)
+    last = client.fields()[-1]
+    assert last[b"grpc-status"] == b"%d" % StatusCode.UNKNOWN.value
+    assert last[b"grpc-message"] == b"KeyError('planted')"
+    assert "a watch failed in the embedded store" in caplog.text

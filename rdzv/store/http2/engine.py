@@ -7,8 +7,6 @@ been taken can be withdrawn, and was certainly not carried out.
 
 from __future__ import annotations
 
-from struct import Struct, iter_unpack
-
 from rdzv.store.http2.frames import (
     ACK,
     CONTINUATION,
@@ -27,10 +25,22 @@ from rdzv.store.http2.frames import (
     ErrorCode,
     FrameReader,
     IncomingFrame,
+    PeerSetting,
+    check_opened,
+    checked_window,
     frame,
     pack_head,
+    settings_frame,
+    settings_in,
+    widened,
 )
-from rdzv.store.http2.header_blocks import MAX_LIST_BYTES, NO_TABLE, Fields, HeaderDecoder
+from rdzv.store.http2.header_blocks import (
+    MAX_LIST_BYTES,
+    NO_TABLE,
+    BlockReader,
+    Fields,
+    HeaderDecoder,
+)
 from rdzv.store.http2.seam import EngineListener
 
 STREAM_WINDOW = 1 << 20
@@ -40,16 +50,9 @@ in a large answer; smaller: less memory for a watch without a reader."""
 CONNECTION_WINDOW = 1 << 24
 """The same for all streams together, given back as soon as bytes have come."""
 
-MOST_WINDOW = (1 << 31) - 1
 LAST_STREAM_ID = (1 << 31) - 1
-MOST_CONTINUATIONS = 32
 MOST_UNTAKEN_ANSWERS = 1000
 """Bound on what the peer makes this side answer while it reads nothing."""
-
-_HEADER_TABLE_SIZE, _ENABLE_PUSH, _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME = 1, 2, 3, 4, 5
-_MAX_HEADER_LIST = 6
-_SETTING = Struct(">HL")
-_MOST_FRAME = (1 << 24) - 1
 
 
 class _ClientStream:
@@ -76,6 +79,7 @@ class Http2Engine:
     def __init__(self, listener: EngineListener) -> None:
         self._listener = listener
         self._reader = FrameReader()
+        self._blocks = BlockReader()
         self._decoder = HeaderDecoder()
         self._streams: dict[int, _ClientStream] = {}
         self._last_id = -1
@@ -89,19 +93,16 @@ class Http2Engine:
         self._blocked: dict[int, _ClientStream] = {}
         self._unread = CONNECTION_WINDOW
         self._owed = 0
-        self._block: list[bytes] = []
-        self._block_of: IncomingFrame | None = None
         self._answers = 0
         self._taken = 0
-        settings = (
-            (_HEADER_TABLE_SIZE, 4096),
-            (_ENABLE_PUSH, 0),
-            (_INITIAL_WINDOW, STREAM_WINDOW),
-            (_MAX_HEADER_LIST, MAX_LIST_BYTES),
-        )
         self._chunks = [
             PREFACE,
-            frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*one) for one in settings)),
+            settings_frame(
+                (PeerSetting.HEADER_TABLE_SIZE, 4096),
+                (PeerSetting.ENABLE_PUSH, 0),
+                (PeerSetting.INITIAL_WINDOW, STREAM_WINDOW),
+                (PeerSetting.MAX_HEADER_LIST, MAX_LIST_BYTES),
+            ),
             frame(WINDOW_UPDATE, 0, 0, (CONNECTION_WINDOW - 65535).to_bytes(4, "big")),
         ]
         self._owners: list[tuple[_ClientStream | None, int]] = [(None, 0)] * len(self._chunks)
@@ -243,20 +244,12 @@ class Http2Engine:
 
     def _take_frame(self, one: IncomingFrame) -> None:
         kind = one.kind
-        if self._block_of is not None:
-            if kind != CONTINUATION or one.stream_id != self._block_of.stream_id:
-                raise ConnectionFaultError(
-                    ErrorCode.PROTOCOL_ERROR, "a header block was interrupted"
-                )
-            self._take_continuation(one)
+        if kind in (HEADERS, CONTINUATION) or self._blocks.partial:
+            whole = self._blocks.take(one)
+            if whole is not None:
+                self._take_block(*whole)
         elif kind == DATA:
             self._take_data(one)
-        elif kind == HEADERS:
-            self._known(one)
-            if one.flags & END_HEADERS:
-                self._take_block(one, one.payload)
-            else:
-                self._block_of, self._block = one, [one.payload]
         elif kind == WINDOW_UPDATE:
             self._take_window(one)
         elif kind == PING:
@@ -269,16 +262,12 @@ class Http2Engine:
             self._take_reset(one)
         elif kind == GOAWAY:
             self._take_goaway(one.payload)
-        elif kind == CONTINUATION:
-            raise ConnectionFaultError(ErrorCode.PROTOCOL_ERROR, "a continuation of nothing")
 
     def _known(self, one: IncomingFrame) -> _ClientStream | None:
         """Return the stream of a frame, or None if it has ended."""
         stream = self._streams.get(one.stream_id)
-        if stream is None and (one.stream_id > self._last_id or not one.stream_id & 1):
-            raise ConnectionFaultError(
-                ErrorCode.PROTOCOL_ERROR, f"a frame on stream {one.stream_id}, which is not open"
-            )
+        if stream is None:
+            check_opened(one.stream_id, self._last_id)
         return stream
 
     def _take_data(self, one: IncomingFrame) -> None:
@@ -305,23 +294,10 @@ class Http2Engine:
                 self._end(stream)
             self._listener.data(one.stream_id, one.payload, counted, ended)
 
-    def _take_continuation(self, one: IncomingFrame) -> None:
-        assert self._block_of is not None
-        self._block.append(one.payload)
-        if (
-            len(self._block) > MOST_CONTINUATIONS
-            or sum(len(part) for part in self._block) > MAX_LIST_BYTES
-        ):
-            raise ConnectionFaultError(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end")
-        if one.flags & END_HEADERS:
-            begun, self._block_of = self._block_of, None
-            self._take_block(begun, b"".join(self._block))
-            self._block = []
-
     def _take_block(self, one: IncomingFrame, block: bytes) -> None:
+        stream = self._known(one)
         # Those of streams that have ended, too: they may change the table.
         fields = self._decoder.decode(block)
-        stream = self._streams.get(one.stream_id)
         if stream is None:
             return
         ended = bool(one.flags & END_STREAM)
@@ -336,48 +312,33 @@ class Http2Engine:
         self._listener.headers(one.stream_id, fields, ended)
 
     def _take_window(self, one: IncomingFrame) -> None:
-        more = int.from_bytes(one.payload, "big") & MOST_WINDOW
         if not one.stream_id:
-            if not more:
-                raise ConnectionFaultError(ErrorCode.PROTOCOL_ERROR, "a window of 0 bytes more")
-            self._room += more
-            if self._room > MOST_WINDOW:
-                raise ConnectionFaultError(ErrorCode.FLOW_CONTROL_ERROR, "a window too large")
+            self._room = widened(self._room, one.payload)
             if self._blocked:
                 self._pump_all()
             return
         stream = self._known(one)
         if stream is None:
             return
-        stream.room += more
-        if not more:
-            self._break(stream, ErrorCode.PROTOCOL_ERROR)
-        elif stream.room > MOST_WINDOW:
-            self._break(stream, ErrorCode.FLOW_CONTROL_ERROR)
-        elif stream.pending:
+        try:
+            stream.room = widened(stream.room, one.payload)
+        except ConnectionFaultError as fault:
+            self._break(stream, fault.code)
+            return
+        if stream.pending:
             self._pump(stream)
 
     def _take_settings(self, payload: bytes) -> None:
-        for key, value in iter_unpack(">HL", payload):
-            if key == _MAX_STREAMS:
+        for key, value in settings_in(payload):
+            if key == PeerSetting.MAX_STREAMS:
                 self._max_streams = value
-            elif key == _INITIAL_WINDOW:
-                if value > MOST_WINDOW:
-                    raise ConnectionFaultError(ErrorCode.FLOW_CONTROL_ERROR, "a window too large")
+            elif key == PeerSetting.INITIAL_WINDOW:
                 for stream in self._streams.values():
-                    stream.room += value - self._initial_room
-                    if stream.room > MOST_WINDOW:
-                        raise ConnectionFaultError(
-                            ErrorCode.FLOW_CONTROL_ERROR, "a window too large"
-                        )
+                    stream.room = checked_window(stream.room + value - self._initial_room)
                 self._initial_room = value
-            elif key == _MAX_FRAME:
-                if not MAX_FRAME_BYTES <= value <= _MOST_FRAME:
-                    raise ConnectionFaultError(
-                        ErrorCode.PROTOCOL_ERROR, f"a largest frame of {value} bytes"
-                    )
+            elif key == PeerSetting.MAX_FRAME:
                 self._max_frame = value
-            elif key == _ENABLE_PUSH and value:
+            elif key == PeerSetting.ENABLE_PUSH and value:
                 raise ConnectionFaultError(ErrorCode.PROTOCOL_ERROR, "a server that takes pushes")
         self._answer(frame(SETTINGS, ACK, 0, b""))
         self._pump_all()

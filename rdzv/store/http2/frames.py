@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
@@ -10,6 +11,9 @@ from typing import NamedTuple
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_FRAME_BYTES = 16384
 """Longest payload that this side takes, which is the default of HTTP/2."""
+
+MOST_WINDOW = (1 << 31) - 1
+"""Bound on every window, in bytes."""
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = 0, 1, 2, 3, 4
 PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 5, 6, 7, 8, 9
@@ -19,6 +23,8 @@ END_HEADERS = 0x4
 PADDED = 0x8
 HAS_PRIORITY = 0x20
 
+_MOST_FRAME = (1 << 24) - 1
+_SETTING = Struct(">HL")
 _HEAD = Struct(">HBBBL")
 pack_head = _HEAD.pack
 """Makes the head of a frame: of the size but for its last byte, that byte, kind, flags, stream."""
@@ -45,6 +51,17 @@ class ErrorCode(IntEnum):
     ENHANCE_YOUR_CALM = 0xB
     INADEQUATE_SECURITY = 0xC
     HTTP_1_1_REQUIRED = 0xD
+
+
+class PeerSetting(IntEnum):
+    """The settings that HTTP/2 has."""
+
+    HEADER_TABLE_SIZE = 1
+    ENABLE_PUSH = 2
+    MAX_STREAMS = 3
+    INITIAL_WINDOW = 4
+    MAX_FRAME = 5
+    MAX_HEADER_LIST = 6
 
 
 def named_code(code: int) -> str:
@@ -78,6 +95,46 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
     """Return a frame as bytes."""
     size = len(payload)
     return pack_head(size >> 8, size & 0xFF, kind, flags, stream_id) + payload
+
+
+def settings_frame(*settings: tuple[PeerSetting, int]) -> bytes:
+    """Return a frame that announces settings."""
+    return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*one) for one in settings))
+
+
+def settings_in(payload: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the settings that a peer announces; raise ``ConnectionFaultError``."""
+    for key, value in _SETTING.iter_unpack(payload):
+        if key == PeerSetting.INITIAL_WINDOW:
+            checked_window(value)
+        elif key == PeerSetting.MAX_FRAME and not MAX_FRAME_BYTES <= value <= _MOST_FRAME:
+            raise ConnectionFaultError(
+                ErrorCode.PROTOCOL_ERROR, f"a largest frame of {value} bytes"
+            )
+        yield key, value
+
+
+def checked_window(room: int) -> int:
+    """Return a window; raise ``ConnectionFaultError`` if it is too large."""
+    if room > MOST_WINDOW:
+        raise ConnectionFaultError(ErrorCode.FLOW_CONTROL_ERROR, "a window too large")
+    return room
+
+
+def widened(room: int, payload: bytes) -> int:
+    """Return a window after a WINDOW_UPDATE; raise ``ConnectionFaultError``."""
+    more = int.from_bytes(payload, "big") & MOST_WINDOW
+    if not more:
+        raise ConnectionFaultError(ErrorCode.PROTOCOL_ERROR, "a window of 0 bytes more")
+    return checked_window(room + more)
+
+
+def check_opened(stream_id: int, last_id: int) -> None:
+    """Raise ``ConnectionFaultError`` if no stream was opened that has this id."""
+    if stream_id > last_id or not stream_id & 1:
+        raise ConnectionFaultError(
+            ErrorCode.PROTOCOL_ERROR, f"a frame on stream {stream_id}, which is not open"
+        )
 
 
 class FrameReader:

@@ -7,12 +7,21 @@ from collections.abc import Iterable
 
 from hpack import Decoder, HPACKError
 
-from rdzv.store.http2.frames import ConnectionFaultError, ErrorCode
+from rdzv.store.http2.frames import (
+    CONTINUATION,
+    END_HEADERS,
+    ConnectionFaultError,
+    ErrorCode,
+    IncomingFrame,
+)
 
 Fields = tuple[tuple[bytes, bytes], ...]
 
 MAX_LIST_BYTES = 65536
 """Bound on a header list, as HTTP/2 counts it: 32 bytes a field besides name and value."""
+
+MOST_CONTINUATIONS = 32
+"""Bound on the frames of one block, as they may be empty."""
 
 KEPT_BLOCKS = 64
 """Bound on the blocks whose meaning is kept."""
@@ -44,6 +53,41 @@ def _length(size: int) -> bytes:
         size >>= 7
     out.append(size)
     return bytes(out)
+
+
+class BlockReader:
+    """Puts a block together from HEADERS and CONTINUATION, which nothing may interrupt."""
+
+    def __init__(self) -> None:
+        self._begun: IncomingFrame | None = None
+        self._parts: list[bytes] = []
+
+    @property
+    def partial(self) -> bool:
+        """Whether a block has begun and not ended."""
+        return self._begun is not None
+
+    def take(self, one: IncomingFrame) -> tuple[IncomingFrame, bytes] | None:
+        """Take a frame; return the HEADERS and the whole block if it ends with this frame.
+
+        Raises ``ConnectionFaultError``.
+        """
+        if self._begun is None:
+            if one.kind == CONTINUATION:
+                raise ConnectionFaultError(ErrorCode.PROTOCOL_ERROR, "a continuation of nothing")
+            if one.flags & END_HEADERS:
+                return one, one.payload
+            self._begun, self._parts = one, [one.payload]
+            return None
+        if one.kind != CONTINUATION or one.stream_id != self._begun.stream_id:
+            raise ConnectionFaultError(ErrorCode.PROTOCOL_ERROR, "a header block was interrupted")
+        self._parts.append(one.payload)
+        if len(self._parts) > MOST_CONTINUATIONS or sum(map(len, self._parts)) > MAX_LIST_BYTES:
+            raise ConnectionFaultError(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end")
+        if not one.flags & END_HEADERS:
+            return None
+        begun, self._begun = self._begun, None
+        return begun, b"".join(self._parts)
 
 
 class HeaderDecoder:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
@@ -80,23 +80,32 @@ class MessageReader:
         """Whether a message has begun and not ended."""
         return bool(self._buffer)
 
-    def read(self, data: bytes) -> Sequence[bytes]:
-        """Return the messages that are whole by now; raise ``MalformedError``."""
-        buffer = self._buffer
-        if not buffer and len(data) >= 5 and len(data) == 5 + _size_in(data, 0, self._limit):
+    def read(self, data: bytes) -> Iterable[bytes]:
+        """Return the messages that are whole by now, to be gone through once.
+
+        Raises ``MalformedError`` after those that came before what is none.
+        """
+        if not self._buffer and len(data) >= 5 and len(data) == 5 + _size_in(data, 0, self._limit):
             return (data[5:],)
+        return self._cut(data)
+
+    def _cut(self, data: bytes) -> Iterator[bytes]:
+        buffer = self._buffer
         buffer += data
-        messages = []
         start = 0
-        while len(buffer) - start >= 5:
-            size = _size_in(buffer, start, self._limit)
-            if len(buffer) - start - 5 < size:
-                break
-            messages.append(bytes(memoryview(buffer)[start + 5 : start + 5 + size]))
-            start += 5 + size
-        if start:
+        try:
+            while len(buffer) - start >= 5:
+                first = start + 5
+                size = _size_in(buffer, start, self._limit)
+                if len(buffer) - first < size:
+                    break
+                start = first + size
+                yield bytes(memoryview(buffer)[first:start])
+        except MalformedError:
+            start = len(buffer)
+            raise
+        finally:
             del buffer[:start]
-        return messages
 
 
 def _size_in(buffer: bytes | bytearray, start: int, limit: int) -> int:

@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from string import printable
-from struct import iter_unpack
 from typing import Protocol, cast
 from urllib.parse import quote
 
@@ -30,9 +29,15 @@ from rdzv.store.http2.frames import (
     ErrorCode,
     FrameReader,
     IncomingFrame,
+    PeerSetting,
+    check_opened,
+    checked_window,
     frame,
+    settings_frame,
+    settings_in,
+    widened,
 )
-from rdzv.store.http2.header_blocks import MAX_LIST_BYTES, HeaderDecoder, literal
+from rdzv.store.http2.header_blocks import BlockReader, HeaderDecoder, literal
 from rdzv.store.http2.messages import MalformedError, MessageReader, framed
 
 log = logging.getLogger(__name__)
@@ -47,10 +52,12 @@ UNSENT_BYTES = 1 << 16
 """Bytes of one call that may wait for the client before its service does."""
 
 UNREAD_BYTES = 1 << 26
-"""Bound on what a client leaves unread in its socket."""
+"""Bound on what waits for the client, in its windows and for its socket, before one answer more: a
+store may hold more than this, and one answer be all of it."""
 
-_INITIAL_WINDOW, _MAX_FRAME = 4, 5
-_MOST_WINDOW = (1 << 31) - 1
+MOST_CALLS = 1000
+"""Bound on the open calls of one connection. The store's own client waits until one has ended."""
+
 _HEAD = literal(b":status", b"200") + literal(b"content-type", b"application/grpc")
 _PLAIN = printable[:-5].replace("%", "")
 """The characters that stay as they are in a status message."""
@@ -89,9 +96,8 @@ class ServedCall:
         self._sent: asyncio.Event = asyncio.Event()
 
     def send(self, message: bytes) -> None:
-        """Send an answer."""
-        self.pending += framed(message)
-        self._connection.pump(self)
+        """Send an answer; nothing happens if the call is over."""
+        self._connection.pump(self, framed(message))
 
     async def write(self, message: bytes) -> None:
         """Send an answer, and wait while the client reads too little."""
@@ -124,6 +130,7 @@ class ServedConnection(asyncio.Protocol):
         self._services = services
         self._connections = connections
         self._reader = FrameReader()
+        self._blocks = BlockReader()
         self._decoder = HeaderDecoder()
         self._calls: dict[int, ServedCall] = {}
         self._greeting = b""
@@ -132,33 +139,43 @@ class ServedConnection(asyncio.Protocol):
         self._room = self._initial_room = 65535
         self._max_frame = MAX_FRAME_BYTES
         self._owed = 0
-        self._begun: IncomingFrame | None = None
-        self._block = b""
-        self._out: list[bytes] = []
+        self._held = 0
+        """The bytes of all calls that the windows hold back."""
+        self._paused = False
+        self._out = bytearray()
         self._feeding = False
 
     # -- for the server and the calls
 
-    def end(self) -> None:
+    def end(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
         """End the connection: the client learns which of its calls nobody has looked at."""
-        self._queue(frame(GOAWAY, 0, 0, self._last_id.to_bytes(4, "big") + bytes(4)))
+        last_id = self._last_id.to_bytes(4, "big")
+        self._queue(frame(GOAWAY, 0, 0, last_id + code.to_bytes(4, "big")))
+        self._flush()
         self._transport.close()
         if self._transport.get_write_buffer_size():
             self._transport.abort()
 
-    def pump(self, call: ServedCall) -> None:
-        """Send of a call what the windows let through, and its end after all."""
+    def pump(self, call: ServedCall, more: bytes = b"") -> None:
+        """Send of a call what socket and windows let through, and its end after all."""
+        if call.stream_id not in self._calls or (more and not self._keeps_up(self._held)):
+            return
+        call.pending += more
+        self._held += len(more)
         if call.pending and call.head:
             self._queue(call.head)
             call.head = b""
-        while call.pending and (room := min(self._room, call.room, self._max_frame)) > 0:
+        while call.pending and not self._paused:
+            room = min(self._room, call.room, self._max_frame)
+            if room <= 0:
+                break
             part = bytes(call.pending[:room])
             del call.pending[:room]
+            self._held -= len(part)
             self._room -= len(part)
             call.room -= len(part)
             self._queue(frame(DATA, 0, call.stream_id, part))
-        if call.trailers and not call.pending and call.stream_id in self._calls:
-            del self._calls[call.stream_id]
+        if call.trailers and not call.pending:
             block = (_HEAD if call.head else b"") + call.trailers
             self._queue(frame(HEADERS, END_HEADERS | END_STREAM, call.stream_id, block))
             if not call.client_ended:
@@ -173,8 +190,11 @@ class ServedConnection(asyncio.Protocol):
         """Begin."""
         self._transport = cast(asyncio.Transport, transport)
         self._connections.add(self)
-        setting = _INITIAL_WINDOW.to_bytes(2, "big") + WINDOW.to_bytes(4, "big")
-        self._queue(frame(SETTINGS, 0, 0, setting))
+        self._queue(
+            settings_frame(
+                (PeerSetting.MAX_STREAMS, MOST_CALLS), (PeerSetting.INITIAL_WINDOW, WINDOW)
+            )
+        )
         self._queue(frame(WINDOW_UPDATE, 0, 0, (WINDOW - 65535).to_bytes(4, "big")))
 
     def data_received(self, data: bytes) -> None:
@@ -185,46 +205,45 @@ class ServedConnection(asyncio.Protocol):
             self._greeting += data
             if not self._greeting.startswith(PREFACE[: len(self._greeting)]):
                 self._transport.abort()
+                return
             if len(self._greeting) < len(PREFACE):
                 return
             self._greeted, data = True, self._greeting[len(PREFACE) :]
         self._feeding = True
         try:
             for one in self._reader.read(data):
+                if self._transport.is_closing():
+                    return
                 self._take_frame(one)
         except ConnectionFaultError as fault:
-            last = self._last_id.to_bytes(4, "big")
-            self._queue(frame(GOAWAY, 0, 0, last + fault.code.to_bytes(4, "big")))
-            self._transport.write(b"".join(self._out))
-            self._transport.close()
-            return
+            self.end(fault.code)
         finally:
             self._feeding = False
-        out, self._out = b"".join(self._out), []
-        if out:
-            self._transport.write(out)
-            if self._transport.get_write_buffer_size() > UNREAD_BYTES:
-                self._transport.abort()
+        self._flush()
+
+    def pause_writing(self) -> None:
+        """Keep the answers, as the client takes no more for now."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """Send what was kept."""
+        self._paused = False
+        self._pump_all()
 
     def connection_lost(self, error: Exception | None) -> None:
         """End every call."""
         self._connections.discard(self)
-        calls, self._calls = self._calls, {}
-        for call in calls.values():
+        for call in tuple(self._calls.values()):
             self._close(call)
 
     # -- in
 
     def _take_frame(self, one: IncomingFrame) -> None:
         kind = one.kind
-        if self._begun is not None:
-            if kind != CONTINUATION or one.stream_id != self._begun.stream_id:
-                raise ConnectionFaultError(
-                    ErrorCode.PROTOCOL_ERROR, "a header block was interrupted"
-                )
-            self._take_block(self._begun, one)
-        elif kind == HEADERS:
-            self._take_block(one, one)
+        if kind in (HEADERS, CONTINUATION) or self._blocks.partial:
+            whole = self._blocks.take(one)
+            if whole is not None:
+                self._take_block(*whole)
         elif kind == DATA:
             self._take_data(one)
         elif kind == WINDOW_UPDATE:
@@ -234,28 +253,30 @@ class ServedConnection(asyncio.Protocol):
         elif kind == SETTINGS and not one.flags & ACK:
             self._take_settings(one.payload)
         elif kind == RST_STREAM:
-            call = self._calls.pop(one.stream_id, None)
+            call = self._known(one)
             if call is not None:
                 self._close(call)
 
-    def _take_block(self, begun: IncomingFrame, one: IncomingFrame) -> None:
-        self._block += one.payload
-        if len(self._block) > MAX_LIST_BYTES:
-            raise ConnectionFaultError(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end")
-        if not one.flags & END_HEADERS:
-            self._begun = begun
-            return
-        self._begun, block, self._block = None, self._block, b""
+    def _take_block(self, begun: IncomingFrame, block: bytes) -> None:
+        # Those of calls that are refused or over, too: they may change the table.
         fields = dict(self._decoder.decode(block))
-        call = self._calls.get(begun.stream_id)
-        if call is None and begun.stream_id > self._last_id:
+        opens = begun.stream_id > self._last_id
+        self._last_id = max(begun.stream_id, self._last_id)
+        call = self._known(begun)
+        if opens and len(self._calls) >= MOST_CALLS:
+            self._reset(begun.stream_id, ErrorCode.REFUSED_STREAM)
+        elif opens:
             call = self._begin(begun.stream_id, fields.get(b":path", b""))
         if call is not None and begun.flags & END_STREAM:
             self._end(call)
 
+    def _known(self, one: IncomingFrame) -> ServedCall | None:
+        """Return the call of a frame, or None if it is over."""
+        check_opened(one.stream_id, self._last_id)
+        return self._calls.get(one.stream_id)
+
     def _begin(self, stream_id: int, path: bytes) -> ServedCall:
-        call = ServedCall(self, stream_id, self._initial_room)
-        self._last_id, self._calls[stream_id] = stream_id, call
+        self._calls[stream_id] = call = ServedCall(self, stream_id, self._initial_room)
         make = self._services.get(path)
         if make is None:
             name = path.decode(errors="backslashreplace")
@@ -269,20 +290,16 @@ class ServedConnection(asyncio.Protocol):
         if self._owed >= WINDOW // 4:
             self._queue(frame(WINDOW_UPDATE, 0, 0, self._owed.to_bytes(4, "big")))
             self._owed = 0
-        call = self._calls.get(one.stream_id)
+        call = self._known(one)
         if call is None:
+            return
+        if call.client_ended:
+            self._break(call, ErrorCode.STREAM_CLOSED)
             return
         if one.flags & END_STREAM:
             call.client_ended = True
-        try:
-            for message in call.reader.read(one.payload):
-                if call.service is not None and not call.trailers:
-                    call.service.take(message)
-        except MalformedError as error:
-            call.finish(StatusCode.INVALID_ARGUMENT, str(error))
-        except Exception as error:
-            log.exception("a call failed in the embedded store")
-            call.finish(StatusCode.UNKNOWN, repr(error))
+        if call.service is not None and not call.trailers:
+            self._serve(call, call.service, one.payload)
         if one.flags & END_STREAM:
             self._end(call)
             return
@@ -291,6 +308,18 @@ class ServedConnection(asyncio.Protocol):
             self._queue(frame(WINDOW_UPDATE, 0, one.stream_id, call.owed.to_bytes(4, "big")))
             call.owed = 0
 
+    def _serve(self, call: ServedCall, service: Service, data: bytes) -> None:
+        try:
+            for message in call.reader.read(data):
+                if call.trailers or call.stream_id not in self._calls:
+                    return
+                service.take(message)
+        except MalformedError as error:
+            call.finish(StatusCode.INVALID_ARGUMENT, str(error))
+        except Exception as error:
+            log.exception("a call failed in the embedded store")
+            call.finish(StatusCode.UNKNOWN, repr(error))
+
     def _end(self, call: ServedCall) -> None:
         """Note that the client makes no more requests."""
         call.client_ended = True
@@ -298,40 +327,69 @@ class ServedConnection(asyncio.Protocol):
             call.service.end()
 
     def _take_window(self, one: IncomingFrame) -> None:
-        more = int.from_bytes(one.payload, "big") & _MOST_WINDOW
-        if one.stream_id:
-            calls = [call] if (call := self._calls.get(one.stream_id)) else []
-            for call in calls:
-                call.room += more
-        else:
-            self._room += more
-            calls = list(self._calls.values())
-        for call in calls:
-            self.pump(call)
+        if not one.stream_id:
+            self._room = widened(self._room, one.payload)
+            self._pump_all()
+            return
+        call = self._known(one)
+        if call is None:
+            return
+        try:
+            call.room = widened(call.room, one.payload)
+        except ConnectionFaultError as fault:
+            self._break(call, fault.code)
+            return
+        self.pump(call)
 
     def _take_settings(self, payload: bytes) -> None:
-        for key, value in iter_unpack(">HL", payload):
-            if key == _MAX_FRAME:
+        for key, value in settings_in(payload):
+            if key == PeerSetting.MAX_FRAME:
                 self._max_frame = value
-            elif key == _INITIAL_WINDOW:
+            elif key == PeerSetting.INITIAL_WINDOW:
                 for call in self._calls.values():
-                    call.room += value - self._initial_room
+                    call.room = checked_window(call.room + value - self._initial_room)
                 self._initial_room = value
         self._queue(frame(SETTINGS, ACK, 0, b""))
-        for call in list(self._calls.values()):
-            self.pump(call)
+        self._pump_all()
 
     # -- out
+
+    def _pump_all(self) -> None:
+        for call in tuple(self._calls.values()):
+            self.pump(call)
+
+    def _break(self, call: ServedCall, code: ErrorCode) -> None:
+        """End a call whose client broke the protocol on its stream."""
+        self._reset(call.stream_id, code)
+        self._close(call)
 
     def _reset(self, stream_id: int, code: ErrorCode) -> None:
         self._queue(frame(RST_STREAM, 0, stream_id, code.to_bytes(4, "big")))
 
     def _queue(self, chunk: bytes) -> None:
-        if self._feeding:
-            self._out.append(chunk)
-        elif not self._transport.is_closing():
-            self._transport.write(chunk)
+        self._out += chunk
+        if not self._feeding or len(self._out) > UNSENT_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        out, self._out = self._out, bytearray()
+        if out and not self._transport.is_closing() and self._keeps_up(0):
+            self._transport.write(out)
+
+    def _keeps_up(self, held: int) -> bool:
+        """Return whether the client is still there; leave it if it reads too little."""
+        if held + self._transport.get_write_buffer_size() > UNREAD_BYTES:
+            log.warning("a client of the embedded store read too little of what it asked for")
+            self._transport.abort()
+            self.connection_lost(None)
+        return not self._transport.is_closing()
 
     def _close(self, call: ServedCall) -> None:
+        """Forget a call; its client hears no more of it."""
+        if self._calls.pop(call.stream_id, None) is None:
+            return
+        self._held -= len(call.pending)
+        call.pending.clear()
+        call.went_out()
         if call.service is not None:
             call.service.close()

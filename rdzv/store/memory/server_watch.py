@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
@@ -17,6 +18,8 @@ from rdzv.store.memory.engine import MemoryEngine, Watcher
 from rdzv.store.memory.served_connection import ServedCall
 from rdzv.store.memory.server_calls import put_message
 from rdzv.store.pb import etcd_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 EVENTS_PER_MESSAGE = 1000
 """Events at which a message ends; it has whole revisions, so that it may have more."""
@@ -51,10 +54,16 @@ class ServedWatch:
         self._sending.cancel()
 
     async def _send(self) -> None:
-        while await self._stream.news():
-            for response in self._stream.responses():
-                await self._call.write(response.SerializeToString())
-        self._call.finish(StatusCode.OK)
+        try:
+            while await self._stream.news():
+                for response in self._stream.responses():
+                    await self._call.write(response.SerializeToString())
+        except Exception as error:
+            log.exception("a watch failed in the embedded store")
+            self._stream.close()
+            self._call.finish(StatusCode.UNKNOWN, repr(error))
+        else:
+            self._call.finish(StatusCode.OK)
 
 
 class _Stream:
