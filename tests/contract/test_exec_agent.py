@@ -112,6 +112,12 @@ class Pods:
             self.end()
             raise
 
+    def restart_agent(self) -> None:
+        self.agent.terminate()
+        self.agent.wait(PATIENCE_S)
+        (self.run_dir / "exec.sock").unlink(missing_ok=True)
+        self.start_agent()
+
     def _agent_listens(self) -> bool:
         assert self.agent.poll() is None
         return (self.run_dir / "exec.sock").exists()
@@ -597,3 +603,62 @@ def test_a_warm_worker_leaves_no_process_and_ends_with_its_command(
         assert lives.stdout.readline() == b"ready\n"
         lives.kill()
     until(lambda: warm_pods.on_worker() == before, "it ends with its launcher's side")
+
+
+SLOW_TO_DIE = """
+import os, signal, sys, time
+def die(*_):
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    time.sleep(int(sys.argv[1]))
+    os._exit(1)
+signal.signal(signal.SIGUSR1, die)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+while True: time.sleep(1)
+"""
+AFTER_IT = """
+import os, sys
+print(os.path.exists("/proc/" + sys.argv[1]), "muster_stub" in sys.__dict__)
+"""
+
+
+def after_one_slow_to_die(pods: Pods, takes_s: int, program: str, **constants: float) -> bytes:
+    """Start a worker, and another in its slot; return what the other says of the first.
+
+    The signal with which the zygote kills is one that a process can be slow to obey.
+    """
+    shim = pods.directory / "python/launcher_shim"
+    set_constant(shim / "pod/warm/zygote.py", "KILL", int(signal.SIGUSR1))
+    set_constant(shim / "horovod/exec/worker.py", "TERM_GRACE_S", 0.5)
+    for name, value in constants.items():
+        set_constant(shim / "pod/warm/stub.py", name, value)
+    pods.restart_agent()
+    slow, following = pods.directory / "slow.py", pods.directory / "next.py"
+    slow.write_text(SLOW_TO_DIE)
+    following.write_text(AFTER_IT)
+    sent: Any = {"HOROVOD_RANK": "0", "PYTHONUNBUFFERED": "1"}
+    with pods.start(command(sys.executable, str(slow), str(takes_s), **sent)) as first:
+        assert first.stdout is not None
+        pid = first.stdout.readline().decode().strip()
+        with pods.start(command(program, str(following), pid, **sent)) as second:
+            out, _ = second.communicate(timeout=PATIENCE_S)
+        first.communicate(timeout=PATIENCE_S)
+    return out
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "plain"])
+def test_the_next_worker_of_a_slot_starts_after_the_end_of_a_warm_one_that_is_slow_to_die(
+    warm_pods: Pods, warm: bool
+) -> None:
+    other = warm_pods.directory / "other-python"
+    other.symlink_to(sys.executable)
+    program = sys.executable if warm else str(other)
+    assert after_one_slow_to_die(warm_pods, 4, program) == f"False {warm}\n".encode()
+
+
+def test_a_warm_worker_that_does_not_die_keeps_its_slot_for_a_time_and_the_log_says_so(
+    warm_pods: Pods, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = after_one_slow_to_die(warm_pods, 1000, sys.executable, DEATH_TIMEOUT_S=1.0)
+    assert said == b"True True\n"
+    assert "has not ended 1 s after SIGKILL" in capfd.readouterr().err

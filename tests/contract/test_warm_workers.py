@@ -372,11 +372,65 @@ def test_a_worker_has_the_variables_that_its_imports_set(image: Path) -> None:
     assert "DROPPED" not in found[0].out
 
 
+def _has_ended(pid: int) -> bool:
+    """Whether it holds nothing any more: it may not be reaped yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+LARGE = """
+import os
+held = bytearray(b"x") * (512 << 20)
+print(os.getppid(), os.getpid(), flush=True)
+"""
+NEXT = """
+import sys
+try:
+    print(open("/proc/%s/stat" % sys.argv[1]).read().rpartition(")")[2].split()[0] in "ZX")
+except FileNotFoundError:
+    print(True)
+"""
+
+
+def test_the_next_worker_starts_after_the_end_of_one_whose_stub_was_killed(image: Path) -> None:
+    """The zygote is stopped meanwhile, and the worker has memory that takes a time to free."""
+    first, following = image / "first.py", image / "next.py"
+    first.write_text(LARGE + WAITS)
+    following.write_text(NEXT)
+    torchrun = Torchrun(image, warm=True)
+    numbers: list[str] = []
+
+    def kill_the_stub(stub: int, out: Path) -> None:
+        while "ready\n" not in out.read_text():
+            os.sched_yield()
+        numbers.extend(out.read_text().split()[:2])
+        os.kill(int(numbers[0]), signal.SIGSTOP)
+        os.killpg(stub, signal.SIGKILL)
+
+    def go_on(stub: int, _out: Path) -> None:
+        files = f"/proc/{stub}/fd/"
+        wait_until(
+            lambda: any("socket:" in os.readlink(files + one) for one in os.listdir(files)),
+            PATIENCE_S,
+            "the next stub asks",
+        )
+        os.kill(int(numbers[0]), signal.SIGCONT)
+
+    try:
+        assert torchrun.start(str(first), meanwhile=kill_the_stub).status == -signal.SIGKILL
+        ended = torchrun.start(str(following), numbers[1], meanwhile=go_on)
+    finally:
+        torchrun.close()
+    assert ended == (0, "True\n", "")
+
+
 def test_a_worker_ends_with_its_zygote_and_the_next_one_starts_plainly(
     image: Path,
 ) -> None:
     script = image / "script.py"
-    script.write_text("import os\nprint(os.getppid(), os.getpid(), flush=True)\n" + WAITS)
+    script.write_text(LARGE + WAITS)
     torchrun = Torchrun(image, warm=True)
 
     def kill_the_zygote(_stub: int, out: Path) -> None:
@@ -387,8 +441,7 @@ def test_a_worker_ends_with_its_zygote_and_the_next_one_starts_plainly(
     try:
         ended = torchrun.start(str(script), meanwhile=kill_the_zygote)
         assert ended.status == 128 + signal.SIGKILL
-        worker = int(ended.out.split()[1])
-        wait_until(lambda: not Path(f"/proc/{worker}").exists(), PATIENCE_S, "it has ended")
+        assert _has_ended(int(ended.out.split()[1]))
         script.write_text("print('fresh')")
         fresh = torchrun.start(str(script))
     finally:

@@ -197,6 +197,8 @@ class ExecServer:
             worker.look()  # its SIGCHLD may have come before it was among the workers
         try:
             await session.follow(worker)
+            if worker.status == 128 + signal.SIGKILL:
+                await self._warm.settled()  # it was the stub: its worker may still hold a GPU
         finally:
             worker.finish()
             del self._workers[slot]

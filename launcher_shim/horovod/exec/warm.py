@@ -7,14 +7,17 @@ does: so no world waits for the imports of a new pod.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Mapping, Optional, Tuple
 
+from launcher_shim.pod.warm import wire
 from launcher_shim.pod.warm.start import forget_notes, is_wanted, made_stub, start_zygote
-from launcher_shim.pod.warm.stub import note
+from launcher_shim.pod.warm.stub import ANSWER_TIMEOUT_S, note
 
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 """horovodrun sets it for each worker."""
@@ -37,7 +40,8 @@ class WarmStarts:
                 return cls()
             forget_notes(environ)
             stub = made_stub(archive)
-            start_zygote(stub, archive, {**environ, **UNBUFFERED})
+            # As the agent kills what a command leaves.
+            start_zygote(stub, archive, {**environ, **UNBUFFERED}, whole_groups=True)
         except (ValueError, OSError, subprocess.SubprocessError) as error:
             sys.stderr.write("muster-exec: workers start without a zygote: %s\n" % error)
             note(environ, str(error))
@@ -55,6 +59,22 @@ class WarmStarts:
             note(environ, why)
             return argv
         return (self._stub, *argv[1:])
+
+    async def settled(self) -> None:
+        """Wait until no killed worker is left, as far as the zygote knows, or is not there.
+
+        Like a stub it waits for a minute at most.
+        """
+        if self._stub is None:
+            return
+        with suppress(OSError):
+            reader, writer = await asyncio.open_unix_connection(wire.beside(self._stub))
+            try:
+                writer.write(wire.encode({"imported": []}))
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(reader.read(1), ANSWER_TIMEOUT_S)  # it closes the line
+            finally:
+                writer.close()
 
 
 def _same_python(one: str, other: str) -> bool:

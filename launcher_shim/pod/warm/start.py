@@ -113,10 +113,13 @@ def begin(entrypoint: object, archive: str) -> None:
     start_zygote(stub, archive, environ)
 
 
-def start_zygote(stub: str, archive: str, environ: Mapping[str, str]) -> None:
+def start_zygote(
+    stub: str, archive: str, environ: Mapping[str, str], *, whole_groups: bool = False
+) -> None:
     """Start a zygote for a stub, with these variables, and await its imports; raises ``OSError``.
 
-    It ends with the thread that calls this.
+    It ends with the thread that calls this. ``whole_groups``: what a worker leaves in its process
+    group ends with it.
     """
     place = wire.beside(stub)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
@@ -128,6 +131,8 @@ def start_zygote(stub: str, archive: str, environ: Mapping[str, str]) -> None:
             "listening": listening.fileno(),
             "socket": place,
             "workers": [],
+            "dying": [],
+            "whole_groups": whole_groups,
             "wanted": [],
             "without": [],
         }

@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import sys
+from contextlib import suppress
 from typing import Any, Dict, List, Mapping, NoReturn
 
 from launcher_shim.pod.warm import wire
@@ -22,6 +23,8 @@ from launcher_shim.rundir import layout
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 60.0
 """The zygote may still be importing what this worker would have to import itself."""
+DEATH_TIMEOUT_S = 30.0
+"""Maximum wait for the end of a killed worker: torchrun's own for a process it has killed."""
 EXIT_LOST = 128 + signal.SIGKILL
 """The zygote is gone, and with it the worker's status."""
 
@@ -58,17 +61,15 @@ def main() -> NoReturn:
     while True:
         watched: List[Any] = [line, reader]
         ready, _, _ = select.select(watched, [], [])
+        if line in ready:
+            break  # and the number may be another process's
         for received in _numbers(reader):
             _to_group(pid, received)
-        if line in ready:
-            break
     try:
         status = int(wire.receive(line)[0]["status"])
     except (OSError, ValueError, KeyError, wire.Unsaid):
-        _to_group(pid, signal.SIGKILL)
+        _kill(pid)
         os._exit(EXIT_LOST)
-    if "HOROVOD_HOSTNAME" in environ:
-        _to_group(pid, signal.SIGKILL)  # the agent kills what a command leaves, in its own group
     _end_as(status)
 
 
@@ -136,6 +137,17 @@ def _to_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
         return  # it has just ended, or is another user by now
+
+
+def _kill(pid: int) -> None:
+    """Kill a worker that has lost its zygote, and wait until it has ended."""
+    ended: List[int] = []
+    if sys.version_info >= (3, 9):
+        with suppress(OSError):  # it has ended, or the kernel is older than 5.3
+            ended.append(os.pidfd_open(pid))
+    _to_group(pid, signal.SIGKILL)
+    if ended:
+        select.select(ended, [], [], DEATH_TIMEOUT_S)
 
 
 def _start_plainly(environ: Dict[str, str], why: str, signals: bytes) -> NoReturn:

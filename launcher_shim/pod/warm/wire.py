@@ -33,12 +33,18 @@ def beside(stub: str) -> str:
     return os.path.join(os.path.dirname(stub), "socket")
 
 
+def encode(message: Dict[str, Any]) -> bytes:
+    """Return one message without files."""
+    text = json.dumps(message).encode()
+    return _HEAD.pack(len(text)) + text
+
+
 def send(line: socket.socket, message: Dict[str, Any], files: Sequence[int] = ()) -> None:
     """Send one message; raises ``OSError``."""
-    text = json.dumps(message).encode()
+    text = encode(message)
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
-    line.sendmsg([_HEAD.pack(len(text))], rights)
-    line.sendall(text)
+    line.sendmsg([text[: _HEAD.size]], rights)
+    line.sendall(text[_HEAD.size :])
 
 
 def receive(line: socket.socket) -> Tuple[Dict[str, Any], List[int]]:

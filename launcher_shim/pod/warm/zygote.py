@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 from typing import (
     Any,
@@ -31,6 +32,7 @@ from typing import (
 
 from launcher_shim.pod.warm import preload, wire
 from launcher_shim.pod.warm.circumstances import changed, circumstances, differences, environment
+from launcher_shim.pod.warm.stub import DEATH_TIMEOUT_S
 from launcher_shim.pod.warm.worker import Birth, await_rank_0, become, rename, run
 
 NAME = "muster-zygote"
@@ -38,6 +40,8 @@ MARK = "MUSTER_ZYGOTE"
 """Variable of the zygote alone. Its value is room for the names of a worker's variables."""
 ROOM = "." * 1024
 RECEIVE_TIMEOUT_S = 5.0
+KILL = signal.SIGKILL
+"""It ends a worker whose stub has ended."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _OWN = ("SigIgn", "SigBlk")
 """Circumstances that a worker gets back, whatever the zygote has made of them."""
@@ -78,18 +82,28 @@ class Born(NamedTuple):
 
 
 class Zygote:
-    """One zygote, from its imports to the end of its last worker."""
+    """One zygote, from its imports to the end of its last worker.
+
+    ``dying``: workers that it has killed and not reaped, with the time up to which it waits for
+    their ends. Until then it answers no request: a worker to come may need what they still hold.
+    ``whole_groups``: what a worker leaves in its process group ends with it.
+    """
 
     def __init__(
         self,
         listening: socket.socket,
         workers: Dict[socket.socket, int],
+        dying: Dict[int, float],
         torchrun: int,
         environ: Mapping[str, str],
+        *,
+        whole_groups: bool,
     ) -> None:
         self._listening: Optional[socket.socket] = listening
         self._workers = workers
+        self._dying = dying
         self._torchrun = torchrun
+        self._whole_groups = whole_groups
         self._environ = dict(environ)
         """The variables that it was started with: imports may have changed some since."""
         self._wake, self._waker = os.pipe()
@@ -109,18 +123,19 @@ class Zygote:
             if os.getppid() != self._torchrun and self._listening is not None:
                 self._listening.close()
                 self._listening = None
-            if self._listening is None and not self._workers:
+            if self._listening is None and not self._workers and not self._dying:
                 return None
+            wait_s = self._wait_s()
             watched: List[Any] = [self._wake, *self._workers]
-            if self._listening is not None:
+            if self._listening is not None and not self._dying:
                 watched.append(self._listening)
-            ready, _, _ = select.select(watched, [], [])
+            ready, _, _ = select.select(watched, [], [], wait_s)
             if self._wake in ready:
                 os.read(self._wake, 512)
                 self._reap()
             for line in [one for one in self._workers if one in ready]:
                 self._kill(line)  # its stub has ended, or sends what it never does
-            if self._listening is not None and self._listening in ready:
+            if self._listening is not None and self._listening in ready and not self._dying:
                 born = self._accept(self._listening)
                 if born is not None:
                     return born
@@ -133,6 +148,7 @@ class Zygote:
             if one is not None:
                 one.set_inheritable(True)
         state["workers"] = [(line.fileno(), pid) for line, pid in self._workers.items()]
+        state["dying"] = list(self._dying.items())
         words, written = command(state["python"], archive, state)
         os.set_inheritable(written, True)
         os.execve(words[0], words, {**self._environ, MARK: ROOM})
@@ -140,11 +156,17 @@ class Zygote:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if ended is None:
                 return
+            pid = ended.si_pid
+            if self._whole_groups:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)  # before it is reaped: the number is still its
+            _, status = os.waitpid(pid, 0)
+            self._dying.pop(pid, None)
             for line in [one for one, worker in self._workers.items() if worker == pid]:
                 with suppress(OSError):  # after SIGKILL to the stub, too
                     wire.send(line, {"status": status})
@@ -152,11 +174,24 @@ class Zygote:
                 del self._workers[line]
 
     def _kill(self, line: socket.socket) -> None:
-        for kill in (os.killpg, os.kill):  # a fork leads no group until it has left the zygote's
-            with suppress(ProcessLookupError):  # it has ended, and is reaped next
-                kill(self._workers[line], signal.SIGKILL)
+        pid = self._workers.pop(line)
         line.close()
-        del self._workers[line]
+        self._dying[pid] = time.monotonic() + DEATH_TIMEOUT_S
+        for kill in (os.killpg, os.kill):  # a fork leads no group until it has left the zygote's
+            # It has ended, and is reaped next, or is another user by now.
+            with suppress(ProcessLookupError, PermissionError):
+                kill(pid, KILL)
+
+    def _wait_s(self) -> Optional[float]:
+        """Return the time to the first end that is not awaited any more; forget those before."""
+        now_s = time.monotonic()
+        for pid in [pid for pid, until_s in self._dying.items() if until_s <= now_s]:
+            del self._dying[pid]
+            sys.stderr.write(
+                "muster-run: worker %d has not ended %.0f s after SIGKILL; look what its kernel "
+                "waits for: the next workers start beside it\n" % (pid, DEATH_TIMEOUT_S)
+            )
+        return min(self._dying.values()) - now_s if self._dying else None
 
     def _accept(self, listening: socket.socket) -> Optional[Born]:
         line, _ = listening.accept()
@@ -198,7 +233,8 @@ class Zygote:
     def _leave(self) -> None:
         """Leave the zygote's files, session and signals, in a fork."""
         os.setsid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+        # Without the zygote nothing would know of a worker whose stub has ended.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         for one in (self._listening, *self._workers):
             if one is not None:
                 one.close()
@@ -223,7 +259,9 @@ def main(archive: str) -> None:
     rename((python, NAME), os.environ)
     listening = socket.socket(fileno=int(state["listening"]))
     workers = {socket.socket(fileno=int(file)): pid for file, pid in state["workers"]}
-    zygote = Zygote(listening, workers, torchrun, os.environ)
+    dying = {int(pid): float(until_s) for pid, until_s in state["dying"]}
+    whole = bool(state["whole_groups"])
+    zygote = Zygote(listening, workers, dying, torchrun, os.environ, whole_groups=whole)
     while True:
         try:
             preload.load([*preload.FIRST, *state["wanted"]], set(state["without"]))
