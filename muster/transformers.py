@@ -272,8 +272,8 @@ def train(
 
     ``in_place``: let the world change around the trainer, in the same process, where the sidecars
     can (docs/in-place.md); it needs plain ``DistributedDataParallel``. The output's loss and
-    metrics are then of the steps since the last change. Raises ``ValueError`` for a trainer of
-    another kind.
+    metrics are then of the steps since the last change. Import this module before the trainer's
+    arguments are made. Raises ``ValueError`` for a trainer of another kind.
     """
     if not isinstance(trainer, Trainer):
         raise TypeError(

@@ -73,6 +73,19 @@ def test_without_a_sidecar_a_trainer_trains_as_without_in_place(tmp_path: Path) 
     assert Counter(in_place.model.seen) == Counter(range(len(OWN_ROWS)))
 
 
+def test_a_rank_that_stands_alone_trains_in_no_world_but_one_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import muster.transformers
+    from tests.support.training.transformers_life import trainer_of
+
+    monkeypatch.setattr(muster.transformers, "_alone", True)
+    trainer = trainer_of(tmp_path, 10**9, num_train_epochs=1)
+    with pytest.raises(ValueError, match="was started beside a world that trains"):
+        muster.transformers.train(trainer, global_batch=10)
+    assert not trainer.model.seen
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
