@@ -71,7 +71,8 @@ def main() -> None:
                 loss.backward()
                 optimizer.step()
             time.sleep(STEP_S)
-        if world.rank == 0:
+        # A pod may come when all steps are made: it has no world, and no rank.
+        if world.step > start and world.rank == 0:
             with torch.no_grad():
                 loss = (net(inputs) - inputs.sin()).square().mean()
             print(f"loss {loss.item():.5f} after {world.step} steps", flush=True)
