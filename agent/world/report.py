@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report of one pod on its ranks in a world that changes in place: pure.
 
-A report says what *all* local ranks have done, and of harm what one of them has seen. The step is
-in it only while a change is under way: a world that trains writes nothing to the store.
+A report says what *all* local ranks have done, and of harm what one of them has seen. After a loss
+they may be a step apart: the highest whole one is in it, and the rank that holds it. The step is in
+it only while a change is under way: a world that trains writes nothing to the store.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def report_of(
     failed = next((one.failed for one in parts if one.failed is not None), (0, ""))
     vote, voted = _vote(parts, change, before)
     steps = {one.step for one in parts}
+    step = -1 if change.phase == "train" else max(steps)
+    holders = [line.local_rank for line in lines if line.in_world and line.in_world.step == step]
     held = _common(one.held for one in parts)
     return WorldReport(
         seat.member,
@@ -48,7 +51,8 @@ def report_of(
         torch=parts[0].torch,
         number=min(one.number for one in parts),
         epoch=min(one.epoch for one in parts),
-        step=-1 if change.phase == "train" else min(steps),
+        step=step,
+        holder=min(holders, default=0),
         ready=all(one.ready for one in parts),
         vote=vote,
         voted=voted,

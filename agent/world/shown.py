@@ -60,7 +60,7 @@ def shown(
             "step": change.step,
             "size": sum(change.sizes),
             "first_rank": change.first_rank(member),
-            "source": change.first_rank(change.source),
+            "source": change.first_rank(change.source) + change.holder,
             "store": store,
             "prefix": prefix_of(root, change.number),
             "seats": change.seats,

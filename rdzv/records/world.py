@@ -40,7 +40,9 @@ class WorldChange:
     sizes: tuple[int, ...] = ()
     """``form``: their numbers of ranks."""
     source: str = ""
-    """``form``: the member whose ranks hold the state at ``step``."""
+    """``form``: the member of the rank that holds the state at ``step``."""
+    holder: Count = 0
+    """Its local rank."""
     attempts: Count = 0
     """The attempts of this change that have failed."""
     reason: str = ""
@@ -77,7 +79,9 @@ class WorldReport:
     epoch: Count = 0
     """The change that they have obeyed."""
     step: int = -1
-    """Their whole step, while a change is under way; -1 if one of them holds no whole state."""
+    """Their highest whole step, while a change is under way; -1 if none holds a whole state."""
+    holder: Count = 0
+    """The first local rank that holds it."""
     ready: bool = False
     """Whether they wait to be taken in."""
     vote: int | None = None
@@ -110,4 +114,7 @@ class WorldReport:
         return decode(cls, kv.key, fields, **known)
 
 
-_SPARSE = ("vote", "voted", "held", "formed", "broken", "failed", "why", "over", "ready", "plain")
+_SPARSE = (
+    *("holder", "vote", "voted", "held", "formed", "broken", "failed", "why", "over"),
+    *("ready", "plain"),
+)

@@ -216,6 +216,7 @@ class _Moment:
             seats=seats,
             sizes=sizes,
             source=source,
+            holder=self.report(source).holder,
         )
 
     @property
