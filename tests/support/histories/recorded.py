@@ -171,7 +171,7 @@ class Undecided(AssertionError):
 
 
 async def verdict(
-    porcupine: Path, history: History, model: Model, timeout_s: float = 60
+    porcupine: Path, history: History, model: Model, timeout_s: float = 150
 ) -> tuple[bool, str]:
     """Whether the history can have come from the model; and what the checker says of it.
 
