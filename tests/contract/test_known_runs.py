@@ -197,7 +197,8 @@ async def test_a_run_that_is_over_is_let_go_once_no_torchrun_of_the_pod_is_in_it
         while HERE.run("digits").node("w-0") in mirror.kvs:
             await mirror.changed_after(mirror.sequence)
         assert not [task for task in asyncio.all_tasks() if task.get_name().endswith(" digits")]
-    async with pod(engine, "w-1") as other:
+    async with pod(engine, "w-1") as other, asyncio.timeout(DEADLINE_S):
+        await other.endpoint.caught_up()
         assert open_runs(other) == {"digits (stage 2)"}
 
 
@@ -207,6 +208,7 @@ async def test_a_run_that_is_over_is_put_back_where_the_store_has_lost_it() -> N
         mirror, key = one.client.mirror, HERE.run("digits").round
         await put_round(engine, "digits", ENDED)
         await mirror.reached(await put_round(engine, "digits (stage 2)", WORLD))
+        await one.endpoint.caught_up()
         assert open_runs(one) == {"digits (stage 2)"}
         await mirror.reached((await MemoryStore(engine).txn([], [Delete(key)])).revision)
         while key not in mirror.kvs:
