@@ -894,7 +894,7 @@ def tag_of_no_world() -> list[Patch]:
     return [patch("muster.tag._tag", lambda *place: "life00001-round000000-0123456789")]
 
 
-@plant("drains", 3)
+@plant("drains", 6)
 def tags_in_no_order() -> list[Patch]:
     """A tag tells worlds apart, and not which of them is the newer one."""
     original = muster.tag._tag
