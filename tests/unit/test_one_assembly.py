@@ -65,6 +65,7 @@ MADE_IN = {
         DRAINS,
         "tests/contract/test_foreign_keys.py",
         "tests/contract/test_known_runs.py",
+        "tests/unit/test_round_ending.py",
     },
     ("agent.drain.own", "OwnDrain"): {DRAINS, "tests/contract/test_late_drain.py"},
     ("agent.drain.gate_writer", "GateWriter"): {DRAINS},
