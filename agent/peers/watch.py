@@ -160,15 +160,17 @@ class PeerWatch(Reconciler):
             run_id = here.run_of_round(kv.key)
             if run_id is None:
                 continue
-            change = kvs.get(here.run(run_id).world)
+            stored, change = kvs.get(here.run(run_id).world), None
             compares.append(Compare(kv.key, "mod", "=", kv.mod_revision))
-            if change is not None:
-                compares.append(Compare(change.key, "mod", "=", change.mod_revision))
+            if stored is not None:
+                compares.append(Compare(stored.key, "mod", "=", stored.mod_revision))
+                with suppress(RecordError):  # the round counts, whatever stands beside it
+                    change = WorldChange.from_kv(stored)
             with suppress(RecordError):
                 one = Round.from_kv(kv)
                 names = {seat.member for seat in one.frozen} if one.complete else set()
                 of |= dict.fromkeys(names, frozenset(names))
-                if has_failed(one, None if change is None else WorldChange.from_kv(change)):
+                if has_failed(one, change):
                     failed |= names
                 if one.finishing:
                     finishing |= names

@@ -208,8 +208,7 @@ class WorldKeeper:
         if lease is None:
             raise LeaseLost("the member is not registered")
         put = Put(keys.world_report(self._member), report.to_json(), lease)
-        result = await self._client.store.txn([registered.holds()], [put])
-        await self._client.mirror.shown(result.revision)
+        await self._client.commit([registered.holds()], [put])
 
     async def _decide(self, rendezvous: Rendezvous, keys: RunKeys) -> None:
         evaluation = rendezvous.evaluation()
