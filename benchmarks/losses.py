@@ -88,8 +88,8 @@ def _lost(job: MachineJob, kind: Literal["cut", "kill"], turn: int) -> tuple[flo
         for what, line in PARTS.items()
         if any(True for node in nodes for _ in _said(node, line, began_unix_s))
     }
-    told = ", ".join(f"{what} {at_s - began_unix_s:.2f}" for what, at_s in parts.items())
-    print(f"{kind} of {lost.name}: {told}, next step {stepped_s:.2f} s", file=sys.stderr)
+    parted = ", ".join(f"{what} {at_s - began_unix_s:.2f}" for what, at_s in parts.items())
+    print(f"{kind} of {lost.name}: {parted}, next step {stepped_s:.2f} s", file=sys.stderr)
     return parts["evicted"] - began_unix_s, stepped_s
 
 

@@ -42,13 +42,13 @@ class Fault:
 
     def __init__(self) -> None:
         try:
-            told = json.loads((CONTROL / "fault.json").read_text())
+            asked = json.loads((CONTROL / "fault.json").read_text())
         except (OSError, ValueError):
-            told = {"kind": "", "rank": -1, "number": 0}
+            asked = {"kind": "", "rank": -1, "number": 0}
         self.kind, self.rank, self.number = (
-            str(told["kind"]),
-            int(told["rank"]),
-            int(told["number"]),
+            str(asked["kind"]),
+            int(asked["rank"]),
+            int(asked["number"]),
         )
 
     @property

@@ -142,7 +142,7 @@ class StandingJob:
             return "", ""
         return str(found["state"]), str(found["why"])
 
-    async def told(self) -> list[HistoryEntry]:
+    async def states(self) -> list[HistoryEntry]:
         """Return the states in the history."""
         entries = [json.loads(line) for line in (await self._asked("history")).splitlines()]
         return [
@@ -189,8 +189,8 @@ class StandingJob:
     def begin(self, kind: str, rank: int) -> None:
         self._faults += 1
         kind = "mean" if kind == "order" and self.odd else kind
-        told = {"kind": kind, "rank": rank, "number": self._faults}
-        self._put("fault.json", json.dumps(told))
+        asked = {"kind": kind, "rank": rank, "number": self._faults}
+        self._put("fault.json", json.dumps(asked))
 
     def release(self, kind: str, rank: int) -> None:
         self._put("released", str(self._faults))
@@ -308,7 +308,7 @@ async def _faults(folder: Path, number: int, times: int) -> list[Outcome]:
 
 
 async def _fault(job: StandingJob, kind: str, rank: int) -> Outcome:
-    began_s, before = time.time(), len(_stuck(await job.told()))
+    began_s, before = time.time(), len(_stuck(await job.states()))
     pod = job.pod_of(rank)
     said = ("", "")
 
@@ -334,8 +334,8 @@ async def _fault(job: StandingJob, kind: str, rank: int) -> Outcome:
     await _trains(job, MOVED_S)
 
     async def tells() -> bool:
-        told = await job.told()
-        return not told or told[-1].details["state"] == "training"
+        entries = await job.states()
+        return not entries or entries[-1].details["state"] == "training"
 
     await _until(tells, TOLD_S)  # or the next fault would be no news
     return Outcome(kind, after_s, tuple(wrong))
@@ -343,19 +343,19 @@ async def _fault(job: StandingJob, kind: str, rank: int) -> Outcome:
 
 async def _elsewhere(job: StandingJob, rank: int, pod: str, before: int) -> list[str]:
     """Return what is wrong in the history, the Event and the metrics."""
-    told: list[HistoryEntry] = []
+    entries: list[HistoryEntry] = []
 
     async def tells() -> bool:
-        told[:] = _stuck(await job.told())[before:]
-        return bool(told)
+        entries[:] = _stuck(await job.states())[before:]
+        return bool(entries)
 
     await _until(tells, TOLD_S)
-    if len(told) != 1:
-        return [f"history: {[one.why for one in told]}"]
+    if len(entries) != 1:
+        return [f"history: {[one.why for one in entries]}"]
     wrong = []
-    if _NAMED.findall(told[0].why) != [(str(rank), pod)]:
-        wrong.append(f"history: {told[0].why}")
-    events = [f"{one.reason}: {one.message}" for one in events_of(job.name, told[0])]
+    if _NAMED.findall(entries[0].why) != [(str(rank), pod)]:
+        wrong.append(f"history: {entries[0].why}")
+    events = [f"{one.reason}: {one.message}" for one in events_of(job.name, entries[0])]
     if [_NAMED.findall(one) for one in events] != [[(str(rank), pod)]]:
         wrong.append(f"Event: {events}")
     if (named := await job.metrics()) != [{rank}] * job.pods:
@@ -363,8 +363,8 @@ async def _elsewhere(job: StandingJob, rank: int, pod: str, before: int) -> list
     return wrong
 
 
-def _stuck(told: Sequence[HistoryEntry]) -> list[HistoryEntry]:
-    return [one for one in told if one.details["state"] == "stuck"]
+def _stuck(entries: Sequence[HistoryEntry]) -> list[HistoryEntry]:
+    return [one for one in entries if one.details["state"] == "stuck"]
 
 
 def events_of(name: str, entry: HistoryEntry) -> Sequence[Any]:

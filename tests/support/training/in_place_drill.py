@@ -201,8 +201,8 @@ class Drill:
         if self._random.random() < 0.5:
             terminate(job, victim)
             job.kill_node(other)
-            told = f"{name} leaves as {other.name} is killed"
-            return told, {name, other.name}, lambda: self._gone(victim)
+            what = f"{name} leaves as {other.name} is killed"
+            return what, {name, other.name}, lambda: self._gone(victim)
         pid = worker_of(other)
         os.kill(pid, signal.SIGKILL)
         terminate(job, victim)
