@@ -29,9 +29,9 @@ from agent.tunnel.worker_end import WorkerEnd
 from agent.verdict.telling import StateTeller
 from agent.world.keeper import WorldKeeper
 from launcher_shim.c10d.endpoint import Endpoint
-from launcher_shim.c10d.kept import Kept
+from launcher_shim.c10d.rounds.stages import Kept
 from launcher_shim.horovod.hosts import token_of
-from launcher_shim.rundir.step_lines import StepLine
+from launcher_shim.rundir.rank_reports import StepLine
 from rdzv.dataclass import dataclass
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys

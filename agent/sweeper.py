@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 
 from launcher_shim.c10d.rounds.records import Round
-from launcher_shim.c10d.stages import SHARED_RUN
+from launcher_shim.c10d.rounds.stages import SHARED_RUN
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys, last_name
 from rdzv.members.leftovers import kept, leftovers, oldest

@@ -18,7 +18,7 @@ from injection.remarks import Remark, warning
 from injection.sidecar import RUN_DIR
 from injection.workloads import Template, Workload, at
 from injection.yaml_tree import child, text_of, value_of
-from launcher_shim.pod.overruling import OPTIONS, RESTARTS
+from launcher_shim.pod.torchrun_options import RENDEZVOUS_OPTIONS, RESTARTS
 
 NO_STORAGE = (
     "container {name} mounts no volume that outlives its pod: a checkpoint on its own disk is gone"
@@ -110,7 +110,7 @@ _VARIABLES = {
         OVERRULED,
     ),
     RESTARTS: RESTARTS_KEPT,
-    OPTIONS: OPTIONS_MERGED,
+    RENDEZVOUS_OPTIONS: OPTIONS_MERGED,
 }
 
 

@@ -12,7 +12,7 @@ from injection.kinds import Kind
 from injection.launches import HOROVODRUN, words_of
 from injection.workloads import Role, Template, Workload
 from injection.yaml_tree import value_of
-from launcher_shim.pod.horovodrun_options import (
+from launcher_shim.pod.horovod_line import (
     LEAST,
     MOST,
     PROCESSES,

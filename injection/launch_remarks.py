@@ -17,7 +17,7 @@ from injection.launches import ACCELERATE, HOROVODRUN, TORCHRUN, FoundLauncher
 from injection.member_spec import Demand
 from injection.remarks import Remark, warning
 from injection.workloads import Workload
-from launcher_shim.pod.overruling import KEEP_FLAGS
+from launcher_shim.pod.torchrun_options import KEEP_FLAGS
 
 OVERRIDDEN = "container {name}: Muster overrides {options} of its {launcher} line"
 NNODES = "container {name}: the job's {bounds} overrides the number of nodes in its command"

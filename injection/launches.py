@@ -15,10 +15,8 @@ from itertools import islice, pairwise
 from typing import Any
 
 from injection.facts import listed
-from launcher_shim.pod.overruling import KEEP_FLAGS, kept_line
-from launcher_shim.pod.torchrun_line import bounds as bounds_of
-from launcher_shim.pod.torchrun_line import read_line
-from launcher_shim.pod.torchrun_options import VARIABLES
+from launcher_shim.pod.torchrun_options import KEEP_FLAGS, VARIABLES, kept_line, read_line
+from launcher_shim.pod.torchrun_options import bounds as bounds_of
 
 TORCHRUN, ACCELERATE, HOROVODRUN = "torchrun", "accelerate launch", "horovodrun"
 LIGHTNING = "Lightning's own launcher"

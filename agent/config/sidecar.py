@@ -11,7 +11,7 @@ from agent.config import parsers as texts
 from agent.config.job import JobConfig, StoreConfig
 from agent.config.size_faults import size_faults
 from agent.config.table import Setting, field
-from launcher_shim.pod.restarting import DEFAULT_STEPS, MAX_STEPS
+from launcher_shim.pod.ranks import DEFAULT_STEPS, MAX_STEPS
 from rdzv.dataclass import dataclass
 from rdzv.flags import named
 

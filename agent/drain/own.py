@@ -19,7 +19,7 @@ from agent.drain.notice import Notice
 from agent.drain.notice_socket import Phase
 from agent.drain.own_record import SAME_DEADLINE_S, OwnDrainRecord
 from agent.rundir.files import RunDir
-from launcher_shim.pod.grace import FAREWELL_S
+from launcher_shim.pod.hold import FAREWELL_S
 from launcher_shim.rundir import layout
 from rdzv.drain.inputs import LiveRound
 from rdzv.drain.phases import phase_of

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from agent.drain.notice import Notice
-from launcher_shim.pod.grace import reserve_s
+from launcher_shim.pod.hold import reserve_s
 from launcher_shim.rundir import layout
 from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError

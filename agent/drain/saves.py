@@ -21,7 +21,7 @@ from agent.rundir.files import RunDir
 from agent.stuck.watch import StillWatch
 from agent.verdict.view import present_view
 from launcher_shim.c10d.rounds.observations import NO_STEP
-from launcher_shim.pod.grace import reserve_s
+from launcher_shim.pod.hold import reserve_s
 from rdzv.drain import last_save
 from rdzv.drain.cursors import DIFFER
 from rdzv.drain.gate import WAITS

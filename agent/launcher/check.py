@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 
 from agent.rundir.launch_report import LaunchReport
-from launcher_shim.pod.torchrun_line import bounds
+from launcher_shim.pod.torchrun_options import bounds
 from rdzv.counting import counted
 from rdzv.dataclass import dataclass
 from rdzv.records.bypass import Bypass

@@ -22,7 +22,7 @@ from agent.launcher.check import (
 from agent.rundir.files import RunDir
 from agent.rundir.launch_report import LaunchReport
 from launcher_shim.c10d.endpoint import Endpoint
-from launcher_shim.c10d.stages import torch_run_id
+from launcher_shim.c10d.rounds.stages import torch_run_id
 from rdzv.errors import RecordError, StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar

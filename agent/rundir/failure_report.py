@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from launcher_shim.rundir.safe_open import read_untrusted
+from launcher_shim.rundir.layout import read_untrusted
 from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.records.codec import load_record, take, take_seconds

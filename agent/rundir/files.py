@@ -32,9 +32,8 @@ from agent.rundir.programs import (
 )
 from agent.rundir.progress import read_ranks
 from launcher_shim.rundir import layout
-from launcher_shim.rundir.safe_open import read_untrusted
-from launcher_shim.rundir.stack_frames import StackFrame
-from launcher_shim.rundir.step_lines import StepLine, read_steps
+from launcher_shim.rundir.layout import read_untrusted
+from launcher_shim.rundir.rank_reports import StackFrame, StepLine, read_steps
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError, RecordError
 from rdzv.flags import named

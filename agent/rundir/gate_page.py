@@ -19,7 +19,7 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
-from launcher_shim.rundir.safe_open import open_regular
+from launcher_shim.rundir.layout import open_regular
 
 WORD = struct.Struct("<Q")
 HEAD = struct.Struct("<IIq")

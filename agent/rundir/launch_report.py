@@ -11,8 +11,8 @@ from pathlib import Path
 
 from launcher_shim.pod.launch import REPORT_MAX_BYTES, TEXT_MAX
 from launcher_shim.rundir import layout
-from launcher_shim.rundir.safe_open import read_untrusted
-from launcher_shim.rundir.stack_frames import FRAMES_MAX, StackFrame
+from launcher_shim.rundir.layout import read_untrusted
+from launcher_shim.rundir.rank_reports import FRAMES_MAX, StackFrame
 from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.records.codec import load_record, take

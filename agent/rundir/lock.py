@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher_shim.rundir import layout
-from launcher_shim.rundir.safe_open import open_regular, read_untrusted
+from launcher_shim.rundir.layout import open_regular, read_untrusted
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from launcher_shim.rundir.unix_socket import PathTooLong, nascent_name, publish
+from launcher_shim.rundir.layout import PathTooLong, nascent_name, publish_socket
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 
@@ -30,7 +30,7 @@ async def listening_at(path: Path, serve: ServeConnection, limit: int) -> AsyncI
     server = await asyncio.start_unix_server(serve, nascent, limit=limit)
     try:
         # The containers of a pod have different users, and no other pod has this directory.
-        await asyncio.to_thread(publish, nascent, str(path), 0o666)
+        await asyncio.to_thread(publish_socket, nascent, str(path), 0o666)
         yield
     finally:
         server.close()

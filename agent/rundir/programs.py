@@ -40,7 +40,7 @@ _MAIN = """\
 import sys
 if sys.version_info < (3, 8):
     sys.exit(sys.argv[0] + ": 3.8 or newer is needed, and python3 is " + sys.version.split()[0])
-from launcher_shim.pod.early_signals import block
+from launcher_shim.exit_status import block
 block()
 from launcher_shim.pod.{module} import main
 sys.exit(main())

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher_shim.rundir.progress_line import read_whole
-from launcher_shim.rundir.safe_open import read_untrusted
+from launcher_shim.rundir.layout import read_untrusted
+from launcher_shim.rundir.rank_reports import read_whole
 from rdzv.errors import RecordError
 from rdzv.records.codec import CURSOR_MAX_BYTES, take_samples, take_seconds, take_tag
 from rdzv.records.progress import RankInWorld, RankProgress

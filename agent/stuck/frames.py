@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from launcher_shim.rundir.stack_frames import StackFrame
+from launcher_shim.rundir.rank_reports import StackFrame
 from rdzv.records.still import TEXT_MAX, Doing, StillRank
 
 _PYTHONS = re.compile(r"/lib(64)?/python3[^/]*/(?!site-packages|dist-packages)|^<(?!stdin|string)")

@@ -12,7 +12,7 @@ from agent.rundir.files import RunDir
 from agent.stuck.frames import stance
 from agent.stuck.silence import Pulse
 from launcher_shim.rundir import layout
-from launcher_shim.rundir.stack_frames import StackFrame
+from launcher_shim.rundir.rank_reports import StackFrame
 from rdzv.dataclass import dataclass
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.progress import RankProgress

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
-from launcher_shim.pod.log_lines import printable
+from launcher_shim.pod.delivery import printable
 
 __all__ = ["JsonFormatter", "PlainFormatter", "configure", "printable"]
 

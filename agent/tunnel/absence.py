@@ -7,7 +7,7 @@ ABSENT_S = 1.5
 """Time for which a healthy watch must miss a member until its commands are given up, in seconds: a
 member whose lease expired while it was busy registers again at once. Together with the second by
 which a store may notice an expired lease late, and the grace of a worker that is killed, it is
-within ``launcher_shim.horovod.exec.lease.MARGIN_S``: no worker outlives its launcher by more than
+within ``launcher_shim.horovod.exec.frames.MARGIN_S``: no worker outlives its launcher by more than
 the lease and that."""
 
 LOOK_S = 0.25

@@ -21,9 +21,14 @@ from agent.tunnel.handshake import HandshakeError, UnknownSidecar, call
 from agent.tunnel.identity import TunnelIdentity
 from agent.tunnel.opening import OpeningError, read_opening
 from agent.tunnel.peers import NoPeer, called, is_present
-from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching
-from launcher_shim.horovod.exec.frames import ABANDON, GONE, encode
-from launcher_shim.horovod.exec.lease import patience_s
+from launcher_shim.horovod.exec.frames import (
+    ABANDON,
+    GONE,
+    Attaching,
+    encode,
+    encode_attaching,
+    patience_s,
+)
 from rdzv.job import JobClient
 from rdzv.race import first_of
 from rdzv.records.job import Member

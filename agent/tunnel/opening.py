@@ -5,8 +5,15 @@ from __future__ import annotations
 
 import asyncio
 
-from launcher_shim.horovod.exec.attaching import Attaching, read_attaching
-from launcher_shim.horovod.exec.frames import ABANDON, HEAD_SIZE, ExecFrameError, Frame, read_head
+from launcher_shim.horovod.exec.frames import (
+    ABANDON,
+    HEAD_SIZE,
+    Attaching,
+    ExecFrameError,
+    Frame,
+    read_attaching,
+    read_head,
+)
 from rdzv.dataclass import dataclass
 from rdzv.errors import LauncherError
 

@@ -18,8 +18,14 @@ from agent.tunnel.handshake import HandshakeError, answer, notice_lost_path, una
 from agent.tunnel.identity import TunnelIdentity
 from agent.tunnel.opening import OpeningError, read_opening
 from agent.tunnel.peers import NoPeer, calling, is_present
-from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching
-from launcher_shim.horovod.exec.frames import ABANDON, GONE, HOLD, encode
+from launcher_shim.horovod.exec.frames import (
+    ABANDON,
+    GONE,
+    HOLD,
+    Attaching,
+    encode,
+    encode_attaching,
+)
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 from rdzv.job import JobClient

@@ -17,7 +17,7 @@ from rdzv.dataclass import dataclass
 from rdzv.records.bypass import REMARKS, Bypass
 
 if TYPE_CHECKING:
-    from launcher_shim.c10d.rounds.back_off import BackOff
+    from launcher_shim.c10d.rounds.decision import BackOff
 
 STUCK_S = 300.0
 """Time without a step after which a world is stuck, in seconds: longer than most evaluations and

@@ -34,7 +34,7 @@ from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue
 
 if TYPE_CHECKING:
-    from launcher_shim.c10d.rounds.back_off import BackOff
+    from launcher_shim.c10d.rounds.decision import BackOff
     from rdzv.job import JobClient
 
 FORESEEN = "scaling down takes it first"
@@ -306,10 +306,8 @@ class JobView:
         if rules is None or current.complete:
             return None
         # Only here: a job that trains needs none of these, and most of a command is its imports.
-        from launcher_shim.c10d.rounds.back_off import back_off
-        from launcher_shim.c10d.rounds.decision import would_form
-        from launcher_shim.c10d.rounds.inputs import RunSnapshot
-        from launcher_shim.c10d.rounds.run_membership import run_membership
+        from launcher_shim.c10d.rounds.decision import back_off, would_form
+        from launcher_shim.c10d.rounds.inputs import RunSnapshot, run_membership
 
         members = run_membership(
             self.snapshot, self.listing, run.run_id, current, failures=self.failures

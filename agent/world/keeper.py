@@ -16,8 +16,8 @@ from agent.rundir.files import RunDir
 from agent.world.report import report_of, seat_name
 from agent.world.shown import IDLE, prefix_of, root_of, shown
 from launcher_shim.c10d.endpoint import Endpoint
-from launcher_shim.c10d.rounds.evaluation import Evaluation
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
+from launcher_shim.c10d.rounds.own_node import Evaluation
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.rundir import layout

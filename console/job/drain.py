@@ -17,7 +17,7 @@ from agent.config.job import JobConfig
 from agent.verdict.view import present_view
 from console.job.changing import no_member
 from console.job.reading import connected, news
-from launcher_shim.pod.grace import reserve_s
+from launcher_shim.pod.hold import reserve_s
 from rdzv.drain.decision import is_enough
 from rdzv.drain.phases import phase_of
 from rdzv.drain.transactions import cancel, first_write, take_over

@@ -13,7 +13,7 @@ from controller.jobs.state import JobState
 from injection import sidecar
 from injection.job_label import job_label
 from injection.settings import LABEL, TABLE
-from launcher_shim.pod.grace import DEFAULT_S, reserve_s
+from launcher_shim.pod.hold import DEFAULT_GRACE_S, reserve_s
 from rdzv.errors import ConfigError
 from rdzv.keys import JobKeys
 
@@ -45,7 +45,7 @@ class PodSeen:
     deleted: bool = False
     job: str = ""
     unplaced: bool = False
-    grace_s: float = DEFAULT_S
+    grace_s: float = DEFAULT_GRACE_S
 
     @property
     def reference(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def pod_seen(pod: Object) -> PodSeen:
             and one.get("status") == "False"
             for one in conditions
         ),
-        grace_s=float(spec.get("terminationGracePeriodSeconds") or DEFAULT_S),
+        grace_s=float(spec.get("terminationGracePeriodSeconds") or DEFAULT_GRACE_S),
     )
 
 

@@ -10,17 +10,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import is_not
 
-from launcher_shim.c10d.clean_up import clean_up
-from launcher_shim.c10d.kept import KeptMasters
-from launcher_shim.c10d.past_rounds import KnownRounds, PastRounds
+from launcher_shim.c10d.agent import TorchAgent
+from launcher_shim.c10d.clean_up import KnownRounds, PastRounds, clean_up
 from launcher_shim.c10d.quarantining import Quarantining
-from launcher_shim.c10d.rounds.drain_view import counting, master_token, own
-from launcher_shim.c10d.rounds.inputs import RoundPolicy
+from launcher_shim.c10d.rounds.inputs import MembershipOfRun, RoundPolicy
+from launcher_shim.c10d.rounds.mirrored_run import counting_round, master_token, own
 from launcher_shim.c10d.rounds.records import Seat
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
-from launcher_shim.c10d.rounds.run_membership import MembershipOfRun
-from launcher_shim.c10d.stages import SHARED_RUN, local_world_size, role_info_key, torch_run_id
-from launcher_shim.c10d.torch.agent import TorchAgent
+from launcher_shim.c10d.rounds.stages import (
+    SHARED_RUN,
+    KeptMasters,
+    local_world_size,
+    role_info_key,
+    torch_run_id,
+)
 from launcher_shim.c10d.values.operations import Kv
 from rdzv.drain.inputs import LiveRound, LiveRounds
 from rdzv.job import JobClient
@@ -152,7 +155,7 @@ class Generation:
         rounds = [run.live_round() for run in self.runs.values()]
         inputs = (*rounds, self._client.membership.snapshot(), self.rounds.trained)
         if len(inputs) != len(self._live_from) or any(map(is_not, inputs, self._live_from)):
-            counts = counting(rounds, self._client.membership.snapshot())
+            counts = counting_round(rounds, self._client.membership.snapshot())
             if counts is not None and self.rounds.trained:
                 counts = replace(counts, first=False)
             self._live_from, self._live = inputs, LiveRounds(counts, own(rounds, self._member))

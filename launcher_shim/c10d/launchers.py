@@ -1,24 +1,252 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launchers that are connected to this pod's endpoint, and the requests of their sessions."""
+"""The launchers that are connected to this pod's endpoint, and the stage of one that is to start.
+
+A container passes over only a stage that it would run again. So each member records a digest of its
+launch line beside the run's keys, before its torchrun starts, with the container that it starts in,
+and keeps that of the container that has a place in the world: it may be started again while the
+others are about to end the stage. The list of nodes that ended the stage well names containers,
+too: so the lines that count are those that trained, not those that asked last. A node of that world
+that died before its workers were done passes over nothing: its work would be left out.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from launcher_shim.c10d.agent import TorchAgent, connect
 from launcher_shim.c10d.clean_up import clean_up
 from launcher_shim.c10d.generation import Attachment, Generations
-from launcher_shim.c10d.kept import KeptStages
-from launcher_shim.c10d.rounds.records import Note
-from launcher_shim.c10d.stage_starts import PodSeat, StageStarts
-from launcher_shim.c10d.stages import container_of
-from launcher_shim.c10d.torch.agent import TorchAgent, connect
+from launcher_shim.c10d.rounds.inputs import RunSnapshot
+from launcher_shim.c10d.rounds.records import Note, Seat
+from launcher_shim.c10d.rounds.stages import KeptStages, container_of
 from launcher_shim.c10d.values.operations import Kv
+from launcher_shim.c10d.values.transactions import Stamp
+from launcher_shim.tcpstore import wire
+from rdzv.errors import WireError
 from rdzv.members.registrar import Registrar
+from rdzv.race import first_of
 
 log = logging.getLogger(__name__)
+
+
+class PodSeat:
+    """The pod's one place. ``connected``: its torchruns connected now, each with its run id."""
+
+    def __init__(self, connected: Callable[[], Iterable[tuple[str, TorchAgent]]]) -> None:
+        self._connected = connected
+
+    async def vacant(self, newcomer: TorchAgent | None = None) -> None:
+        """Wait until no other torchrun takes part; raises ``WireError`` if one is alive."""
+        asked: dict[TorchAgent, int] = {}
+        while others := self._others(newcomer):
+            for run_id, other in others:
+                if other.waits or other.asked > asked.setdefault(other, other.asked):
+                    raise WireError(_refusal(run_id, other.pid))
+            # Until one of them sends a request, ends, or is given up.
+            stirs = [wait for _, other in others for wait in (other.stirs(), other.news())]
+            await first_of(*stirs)
+
+    def _others(self, newcomer: TorchAgent | None) -> list[tuple[str, TorchAgent]]:
+        return [
+            (run_id, agent)
+            for run_id, agent in self._connected()
+            if agent is not newcomer and agent.takes_part
+        ]
+
+
+def _refusal(run_id: str, pid: int) -> str:
+    return (
+        f"a torchrun of this pod (process {pid}) takes part in the run {run_id} already, and a pod"
+        " has one place in its job: end that one first, or start this one by itself, with"
+        " --standalone --nnodes=1 --rdzv-conf=is_host=1; see"
+        " docs/operations.md#a-second-torchrun-in-a-pod"
+    )
+
+
+IDLE_S = 10.0
+"""Maximum time for which an answer to a draining pod is held back before it must ask again, in
+seconds."""
+
+FAREWELLS_S = 2.0
+"""Time within which a relay has reconnected its clients to a new sidecar, or closed them, in
+seconds."""
+
+
+class StageStarts:
+    """The answers to torchruns that are about to start in this pod.
+
+    ``restarted``: a sidecar before this one may have left torchruns behind. ``clock`` is
+    monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        generations: Generations,
+        registrar: Registrar,
+        seat: PodSeat,
+        stages: KeptStages,
+        *,
+        restarted: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self._generations = generations
+        self._run = generations.run_of
+        self._registrar = registrar
+        self._member = registrar.identity.member
+        self._seat = seat
+        self._stages = stages
+        self._restarted = restarted
+        self._clock = clock
+        self._listening_s = 0.0
+
+    def listen(self) -> None:
+        """Note that relays can connect from now on."""
+        self._listening_s = self._clock()
+
+    async def meant_for(self, container: str, run_id: str) -> str:
+        """Wait until no torchrun of this pod takes part; return the stage of the next one.
+
+        Raises ``WireError`` if one is alive.
+        """
+        if self._restarted:
+            # A torchrun that has outlived the sidecar before this one may not be back yet: its
+            # relay comes within moments, and it has its place once the member is registered.
+            await self._generations.first()
+            await self._farewells()
+        await self._seat.vacant()
+        name = self._stages.stages.next(container, run_id)
+        if container and self._ended_well(name):
+            # A torchrun that has ended while there was no sidecar may still have to report that.
+            await self._farewells()
+            await self._seat.vacant()
+            name = self._stages.stages.next(container, run_id)
+        return name
+
+    async def begin(
+        self, run_id: str, nonce: str | None, line: bytes, stamp: Stamp, *, may_pass: bool
+    ) -> tuple[Kv, bytes]:
+        """Answer a torchrun that is about to start; return the keys of its stage and the answer.
+
+        ``PASSED``: it need not start, as its stage has ended well. ``AGAIN``: not now, as its pod
+        drains, and it would have no place. Empty: it starts. ``line`` is a digest of its launch
+        line: a torchrun with another line is no restart of one that has ended well. ``may_pass``:
+        no torchrun of its container has taken part yet.
+        """
+        await self._registrar.registered.wait()
+        if nonce is not None and nonce == self._stages.stages.passed_by:
+            return self._run(run_id).kv, wire.PASSED  # it asks again, as its answer was lost
+        name = await self.meant_for(container_of(nonce), run_id)
+        if await self._idles(name):
+            return self._run(name).kv, wire.AGAIN
+        kv = self._run(name).kv
+        if not self._ended_well(name):
+            await kv.writes.put([await self._line(name, container_of(nonce), line)], stamp)
+            return kv, b""
+        passed = (
+            nonce is not None
+            # A torchrun of a pod that drains would train nothing: no work is left out.
+            and (may_pass or self._drains(name))
+            and await self._was_run(name, line)
+            and await self._stages.pass_over(nonce, name)
+        )
+        if passed:
+            log.info("a torchrun skips the stage %s, which has succeeded already", name)
+        return kv, wire.PASSED if passed else b""
+
+    async def _line(self, name: str, container: str, line: bytes) -> tuple[bytes, bytes]:
+        """Build the record of the line that a torchrun of ``name`` starts with: key and value."""
+        run, key, before = self._run(name), line_key(self._member), None
+        seats = [one for one in run.rendezvous.round.frozen if one.member == self._member]
+        placed = container_of(seats[0].nonce) if seats else ""
+        if placed and placed != container:
+            (before,) = await run.kv.reads.get_all([key])
+        return key, recorded(container, line, before or b"", placed)
+
+    async def _farewells(self) -> None:
+        await asyncio.sleep(self._listening_s + FAREWELLS_S - self._clock())
+
+    async def _idles(self, name: str) -> bool:
+        """Return whether this pod drains while ``name`` goes on, after a wait for that to change.
+
+        Its torchrun would be shown no place, and end with status 1 once the others have ended well.
+        """
+        try:
+            async with asyncio.timeout(IDLE_S):
+                while self._drains(name) and not self._ended_well(name):
+                    await self._run(name).rendezvous.news()
+        except TimeoutError:
+            return True
+        return False
+
+    def _drains(self, name: str) -> bool:
+        run = self._run(name)
+        return self._member in run.members.at(run.rendezvous.round).leaving
+
+    async def _was_run(self, name: str, line: bytes) -> bool:
+        """Return whether ``name``, which ended well, was run with that line, here to its end."""
+        run, here = self._run(name), self._member
+        current = run.rendezvous.round
+        own = [seat for seat in current.frozen if seat.member == here]
+        held = [] if self._drains(name) else own
+        if not are_done(held, run.rendezvous.snapshot()):
+            return False
+        members = [seat.member for seat in current.frozen]
+        values = await run.kv.reads.get_all([line_key(member) for member in members])
+        known = dict(zip(members, values, strict=True))
+        return was_run(line, here, current.frozen, known)
+
+    def _ended_well(self, name: str) -> bool:
+        current = self._generations.current
+        return current is not None and current.rounds.ended_well(name)
+
+
+def line_key(member: str) -> bytes:
+    """Return the key, among those of the run, of the lines that ``member`` has asked with."""
+    return wire.STAGE + member.encode()
+
+
+def recorded(container: str, line: bytes, before: bytes = b"", placed: str = "") -> bytes:
+    """Build the value at a member's key: the container that asked, and the digest ``line``.
+
+    ``placed``: the container that has a place in the world; its line is kept from ``before``, the
+    value so far.
+    """
+    lines = [container.encode() + b" " + line]
+    kept = _lines(before).get(placed.encode())
+    if kept is not None and placed != container:
+        lines.append(placed.encode() + b" " + kept)
+    return b"\n".join(lines)
+
+
+def was_run(
+    line: bytes, member: str, frozen: Sequence[Seat], values: Mapping[str, bytes | None]
+) -> bool:
+    """Return whether the world ``frozen``, which has ended well, was started with ``line``.
+
+    ``values``: the values at ``line_key``, by member. A member of that world must have its own
+    line; any other, such as a pod that comes later, may have the line of any of them.
+    """
+    ran: dict[str, bytes] = {}
+    for seat in frozen:
+        of_seat = _lines(values.get(seat.member)).get(container_of(seat.nonce).encode())
+        if of_seat is not None:
+            ran[seat.member] = of_seat
+    return line == ran[member] if member in ran else line in ran.values()
+
+
+def _lines(value: bytes | None) -> dict[bytes, bytes]:
+    """Parse a value: the digest of each container's line, by the container's name."""
+    parts = [one.partition(b" ") for one in (value or b"").split(b"\n")]
+    return {container: line for container, _, line in parts if container}
+
+
+def are_done(seats: Sequence[Seat], run: RunSnapshot) -> bool:
+    """Return whether the torchruns of ``seats`` came to the exit barrier of the present round."""
+    return run.done.issuperset(seats)
+
 
 FAILED_LOOK_S = 0.1
 """Interval of looks for errors of ranks while an answer is held: the standard library has no file

@@ -12,8 +12,7 @@ from dataclasses import replace
 from functools import partial
 from time import time
 
-from launcher_shim.rundir.step_count import StepCount, count_from
-from launcher_shim.rundir.step_lines import StepLine
+from launcher_shim.rundir.rank_reports import StepCount, StepLine, count_from
 from rdzv.members.registration import Identity
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
 from rdzv.records.history import Happening, HistoryEntry

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of the run directory that the sidecar delivers for the command beside it."""
+"""The surroundings of a delivered program: the run directory, the image's own programs, its log.
+
+A log line is one line, whatever it contains: the sidecar's sentences may quote another pod, and
+people read the container's log.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from typing import Dict, Mapping, Optional
 
 from launcher_shim.rundir import layout
@@ -89,3 +95,43 @@ def rendezvous_port(delivered: Mapping[str, str]) -> Optional[int]:
     """Return the loopback port that torchrun has to connect to, or None."""
     host, _, port = delivered.get("PET_RDZV_ENDPOINT", "").rpartition(":")
     return int(port) if host in LOOPBACK and port.isdigit() else None
+
+
+def images_own(name: str, program: str, environ: Mapping[str, str]) -> Optional[str]:
+    """Find the program ``name`` that the PATH has beside ``program``; None if there is none."""
+    for directory in os.get_exec_path(dict(environ)):
+        path = os.path.join(directory, name)
+        runs = os.path.isfile(path) and os.access(path, os.X_OK)
+        if runs and not os.path.samefile(path, program):
+            return path
+    return None
+
+
+class OneLine(logging.Formatter):
+    """A formatter that names the program, and escapes control characters."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__()
+        self._program = program
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render one record; a traceback that follows it is our own text."""
+        text = "%s: %s" % (self._program, printable(record.getMessage()))
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return text
+
+
+def configure_log(program: str) -> None:
+    """Send the log lines of ``program`` to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine(program))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def printable(text: str) -> str:
+    """Escape control characters: foreign text must neither fake log lines nor steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -3,7 +3,7 @@
 
 In a launcher's container it gets Muster's host list, and starts its workers through the sidecar;
 anywhere else it is the image's own with the same arguments. Files that an operator mounts read-only
-at ``/etc/mpi`` are not changed: Horovod does not use them.
+at ``/etc/mpi`` are not changed: Horovod does not use them. It starts by the image's entry point.
 """
 
 from __future__ import annotations
@@ -11,22 +11,118 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import signal
 import socket
 import struct
 import sys
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from launcher_shim.exit_status import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_USAGE
-from launcher_shim.pod.delivery import RunDirectory
-from launcher_shim.pod.early_signals import unblock
-from launcher_shim.pod.entry_point import started_lightly
-from launcher_shim.pod.horovod_line import JobSize, LineError, arguments, environment
-from launcher_shim.pod.horovod_pod import is_launcher
-from launcher_shim.pod.horovodrun_options import TELLS_ONLY, read_options
-from launcher_shim.pod.images_own import images_own
-from launcher_shim.pod.log_lines import configure
+from launcher_shim.exit_status import (
+    EXIT_NOT_EXECUTABLE,
+    EXIT_NOT_FOUND,
+    EXIT_USAGE,
+    unblock_signals,
+)
+from launcher_shim.pod.delivery import RunDirectory, configure_log, images_own
+from launcher_shim.pod.horovod_line import (
+    TELLS_ONLY,
+    JobSize,
+    LineError,
+    arguments,
+    environment,
+    is_launcher,
+    read_options,
+)
 from launcher_shim.rundir import layout
+
+SCRIPT_BYTES = 4096
+"""Maximum size of such a script; a longer one does more."""
+
+_START = """\
+import os, sys
+try:
+    with open("/proc/self/comm", "wb") as name:
+        name.write(b"horovodrun")
+except OSError:
+    pass
+del sys.argv[0]
+if sys.path[:1] == [""]:
+    sys.path[0] = os.path.dirname(os.path.realpath(sys.argv[0]))
+from horovod.runner.launch import run_commandline
+sys.exit(run_commandline())
+"""
+"""The same as such a script does. Its process gets the script's name, as the kernel gives it:
+``pkill`` and ``pgrep -x`` go by that; if it cannot be given, all else works. Python searches the
+script's folder first, and not the working directory, in which a user's file may have the name of a
+module."""
+
+_SHEBANG = re.compile(rb"#![ \t]*(\S+)[ \t]*(.*)")
+_PYTHON = re.compile(rb"(.*/)?python[0-9.]*")
+_IMPORTS = b"from horovod.runner.launch import run_commandline"
+_GUARD = b"if __name__ == '__main__':"
+_ENDS = b"    sys.exit(run_commandline())"
+_SCRIPTS = frozenset(
+    (*modules, _IMPORTS, _GUARD, *cuts, _ENDS)
+    for modules, cuts in (
+        (  # installer, older pip, older uv
+            (b"import re", b"import sys"),
+            (rb"    sys.argv[0] = re.sub(r'(-script\.pyw|\.exe)?$', '', sys.argv[0])",),
+        ),
+        (  # conda
+            (b"import re", b"import sys"),
+            (rb"    sys.argv[0] = re.sub(r'(-script\.pyw?|\.exe)?$', '', sys.argv[0])",),
+        ),
+        (  # pip
+            (b"import sys",),
+            (b"    sys.argv[0] = sys.argv[0].removesuffix('.exe')",),
+        ),
+        (  # uv
+            (b"import sys",),
+            (
+                b"    if sys.argv[0].endswith('-script.pyw'):",
+                b"        sys.argv[0] = sys.argv[0][:-11]",
+                b"    elif sys.argv[0].endswith('.exe'):",
+                b"        sys.argv[0] = sys.argv[0][:-4]",
+            ),
+        ),
+    )
+)
+"""The scripts that installers write: lines without comments and blank ones, and with one kind of
+quotes. The lines between guard and end cut off the suffixes of the name on Windows."""
+
+
+def started_lightly(program: str) -> List[str]:
+    """Return the words that start the horovodrun at ``program``, before its arguments.
+
+    They are those of its entry point; just the program if it is not the script that installers
+    write.
+    """
+    try:
+        with open(program, "rb") as file:
+            interpreter = _interpreter(file.read(SCRIPT_BYTES + 1))
+    except OSError:
+        interpreter = None
+    return [program] if interpreter is None else [*interpreter, "-c", _START, program]
+
+
+def _interpreter(script: bytes) -> Optional[Tuple[str, ...]]:
+    """Return the interpreter's words of such a script, as the kernel has them; None for others."""
+    shebang = _SHEBANG.match(script)
+    if shebang is None or len(script) > SCRIPT_BYTES or _code(script) not in _SCRIPTS:
+        return None
+    name, argument = shebang.group(1), shebang.group(2).rstrip()
+    python = argument.split()[-1:] if name.endswith(b"/env") else [name]
+    if not python or not _PYTHON.fullmatch(python[0]):
+        return None
+    words = (name, argument) if argument else (name,)
+    return tuple(word.decode("utf-8", "surrogateescape") for word in words)
+
+
+def _code(script: bytes) -> Tuple[bytes, ...]:
+    lines = script.replace(b'"', b"'").split(b"\n")
+    return tuple(line for line in lines if line.strip() and not line.startswith(b"#"))
+
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +134,8 @@ def main() -> int:
     """Become the image's horovodrun; return the exit status if that fails."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    unblock()
-    configure("muster-run")
+    unblock_signals()
+    configure_log("muster-run")
     words = sys.argv[1:]
     own = images_own(layout.HOROVODRUN, sys.argv[0], os.environ)
     if own is None:

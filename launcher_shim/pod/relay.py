@@ -16,10 +16,8 @@ from collections import deque
 from typing import Awaitable, Callable, Deque, List, Optional, Set, Tuple, cast
 
 import launcher_shim.tcpstore.wire as wire
-from launcher_shim.pod.relay_ledger import RelayLedger
-from launcher_shim.tcpstore.loopback import bind_loopback
-from launcher_shim.tcpstore.parser import RequestParser
-from launcher_shim.tcpstore.round_keys import round_met_by
+from launcher_shim.rundir.layout import bind_loopback
+from launcher_shim.tcpstore.requests import RelayLedger, RequestParser, round_met_by
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Dict, Mapping, Optional, Sequence, Set
 
 from launcher_shim.exit_status import (
+    ENDING_SIGNALS,
     EXIT_DONE,
     EXIT_HOROVOD_REMOVED,
     EXIT_NOT_EXECUTABLE,
@@ -27,21 +28,14 @@ from launcher_shim.exit_status import (
     EXIT_UNAVAILABLE,
     EXIT_USAGE,
 )
-from launcher_shim.pod.container import Container
-from launcher_shim.pod.delivery import RunDirectory, rendezvous_port
-from launcher_shim.pod.early_signals import ENDING
-from launcher_shim.pod.gloo_interface import VARIABLE, needed_interface
-from launcher_shim.pod.grace import grace_s, reserve_s
-from launcher_shim.pod.horovod_pod import found_first, is_launcher, serves_workers
-from launcher_shim.pod.launch import Reporter, read_launch
-from launcher_shim.pod.log_lines import configure
-from launcher_shim.pod.notices import OutgoingNotice, Release, give_notice
-from launcher_shim.pod.orphans import Orphans, keeps_orphans
-from launcher_shim.pod.overruling import keeps_flags, merged
+from launcher_shim.pod.container import GLOO_INTERFACE, Container, needed_interface
+from launcher_shim.pod.delivery import RunDirectory, configure_log, rendezvous_port
+from launcher_shim.pod.hold import OutgoingNotice, Release, give_notice, grace_s, reserve_s
+from launcher_shim.pod.horovod_line import found_first, is_launcher, serves_workers
+from launcher_shim.pod.launch import Orphans, Reporter, keeps_orphans, read_launch
+from launcher_shim.pod.ranks import Ended, StackReporter, StepWatch, restart_steps, starts_again
 from launcher_shim.pod.relay import Relay
-from launcher_shim.pod.restarting import Ended, restart_steps, starts_again
-from launcher_shim.pod.stacks import StackReporter
-from launcher_shim.pod.step_watch import StepWatch
+from launcher_shim.pod.torchrun_options import keeps_flags, override
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +53,7 @@ AGENT_PAUSE_S = 1.0
 
 def main() -> int:
     """Run the command line; return the exit status."""
-    configure("muster-run")
+    configure_log("muster-run")
     command = sys.argv[1:]
     if command[:1] == ["--"]:
         command = command[1:]
@@ -105,7 +99,7 @@ class CommandRun:
         try:
             self._delivered = await self._delivery()
             if self._delivered is not None:
-                self._delivered, overruled = merged(environ, self._delivered)
+                self._delivered, overruled = override(environ, self._delivered)
                 for sentence in overruled:
                     log.info("%s", sentence)
                 environ = self._run_dir.environment(environ, self._delivered)
@@ -289,7 +283,7 @@ class CommandRun:
     def _on_signal(self, number: signal.Signals) -> None:
         if not self._container.runs and self._passed_on_until_s is None:
             # No command can get it, not yet or not any more.
-            if number in ENDING and self._ended_by is None:
+            if number in ENDING_SIGNALS and self._ended_by is None:
                 self._ended_by = number
                 self._ended_early.set()
             return
@@ -361,7 +355,7 @@ async def _with_interface(environ: Dict[str, str]) -> Dict[str, str]:
         return environ
     interface, sentence = needed
     log.info("%s", sentence)
-    return {**environ, VARIABLE: interface}
+    return {**environ, GLOO_INTERFACE: interface}
 
 
 def _on_reporting_ended(reporting: asyncio.Task[None]) -> None:

@@ -29,9 +29,9 @@ class OnImport:
         LAUNCHERS.remove(name)  # the search below comes here, too
         sys.path.insert(0, ARCHIVE)
         try:
-            from launcher_shim.pod import in_process
+            from launcher_shim.pod import torchrun
 
-            return in_process.found(name)
+            return torchrun.found(name)
         except Exception as error:
             sys.stderr.write("muster-run: %s is left as it is: %r\n" % (name, error))
             return None
@@ -58,9 +58,9 @@ class OnError:
         """Leave the error in the run directory; the user's output stays as it is."""
         sys.path.insert(0, ARCHIVE)
         try:
-            from launcher_shim.pod import failing
+            from launcher_shim.rundir import rank_reports
 
-            failing.report(kind, error, trace, os.environ)
+            rank_reports.report_error(kind, error, trace, os.environ)
         except Exception as fault:
             sys.stderr.write(
                 "muster-run: the sidecar does not learn of this error: %r\n" % (fault,)

@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of all files in the run directory, each defined only here.
+"""The meeting points of a pod's containers: files of the run directory, its sockets, the loopback.
 
-``import muster`` has no part of Muster beside it: it repeats the names that it reads or writes, and
-a test compares them. ``discover_hosts.sh`` repeats ``HOSTS``.
+Each name is defined only here. ``import muster`` has no part of Muster beside it: it repeats the
+names that it reads or writes, and a test compares them. ``discover_hosts.sh`` repeats ``HOSTS``.
+Whatever the other container has put in a file's place, no link is followed, and a pipe does not
+block. A unix socket listens as soon as it has its name: it is bound under a nascent name, made
+accessible to its clients, and renamed into place.
 """
 
 from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from contextlib import suppress
+from typing import List, Union
 
 C10D_SOCKET = "c10d.sock"
 """Socket of the sidecar's rendezvous, for the relay of ``muster-run``."""
@@ -78,3 +88,104 @@ MASTERS = "masters.json"
 """The master's address of each of the newest worlds, by which its ranks know it."""
 DRAIN = "drain.json"
 """This pod's own drain."""
+
+
+def read_untrusted(path: "Union[str, os.PathLike[str]]", max_bytes: int) -> bytes:
+    """Read at most ``max_bytes``; empty for a pipe without data.
+
+    Raises ``OSError``, with ``ELOOP`` for a link.
+    """
+    with open(path, "rb", buffering=0, opener=_open) as file:
+        return file.read(max_bytes) or b""
+
+
+def open_regular(path: "Union[str, os.PathLike[str]]", flags: int, mode: int) -> int:
+    """Open a regular file for writing, as ``os.open`` does, and return its descriptor.
+
+    Raises ``OSError``, with ``ELOOP`` for a link; also for a pipe, with or without a reader.
+    """
+    descriptor = _open(path, flags | os.O_CLOEXEC, mode)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "%s is no regular file" % os.path.basename(path))
+    return descriptor
+
+
+def _open(path: "Union[str, os.PathLike[str]]", flags: int, mode: int = 0) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, mode)
+
+
+PATH_MAX_BYTES = 107
+"""Maximum length of the path of a unix socket on Linux."""
+
+
+class PathTooLong(ValueError):
+    """The run directory's path leaves no room for a socket's name; the message says which."""
+
+
+def nascent_name(path: str) -> str:
+    """Return the name to bind, before ``path`` takes its place; raises ``PathTooLong``."""
+    nascent = f"{path}.{os.getpid()}"
+    if len(os.fsencode(nascent)) > PATH_MAX_BYTES:
+        raise PathTooLong(f"{path} is too long for a unix socket: choose a shorter run directory")
+    return nascent
+
+
+def publish_socket(nascent: str, path: str, mode: int) -> int:
+    """Give a listening socket its mode and its name; return its inode. Raises ``OSError``."""
+    os.chmod(nascent, mode)
+    os.rename(nascent, path)
+    return os.stat(path).st_ino
+
+
+def withdraw_socket(path: str, inode: int) -> None:
+    """Remove the socket with that inode, but not that of a successor; raises ``OSError``."""
+    with suppress(FileNotFoundError):
+        if os.stat(path).st_ino == inode:
+            os.unlink(path)
+
+
+ADDRESSES = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
+
+_NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
+_PORT_TRIES = 16
+
+
+def bind_loopback(port: int) -> List[socket.socket]:
+    """Bind 127.0.0.1 and, if the machine has it, ::1; port 0 chooses one that both have free.
+
+    Raises ``OSError``: with ``EADDRINUSE``, and the address as its ``filename``, if it is taken.
+    """
+    tries = 1 if port else _PORT_TRIES
+    while True:
+        tries -= 1
+        try:
+            return _bind_both(port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not tries:
+                raise
+
+
+def _bind_both(port: int) -> List[socket.socket]:
+    (family, address), (family6, address6) = ADDRESSES
+    first = _bind(family, address, port)
+    try:
+        return [first, _bind(family6, address6, first.getsockname()[1])]
+    except OSError as error:
+        if error.errno in _NO_IPV6:
+            return [first]
+        first.close()
+        raise
+
+
+def _bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind((address, port))
+    except OSError as error:
+        bound.close()
+        raise OSError(error.errno, error.strerror, address) from error
+    return bound

@@ -3,7 +3,7 @@
 
 Integers are little-endian. There is no framing, no request id and no length of the whole: a
 request ends where its last field ends, and answers come strictly in the order of the requests.
-``launcher_shim.tcpstore.parser`` turns bytes into requests, the functions at the end turn answers
+``launcher_shim.tcpstore.requests`` turns bytes into requests, the functions at the end turn answers
 into bytes. Requests and semantics as observed on torch's own client and libuv server.
 
 Between the relay of ``muster-run`` and the sidecar the same requests travel behind a ``Preface``,

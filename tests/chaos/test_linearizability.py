@@ -16,14 +16,14 @@ from random import Random
 import pytest
 
 from launcher_shim.c10d.launchers import Launchers
-from launcher_shim.c10d.serving.relayed import RelayNumbers
-from launcher_shim.c10d.serving.session import LauncherSession
-from launcher_shim.c10d.stages import SHARED_RUN
+from launcher_shim.c10d.request_order import RelayNumbers
+from launcher_shim.c10d.rounds.stages import SHARED_RUN
+from launcher_shim.c10d.session import LauncherSession
 from launcher_shim.c10d.values.cell import Cell, Floor
 from launcher_shim.c10d.values.cells import Cells
+from launcher_shim.c10d.values.operations import Counters
 from launcher_shim.c10d.values.reads import Reads
 from launcher_shim.c10d.values.transactions import Ledger
-from launcher_shim.c10d.values.writes import Counters
 from rdzv.keys import JobKeys
 from rdzv.store import Compare
 from rdzv.store.memory.client import MemoryEngine, MemoryStore

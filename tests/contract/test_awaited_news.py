@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from launcher_shim.c10d.torch.agent import connect
+from launcher_shim.c10d.agent import connect
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.runs import Client, pod

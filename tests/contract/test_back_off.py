@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
-from launcher_shim.c10d.rounds.back_off import FIRST_S, FREE_STARTS, LONGEST_S
+from launcher_shim.c10d.rounds.decision import FIRST_S, FREE_STARTS, LONGEST_S
 from rdzv.records.failure import Failure
 from rdzv.records.history import HistoryEntry
 from rdzv.store import Put

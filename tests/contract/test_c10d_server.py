@@ -17,9 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher_shim.c10d.serving.relayed import RelayNumbers
-from launcher_shim.c10d.serving.request_order import PARKED_MAX
-from launcher_shim.c10d.serving.server import HELD_MAX, C10dServer
+from launcher_shim.c10d.endpoint import HELD_MAX, C10dServer
+from launcher_shim.c10d.request_order import PARKED_MAX, RelayNumbers
 from launcher_shim.tcpstore import wire
 from rdzv.errors import ConfigError, StoreUnavailable
 from tests.support.sidecars.c10d_memory import MemorySession, MemoryStore

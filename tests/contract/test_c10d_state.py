@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torchs
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
-from launcher_shim.c10d.torch.state_codec import (
+from launcher_shim.c10d.state_codec import (
     SENTINEL,
     Flavour,
     NodeDesc,

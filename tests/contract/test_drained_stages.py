@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
-import launcher_shim.c10d.stage_starts
+import launcher_shim.c10d.launchers
 from launcher_shim.tcpstore import wire
 from rdzv.records.drain import Drain
 from rdzv.store import Delete, Put
@@ -31,7 +31,7 @@ DRAIN_KEY = KEYS.in_generation(1).drain(DRAIN.pod_uid)
 
 @pytest.fixture(autouse=True)
 def _answers_that_are_not_held_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher_shim.c10d.stage_starts, "IDLE_S", 0.1)
+    monkeypatch.setattr(launcher_shim.c10d.launchers, "IDLE_S", 0.1)
 
 
 @dataclass

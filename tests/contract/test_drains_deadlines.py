@@ -14,7 +14,7 @@ from agent.drain.notice import Notice, Source
 from agent.drain.own_record import OwnDrainRecord
 from agent.process import boot_s
 from launcher_shim.c10d.rounds.records import Node, Round
-from launcher_shim.pod.grace import reserve_s
+from launcher_shim.pod.hold import reserve_s
 from rdzv.drain.transactions import cancel, change
 from rdzv.records.drain import Drain
 from rdzv.store import Put

@@ -12,12 +12,12 @@ from dataclasses import replace
 import pytest
 
 from launcher_shim.c10d.launchers import FAILED_LOOK_S
+from launcher_shim.c10d.request_order import RelayNumbers
 from launcher_shim.c10d.rounds import views
 from launcher_shim.c10d.rounds.records import Node, Note, Round
-from launcher_shim.c10d.serving.relayed import RelayNumbers
-from launcher_shim.c10d.serving.session import LauncherSession
-from launcher_shim.c10d.stages import SHARED_RUN, round_prefix
-from launcher_shim.c10d.torch.state_codec import (
+from launcher_shim.c10d.rounds.stages import SHARED_RUN, round_prefix
+from launcher_shim.c10d.session import LauncherSession
+from launcher_shim.c10d.state_codec import (
     SENTINEL,
     TorchState,
     decode,

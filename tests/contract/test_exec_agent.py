@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 
 from console.local.processes.marked import NODE_MARK, RUN_MARK, end_all, marked
-from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching
 from launcher_shim.horovod.exec.frames import (
     ABANDON,
     ACK,
@@ -32,9 +31,11 @@ from launcher_shim.horovod.exec.frames import (
     REFUSED,
     START,
     STDOUT,
+    Attaching,
     Decoder,
     Frame,
     encode,
+    encode_attaching,
 )
 from tests.support.horovod.exec_programs import copy_exec
 from tests.support.programs import older_pythons

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher_shim.c10d import clean_up
-from launcher_shim.c10d.stages import SHARED_RUN
+from launcher_shim.c10d.rounds.stages import SHARED_RUN
 from launcher_shim.tcpstore import wire
 from rdzv.keys import JobKeys
 from rdzv.records.job import Job

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from launcher_shim.c10d.agent import HELD_LOOK_S
 from launcher_shim.c10d.rounds.views import HELD_MAX_S
-from launcher_shim.c10d.torch.agent import HELD_LOOK_S
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.runs import LISTED, Client, Pod, complete, until, world

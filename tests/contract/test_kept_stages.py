@@ -8,8 +8,7 @@ from threading import Event
 
 import pytest
 
-from launcher_shim.c10d.kept import KeptStages
-from launcher_shim.c10d.stages import Stages
+from launcher_shim.c10d.rounds.stages import KeptStages, Stages
 from tests.support.waiting import DEADLINE_S
 
 

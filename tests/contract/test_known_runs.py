@@ -11,11 +11,10 @@ import pytest
 
 from agent.drain.view import DrainView
 from agent.rundir.files import RunDir
-from launcher_shim.c10d.kept import KeptStages
-from launcher_shim.c10d.past_rounds import FOLLOWED_MAX
+from launcher_shim.c10d.clean_up import FOLLOWED_MAX
 from launcher_shim.c10d.rounds.decision import next_round
 from launcher_shim.c10d.rounds.records import Round, Seat
-from launcher_shim.c10d.stages import SHARED_RUN
+from launcher_shim.c10d.rounds.stages import SHARED_RUN, KeptStages
 from rdzv.drain.decision import decide
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, observe
 from rdzv.records.commit import Commit, Vote

@@ -566,7 +566,7 @@ async def test_why_a_write_does_not_fit_is_asked_for_only_where_it_does_not(
 async def test_an_addition_whose_event_does_not_come_is_read_in_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("launcher_shim.c10d.values.writes.SEE_SUM_S", 0.01)
+    monkeypatch.setattr("launcher_shim.c10d.values.operations.SEE_SUM_S", 0.01)
     async with sidecars(None, None) as (one, two):
         one._unsubscribe()  # the watch brings nothing
         assert await two.counters.add(b"/n", 5, Stamp("b", 1)) == 5
@@ -579,7 +579,7 @@ async def test_what_is_read_anew_does_not_tell_what_an_addition_came_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of what happened meanwhile it shows the end."""
-    monkeypatch.setattr("launcher_shim.c10d.values.writes.SEE_SUM_S", 3600.0)
+    monkeypatch.setattr("launcher_shim.c10d.values.operations.SEE_SUM_S", 3600.0)
     async with client(MemoryEngine(now)) as one:
         kv, direct = await kv_of(one), past_faults(one)
         others = Kv(RUN, one.mirror, direct, kv._transactions._registered)

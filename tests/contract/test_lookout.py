@@ -19,7 +19,7 @@ from agent.launcher.watcher import LauncherWatcher
 from agent.rundir.files import RunDir
 from agent.rundir.launch_report import read_launch
 from agent.rundir.programs import program
-from launcher_shim.c10d.torch.state_codec import SENTINEL
+from launcher_shim.c10d.state_codec import SENTINEL
 from launcher_shim.pod.launch import Launch
 from launcher_shim.rundir import layout
 from rdzv.records.bypass import Bypass

@@ -11,9 +11,9 @@ from random import Random
 
 import pytest
 
+from launcher_shim.c10d.agent import connect
 from launcher_shim.c10d.rounds.own_node import OwnNode
 from launcher_shim.c10d.rounds.records import Node
-from launcher_shim.c10d.torch.agent import connect
 from rdzv.members.guard import Registered
 from rdzv.store import Delete, KeyValue, Put, TxnResult, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore, transact

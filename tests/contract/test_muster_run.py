@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from agent.rundir.programs import PROGRAMS, program
-from launcher_shim.pod.grace import reserve_s
+from launcher_shim.pod.hold import reserve_s
 from tests.support.sidecars.notices import NoticeServer, notice_server
 from tests.support.sidecars.pod_programs import Started, deliver, started
 from tests.support.sidecars.processes import PATIENCE_S, until

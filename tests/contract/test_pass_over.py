@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import launcher_shim.pod.pass_over
+import launcher_shim.pod.torchrun
 from launcher_shim.exit_status import EXIT_USAGE
-from launcher_shim.pod.pass_over import passes_over
+from launcher_shim.pod.torchrun import passes_over
 from launcher_shim.tcpstore import wire
 from tests.support.sidecars.delivered_torchrun import DeliveredTorchrun
 
@@ -40,7 +40,7 @@ async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def test_a_sidecar_that_does_not_answer_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(launcher_shim.pod.pass_over, "ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(launcher_shim.pod.torchrun, "ANSWER_TIMEOUT_S", 0.2)
     async with served(silent) as port, asyncio.timeout(PATIENCE_S):
         assert not await asyncio.to_thread(passes_over, port, "digits", b"line")
     (record,) = caplog.records

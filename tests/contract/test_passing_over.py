@@ -14,9 +14,9 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
-import launcher_shim.c10d.stage_starts
+import launcher_shim.c10d.launchers
+from launcher_shim.c10d.launchers import was_run
 from launcher_shim.c10d.rounds.records import Seat
-from launcher_shim.c10d.stage_starts import was_run
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.sidecars.endpoints import Pod, pod
 from tests.support.sidecars.handlers import Torchrun
@@ -185,7 +185,7 @@ async def test_a_wrong_rule_is_found(
 ) -> None:
     story, wrong = PLANTED[name]
     for what, by in wrong.items():
-        monkeypatch.setattr(launcher_shim.c10d.stage_starts, what, by)
+        monkeypatch.setattr(launcher_shim.c10d.launchers, what, by)
     async with job(tmp_path) as one:
         with pytest.raises(AssertionError):
             await story(one)

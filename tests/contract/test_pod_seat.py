@@ -17,9 +17,9 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 import launcher_shim.c10d.endpoint
-import launcher_shim.c10d.stage_starts
+import launcher_shim.c10d.launchers
+from launcher_shim.c10d.launchers import StageStarts
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
-from launcher_shim.c10d.stage_starts import StageStarts
 from launcher_shim.tcpstore import wire
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.sidecars.endpoints import Pod, pod
@@ -163,7 +163,7 @@ async def test_one_that_comes_before_the_other_is_back_at_a_restarted_sidecar_is
 async def test_the_first_torchrun_of_a_pod_waits_for_nobody_that_might_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher_shim.c10d.stage_starts, "FAREWELLS_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(launcher_shim.c10d.launchers, "FAREWELLS_S", 10 * PATIENCE_S)
     path = tmp_path / "c10d.sock"
     async with pod(MemoryEngine(), "w-0", unix_path=str(path)), container(path) as port:
         async with asyncio.timeout(PATIENCE_S):

@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.observations import NO_STEP
-from launcher_shim.rundir.step_lines import StepLine
+from launcher_shim.rundir.rank_reports import StepLine
 from rdzv.records.history import HistoryEntry
 from rdzv.records.quarantine import Quarantine, Terms
 from rdzv.store import Delete

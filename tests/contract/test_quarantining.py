@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from launcher_shim.c10d.quarantining import Quarantining
-from launcher_shim.rundir.step_lines import StepLine
+from launcher_shim.rundir.rank_reports import StepLine
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.reconcile import Kernel

@@ -16,7 +16,7 @@ import pytest
 
 from agent.rundir.launch_report import read_stacks
 from agent.stuck.frames import stance
-from launcher_shim.pod import stacks as desk
+from launcher_shim.pod import ranks as desk
 from launcher_shim.rundir import layout
 from muster import stacks as library
 from muster.file_owner import began

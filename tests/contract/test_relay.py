@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from launcher_shim.c10d.torch.state_codec import SENTINEL
+from launcher_shim.c10d.state_codec import SENTINEL
 from launcher_shim.tcpstore import wire
 from rdzv.keys import JobKeys
 from rdzv.store.memory.client import MemoryStore

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher_shim.pod.relay import Relay
-from launcher_shim.pod.relay_ledger import RelayLedger
+from launcher_shim.tcpstore.requests import RelayLedger
 from tests.support.ports import free_ports
 from tests.support.sidecars.raw_client import connected
 from tests.support.waiting import DEADLINE_S

@@ -15,8 +15,8 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from launcher_shim.c10d.agent import connect
 from launcher_shim.c10d.rounds.records import Round
-from launcher_shim.c10d.torch.agent import connect
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.rendezvous import QUICK, Job, job

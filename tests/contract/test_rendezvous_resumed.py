@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
+from launcher_shim.c10d.agent import connect
 from launcher_shim.c10d.rounds.records import Node, Note, Round, Seat
-from launcher_shim.c10d.torch.agent import connect
 from tests.support.sidecars.rendezvous import QUICK, Job, job
 
 pytestmark = pytest.mark.virtual

@@ -12,12 +12,12 @@ from random import Random
 
 import pytest
 
+from launcher_shim.c10d.agent import connect
 from launcher_shim.c10d.rounds.decision_loop import RoundKey
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
-from launcher_shim.c10d.torch.agent import connect
-from launcher_shim.c10d.torch.state_codec import (
+from launcher_shim.c10d.state_codec import (
     SENTINEL,
 )
 from rdzv.errors import StoreUnavailable

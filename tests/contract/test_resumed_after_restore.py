@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import pytest
 
+from launcher_shim.c10d.agent import connect
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
-from launcher_shim.c10d.torch.agent import connect
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now

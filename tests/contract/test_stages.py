@@ -12,7 +12,7 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-from launcher_shim.c10d.stages import Stages
+from launcher_shim.c10d.rounds.stages import Stages
 from launcher_shim.c10d.values.transactions import Stamp
 from launcher_shim.rundir import layout
 from launcher_shim.tcpstore import wire

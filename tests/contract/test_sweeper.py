@@ -13,7 +13,7 @@ import pytest
 
 from agent.sweeper import Sweeper
 from launcher_shim.c10d.rounds.records import Round
-from launcher_shim.c10d.stages import SHARED_RUN
+from launcher_shim.c10d.rounds.stages import SHARED_RUN
 from rdzv.job import JobClient
 from rdzv.members.leftovers import KEPT_MIN
 from rdzv.reconcile import Kernel

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import pytest
 
-from launcher_shim.pod.in_process import overruled
+from launcher_shim.pod.torchrun import overruled
 from launcher_shim.pod.torchrun_options import VARIABLES
 
 pytest.importorskip("torch.distributed.launcher.api")

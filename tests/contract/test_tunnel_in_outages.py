@@ -21,8 +21,18 @@ from agent.tunnel.handshake import call
 from agent.tunnel.identity import TunnelIdentity, read_identity
 from agent.tunnel.launcher_end import UNREACHED_S, LauncherEnd
 from agent.tunnel.worker_end import WorkerEnd
-from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching, read_attaching
-from launcher_shim.horovod.exec.frames import ABANDON, ACK, ATTACHED, GONE, HOLD, Decoder, encode
+from launcher_shim.horovod.exec.frames import (
+    ABANDON,
+    ACK,
+    ATTACHED,
+    GONE,
+    HOLD,
+    Attaching,
+    Decoder,
+    encode,
+    encode_attaching,
+    read_attaching,
+)
 from launcher_shim.horovod.hosts import token_of
 from rdzv.job import JobClient
 from rdzv.records.job import Job, Member

@@ -20,8 +20,17 @@ from agent.tunnel.certificate import make_pem
 from agent.tunnel.connections import Ends
 from agent.tunnel.handshake import HandshakeError, call, encode_hello
 from agent.tunnel.identity import TunnelIdentity, read_identity
-from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching, read_attaching
-from launcher_shim.horovod.exec.frames import ABANDON, ATTACHED, GONE, Decoder, Frame, encode
+from launcher_shim.horovod.exec.frames import (
+    ABANDON,
+    ATTACHED,
+    GONE,
+    Attaching,
+    Decoder,
+    Frame,
+    encode,
+    encode_attaching,
+    read_attaching,
+)
 from launcher_shim.horovod.hosts import token_of
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher_shim.c10d.rounds.back_off import FREE_STARTS
+from launcher_shim.c10d.rounds.decision import FREE_STARTS
 from tests.support.training.drain_job import draining_job
 from tests.support.training.job import FORM_TIMEOUT_S, RunJob
 from tests.support.training.pods import ROOT

@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import atheris
 
 with atheris.instrument_imports(include=["launcher_shim.c10d"]):
-    from launcher_shim.c10d.torch import pickle_reader, state_codec
+    from launcher_shim.c10d import pickle_reader, state_codec
     from launcher_shim.tcpstore import wire
-    from launcher_shim.tcpstore.parser import RequestParser
+    from launcher_shim.tcpstore.requests import RequestParser
 
 from rdzv.errors import StateError
 

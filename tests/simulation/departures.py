@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher_shim.pod.grace import reserve_s
+from launcher_shim.pod.hold import reserve_s
 from rdzv.drain.transactions import cancel, change, first_write
 from rdzv.errors import StoreFull
 from rdzv.records.drain import CONTROLLER, Drain

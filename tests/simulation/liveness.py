@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from launcher_shim.c10d.rounds.back_off import FIRST_S, FREE_STARTS, LONGEST_S
+from launcher_shim.c10d.rounds.decision import FIRST_S, FREE_STARTS, LONGEST_S
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.observations import START_MAX_S
 from rdzv.listing import decide

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 import launcher_shim.c10d.rounds.decision
-import launcher_shim.c10d.rounds.run_membership
+import launcher_shim.c10d.rounds.inputs
 import launcher_shim.c10d.rounds.views
 import muster.tag
 import rdzv.drain.decision
@@ -31,19 +31,16 @@ from agent.drain.own import OwnDrain
 from agent.drain.own_record import OwnDrainRecord
 from agent.hosts import HostDelivery
 from agent.peers.watch import PeerWatch
-from launcher_shim.c10d.kept import KeptMasters
 from launcher_shim.c10d.rounds.decision import why_it_ends
 from launcher_shim.c10d.rounds.decision_loop import DecisionLoop, RoundKey
-from launcher_shim.c10d.rounds.drain_view import live_round, newest
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
-from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
+from launcher_shim.c10d.rounds.mirrored_run import MirroredRun, live_round, newest_round
 from launcher_shim.c10d.rounds.observations import stand
 from launcher_shim.c10d.rounds.place import Claim
-from launcher_shim.c10d.rounds.rank_order import in_rank_order
-from launcher_shim.c10d.rounds.reform import Reform, reform
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
+from launcher_shim.c10d.rounds.stages import KeptMasters, stage_name
 from launcher_shim.c10d.rounds.views import View
-from launcher_shim.c10d.stages import stage_name
+from launcher_shim.c10d.rounds.world import Reform, in_rank_order, reform
 from rdzv.drain.decision import granted
 from rdzv.drain.gate import Move
 from rdzv.drain.inputs import DrainPolicy
@@ -254,7 +251,7 @@ def one_alone_left_out() -> list[Patch]:
 @plant("failing-pods", 8)
 def sound_pods_wait() -> list[Patch]:
     """A job whose worlds fail before a step waits, though pods that have not failed can train."""
-    name = "launcher_shim.c10d.rounds.back_off._can_do_without"
+    name = "launcher_shim.c10d.rounds.decision._can_do_without"
     return [patch(name, lambda snapshot, *_: False)]
 
 
@@ -296,13 +293,13 @@ def departures_unseen() -> list[Patch]:
 @plant("never-started", 8)
 def places_by_age() -> list[Patch]:
     """The oldest members have the places, whether or not their torchrun asks for one."""
-    original = launcher_shim.c10d.rounds.run_membership.run_membership
+    original = launcher_shim.c10d.rounds.inputs.run_membership
 
     def members(snapshot: Any, *others: Any) -> Any:
         oldest = (member.name for member in rdzv.listing.decide(snapshot).listed)
         return replace(original(snapshot, *others), listed=frozenset(oldest))
 
-    return [patch("launcher_shim.c10d.rounds.run_membership.run_membership", members)]
+    return [patch("launcher_shim.c10d.rounds.inputs.run_membership", members)]
 
 
 @plant("rounds", 100, first=54)
@@ -632,7 +629,7 @@ PLANTS |= {
         "last-uploads",
         8,
         {
-            "launcher_shim.pod.notices.OutgoingNotice.until_s": lambda notice, _: notice.deadline_s,
+            "launcher_shim.pod.hold.OutgoingNotice.until_s": lambda notice, _: notice.deadline_s,
         },
         first=1,
     ),
@@ -819,7 +816,7 @@ PLANTS |= {
         "other-runs-and-drains",
         10,
         {
-            f"{_C10D}.generation.counting": lambda rounds, _: newest(rounds),
+            f"{_C10D}.generation.counting": lambda rounds, _: newest_round(rounds),
             "rdzv.drain.decision._Scene.trains_elsewhere": lambda *_: False,
         },
         first=8,

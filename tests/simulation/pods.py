@@ -15,8 +15,7 @@ from agent.drain.notice import Notice, Source
 from agent.drain.notice_socket import Phase
 from agent.rundir.failure_report import FailureReport
 from agent.running import LEAVE_TIMEOUT_S
-from launcher_shim.pod.grace import reserve_s
-from launcher_shim.pod.notices import FINISHING, OutgoingNotice
+from launcher_shim.pod.hold import FINISHING, OutgoingNotice, reserve_s
 from launcher_shim.rundir import layout
 from rdzv.drain.gate import Gate
 from rdzv.records.sizes import Sizes

@@ -13,9 +13,9 @@ from itertools import count
 from random import Random
 from typing import TYPE_CHECKING
 
-from launcher_shim.c10d.torch.rendering import NOWHERE_PORT
+from launcher_shim.c10d.rounds.views import NOWHERE_PORT
 from launcher_shim.rundir import layout
-from launcher_shim.rundir.step_lines import StepLine
+from launcher_shim.rundir.rank_reports import StepLine
 from muster import boundary
 from muster.draining import ENTERED_STEP
 from tests.simulation.shards import RankShards

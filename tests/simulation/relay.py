@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
-from launcher_shim.c10d.serving.relayed import RelayNumbers
-from launcher_shim.c10d.serving.session import LauncherSession
+from launcher_shim.c10d.request_order import RelayNumbers
+from launcher_shim.c10d.session import LauncherSession
 from launcher_shim.tcpstore import wire
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from launcher_shim.c10d.rounds.records import OWN_ROUNDS
-from launcher_shim.c10d.stages import stage_name
-from launcher_shim.c10d.torch.state_codec import (
+from launcher_shim.c10d.rounds.stages import stage_name
+from launcher_shim.c10d.state_codec import (
     SENTINEL,
     Flavour,
     NodeDesc,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from launcher_shim.c10d.rounds.records import Round
-from launcher_shim.pod.grace import FAREWELL_S
+from launcher_shim.pod.hold import FAREWELL_S
 from tests.simulation.nodes import LEASE_TTL_S
 
 if TYPE_CHECKING:

@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 
-from launcher_shim.c10d.rounds.back_off import FREE_STARTS, LONGEST_S, back_off, failed_starts
-from launcher_shim.c10d.rounds.decision import decide, would_form
-from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.decision import (
+    FREE_STARTS,
+    LONGEST_S,
+    back_off,
+    decide,
+    failed_starts,
+    would_form,
+)
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot, run_membership
 from launcher_shim.c10d.rounds.observations import RoundObservations
 from launcher_shim.c10d.rounds.records import LeftReason, Round
-from launcher_shim.c10d.rounds.run_membership import run_membership
 from rdzv import listing
 from rdzv.records.failure import Failure
 from rdzv.records.job import Job

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from launcher_shim.c10d.rounds.decision import decide
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations
-from launcher_shim.c10d.rounds.rank_order import choose
+from launcher_shim.c10d.rounds.world import choose_nodes
 from tests.support.records import node, run
 
 WAITED = RoundObservations(met_min_s=-1e9)
@@ -22,7 +22,7 @@ def chosen(
     """Choose of members a, b, c, …; ``blocks`` has a letter for each, a dot where none is known."""
     known = dict(zip("abcdefghij", blocks, strict=False))
     where = {member: block for member, block in known.items() if block != "."}
-    picked = choose([node(member) for member in asking], size, former, quarantined, where)
+    picked = choose_nodes([node(member) for member in asking], size, former, quarantined, where)
     return "".join(sorted(one.member for one in picked))
 
 

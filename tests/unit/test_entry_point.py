@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher_shim.pod.entry_point import SCRIPT_BYTES, started_lightly
+from launcher_shim.pod.horovod_launch import SCRIPT_BYTES, started_lightly
 from launcher_shim.pod.launch import Launch, read_launch
 
 INSTALLERS = {

@@ -12,10 +12,8 @@ import pytest
 
 from agent.tunnel.absence import ABSENT_S, LOOK_S, Absence
 from agent.tunnel.worker_end import HOLD_INTERVAL_S
-from launcher_shim.horovod.exec.attaching import Attaching
-from launcher_shim.horovod.exec.lease import patience_s
-from launcher_shim.horovod.exec.session import CommandSession
-from launcher_shim.horovod.exec.worker import Worker
+from launcher_shim.horovod.exec.frames import Attaching, patience_s
+from launcher_shim.horovod.exec.session import CommandSession, Worker
 from tests.support.clocks.virtual import now
 
 pytestmark = pytest.mark.virtual

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching, read_attaching
 from launcher_shim.horovod.exec.frames import (
     ABANDON,
     ACK,
@@ -17,10 +16,13 @@ from launcher_shim.horovod.exec.frames import (
     HEAD_SIZE,
     START,
     STDOUT,
+    Attaching,
     Decoder,
     ExecFrameError,
     Frame,
     encode,
+    encode_attaching,
+    read_attaching,
     read_status,
 )
 

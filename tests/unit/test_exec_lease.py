@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher_shim.horovod.exec.lease import (
+from launcher_shim.horovod.exec.frames import (
     LEASE_TTL_S,
     MARGIN_S,
     delivered_lease_ttl_s,

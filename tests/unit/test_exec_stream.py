@@ -12,12 +12,13 @@ from launcher_shim.horovod.exec.frames import (
     ATTACHED,
     STDERR,
     STDOUT,
+    WINDOW,
     Decoder,
     ExecFrameError,
     Frame,
+    Stream,
     encode,
 )
-from launcher_shim.horovod.exec.stream import WINDOW, Stream
 
 
 class End:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher_shim.exit_status import EXIT_HOROVOD_REMOVED
-from launcher_shim.horovod.exec.exit_delay import (
+from launcher_shim.horovod.exec.client import (
     LIMIT_S,
     LOOK_S,
     SEEN_S,

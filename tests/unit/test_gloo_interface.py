@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from launcher_shim.pod import gloo_interface
-from launcher_shim.pod.gloo_interface import decide, needed_interface, read_interfaces
+from launcher_shim.pod import container
+from launcher_shim.pod.container import choose_interface, needed_interface, read_interfaces
 
 HERE = {
     "127.0.0.1": "lo",
@@ -36,12 +36,14 @@ HERE = {
 def test_gloo_is_given_the_pods_interface_if_the_name_leads_elsewhere(
     address: str, bound: str | None, interface: str | None
 ) -> None:
-    needed = decide(address, "node-a", bound, HERE)
+    needed = choose_interface(address, "node-a", bound, HERE)
     assert (needed and needed[0]) == interface
 
 
 def test_the_reason_names_what_gloo_would_use() -> None:
-    nowhere, elsewhere = (decide("10.0.0.2", "node-a", one, HERE) for one in (None, "127.0.1.1"))
+    nowhere, elsewhere = (
+        choose_interface("10.0.0.2", "node-a", one, HERE) for one in (None, "127.0.1.1")
+    )
     assert nowhere is not None
     assert elsewhere is not None
     assert "the host name node-a does not resolve to 10.0.0.2" in nowhere[1]
@@ -60,8 +62,8 @@ def test_the_reason_names_what_gloo_would_use() -> None:
 def test_nothing_is_given_where_it_is_not_needed(
     environ: dict[str, str], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gloo_interface, "read_interfaces", lambda: HERE)
-    monkeypatch.setattr(gloo_interface, "_bound_by", lambda name: None)
+    monkeypatch.setattr(container, "read_interfaces", lambda: HERE)
+    monkeypatch.setattr(container, "_bound_by", lambda name: None)
     assert needed_interface(environ, address) is None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher_shim.c10d.rounds import decision
-from launcher_shim.c10d.rounds.hanging import HangDecision, HangWatch, Signs, decide
+from launcher_shim.c10d.rounds.decision_loop import HangDecision, HangWatch, Signs, decide_on_hang
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.observations import (
     RanksSeen,
@@ -46,7 +46,7 @@ ENDING = world(ends="it has lost d")
 def test_when_it_hangs(
     silent_s: float, pending: bool, stays: bool, says: str, wake_s: float
 ) -> None:
-    found = decide(NOW, Signs(NOW - silent_s, pending, stays), POLICY)
+    found = decide_on_hang(NOW, Signs(NOW - silent_s, pending, stays), POLICY)
     assert says in found.reason
     assert found == HangDecision(bool(says), found.reason, found.wake_at_s)
     assert found.wake_at_s - NOW == wake_s or found.wake_at_s == wake_s == math.inf
@@ -70,7 +70,7 @@ STEPS = Signs(NOW - 30, stepped_s=NOW - 20)
 def test_a_world_saves_before_a_silent_torchrun_is_given_up_whose_ranks_train(
     signs: Signs, hangs: bool, wake_s: float
 ) -> None:
-    decision = decide(NOW, signs, POLICY)
+    decision = decide_on_hang(NOW, signs, POLICY)
     assert decision.reason.startswith("it has sent no request for 30 s")
     assert (decision.hangs, decision.saves_first) == (hangs, not hangs)
     assert decision.wake_at_s == NOW + wake_s
@@ -78,7 +78,7 @@ def test_a_world_saves_before_a_silent_torchrun_is_given_up_whose_ranks_train(
 
 def test_one_that_sends_a_request_again_asks_for_no_save_any_more() -> None:
     back = replace(STEPS, seen_s=NOW - 1, save="agreed", asked_s=NOW - 5)
-    assert decide(NOW, back, POLICY) == HangDecision(wake_at_s=NOW + 29)
+    assert decide_on_hang(NOW, back, POLICY) == HangDecision(wake_at_s=NOW + 29)
 
 
 @pytest.mark.parametrize("ends", [False, True])

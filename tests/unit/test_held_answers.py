@@ -11,8 +11,8 @@ import pytest
 
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.records import Node, Round
-from launcher_shim.c10d.rounds.reform import Reform
 from launcher_shim.c10d.rounds.views import HELD_BEFORE_S, HELD_MAX_S, View, held_for, view
+from launcher_shim.c10d.rounds.world import Reform
 from tests.support.records import members, node, run, world
 
 POLICY = RoundPolicy(min_nodes=2, max_nodes=4)

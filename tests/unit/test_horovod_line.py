@@ -15,9 +15,10 @@ from launcher_shim.pod.horovod_line import (
     LineError,
     arguments,
     environment,
+    found_first,
+    read_options,
+    serves_workers,
 )
-from launcher_shim.pod.horovod_pod import found_first, serves_workers
-from launcher_shim.pod.horovodrun_options import read_options
 
 SIZE = JobSize(1, 3, 1)
 SCRIPT = "/run/discover_hosts.sh"

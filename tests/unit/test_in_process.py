@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher_shim.pod.in_process import overruled
+from launcher_shim.pod.torchrun import overruled
 
 HERE = {
     "PET_RDZV_BACKEND": "c10d",

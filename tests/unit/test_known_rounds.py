@@ -3,9 +3,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher_shim.c10d.past_rounds import FOLLOWED_MAX, KnownRounds
+from launcher_shim.c10d.clean_up import FOLLOWED_MAX, KnownRounds
 from launcher_shim.c10d.rounds.records import Round
-from launcher_shim.c10d.stages import SHARED_RUN
+from launcher_shim.c10d.rounds.stages import SHARED_RUN
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue, WatchEvent
 from tests.support.records import kv, world

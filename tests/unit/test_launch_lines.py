@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from launcher_shim.c10d.launchers import line_key, recorded, was_run
 from launcher_shim.c10d.rounds.records import Seat
-from launcher_shim.c10d.stage_starts import line_key, recorded, was_run
 
 ONE, TWO, AGAIN = "1" * 16, "2" * 16, "3" * 16
 FROZEN = (Seat("w-0", ONE + "c" * 16, 1), Seat("w-1", TWO + "c" * 16, 1))

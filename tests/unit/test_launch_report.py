@@ -16,7 +16,8 @@ import pytest
 
 from agent.rundir.launch_report import LaunchReport
 from agent.rundir.launch_report import read_launch as read_report
-from launcher_shim.pod import launch, process_table
+from launcher_shim.pod import launch
+from launcher_shim.pod import launch as process_table
 from launcher_shim.pod.launch import REPORT_MAX_BYTES, Reporter, read_launch
 from launcher_shim.pod.launch import Launch as Report
 from launcher_shim.pod.run import _on_reporting_ended

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from launcher_shim.c10d.generation import Run
-from launcher_shim.c10d.kept import WORLDS_MAX, KeptMasters
-from launcher_shim.c10d.rounds.drain_view import (
-    counting,
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
+from launcher_shim.c10d.rounds.mirrored_run import (
+    counting_round,
     live_round,
     master_token,
-    newest,
+    newest_round,
     own,
 )
-from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations, stand
 from launcher_shim.c10d.rounds.records import Node, Round
-from launcher_shim.c10d.rounds.reform import reform
+from launcher_shim.c10d.rounds.stages import WORLDS_MAX, KeptMasters
+from launcher_shim.c10d.rounds.world import reform
 from launcher_shim.rundir import layout
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.commit import Commit, Phase
@@ -158,9 +158,9 @@ def test_of_several_runs_the_newest_that_trains_counts() -> None:
     closed = LiveRound("old", 7, True, closed=True, mod_revision=90)
     opened = LiveRound("other", 0, False, mod_revision=95)
     world = LiveRound("digits", 1, True, mod_revision=80)
-    assert newest([closed, opened, world]) is world
-    assert newest([closed, opened]) is opened
-    assert newest([]) is None
+    assert newest_round([closed, opened, world]) is world
+    assert newest_round([closed, opened]) is opened
+    assert newest_round([]) is None
 
 
 OLDER = LiveRound("digits", 3, True, ("a", "b"), mod_revision=80)
@@ -173,11 +173,11 @@ GRANTED = replace(DONE, granted=("uid-b",))
 def test_i3_a_round_that_stands_still_after_its_save_counts_until_it_has_ended(
     commit: Commit,
 ) -> None:
-    assert counting([OLDER, NEWER], Snapshot(95, commit=commit)) is OLDER
+    assert counting_round([OLDER, NEWER], Snapshot(95, commit=commit)) is OLDER
     over = replace(OLDER, number=4, complete=False, members=())
-    assert counting([over, NEWER], Snapshot(95, commit=commit)) is NEWER
+    assert counting_round([over, NEWER], Snapshot(95, commit=commit)) is NEWER
     failed = replace(OLDER, closed=True)
-    assert counting([failed, NEWER], Snapshot(95, commit=commit)) is NEWER
+    assert counting_round([failed, NEWER], Snapshot(95, commit=commit)) is NEWER
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_i3_a_round_that_stands_still_after_its_save_counts_until_it_has_ended(
 def test_a_commit_that_is_not_done_in_any_of_these_keeps_no_other_run_waiting(
     commit: Commit | None,
 ) -> None:
-    assert counting([OLDER, NEWER], Snapshot(95, commit=commit)) is NEWER
+    assert counting_round([OLDER, NEWER], Snapshot(95, commit=commit)) is NEWER
 
 
 def drains(*members: str, commit: Commit | None = None, outcome: Outcome = "") -> Snapshot:
@@ -207,29 +207,29 @@ HOLD = replace(DONE, phase="hold", step=None)
 
 
 def test_i3_a_round_that_somebody_leaves_counts_though_a_newer_world_trains() -> None:
-    assert counting([OLDER, NEWER], drains("b")) is OLDER
-    assert counting([OLDER, NEWER], drains("c")) is NEWER
-    assert counting([OLDER, NEWER], drains("b", "c")) is NEWER
-    assert counting([OLDER, NEWER], drains("b", outcome="expired")) is NEWER
+    assert counting_round([OLDER, NEWER], drains("b")) is OLDER
+    assert counting_round([OLDER, NEWER], drains("c")) is NEWER
+    assert counting_round([OLDER, NEWER], drains("b", "c")) is NEWER
+    assert counting_round([OLDER, NEWER], drains("b", outcome="expired")) is NEWER
     # Somebody else's pod drains, of which that name was taken over.
     other = {"uid-b-1": drain("b", uid="uid-b-1")}
-    assert counting([OLDER, NEWER], replace(drains(), drains=other)) is NEWER
+    assert counting_round([OLDER, NEWER], replace(drains(), drains=other)) is NEWER
 
 
 def test_an_attempt_that_is_under_way_comes_before_a_newer_world_s() -> None:
-    assert counting([OLDER, NEWER], drains("b", "c", commit=HOLD)) is OLDER
-    assert counting([OLDER, NEWER], drains("c", commit=HOLD)) is NEWER
+    assert counting_round([OLDER, NEWER], drains("b", "c", commit=HOLD)) is OLDER
+    assert counting_round([OLDER, NEWER], drains("c", commit=HOLD)) is NEWER
 
 
 def test_i3_a_save_that_has_begun_is_not_broken_off_for_another_world() -> None:
     # Ranks that have read of the step would save it, and those that have not would train on.
     older = replace(OLDER, reforms="join")
     save = replace(HOLD, phase="commit", step=10)
-    assert counting([older, NEWER], drains("c", commit=save)) is older
+    assert counting_round([older, NEWER], drains("c", commit=save)) is older
     # The leaver's deadline was over before it had saved: the others still do.
-    assert counting([OLDER, NEWER], drains("b", commit=save, outcome="expired")) is OLDER
-    assert counting([older, NEWER], drains("c", commit=replace(save, phase="void"))) is NEWER
-    assert counting([replace(OLDER, closed=True), NEWER], drains("c", commit=save)) is NEWER
+    assert counting_round([OLDER, NEWER], drains("b", commit=save, outcome="expired")) is OLDER
+    assert counting_round([older, NEWER], drains("c", commit=replace(save, phase="void"))) is NEWER
+    assert counting_round([replace(OLDER, closed=True), NEWER], drains("c", commit=save)) is NEWER
 
 
 @pytest.mark.parametrize("change", [{"closed": True}, {"finishing": True}, {"complete": False}])
@@ -237,15 +237,15 @@ def test_a_round_in_which_no_commit_can_be_keeps_no_newer_world_waiting(
     change: dict[str, bool],
 ) -> None:
     older = replace(OLDER, reforms="join", **change)  # type: ignore[arg-type]
-    assert counting([older, NEWER], drains("b")) is NEWER
+    assert counting_round([older, NEWER], drains("b")) is NEWER
 
 
 def test_a_round_that_somebody_joins_counts_unless_somebody_leaves_another_one() -> None:
     older = replace(OLDER, reforms="join")
-    assert counting([older, NEWER], drains()) is older
+    assert counting_round([older, NEWER], drains()) is older
     newer = replace(NEWER, reforms="join")
-    assert counting([older, newer], drains()) is newer
-    assert counting([older, NEWER], drains("c")) is NEWER
+    assert counting_round([older, newer], drains()) is newer
+    assert counting_round([older, NEWER], drains("c")) is NEWER
 
 
 @pytest.mark.parametrize("phase", ["idle", "hold", "commit", "void"])
@@ -255,11 +255,11 @@ def test_beside_a_sidecar_of_0_1_0_that_round_counts_which_counts_there(phase: P
     older = replace(OLDER, reforms="join")
     news = {name: member(name, version="0.2.0") for name in "abc"}
     job = replace(drains("b", commit=commit), members=news)
-    assert counting([older, NEWER], job) is older
+    assert counting_round([older, NEWER], job) is older
     mixed = replace(job, members={**news, "c": member("c")})
-    assert counting([older, NEWER], mixed) is NEWER
+    assert counting_round([older, NEWER], mixed) is NEWER
     saved = replace(mixed, commit=DONE)
-    assert counting([older, NEWER], saved) is older
+    assert counting_round([older, NEWER], saved) is older
 
 
 def test_a_pod_has_a_round_of_its_own_while_its_node_is_in_it() -> None:

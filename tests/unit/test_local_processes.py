@@ -19,7 +19,7 @@ from console.local.launch.settings import read_delivery
 from console.local.nodes.node import start_nothing_again
 from console.local.processes.marked import NODE_MARK, RUN_MARK, end_all, marked, send_to_all
 from console.local.processes.ports import free_ports
-from launcher_shim.pod.restarting import restart_steps
+from launcher_shim.pod.ranks import restart_steps
 
 ROOT = Path(console.__file__).parent.parent
 PATIENCE_S = 60.0

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from launcher_shim.tcpstore.loopback import bind_loopback
+from launcher_shim.rundir.layout import bind_loopback
 
 
 def test_a_port_is_chosen_that_both_families_have_free() -> None:

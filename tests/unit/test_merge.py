@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.c10d.stages import local_world_size, round_key
-from launcher_shim.c10d.torch.rendering import filler
-from launcher_shim.c10d.torch.state_codec import NodeDesc, TorchState
-from launcher_shim.c10d.torch.wish import Wish, first_name, foreign_size, wish
+from launcher_shim.c10d.rounds.stages import local_world_size, round_key
+from launcher_shim.c10d.rounds.views import filler
+from launcher_shim.c10d.state_codec import (
+    NodeDesc,
+    TorchState,
+    Wish,
+    first_name,
+    foreign_size,
+    wish,
+)
 
 ME = NodeDesc("10.0.0.1", 42, 0)
 OTHER = NodeDesc("10.0.0.2", 42, 0)

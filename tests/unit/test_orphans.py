@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from launcher_shim.pod import orphans
-from launcher_shim.pod.orphans import (
+from launcher_shim.pod import launch
+from launcher_shim.pod.launch import (
     VARIABLE,
     Orphans,
     World,
@@ -61,7 +61,7 @@ BASE = {SHELL: REAPER, TORCHRUN: SHELL, BESIDE: REAPER}
 def test_only_processes_of_ended_worlds_are_orphans(
     parent_of: Mapping[int, int], worlds: Mapping[int, World], orphans: set[int]
 ) -> None:
-    assert orphans_of({**BASE, **parent_of}, worlds) == orphans
+    assert orphans_of({**BASE, **parent_of}, worlds) == launch
 
 
 def test_a_world_is_named_by_its_run_and_its_master() -> None:
@@ -90,7 +90,7 @@ async def test_the_event_loop_runs_while_processes_are_read(
         assert may_end.wait(60)
         return {}
 
-    monkeypatch.setattr(orphans, "parents", slow)
+    monkeypatch.setattr(launch, "parents", slow)
     ending = asyncio.ensure_future(Orphans().end())
     assert await asyncio.to_thread(reads.wait, 60)
     may_end.set()
@@ -101,18 +101,18 @@ async def test_a_process_that_outlives_sigkill_delays_one_world_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[str] = []
-    environ = ["=".join(pair) for pair in zip(orphans._NAMES, BEFORE, strict=True)]
-    monkeypatch.setattr(orphans, "parents", lambda: {TRACKER: os.getpid()})
-    monkeypatch.setattr(orphans, "parts", lambda path: environ)
+    environ = ["=".join(pair) for pair in zip(launch._NAMES, BEFORE, strict=True)]
+    monkeypatch.setattr(launch, "parents", lambda: {TRACKER: os.getpid()})
+    monkeypatch.setattr(launch, "parts", lambda path: environ)
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number.name))
     for name in ("TERM_TIMEOUT_S", "KILL_TIMEOUT_S"):
-        monkeypatch.setattr(orphans, name, 0.0)
+        monkeypatch.setattr(launch, name, 0.0)
     here = Orphans()
     for _ in range(2):
         await here.end()
     assert sent == ["SIGTERM", "SIGKILL"]
-    monkeypatch.setattr(orphans, "parents", dict)
+    monkeypatch.setattr(launch, "parents", dict)
     await here.end()
-    monkeypatch.setattr(orphans, "parents", lambda: {TRACKER: os.getpid()})
+    monkeypatch.setattr(launch, "parents", lambda: {TRACKER: os.getpid()})
     await here.end()
     assert sent == ["SIGTERM", "SIGKILL"] * 2

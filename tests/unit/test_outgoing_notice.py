@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher_shim.pod.grace import FAREWELL_S, reserve_s
-from launcher_shim.pod.notices import FINISHING, OutgoingNotice
+from launcher_shim.pod.hold import FAREWELL_S, FINISHING, OutgoingNotice, reserve_s
 from rdzv.drain.phases import Name, phase_of
 from rdzv.snapshot import Snapshot
 from tests.support.records import drain

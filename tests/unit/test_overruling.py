@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher_shim.pod.overruling import merged
+from launcher_shim.pod.torchrun_options import override
 
 CONF = "is_host=0,read_timeout=300"
 
@@ -24,7 +24,7 @@ CONF = "is_host=0,read_timeout=300"
 )
 def test_the_containers_own_restart_budget_counts(own: str | None, told: str) -> None:
     environ = {} if own is None else {"PET_MAX_RESTARTS": own}
-    assert merged(environ, {"PET_MAX_RESTARTS": "10"}) == ({"PET_MAX_RESTARTS": told}, [])
+    assert override(environ, {"PET_MAX_RESTARTS": "10"}) == ({"PET_MAX_RESTARTS": told}, [])
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_containers_own_restart_budget_counts(own: str | None, told: str) ->
 )
 def test_foreign_options_of_the_rendezvous_are_kept(own: str, told: str, lost: str) -> None:
     said = [f"PET_RDZV_CONF: {lost} is overruled by {told}"] if lost else []
-    assert merged({"PET_RDZV_CONF": own}, {"PET_RDZV_CONF": CONF}) == (
+    assert override({"PET_RDZV_CONF": own}, {"PET_RDZV_CONF": CONF}) == (
         {"PET_RDZV_CONF": told},
         said,
     )
@@ -51,7 +51,7 @@ def test_foreign_options_of_the_rendezvous_are_kept(own: str, told: str, lost: s
 def test_what_must_be_the_same_in_every_pod_is_the_sidecars_and_that_is_said() -> None:
     own = {"PET_RDZV_ENDPOINT": "worker-0:23456", "PET_RDZV_BACKEND": "c10d", "PET_OTHER": "1"}
     delivered = {"PET_RDZV_ENDPOINT": "localhost:29400", "PET_RDZV_BACKEND": "c10d"}
-    assert merged(own, delivered) == (
+    assert override(own, delivered) == (
         delivered,
         ["PET_RDZV_ENDPOINT: worker-0:23456 is overruled by localhost:29400"],
     )
@@ -69,5 +69,5 @@ def test_what_must_be_the_same_in_every_pod_is_the_sidecars_and_that_is_said() -
 def test_a_variable_that_would_let_it_train_alone_is_overruled(
     own: dict[str, str], told: dict[str, str], said: int
 ) -> None:
-    result, sentences = merged(own, {})
+    result, sentences = override(own, {})
     assert (result, len(sentences)) == (told, said)

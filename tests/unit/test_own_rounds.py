@@ -10,14 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from agent.verdict.runs import RunView
+from launcher_shim.c10d.agent import TorchAgent
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.place import Claim
 from launcher_shim.c10d.rounds.records import OWN_ROUNDS, Node, Round, Seat, own_round
-from launcher_shim.c10d.rounds.views import hand, view
-from launcher_shim.c10d.torch.agent import TorchAgent
-from launcher_shim.c10d.torch.own_rounds import made_up
-from launcher_shim.c10d.torch.rendering import portray
-from launcher_shim.c10d.torch.state_codec import Flavour, NodeDesc, decode, encode
+from launcher_shim.c10d.rounds.stages import made_up
+from launcher_shim.c10d.rounds.views import hand, portray, view
+from launcher_shim.c10d.state_codec import Flavour, NodeDesc, decode, encode
 from rdzv.records.world import WorldChange
 from rdzv.store import KeyValue
 

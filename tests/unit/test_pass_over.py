@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher_shim.pod.images_own import images_own
-from launcher_shim.pod.pass_over import digest, meets_at
+from launcher_shim.pod.delivery import images_own
+from launcher_shim.pod.torchrun import digest, meets_at
 
 HERE = {
     "PET_RDZV_BACKEND": "c10d",

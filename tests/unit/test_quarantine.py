@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher_shim.c10d.rounds.decision import decide
-from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot, run_membership
 from launcher_shim.c10d.rounds.observations import RoundObservations
 from launcher_shim.c10d.rounds.records import Round
-from launcher_shim.c10d.rounds.reform import reform
-from launcher_shim.c10d.rounds.run_membership import run_membership
+from launcher_shim.c10d.rounds.world import reform
 from rdzv import listing
 from rdzv.drain.decision import is_enough
 from rdzv.keys import JobKeys

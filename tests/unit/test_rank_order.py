@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from launcher_shim.c10d.rounds.decision import decide, next_round
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations
-from launcher_shim.c10d.rounds.rank_order import Location, in_rank_order
+from launcher_shim.c10d.rounds.world import Location, in_rank_order
 from tests.support.records import member, node, run, world
 
 NAMES = "abcdefghijklmnopqrst"

@@ -15,7 +15,7 @@ from launcher_shim.c10d.rounds.decision import decide
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations, observe
 from launcher_shim.c10d.rounds.records import Node, Progress, Round
-from launcher_shim.c10d.rounds.reform import LEAD_S, Reform, reform
+from launcher_shim.c10d.rounds.world import LEAD_S, Reform, reform
 from tests.support.records import kv, members, node, run, world
 
 POLICY = RoundPolicy(min_nodes=2, max_nodes=10, gather_s=60.0)

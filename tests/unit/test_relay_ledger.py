@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.pod.relay_ledger import RelayLedger
 from launcher_shim.tcpstore import wire
-from launcher_shim.tcpstore.parser import RequestParser
+from launcher_shim.tcpstore.requests import RelayLedger, RequestParser
 
 SESSION = bytes(range(16))
 

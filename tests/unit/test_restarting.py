@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from agent.config.sidecar import Config
 from agent.config.table import settings_of
-from launcher_shim.pod.restarting import VARIABLE, Ended, restart_steps, starts_again
-from launcher_shim.rundir.step_count import StepCount, count_from
-from launcher_shim.rundir.step_lines import StepLine, read_steps
+from launcher_shim.pod.ranks import RESTART_STEPS, Ended, restart_steps, starts_again
+from launcher_shim.rundir.rank_reports import StepCount, StepLine, count_from, read_steps
 from muster.progress import ProgressFile
 
 TERM, USR1, HUP = signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
@@ -58,14 +57,14 @@ def test_without_progress_its_status_is_the_last_word(
 @pytest.mark.parametrize("text", ["", "0", " 50 ", "999999999"])
 def test_the_number_of_steps_is_read_as_the_sidecar_reads_it(text: str) -> None:
     setting = settings_of(Config)["restart_steps"]
-    assert setting.variable == VARIABLE
-    assert restart_steps({VARIABLE: text}) == setting.parse(text or str(setting.default))
+    assert setting.variable == RESTART_STEPS
+    assert restart_steps({RESTART_STEPS: text}) == setting.parse(text or str(setting.default))
 
 
 @pytest.mark.parametrize("text", ["-1", "many", "1.5", "1" * 10])
 def test_a_number_of_steps_that_is_none_is_said(text: str) -> None:
-    with pytest.raises(ValueError, match=f"{VARIABLE} is .*: give a number of steps"):
-        restart_steps({VARIABLE: text})
+    with pytest.raises(ValueError, match=f"{RESTART_STEPS} is .*: give a number of steps"):
+        restart_steps({RESTART_STEPS: text})
 
 
 # --- how many steps ---

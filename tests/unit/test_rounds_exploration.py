@@ -19,7 +19,7 @@ import pytest
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import RoundObservations
-from launcher_shim.c10d.rounds.reform import Reform, reform
+from launcher_shim.c10d.rounds.world import Reform, reform
 from tests.support.models.explorer import Broken, explore, first_broken, walk
 from tests.support.models.rounds import FAULTS, Fault, Rounds, Rules
 

@@ -12,10 +12,17 @@ from launcher_shim.c10d.rounds.decision import decide, why_it_ends
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import RoundObservations, observe, stand
 from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
-from launcher_shim.c10d.rounds.reform import Reform, reform
-from launcher_shim.c10d.rounds.views import View, hand, somebody_goes_on, view
-from launcher_shim.c10d.torch.rendering import FAR_FUTURE, WAITER, portray
-from launcher_shim.c10d.torch.state_codec import Flavour, NodeDesc, decode, encode
+from launcher_shim.c10d.rounds.views import (
+    FAR_FUTURE,
+    WAITER,
+    View,
+    hand,
+    portray,
+    somebody_goes_on,
+    view,
+)
+from launcher_shim.c10d.rounds.world import Reform, reform
+from launcher_shim.c10d.state_codec import Flavour, NodeDesc, decode, encode
 from tests.support.records import members, node, run, world
 
 POLICY = RoundPolicy(min_nodes=2, max_nodes=4)

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.rounds.inputs import RoundMembers
+from launcher_shim.c10d.rounds.inputs import RoundMembers, run_membership
 from launcher_shim.c10d.rounds.records import Round, Seat
-from launcher_shim.c10d.rounds.run_membership import run_membership
 from rdzv.drain.decision import savers
 from rdzv.listing import decide
 from rdzv.records.commit import Commit, Vote

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher_shim.rundir.safe_open import open_regular, read_untrusted
+from launcher_shim.rundir.layout import open_regular, read_untrusted
 
 
 def test_a_file_is_read_up_to_a_limit(tmp_path: Path) -> None:
@@ -70,4 +70,4 @@ def test_nothing_else_opens_files_that_way() -> None:
         for path in (root / package).rglob("*.py")
         if "O_NONBLOCK" in path.read_text(encoding="utf-8")
     ]
-    assert hands == ["launcher_shim/rundir/safe_open.py"]
+    assert hands == ["launcher_shim/rundir/layout.py"]

@@ -15,8 +15,8 @@ from launcher_shim.c10d.rounds.decision import decide, next_round
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import RoundObservations, observe
 from launcher_shim.c10d.rounds.records import LeftReason, Node, NodeState, Round
-from launcher_shim.c10d.rounds.reform import Reform, reform
 from launcher_shim.c10d.rounds.views import view
+from launcher_shim.c10d.rounds.world import Reform, reform
 from rdzv.store import KeyValue
 from tests.support import records
 from tests.support.records import node, world

@@ -5,7 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from launcher_shim.c10d.stages import Stages, container_of, split_stage, stage_name, torch_run_id
+from launcher_shim.c10d.rounds.stages import (
+    Stages,
+    container_of,
+    split_stage,
+    stage_name,
+    torch_run_id,
+)
 from rdzv.errors import RecordError
 
 HERE, AGAIN = "a" * 16, "b" * 16

@@ -7,7 +7,7 @@ import pytest
 
 from agent.sweeper import stale_worker_keys
 from launcher_shim.c10d.rounds.records import Round
-from launcher_shim.c10d.stages import SHARED_RUN
+from launcher_shim.c10d.rounds.stages import SHARED_RUN
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry
 from rdzv.records.round_number import ROUNDS_PER_LIFE

@@ -16,7 +16,7 @@ from agent.verdict.decision import verdict
 from agent.verdict.standstill import standstill
 from console.job.pods import pods_of
 from launcher_shim.c10d.rounds.records import Seat
-from launcher_shim.rundir.stack_frames import StackFrame, of_faulthandler, of_py_spy
+from launcher_shim.rundir.rank_reports import StackFrame, frames_of_faulthandler, frames_of_py_spy
 from rdzv.keys import JobKeys
 from rdzv.records.saves import PodSaves
 from rdzv.records.still import StillRank
@@ -127,14 +127,14 @@ def test_the_main_thread_is_the_last_of_faulthandler() -> None:
         'Current thread 0x00007e [main] (most recent call first):\n  File "/a b.py", line 7 in f\n'
         '  File "<string>", line ??? in <module>\n'
     )
-    assert of_faulthandler(text) == [
+    assert frames_of_faulthandler(text) == [
         StackFrame("/a b.py", 7, "f"),
         StackFrame("<string>", 0, "<module>"),
     ]
     spied = (
         'Thread 9 (idle): "MainThread"\n    f (/app/a.py:7)\nThread 8 (active): "x"\n  g (b:1)\n'
     )
-    assert of_py_spy(spied) == [StackFrame("/app/a.py", 7, "f")]
+    assert frames_of_py_spy(spied) == [StackFrame("/app/a.py", 7, "f")]
 
 
 def world(*stacks: Sequence[StackFrame] | str) -> str:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.c10d.torch.pickle_reader import MODULE
-from launcher_shim.c10d.torch.state_codec import (
+from launcher_shim.c10d.pickle_reader import MODULE
+from launcher_shim.c10d.state_codec import (
     SENTINEL,
     STATE_MAX,
     Flavour,

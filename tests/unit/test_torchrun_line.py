@@ -7,8 +7,13 @@ import shlex
 
 import pytest
 
-from launcher_shim.pod.overruling import keeps_flags, kept_line, starts_own_job
-from launcher_shim.pod.torchrun_line import bounds, read_line
+from launcher_shim.pod.torchrun_options import (
+    bounds,
+    keeps_flags,
+    kept_line,
+    read_line,
+    starts_own_job,
+)
 
 HERE = {
     "PET_RDZV_BACKEND": "c10d",

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher_shim.rundir.unix_socket import (
+from launcher_shim.rundir.layout import (
     PATH_MAX_BYTES,
     PathTooLong,
     nascent_name,
-    publish,
-    withdraw,
+    publish_socket,
+    withdraw_socket,
 )
 
 
@@ -30,7 +30,7 @@ def test_a_published_socket_has_its_name_and_mode_and_its_own_inode(
     monkeypatch.chdir(tmp_path)
     nascent = nascent_name("notice.sock")
     with listening(nascent), socket.socket(socket.AF_UNIX) as client:
-        inode = publish(nascent, "notice.sock", 0o666)
+        inode = publish_socket(nascent, "notice.sock", 0o666)
         client.connect("notice.sock")
     assert not Path(nascent).exists()
     status = Path("notice.sock").stat()
@@ -42,13 +42,13 @@ def test_that_of_a_successor_is_not_withdrawn(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with listening("first"), listening("second"):
-        first = publish("first", "c10d.sock", 0o666)
-        second = publish("second", "c10d.sock", 0o666)
-    withdraw("c10d.sock", first)
+        first = publish_socket("first", "c10d.sock", 0o666)
+        second = publish_socket("second", "c10d.sock", 0o666)
+    withdraw_socket("c10d.sock", first)
     assert Path("c10d.sock").stat().st_ino == second
-    withdraw("c10d.sock", second)
+    withdraw_socket("c10d.sock", second)
     assert not Path("c10d.sock").exists()
-    withdraw("c10d.sock", second)
+    withdraw_socket("c10d.sock", second)
 
 
 def test_a_path_that_leaves_no_room_is_refused_in_one_sentence() -> None:

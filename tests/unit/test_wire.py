@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher_shim.tcpstore import wire
-from launcher_shim.tcpstore.parser import RequestParser
+from launcher_shim.tcpstore.requests import RequestParser
 
 keys = st.binary(max_size=40)
 values = st.binary(max_size=200)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher_shim.horovod.exec.client import UsageError, read_arguments
 from launcher_shim.horovod.exec.command import CommandError, merge_environment, read_command
-from launcher_shim.horovod.exec.hook_line import UsageError, read_arguments
 
 HOROVOD = {"HOROVOD_HOSTNAME": "node-0.1a2b3c4d", "HOROVOD_RANK": "3", "HOROVOD_LOCAL_RANK": "1"}
 

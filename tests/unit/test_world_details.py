@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from launcher_shim.c10d.past_rounds import MEMBERS_MAX, world_details
+from launcher_shim.c10d.clean_up import MEMBERS_MAX, world_details
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.records.commit import LastCommit
 

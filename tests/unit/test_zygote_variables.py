@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher_shim.pod.warm import preload
+from launcher_shim.pod.warm import worker
 
 
 def imported(folder: Path, reads: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -17,8 +17,8 @@ def imported(folder: Path, reads: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "reads_it", raising=False)
     try:
-        preload.load(["reads_it"], set())
-    except preload.Unfit as error:
+        worker.load(["reads_it"], set())
+    except worker.Unfit as error:
         return str(error)
     return ""
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher_shim.pod.horovodrun_options import (
+from launcher_shim.pod.horovod_line import (
     DEFAULTS,
     DISCOVERY,
     GLOO_TIMEOUT,

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from console.local.launch.horovod_line import HorovodLine, read_horovod_line
-from launcher_shim.pod.torchrun_line import read_line
-from launcher_shim.pod.torchrun_options import VARIABLES
+from launcher_shim.pod.torchrun_options import VARIABLES, read_line
 from rdzv.errors import ConfigError
 
 _REFUSED = {

@@ -19,7 +19,7 @@ from console.local.launch.settings import (
     native_delivery,
 )
 from console.local.report.outcome import Closing, Next, after_exit, after_horovodrun
-from launcher_shim.pod.entry_point import started_lightly
+from launcher_shim.pod.horovod_launch import started_lightly
 from launcher_shim.rundir import layout
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from launcher_shim.c10d.rounds.evaluation import Evaluator
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
-from launcher_shim.c10d.rounds.own_node import OwnNode
+from launcher_shim.c10d.rounds.own_node import Evaluator, OwnNode
 from launcher_shim.c10d.rounds.records import LeftReason, Node
 from rdzv.mirror import Mirror
 from rdzv.records.quarantine import FormedWorld, Stay
@@ -43,7 +42,7 @@ class Claim:
     """Its torchrun's process number, in its own container; -1 while it has not named itself."""
     local_id: int = -1
     flavour: str = ""
-    """The encoding of a state by its torch (``launcher_shim.c10d.torch.agent.spell_flavour``)."""
+    """The encoding of a state by its torch (``launcher_shim.c10d.agent.spell_flavour``)."""
 
     @property
     def named(self) -> bool:

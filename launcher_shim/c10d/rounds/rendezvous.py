@@ -16,13 +16,10 @@ from dataclasses import replace
 from typing import Any
 
 from launcher_shim.c10d.rounds.decision import why_it_ends
-from launcher_shim.c10d.rounds.decision_loop import DecisionLoop, RoundKey
-from launcher_shim.c10d.rounds.drain_view import live_round
-from launcher_shim.c10d.rounds.evaluation import Evaluation, Evaluator
-from launcher_shim.c10d.rounds.hanging import HangWatch
+from launcher_shim.c10d.rounds.decision_loop import DecisionLoop, HangWatch, RoundKey
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
-from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
-from launcher_shim.c10d.rounds.own_node import Handing, OwnNode
+from launcher_shim.c10d.rounds.mirrored_run import MirroredRun, live_round
+from launcher_shim.c10d.rounds.own_node import Evaluation, Evaluator, Handing, OwnNode
 from launcher_shim.c10d.rounds.place import Claim, Place
 from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
 from launcher_shim.c10d.rounds.views import View, hand, held_for, somebody_goes_on, view

@@ -323,7 +323,7 @@ class Transactions:
 
         Bounded by the client's connection, which cancels it when the client is gone; a request
         without an answer, such as SET, only after
-        ``launcher_shim.c10d.serving.server.LAST_WRITES_TIMEOUT_S``.
+        ``launcher_shim.c10d.endpoint.LAST_WRITES_TIMEOUT_S``.
         """
         diary = Diary(log)
         while True:

@@ -15,9 +15,10 @@ import select
 import socket
 import sys
 import time
+from pathlib import Path
+from typing import Callable
 
-from launcher_shim.exit_status import EXIT_NOT_EXECUTABLE, EXIT_UNKNOWN
-from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching
+from launcher_shim.exit_status import EXIT_HOROVOD_REMOVED, EXIT_NOT_EXECUTABLE, EXIT_UNKNOWN
 from launcher_shim.horovod.exec.frames import (
     ATTACHED,
     EXIT,
@@ -26,15 +27,93 @@ from launcher_shim.horovod.exec.frames import (
     START,
     STDERR,
     STDOUT,
+    Attaching,
     Decoder,
     ExecFrameError,
     Frame,
+    Stream,
+    delivered_lease_ttl_s,
+    encode_attaching,
+    patience_s,
     read_status,
 )
-from launcher_shim.horovod.exec.hook_line import UsageError, read_arguments
-from launcher_shim.horovod.exec.lease import delivered_lease_ttl_s, patience_s
-from launcher_shim.horovod.exec.stream import Stream
 from launcher_shim.rundir import layout
+
+SEEN_S = 5.0
+"""Time after which horovodrun has read a list: it polls every 1.4 s or so."""
+LIMIT_S = 600.0
+"""Time for which horovodrun waits for enough hosts by default."""
+LOOK_S = 0.2
+
+
+def delay_exit(
+    host: str,
+    status: int,
+    run_dir: Path,
+    now_s: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until horovodrun may learn that a worker on ``host`` ended with ``status``.
+
+    ``run_dir`` is the launcher's, with the host list and the job's min.
+    """
+    if status in (0, EXIT_HOROVOD_REMOVED):
+        return
+    began_s = since_s = now_s()
+    while now_s() < min(since_s + SEEN_S, began_s + LIMIT_S):
+        try:
+            listed, least = _listed(run_dir), _least(run_dir)
+        except (OSError, ValueError):
+            return  # not a run directory of a launcher
+        if host in listed:
+            return
+        if len(listed) < least:
+            since_s = now_s()
+        sleep(LOOK_S)
+
+
+def _listed(run_dir: Path) -> set[str]:
+    """Read the hosts that have slots."""
+    lines = (run_dir / layout.HOSTS).read_text().splitlines()
+    return {host for host, _, slots in (line.partition(":") for line in lines) if slots != "0"}
+
+
+def _least(run_dir: Path) -> int:
+    """Read the least number of nodes; raises ``ValueError`` if it is not there."""
+    for line in (run_dir / layout.ENVIRONMENT).read_text().splitlines():
+        name, _, value = line.partition("=")
+        if name == "PET_NNODES":
+            return int(value.partition(":")[0])
+    raise ValueError("the least number of nodes is not told")
+
+
+_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+_WITH_VALUE = ("-o", "-p", "-i")
+
+
+class UsageError(ValueError):
+    """A command line that horovodrun would not write: one sentence why."""
+
+
+def read_arguments(arguments: list[str]) -> tuple[str, str]:
+    """Parse ``HOST COMMAND``, or Horovod's ssh line; raises ``UsageError``."""
+    words = list(arguments)
+    rest: list[str] = []
+    while words:
+        argument = words.pop(0)
+        if argument in _WITH_VALUE and len(rest) < 2:
+            del words[:1]
+        elif argument.startswith("-") and not rest:
+            raise UsageError("no option %s is known here" % argument)
+        else:
+            rest.append(argument)
+    if len(rest) < 2:
+        raise UsageError("say on which host, and what: kubexec.sh HOST COMMAND")
+    host = rest[0]
+    if not _NAME.issuperset(host) or host[:1] in ("", ".", "_", "-"):
+        raise UsageError("%r is no host of the host list" % host)
+    return host, " ".join(rest[1:])
+
 
 CONNECT_INTERVAL_S = 0.1
 
@@ -193,8 +272,6 @@ def main(arguments: list[str]) -> int:
     if status:
         # Imported only here: the start of a worker need not wait for it.
         from pathlib import Path
-
-        from launcher_shim.horovod.exec.exit_delay import delay_exit
 
         delay_exit(host, status, Path(run_directory()))
     return status

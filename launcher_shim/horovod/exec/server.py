@@ -12,10 +12,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import stat
+import struct
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Coroutine, Dict, Mapping, Sequence, Set
+from typing import Coroutine, Dict, List, Mapping, Sequence, Set
 
 from launcher_shim.exit_status import (
     EXIT_NOT_EXECUTABLE,
@@ -23,14 +26,7 @@ from launcher_shim.exit_status import (
     EXIT_TERMINATED,
     EXIT_USAGE,
 )
-from launcher_shim.horovod.exec.agent_socket import (
-    READ_SIZE,
-    first_frames,
-    listen,
-    may_command,
-)
-from launcher_shim.horovod.exec.attaching import read_attaching
-from launcher_shim.horovod.exec.command import CommandError, WorkerCommand, read_command
+from launcher_shim.horovod.exec.command import CommandError, WarmStarts, WorkerCommand, read_command
 from launcher_shim.horovod.exec.frames import (
     ABANDON,
     ACK,
@@ -41,12 +37,67 @@ from launcher_shim.horovod.exec.frames import (
     ExecFrameError,
     Frame,
     encode,
+    read_attaching,
+    read_lease_ttl_s,
 )
-from launcher_shim.horovod.exec.lease import read_lease_ttl_s
-from launcher_shim.horovod.exec.session import CommandSession
-from launcher_shim.horovod.exec.warm import WarmStarts
-from launcher_shim.horovod.exec.worker import OUTPUT_GRACE_S, Worker, start
+from launcher_shim.horovod.exec.session import OUTPUT_GRACE_S, CommandSession, Worker, start
 from launcher_shim.rundir import layout
+from launcher_shim.rundir.layout import nascent_name, publish_socket
+
+OPENING_TIMEOUT_S = 10.0
+READ_SIZE = 64 * 1024
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+def listen(path: Path) -> socket.socket:
+    """Open a listening socket at ``path``, where it appears only once it listens.
+
+    Every user may connect; ``may_command`` decides which of them may use it.
+    """
+    nascent = nascent_name(str(path))
+    with suppress(FileNotFoundError):
+        os.unlink(nascent)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(nascent)
+    listener.listen(64)
+    listener.setblocking(False)
+    publish_socket(nascent, str(path), 0o666)
+    return listener
+
+
+def may_command(connection: socket.socket, delivered: Path) -> bool:
+    """Return whether the peer runs as this user, as root, or as the sidecar.
+
+    The sidecar's user is the owner of ``delivered``: by the ``PATH`` and ``PYTHONPATH`` in that
+    file, it decides what runs here anyway.
+    """
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(raw)
+    if uid in (os.geteuid(), 0):
+        return True
+    try:
+        found = delivered.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid == uid
+
+
+async def first_frames(reader: asyncio.StreamReader, decoder: Decoder) -> List[Frame]:
+    """Read the first frame of a connection, and those that came with it.
+
+    Raises ``ExecFrameError``, ``ConnectionError`` if the peer is gone, or ``asyncio.TimeoutError``
+    after ``OPENING_TIMEOUT_S``.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + OPENING_TIMEOUT_S
+    while True:
+        data = await asyncio.wait_for(reader.read(READ_SIZE), deadline_s - loop.time())
+        if not data:
+            raise ConnectionError("disconnected before its first frame")
+        frames = decoder.feed(data)
+        if frames:
+            return frames
 
 
 class ExecServer:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, Dict, List, Mapping, NoReturn
 
 from launcher_shim.pod.warm import wire
-from launcher_shim.pod.warm.circumstances import circumstances
+from launcher_shim.pod.warm.wire import circumstances
 from launcher_shim.rundir import layout
 
 CONNECT_TIMEOUT_S = 2.0

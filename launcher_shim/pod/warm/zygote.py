@@ -30,9 +30,10 @@ from typing import (
     Tuple,
 )
 
-from launcher_shim.pod.warm import preload, wire
-from launcher_shim.pod.warm.circumstances import changed, circumstances, differences, environment
+from launcher_shim.pod.warm import wire
+from launcher_shim.pod.warm import worker as preload
 from launcher_shim.pod.warm.stub import DEATH_TIMEOUT_S
+from launcher_shim.pod.warm.wire import changed, circumstances, differences, environment
 from launcher_shim.pod.warm.worker import Birth, await_rank_0, become, rename, run
 
 NAME = "muster-zygote"

@@ -15,7 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from launcher_shim.c10d.rounds.records import Round
-from launcher_shim.c10d.stages import SHARED_RUN
+from launcher_shim.c10d.rounds.stages import SHARED_RUN
 from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
 from rdzv.members.registration import Held

@@ -23,8 +23,8 @@ from launcher_shim.c10d.rounds.decision import decide, why_it_ends
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import LOST, RoundObservations, Standings, stand
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
-from launcher_shim.c10d.rounds.reform import Reform, reform
 from launcher_shim.c10d.rounds.views import View, hand, view
+from launcher_shim.c10d.rounds.world import Reform, reform
 from tests.support.models.explorer import Broken, put
 
 NOW = 1000.0

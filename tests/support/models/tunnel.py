@@ -21,23 +21,25 @@ from unittest.mock import patch
 
 from agent.tunnel import peers
 from launcher_shim.exit_status import EXIT_TERMINATED, EXIT_UNKNOWN
-from launcher_shim.horovod.exec import client, lease
-from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching
+from launcher_shim.horovod.exec import client
+from launcher_shim.horovod.exec import frames as lease
+from launcher_shim.horovod.exec.command import WarmStarts
 from launcher_shim.horovod.exec.frames import (
     ATTACHED,
     EXIT,
     GONE,
     START,
     STDOUT,
+    Attaching,
     Decoder,
     ExecFrameError,
     Frame,
+    Stream,
     encode,
+    encode_attaching,
 )
 from launcher_shim.horovod.exec.server import ExecServer
-from launcher_shim.horovod.exec.stream import Stream
-from launcher_shim.horovod.exec.warm import WarmStarts
-from launcher_shim.horovod.exec.worker import Worker
+from launcher_shim.horovod.exec.session import Worker
 from launcher_shim.horovod.hosts import token_of
 from launcher_shim.rundir import layout
 from rdzv.records.job import Job, Member

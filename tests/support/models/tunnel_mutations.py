@@ -13,13 +13,10 @@ from unittest.mock import patch
 
 from agent.tunnel import peers
 from launcher_shim.horovod.exec import client
-from launcher_shim.horovod.exec.attaching import Attaching
 from launcher_shim.horovod.exec.client import RemoteCommand, UnknownEnd
 from launcher_shim.horovod.exec.command import WorkerCommand
-from launcher_shim.horovod.exec.frames import GONE, Frame
-from launcher_shim.horovod.exec.session import CommandSession
-from launcher_shim.horovod.exec.stream import Stream
-from launcher_shim.horovod.exec.worker import Worker
+from launcher_shim.horovod.exec.frames import GONE, Attaching, Frame, Stream
+from launcher_shim.horovod.exec.session import CommandSession, Worker
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from launcher_shim.c10d.serving.server import C10dServer
+from launcher_shim.c10d.endpoint import C10dServer
 from tests.support.sidecars.c10d_memory import MemorySession, MemoryStore
 
 

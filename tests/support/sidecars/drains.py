@@ -20,7 +20,7 @@ from agent.drain.notice import Notice, Source
 from agent.drain.notice_socket import Phase
 from agent.parts import drains_of, job_client, member_parts
 from agent.surroundings import MemberSettings
-from launcher_shim.c10d.rounds.drain_view import own
+from launcher_shim.c10d.rounds.mirrored_run import own
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.rundir import layout
 from rdzv.drain.inputs import LiveRound, LiveRounds

@@ -13,8 +13,8 @@ from typing import Any
 from agent.parts import endpoint_of, member_parts
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from launcher_shim.c10d.endpoint import Endpoint
-from launcher_shim.c10d.kept import Kept
-from launcher_shim.c10d.torch.state_codec import (
+from launcher_shim.c10d.rounds.stages import Kept
+from launcher_shim.c10d.state_codec import (
     SENTINEL,
     Flavour,
     NodeDesc,

@@ -8,7 +8,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from launcher_shim.c10d.torch.state_codec import SENTINEL
+from launcher_shim.c10d.state_codec import SENTINEL
 from launcher_shim.tcpstore import wire
 
 UNANSWERED = (wire.Set, wire.Append, wire.MultiSet, wire.QueuePush)

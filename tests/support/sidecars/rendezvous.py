@@ -22,13 +22,12 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from agent.parts import job_client, member_parts
 from agent.surroundings import MemberSettings
+from launcher_shim.c10d.agent import TorchAgent, connect
 from launcher_shim.c10d.quarantining import Quarantining
-from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, run_membership
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
-from launcher_shim.c10d.rounds.run_membership import run_membership
-from launcher_shim.c10d.torch.agent import TorchAgent, connect
-from launcher_shim.rundir.step_lines import StepLine
+from launcher_shim.rundir.rank_reports import StepLine
 from rdzv.members.registration import Held
 from rdzv.records.quarantine import TERMS, Terms
 from rdzv.store import Put

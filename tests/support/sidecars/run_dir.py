@@ -15,8 +15,7 @@ from agent.rundir.failure_report import FailureReport
 from agent.rundir.files import RunDir, State
 from agent.rundir.launch_report import LaunchReport
 from launcher_shim.rundir import layout
-from launcher_shim.rundir.stack_frames import StackFrame
-from launcher_shim.rundir.step_lines import StepLine
+from launcher_shim.rundir.rank_reports import StackFrame, StepLine
 from rdzv.records.progress import RankProgress
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from random import Random
 
+from launcher_shim.c10d.agent import TorchAgent, connect
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
-from launcher_shim.c10d.torch.agent import TorchAgent, connect
-from launcher_shim.c10d.torch.state_codec import (
+from launcher_shim.c10d.state_codec import (
     SENTINEL,
     Flavour,
     NodeDesc,

@@ -7,7 +7,7 @@ from datetime import UTC
 
 from hypothesis import strategies as st
 
-from launcher_shim.c10d.torch.state_codec import NodeDesc, TorchState
+from launcher_shim.c10d.state_codec import NodeDesc, TorchState
 
 NODES = st.builds(
     NodeDesc,

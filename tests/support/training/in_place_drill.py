@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.rundir.progress import read_ranks
-from launcher_shim.c10d.stages import SHARED_RUN
+from launcher_shim.c10d.rounds.stages import SHARED_RUN
 from rdzv.records.world import WorldChange
 from tests.support.training.drain_job import DRAINED_STATUS, gone, terminate
 from tests.support.training.job import FORM_TIMEOUT_S, Job

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from launcher_shim.rundir.progress_line import read_whole
+from launcher_shim.rundir.rank_reports import read_whole
 from tests.support.training.survivor import Case, train, undisturbed
 
 DEADLINE_S = 100.0

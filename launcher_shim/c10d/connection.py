@@ -14,10 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from struct import Struct
 from typing import Protocol, cast
 
-from launcher_shim.c10d.serving.relayed import RelayNumbers
-from launcher_shim.c10d.serving.request_order import BACKLOG_MAX, RequestOrder
+from launcher_shim.c10d.request_order import BACKLOG_MAX, RelayNumbers, RequestOrder
 from launcher_shim.tcpstore import wire
-from launcher_shim.tcpstore.parser import RequestParser
+from launcher_shim.tcpstore.requests import RequestParser
 from rdzv.dataclass import dataclass
 from rdzv.errors import MusterError
 

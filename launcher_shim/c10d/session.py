@@ -15,11 +15,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from launcher_shim.c10d.agent import TorchAgent
 from launcher_shim.c10d.generation import Attachment
 from launcher_shim.c10d.launchers import Launchers
+from launcher_shim.c10d.request_order import RelayNumbers
 from launcher_shim.c10d.rounds.records import Note
-from launcher_shim.c10d.serving.relayed import RelayNumbers
-from launcher_shim.c10d.stages import (
+from launcher_shim.c10d.rounds.stages import (
     SHARED_RUN,
     STATE_KEY_PREFIX,
     is_exit_barrier,
@@ -27,8 +28,7 @@ from launcher_shim.c10d.stages import (
     state_key,
     torch_run_id,
 )
-from launcher_shim.c10d.torch.agent import TorchAgent
-from launcher_shim.c10d.torch.state_codec import SENTINEL
+from launcher_shim.c10d.state_codec import SENTINEL
 from launcher_shim.c10d.values.operations import Kv
 from launcher_shim.c10d.values.transactions import Stamp
 from launcher_shim.tcpstore import wire
@@ -83,7 +83,7 @@ class LauncherSession:
         }
 
     def handle(self, request: wire.Request) -> Answer:
-        """Answer one request; see ``launcher_shim.c10d.serving.connection.Session``."""
+        """Answer one request; see ``launcher_shim.c10d.connection.Session``."""
         self._asked += 1
         return self._serve(request, None)
 

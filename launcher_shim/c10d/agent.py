@@ -13,19 +13,20 @@ from typing import Any
 from launcher_shim.c10d.rounds.place import Claim
 from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
-from launcher_shim.c10d.rounds.views import View
-from launcher_shim.c10d.stages import round_key, torch_run_id
-from launcher_shim.c10d.torch.own_rounds import COUNTED_APART, made_up
-from launcher_shim.c10d.torch.rendering import LAST_OUT, filler, portray
-from launcher_shim.c10d.torch.state_codec import (
+from launcher_shim.c10d.rounds.stages import COUNTED_APART, made_up, round_key, torch_run_id
+from launcher_shim.c10d.rounds.views import LAST_OUT, View, filler, portray
+from launcher_shim.c10d.state_codec import (
     SENTINEL,
     Flavour,
     NodeDesc,
     TorchState,
+    Wish,
     decode,
     encode,
+    first_name,
+    foreign_size,
+    wish,
 )
-from launcher_shim.c10d.torch.wish import Wish, first_name, foreign_size, wish
 from rdzv.errors import StateError
 
 log = logging.getLogger(__name__)

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stacks of ranks that stand still, taken for the sidecar.
+"""The ranks of one torchrun as ``muster-run`` watches them: steps made, a restart for them, stacks.
 
-The sidecar may have another PID namespace, and is another user: only a process of the training
-container can signal a rank. A rank with ``import muster`` writes its stacks itself
-(``muster.stacks``); of another one py-spy shows them, if the image has it.
+torchrun counts the failures of its workers, and ends with an error at one more than its
+``--max-restarts``, however much was trained between them. Progress distinguishes a job that has
+some bad luck from one that cannot train: with it, the same command is started with a new budget.
+Stacks of ranks that stand still are taken here, as the sidecar may have another PID namespace, and
+is another user. A rank with ``import muster`` writes its stacks itself (``muster.stacks``); of
+another one py-spy shows them, if the image has it.
 """
 
 from __future__ import annotations
@@ -12,15 +15,23 @@ import asyncio
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from launcher_shim.exit_status import ENDING_SIGNALS
 from launcher_shim.rundir import layout
-from launcher_shim.rundir.safe_open import open_regular, read_untrusted
-from launcher_shim.rundir.stack_frames import StackFrame, of_faulthandler, of_py_spy
+from launcher_shim.rundir.layout import open_regular, read_untrusted
+from launcher_shim.rundir.rank_reports import (
+    StackFrame,
+    count_from,
+    frames_of_faulthandler,
+    frames_of_py_spy,
+    read_steps,
+)
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +170,7 @@ class _Dump:
 
     def frames(self) -> List[StackFrame]:
         """Return the main thread's frames; none if it has written nothing."""
-        return of_faulthandler(self._last[len(self.before) :].decode("utf-8", "replace"))
+        return frames_of_faulthandler(self._last[len(self.before) :].decode("utf-8", "replace"))
 
     def _read(self) -> bytes:
         try:
@@ -219,4 +230,81 @@ def _by_py_spy(pid: int) -> List[StackFrame]:
     except (OSError, subprocess.SubprocessError) as error:
         log.info("py-spy gives no stack of process %d: %s", pid, error)
         return []
-    return of_py_spy(run.stdout.decode("utf-8", "replace"))
+    return frames_of_py_spy(run.stdout.decode("utf-8", "replace"))
+
+
+RESTART_STEPS = "MUSTER_RESTART_STEPS"
+DEFAULT_STEPS = 200
+MAX_STEPS = 999_999_999
+
+_COUNT = re.compile(r"\d{1,9}", re.ASCII)
+
+
+class Ended(NamedTuple):
+    """One command that has ended.
+
+    ``status`` is as in a shell. ``steps``: the number that its ranks have made; None if they report
+    none, or it is no torchrun. ``passed``: the signals that were passed on to it. ``drained``: the
+    end of its pod has begun.
+    """
+
+    status: int
+    steps: Optional[int]
+    passed: FrozenSet[int] = frozenset()
+    drained: bool = False
+
+
+def restart_steps(environ: Mapping[str, str]) -> int:
+    """Read the number of steps for a restart, 0 for none ever; raises ``ValueError``."""
+    text = (environ.get(RESTART_STEPS) or str(DEFAULT_STEPS)).strip()
+    if _COUNT.fullmatch(text) is None:
+        raise ValueError(
+            f"{RESTART_STEPS} is {text!r}: give a number of steps from 0 (never) to {MAX_STEPS}, as in"
+            f" {DEFAULT_STEPS}"
+        )
+    return int(text)
+
+
+def starts_again(ended: Ended, least_steps: int) -> Tuple[bool, str]:
+    """Decide whether a command that has ended starts again, and why; the reason may be empty.
+
+    ``least_steps``: the number that must have been made; 0: it is never started again.
+    """
+    status, steps = ended.status, ended.steps
+    by_signal = status - 128 in ended.passed or bool(ENDING_SIGNALS & ended.passed)
+    if status == 0 or steps is None or not least_steps or by_signal or ended.drained:
+        return False, ""
+    made = f"torchrun ended with {status} after {steps} steps"
+    if steps < least_steps:
+        return (
+            False,
+            f"{made}: it is not started again, for that takes {least_steps} ({RESTART_STEPS})",
+        )
+    return (
+        True,
+        f"{made}: it is started again, with all of its restarts ({RESTART_STEPS}={least_steps})",
+    )
+
+
+STEPS_LOOK_S = 2.0
+"""Poll interval: the ranks' files give no notification of a change. Ranks that live for less than
+this may go uncounted; those after them show how far the job is."""
+
+
+class StepWatch:
+    """A count of the steps that are made from its creation on."""
+
+    def __init__(self, run_directory: str) -> None:
+        self._path = os.path.join(run_directory, layout.PROGRESS)
+        self._count = count_from(read_steps(self._path))
+
+    async def run(self) -> None:
+        """Poll the ranks' steps until cancelled."""
+        while True:
+            await asyncio.sleep(STEPS_LOOK_S)
+            self.made()
+
+    def made(self) -> Optional[int]:
+        """Read the ranks' steps; return how many were made, None while no rank reports any."""
+        self._count = self._count.seen(read_steps(self._path))
+        return self._count.made

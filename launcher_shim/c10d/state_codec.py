@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's rendezvous state as a plain value, and the codec to and from torch's own bytes.
+"""torch's rendezvous state as a plain value, its codec, and the wish that a change stands for.
 
 torch keeps ``base64(pickle(_RendezvousState))`` in its store. ``decode`` reads that with the
 interpreter of ``pickle_reader``, as the bytes are untrusted; ``encode`` writes the operations by
@@ -15,11 +15,12 @@ from dataclasses import field
 from datetime import UTC, datetime
 from itertools import islice
 from struct import Struct
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
-from launcher_shim.c10d.torch.pickle_reader import MODULE, PLAIN, NodeDesc, read
+from launcher_shim.c10d.pickle_reader import MODULE, PLAIN, NodeDesc, read
 from rdzv.dataclass import dataclass
 from rdzv.errors import StateError
+from rdzv.records.codec import INT64_MAX
 
 __all__ = ["SENTINEL", "STATE_MAX", "Flavour", "NodeDesc", "TorchState", "decode", "encode"]
 
@@ -331,3 +332,55 @@ class _Writer:
         """Return the reference to the value that is put into the memo next."""
         at = 6 + len(self._memo)
         return b"h" + bytes((at,)) if at < 256 else b"j" + _U32.pack(at)
+
+
+ADDRESS_MAX = 255
+"""Maximum length of a host name or address, in characters."""
+
+Change = Literal["", "join", "leave", "step_off"]
+"""``step_off``: off the redundancy list, as torch does before it looks for a place again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The change that the sender of one request wants for itself."""
+
+    change: Change = ""
+    closes: bool = False
+
+
+def wish(expected: TorchState, desired: TorchState, me: NodeDesc) -> Wish:
+    """Read the wish of ``me`` out of the two states of its request."""
+    was_in = me in expected.participants or me in expected.wait_list
+    was_redundant = me in expected.redundancy_list
+    is_in = me in desired.participants or me in desired.wait_list
+    is_in = is_in or me in desired.redundancy_list
+    change: Change = ""
+    if not is_in and was_in:
+        change = "leave"
+    elif not is_in and was_redundant:
+        change = "step_off"
+    elif is_in and not was_in and not was_redundant:
+        change = "join"
+    return Wish(change, closes=desired.closed and not expected.closed)
+
+
+def first_name(desired: TorchState) -> NodeDesc | None:
+    """Return the sender of a state made from nothing: the one node that it names; else None."""
+    named = {*desired.participants, *desired.wait_list, *desired.redundancy_list}
+    me = named.pop() if len(named) == 1 else None
+    if me is None or len(me.addr) > ADDRESS_MAX:
+        return None
+    return me if min(me.pid, me.local_id) >= 0 and max(me.pid, me.local_id) <= INT64_MAX else None
+
+
+def foreign_size(desired: TorchState, min_nodes: int, max_nodes: int) -> bool:
+    """Return whether a first own state shows that ``--nnodes`` of the launcher is not the job's.
+
+    With itself as the only participant, torch sets a deadline if its minimum is 1, and marks the
+    round complete, which clears the deadline again, if its maximum is 1.
+    """
+    its_max_is_1 = desired.complete
+    if its_max_is_1 or max_nodes == 1:
+        return its_max_is_1 != (max_nodes == 1)
+    return (desired.deadline is not None) != (min_nodes == 1)
