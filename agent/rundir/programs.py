@@ -40,15 +40,15 @@ _MAIN = """\
 import sys
 if sys.version_info < (3, 8):
     sys.exit(sys.argv[0] + ": 3.8 or newer is needed, and python3 is " + sys.version.split()[0])
-from launcher_shim.exit_status import block
-block()
+from launcher_shim.exit_status import block_signals
+block_signals()
 from launcher_shim.pod.{module} import main
 sys.exit(main())
 """
 PROGRAMS = {
     layout.MUSTER_RUN: "run",
     "muster-hold": "hold",
-    layout.TORCHRUN: "pass_over",
+    layout.TORCHRUN: "torchrun",
     layout.HOROVODRUN: "horovod_launch",
 }
 """Program name to the module of ``launcher_shim.pod`` that it runs."""

@@ -698,10 +698,10 @@ PLANTS |= {
         first=22,
     ),
     # Once no pod can start, a new pod waits for the next try like all others.
-    "new-pods-wait": _as("none-starts", 40, {f"{_C10D}.rounds.back_off._is_new": lambda _: False}),
+    "new-pods-wait": _as("none-starts", 40, {f"{_C10D}.rounds.decision._is_new": lambda _: False}),
     # After failed starts the next world waits, though others could train.
     "waits-though-others-can-train": _as(
-        "fails-while-loading", 15, {f"{_C10D}.rounds.back_off._can_do_without": lambda *_: False}
+        "fails-while-loading", 15, {f"{_C10D}.rounds.decision._can_do_without": lambda *_: False}
     ),
     # The death of a torchrun counts, whatever its ranks have made.
     "progress-not-looked-at": _as(
@@ -780,21 +780,21 @@ PLANTS |= {
     ),
     # Every torchrun of a container comes to the run that the first one has closed.
     "stages-not-told-apart": _as(
-        "stages", 2, {f"{_C10D}.stages.Stages.next": lambda self, container, run_id: run_id}
+        "stages", 2, {f"{_C10D}.rounds.stages.Stages.next": lambda self, container, run_id: run_id}
     ),
     # A container that is started again begins at the stage that the one before it was in.
     "containers-not-told-apart": _as(
         "stages",
         8,
         {
-            f"{_C10D}.stages.Stages.next": lambda known, _, run_id: stage_name(
+            f"{_C10D}.rounds.stages.Stages.next": lambda known, _, run_id: stage_name(
                 run_id, 1 + known.finished.get(run_id, 0)
             )
         },
     ),
     # A container that is started again is to run what has ended well once more.
     "no-stage-passed-over": _as(
-        "stages", 8, {f"{_C10D}.stage_starts.StageStarts._ended_well": lambda *_: False}
+        "stages", 8, {f"{_C10D}.launchers.StageStarts._ended_well": lambda *_: False}
     ),
     # A torchrun that asks for anything is waited for, however long its workers take to end.
     "stuck-workers-awaited": _as(
@@ -816,7 +816,7 @@ PLANTS |= {
         "other-runs-and-drains",
         10,
         {
-            f"{_C10D}.generation.counting": lambda rounds, _: newest_round(rounds),
+            f"{_C10D}.generation.counting_round": lambda rounds, _: newest_round(rounds),
             "rdzv.drain.decision._Scene.trains_elsewhere": lambda *_: False,
         },
         first=8,
@@ -839,19 +839,19 @@ PLANTS |= {
     "gate-never-cut": _as("refused-saves", 7, {"agent.drain.gate_writer.CUT_S": math.inf}, first=8),
     # A world trains on though its job is paused.
     "pause-ignored": _as(
-        "bounds", 40, {f"{_C10D}.rounds.evaluation.reform": _never("pause")}, first=18
+        "bounds", 40, {f"{_C10D}.rounds.own_node.reform": _never("pause")}, first=18
     ),
     # A world keeps more nodes than the sizes that were set since allow.
     "too-large-a-world-stays": _as(
-        "sizes", 20, {f"{_C10D}.rounds.evaluation.reform": _never("shrink")}
+        "sizes", 20, {f"{_C10D}.rounds.own_node.reform": _never("shrink")}
     ),
     # Nodes that keep coming replace each world before its first step.
     "first-steps-not-awaited": _as(
-        "long-starts", 4, {f"{_C10D}.rounds.reform.joins_from_s": lambda *_: -math.inf}
+        "long-starts", 4, {f"{_C10D}.rounds.world.joins_from_s": lambda *_: -math.inf}
     ),
     # A torchrun that is silent is given up at once, however well its ranks are.
     "silent-agents-do-not-save": _as(
-        "silent-agents", 6, {f"{_C10D}.rounds.hanging.WELL_S": math.inf}, first=1
+        "silent-agents", 6, {f"{_C10D}.rounds.decision_loop.WELL_S": math.inf}, first=1
     ),
     # A pod that cannot vote is awaited for ever.
     "mute-pods-awaited": _as(
@@ -868,7 +868,7 @@ PLANTS |= {
         "broken-disks", 1, {"rdzv.drain.gate._unasked": lambda _: Move()}, first=8199
     ),
     # Newcomers are gathered for ever.
-    "waves-never-over": _as("bounds", 40, {f"{_C10D}.rounds.evaluation.reform": _never("join")}),
+    "waves-never-over": _as("bounds", 40, {f"{_C10D}.rounds.own_node.reform": _never("join")}),
     # A world forms of all who ask, whatever sizes are allowed.
     "any-size-forms": _as(
         "sizes",

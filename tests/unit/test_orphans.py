@@ -61,7 +61,7 @@ BASE = {SHELL: REAPER, TORCHRUN: SHELL, BESIDE: REAPER}
 def test_only_processes_of_ended_worlds_are_orphans(
     parent_of: Mapping[int, int], worlds: Mapping[int, World], orphans: set[int]
 ) -> None:
-    assert orphans_of({**BASE, **parent_of}, worlds) == launch
+    assert orphans_of({**BASE, **parent_of}, worlds) == orphans
 
 
 def test_a_world_is_named_by_its_run_and_its_master() -> None:
