@@ -7,14 +7,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from launcher_shim.c10d.rounds.place import Claim
 from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.stages import COUNTED_APART, made_up, round_key, torch_run_id
-from launcher_shim.c10d.rounds.views import LAST_OUT, View, filler, portray
+from launcher_shim.c10d.rounds.views import LAST_OUT, Row, View, filler, portray
 from launcher_shim.c10d.state_codec import (
     SENTINEL,
     Flavour,
@@ -25,37 +25,16 @@ from launcher_shim.c10d.state_codec import (
     encode,
     first_name,
     foreign_size,
+    read_flavour,
+    spell_flavour,
     wish,
 )
 from rdzv.errors import StateError
 
 log = logging.getLogger(__name__)
 
-FRUITLESS_FREE = 2
-"""The number of requests in a row without effect that are answered at once."""
-
 HELD_LOOK_S = 0.1
 """Interval of looks whether a held answer is to be given now: not all that ends a hold is news."""
-
-DELAY_MIN_S = 0.2
-DELAY_MAX_S = 1.0
-
-
-@dataclass(slots=True)
-class Row:
-    """A row of requests without effect: torch repeats them thousands of times a second."""
-
-    length: int = 0
-    last_s: float = 0.0
-
-    def count(self, now: float, *, fruitless: bool) -> float:
-        """Count one request; return for how many seconds to delay its answer."""
-        broken = not fruitless or now - self.last_s > 2 * DELAY_MAX_S
-        self.length = int(fruitless) if broken else self.length + 1
-        self.last_s = now
-        if self.length <= FRUITLESS_FREE:
-            return 0.0
-        return min(DELAY_MAX_S, DELAY_MIN_S * 2.0 ** (self.length - FRUITLESS_FREE - 1))
 
 
 class TorchAgent:
@@ -410,18 +389,6 @@ def connect(
 ) -> TorchAgent:
     """Create the agent behind a new client connection; see ``Place.claim``."""
     return TorchAgent(rendezvous, rendezvous.place.claim(nonce, kept))
-
-
-def spell_flavour(flavour: Flavour) -> str:
-    """Encode a flavour for the store."""
-    times = "aware" if flavour.aware else "naive"
-    return f"{times},redundancy" if flavour.redundancy else times
-
-
-def read_flavour(spelt: str) -> Flavour:
-    """Decode a flavour from the store; missing parts are as in new versions of torch."""
-    words = spelt.split(",")
-    return Flavour(aware="naive" not in words, redundancy=not spelt or "redundancy" in words)
 
 
 def _finishing(current: Round) -> Round | None:

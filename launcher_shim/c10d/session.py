@@ -21,10 +21,9 @@ from launcher_shim.c10d.launchers import Launchers
 from launcher_shim.c10d.request_order import RelayNumbers
 from launcher_shim.c10d.rounds.records import Note
 from launcher_shim.c10d.rounds.stages import (
-    SHARED_RUN,
     STATE_KEY_PREFIX,
     is_exit_barrier,
-    run_id_of,
+    served_run_of,
     state_key,
     torch_run_id,
 )
@@ -32,7 +31,7 @@ from launcher_shim.c10d.state_codec import SENTINEL
 from launcher_shim.c10d.values.operations import Kv
 from launcher_shim.c10d.values.transactions import Stamp
 from launcher_shim.tcpstore import wire
-from rdzv.errors import LeaseLost, WireError
+from rdzv.errors import LeaseLost
 from rdzv.race import first_of
 
 Answer = bytes | Awaitable[bytes]
@@ -74,11 +73,11 @@ class LauncherSession:
             wire.Add: self._add,
             wire.Append: self._append,
             wire.DeleteKey: self._delete,
-            wire.NumKeys: self._num_keys,
-            wire.ListKeys: self._list_keys,
+            wire.NumKeys: lambda _: wire.i64(len(self._all_keys())),
+            wire.ListKeys: lambda _: wire.key_list(self._all_keys()),
             wire.QueuePush: self._push,
             wire.QueuePop: self._pop,
-            wire.QueueLen: self._queue_len,
+            wire.QueueLen: lambda one: self._number(lambda keys: keys.queues.length(one.key)),
             wire.Barrier: self._barrier,
         }
 
@@ -215,7 +214,7 @@ class LauncherSession:
         )
 
     async def _attach(self, request: wire.CompareSet) -> bytes:
-        run_id = _servable(run_id_of(request.key))
+        run_id = served_run_of(request.key)
         self.whole = {}
         attachment = await self._launchers.attach(run_id, self._author, self._nonce)
         self._attachment, self._state_key = attachment, request.key
@@ -223,7 +222,7 @@ class LauncherSession:
 
     async def _begin_stage(self, request: wire.CompareSet) -> bytes:
         """Answer a client that asks whether a torchrun has to start."""
-        run_id = _servable(run_id_of(request.key, wire.STAGE))
+        run_id = served_run_of(request.key, wire.STAGE)
         stamp, may_pass = self._sign(), request.expected == wire.MAY_PASS
         self.whole = {}
         self._asked_of, answer = await self._launchers.starts.begin(
@@ -335,12 +334,6 @@ class LauncherSession:
             arriving.cancel()
         return wire.STOP_WAITING
 
-    def _num_keys(self, request: wire.NumKeys) -> Answer:
-        return wire.i64(len(self._all_keys()))
-
-    def _list_keys(self, request: wire.ListKeys) -> Answer:
-        return wire.key_list(self._all_keys())
-
     def _all_keys(self) -> list[bytes]:
         state = [] if self._state_key is None else [self._state_key]
         return [*state, *self._keys.cells.existing()]
@@ -382,9 +375,6 @@ class LauncherSession:
         stamp = self._sign()
         return self._popped(lambda keys: keys.queues.pop(request.key, stamp))
 
-    def _queue_len(self, request: wire.QueueLen) -> Answer:
-        return self._number(lambda keys: keys.queues.length(request.key))
-
     def _barrier(self, request: wire.Barrier) -> Answer:
         return self._arrive(request, self._sign().aside())
 
@@ -407,10 +397,3 @@ class LauncherSession:
 
     async def _popped(self, taken: Callable[[Kv], Awaitable[tuple[int, bytes]]]) -> bytes:
         return wire.popped(*await self._carry_out(taken))
-
-
-def _servable(run_id: str) -> str:
-    """Return the run id; raises ``WireError`` if it names something of Muster's own."""
-    if run_id == SHARED_RUN or torch_run_id(run_id) != run_id:
-        raise WireError(f"the run id {run_id!r} cannot be served: give --rdzv-id another name")
-    return run_id

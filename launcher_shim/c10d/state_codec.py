@@ -334,6 +334,18 @@ class _Writer:
         return b"h" + bytes((at,)) if at < 256 else b"j" + _U32.pack(at)
 
 
+def spell_flavour(flavour: Flavour) -> str:
+    """Encode a flavour for the store."""
+    times = "aware" if flavour.aware else "naive"
+    return f"{times},redundancy" if flavour.redundancy else times
+
+
+def read_flavour(spelt: str) -> Flavour:
+    """Decode a flavour from the store; missing parts are as in new versions of torch."""
+    words = spelt.split(",")
+    return Flavour(aware="naive" not in words, redundancy=not spelt or "redundancy" in words)
+
+
 ADDRESS_MAX = 255
 """Maximum length of a host name or address, in characters."""
 

@@ -204,8 +204,8 @@ def choose_interface(
         return None
     where = "does not resolve to" if bound is None else f"resolves to {bound}, not to"
     return own, (
-        f"{GLOO_INTERFACE}={own} is set: the host name {name} {where} {address}, where the other pods"
-        " reach this one"
+        f"{GLOO_INTERFACE}={own} is set: the host name {name} {where} {address}, where the other"
+        " pods reach this one"
     )
 
 

@@ -259,8 +259,8 @@ def restart_steps(environ: Mapping[str, str]) -> int:
     text = (environ.get(RESTART_STEPS) or str(DEFAULT_STEPS)).strip()
     if _COUNT.fullmatch(text) is None:
         raise ValueError(
-            f"{RESTART_STEPS} is {text!r}: give a number of steps from 0 (never) to {MAX_STEPS}, as in"
-            f" {DEFAULT_STEPS}"
+            f"{RESTART_STEPS} is {text!r}: give a number of steps from 0 (never) to {MAX_STEPS},"
+            f" as in {DEFAULT_STEPS}"
         )
     return int(text)
 
@@ -276,14 +276,10 @@ def starts_again(ended: Ended, least_steps: int) -> Tuple[bool, str]:
         return False, ""
     made = f"torchrun ended with {status} after {steps} steps"
     if steps < least_steps:
-        return (
-            False,
-            f"{made}: it is not started again, for that takes {least_steps} ({RESTART_STEPS})",
-        )
-    return (
-        True,
-        f"{made}: it is started again, with all of its restarts ({RESTART_STEPS}={least_steps})",
-    )
+        why = f"it is not started again, for that takes {least_steps} ({RESTART_STEPS})"
+        return False, f"{made}: {why}"
+    why = f"it is started again, with all of its restarts ({RESTART_STEPS}={least_steps})"
+    return True, f"{made}: {why}"
 
 
 STEPS_LOOK_S = 2.0

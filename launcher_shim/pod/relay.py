@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 from collections import deque
 from typing import Awaitable, Callable, Deque, List, Optional, Set, Tuple, cast
 
 import launcher_shim.tcpstore.wire as wire
-from launcher_shim.rundir.layout import bind_loopback
-from launcher_shim.tcpstore.requests import RelayLedger, RequestParser, round_met_by
+from launcher_shim.rundir.layout import bind_loopback, socket_of
+from launcher_shim.tcpstore.requests import RelayLedger, RequestParser, round_begun_by
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +189,7 @@ class Client(asyncio.Protocol):
     def _ask_kept_back(self) -> None:
         """Pass requests on, up to the first by which its torchrun is about to start workers."""
         while self._kept_back and self._clearing is None:
-            number = _round_met_by(self._kept_back[0])
+            number = round_begun_by(self._kept_back[0])
             if number is not None and number != self._met:
                 self._met = number
                 self._clear()
@@ -300,7 +299,7 @@ class Client(asyncio.Protocol):
 
     async def _socket_of_sidecar(self, *, listens: bool) -> Tuple[int, int]:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, _socket_of, self._container.path, listens)
+        return await loop.run_in_executor(None, socket_of, self._container.path, listens)
 
     def _on_relaying_ended(self, relaying: asyncio.Task[None]) -> None:
         if not relaying.cancelled() and relaying.exception() is not None:
@@ -391,34 +390,3 @@ class Link(asyncio.Protocol):
         """Read answers again."""
         if not self._transport.is_closing():
             self._transport.resume_reading()
-
-
-def _round_met_by(request: wire.Request) -> Optional[int]:
-    """Return the round whose workers a torchrun is about to start, by one of its requests."""
-    if isinstance(request, (wire.Get, wire.Set)):
-        return round_met_by(request.key)
-    if isinstance(request, (wire.Wait, wire.MultiGet)):
-        return round_met_by(request.keys[0]) if request.keys else None
-    return None
-
-
-def _socket_of(path: str, listens: bool) -> Tuple[int, int]:
-    """Identify the sidecar whose socket is at ``path``: each makes its own.
-
-    ``listens``: only if it still listens. If it does not, or there is none, the result equals no
-    other.
-    """
-    try:
-        if listens:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                probe.setblocking(False)
-                probe.connect(path)
-    except BlockingIOError:
-        pass  # it is there, and busy
-    except OSError:
-        return (-1, 0)
-    try:
-        status = os.stat(path)
-    except OSError:
-        return (-1, 1)
-    return (status.st_ino, status.st_ctime_ns)

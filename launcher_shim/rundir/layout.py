@@ -15,7 +15,7 @@ import os
 import socket
 import stat
 from contextlib import suppress
-from typing import List, Union
+from typing import List, Tuple, Union
 
 C10D_SOCKET = "c10d.sock"
 """Socket of the sidecar's rendezvous, for the relay of ``muster-run``."""
@@ -189,3 +189,25 @@ def _bind(family: socket.AddressFamily, address: str, port: int) -> socket.socke
         bound.close()
         raise OSError(error.errno, error.strerror, address) from error
     return bound
+
+
+def socket_of(path: str, listens: bool) -> Tuple[int, int]:
+    """Identify the sidecar whose socket is at ``path``: each makes its own.
+
+    ``listens``: only if it still listens. If it does not, or there is none, the result equals no
+    other.
+    """
+    try:
+        if listens:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.setblocking(False)
+                probe.connect(path)
+    except BlockingIOError:
+        pass  # it is there, and busy
+    except OSError:
+        return (-1, 0)
+    try:
+        status = os.stat(path)
+    except OSError:
+        return (-1, 1)
+    return (status.st_ino, status.st_ctime_ns)

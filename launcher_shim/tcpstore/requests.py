@@ -258,6 +258,15 @@ def round_met_by(key: bytes) -> Optional[int]:
     return None if match is None or not _MEETING.fullmatch(match["name"]) else int(match["round"])
 
 
+def round_begun_by(request: wire.Request) -> Optional[int]:
+    """Return the round whose workers a torchrun is about to start, by one of its requests."""
+    if isinstance(request, (wire.Get, wire.Set)):
+        return round_met_by(request.key)
+    if isinstance(request, (wire.Wait, wire.MultiGet)):
+        return round_met_by(request.keys[0]) if request.keys else None
+    return None
+
+
 class _Unsettled(NamedTuple):
     request: wire.Request
     frame: bytes

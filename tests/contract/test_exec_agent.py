@@ -74,10 +74,10 @@ def command(*argv: str, local_rank: int = 0, host: str = HOST, **environ: str) -
 
 
 CONSTANTS = {
-    "MARGIN_S": "lease.py",
-    "LEASE_TTL_S": "lease.py",
-    "ABANDONED_GRACE_S": "lease.py",
-    "TERM_GRACE_S": "worker.py",
+    "MARGIN_S": "frames.py",
+    "LEASE_TTL_S": "frames.py",
+    "ABANDONED_GRACE_S": "frames.py",
+    "TERM_GRACE_S": "session.py",
 }
 """What a test may set in the programs of both containers, and the module where it stands."""
 
@@ -630,7 +630,7 @@ def after_one_slow_to_die(pods: Pods, takes_s: int, program: str, **constants: f
     """
     shim = pods.directory / "python/launcher_shim"
     set_constant(shim / "pod/warm/zygote.py", "KILL", int(signal.SIGUSR1))
-    set_constant(shim / "horovod/exec/worker.py", "TERM_GRACE_S", 0.5)
+    set_constant(shim / "horovod/exec/session.py", "TERM_GRACE_S", 0.5)
     for name, value in constants.items():
         set_constant(shim / "pod/warm/stub.py", name, value)
     pods.restart_agent()

@@ -155,15 +155,11 @@ def observe(
         if seat.member not in snapshot.nodes
     }
     same_round = snapshot.round.number == previous.round_number
+    of_round = previous if same_round else None
     world = frozenset(snapshot.round.frozen)
     all_away = bool(world) and (world == missing.keys() or world <= previous.missing_s.keys())
     # What a sidecar that has just come does not find may have been cut off before it came.
     came = previous.round_number < 0 and math.isinf(previous.healthy_since_s)
-    met_min = previous.met_min_s if same_round else None
-    if snapshot.round.complete or len(snapshot.asking()) < policy.sizes.smallest:
-        met_min = None
-    elif met_min is None:
-        met_min = now
     formed_s, saw_it_form = previous.formed_s, previous.saw_it_form
     if not snapshot.round.complete:
         formed_s = -math.inf
@@ -178,11 +174,7 @@ def observe(
         for member in snapshot.membership.listed
         if member not in snapshot.nodes
     }
-    newcomers = snapshot.newcomers()
-    asked = {node.seat: previous.asked_s.get(node.seat, now) for node in newcomers}
-    here = len(snapshot.round.frozen)
-    gathers = snapshot.round.complete and policy.sizes.largest(here + len(newcomers)) > here
-    gather_since_s = previous.gather_since_s if same_round else None
+    asked = {node.seat: previous.asked_s.get(node.seat, now) for node in snapshot.newcomers()}
     return RoundObservations(
         healthy_since_s=healthy_since_s,
         return_until_s=_return_until(
@@ -201,17 +193,40 @@ def observe(
         formed_s=formed_s,
         saw_it_form=saw_it_form,
         ranks=ranks,
-        met_min_s=met_min,
+        met_min_s=_met_min_s(now, of_round, snapshot, policy),
         left_s={
             node.seat: previous.left_s.get(node.seat, now)
             for node in snapshot.nodes.values()
             if node.state == "left"
         },
         life_since_s=previous.life_since_s,
-        gather_since_s=(now if gather_since_s is None else gather_since_s) if gathers else None,
+        gather_since_s=_gather_since_s(now, of_round, snapshot, policy, len(asked)),
         newest_s=max((*asked.values(), *absent.values()), default=-math.inf),
         done=_done(snapshot) | (previous.done if same_round else frozenset()),
     )
+
+
+def _met_min_s(
+    now: float, of_round: RoundObservations | None, snapshot: RunSnapshot, policy: RoundPolicy
+) -> float | None:
+    """Return since when enough nodes ask; ``of_round``: what was seen of this round before."""
+    if snapshot.round.complete or len(snapshot.asking()) < policy.sizes.smallest:
+        return None
+    return now if of_round is None or of_round.met_min_s is None else of_round.met_min_s
+
+
+def _gather_since_s(
+    now: float,
+    of_round: RoundObservations | None,
+    snapshot: RunSnapshot,
+    policy: RoundPolicy,
+    newcomers: int,
+) -> float | None:
+    """Return since when newcomers are gathered; ``of_round``: as for ``_met_min_s``."""
+    here = len(snapshot.round.frozen)
+    if not snapshot.round.complete or policy.sizes.largest(here + newcomers) <= here:
+        return None
+    return now if of_round is None or of_round.gather_since_s is None else of_round.gather_since_s
 
 
 def _done(snapshot: RunSnapshot) -> frozenset[Seat]:

@@ -42,7 +42,7 @@ class Claim:
     """Its torchrun's process number, in its own container; -1 while it has not named itself."""
     local_id: int = -1
     flavour: str = ""
-    """The encoding of a state by its torch (``launcher_shim.c10d.agent.spell_flavour``)."""
+    """The encoding of a state by its torch (``launcher_shim.c10d.state_codec.spell_flavour``)."""
 
     @property
     def named(self) -> bool:

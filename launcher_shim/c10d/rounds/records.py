@@ -77,7 +77,7 @@ class Node:
     """``exit``: torch took the node off. ``closed``: its connection ended, or it closed the run.
     ``hung``: its sidecar gave it up. ``done``: its workers had finished."""
     flavour: str = ""
-    """The encoding of a state by its torch (``launcher_shim.c10d.agent.spell_flavour``)."""
+    """The encoding of a state by its torch (``launcher_shim.c10d.state_codec.spell_flavour``)."""
     mod_revision: int = 0
     """The store's revision of the record; 0 before it is stored."""
     finished: bool = False

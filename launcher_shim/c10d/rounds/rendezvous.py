@@ -41,10 +41,9 @@ class Rendezvous:
     Every write requires ``registered``, so that a stale incarnation changes nothing. ``drains``:
     prefix of the drains' keys. ``launched``: the sizes that torchruns of this pod are started with
     (``--nnodes``), whatever the job's are by now. ``membership`` (called with the current round)
-    and ``policy`` must be cheap. ``life_since_s``: time since
-    which the member has been in this generation. ``came``, ``entered``, ``died``: as for
-    ``Place``. ``last_seen``: the round that this sidecar has seen before; it counts if the store
-    has lost it.
+    and ``policy`` must be cheap. ``life_since_s``: time since which the member has been in this
+    generation. ``came``, ``entered``, ``died``: as for ``Place``. ``last_seen``: the round that
+    this sidecar has seen before; it counts if the store has lost it.
     """
 
     def __init__(
@@ -65,15 +64,11 @@ class Rendezvous:
         died: Callable[[Stay], None] = lambda stay: None,
         last_seen: Round | None = None,
     ) -> None:
-        self.member = member
-        self.run_id = run_id
-        self.launched = launched
-        self.policy = policy
+        self.member, self.run_id = member, run_id
+        self.launched, self.policy = launched, policy
         client, self.clock, random = kernel.client, kernel.clock, kernel.random
-        self._registered = registered
-        self._mirror = client.mirror
-        self._runs = keys.runs
-        self._own_key = keys.node(member)
+        self._registered, self._mirror = registered, client.mirror
+        self._runs, self._own_key = keys.runs, keys.node(member)
         self._ended = False
         self._live: tuple[Evaluation, str, LiveRound] | None = None
         self._news = asyncio.Event()

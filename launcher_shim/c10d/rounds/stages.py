@@ -40,14 +40,16 @@ def state_key(run_id: str) -> bytes:
     return STATE_KEY_PREFIX + run_id.encode()
 
 
-def run_id_of(key: bytes, prefix: bytes = STATE_KEY_PREFIX) -> str:
-    """Read the run id behind ``prefix``; raises ``WireError`` if it cannot be a name."""
+def served_run_of(key: bytes, prefix: bytes = STATE_KEY_PREFIX) -> str:
+    """Read the run id behind ``prefix``; raises ``WireError`` if it names no run of a user's."""
     try:
         run_id = key.removeprefix(prefix).decode()
     except UnicodeDecodeError as error:
         raise WireError(f"the run id in {key[:64]!r} is not UTF-8: give another one") from error
     if not run_id:
         raise WireError("the run id is empty: give --rdzv-id a name")
+    if run_id == SHARED_RUN or torch_run_id(run_id) != run_id:
+        raise WireError(f"the run id {run_id!r} cannot be served: give --rdzv-id another name")
     return run_id
 
 

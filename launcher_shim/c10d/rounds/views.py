@@ -145,6 +145,30 @@ def held_for(
     return 0.0, "nothing is in progress"
 
 
+FRUITLESS_FREE = 2
+"""The number of requests in a row without effect that are answered at once."""
+
+DELAY_MIN_S = 0.2
+DELAY_MAX_S = 1.0
+
+
+@dataclass(slots=True)
+class Row:
+    """A row of requests without effect: torch repeats them thousands of times a second."""
+
+    length: int = 0
+    last_s: float = 0.0
+
+    def count(self, now: float, *, fruitless: bool) -> float:
+        """Count one request; return for how many seconds to delay its answer."""
+        broken = not fruitless or now - self.last_s > 2 * DELAY_MAX_S
+        self.length = int(fruitless) if broken else self.length + 1
+        self.last_s = now
+        if self.length <= FRUITLESS_FREE:
+            return 0.0
+        return min(DELAY_MAX_S, DELAY_MIN_S * 2.0 ** (self.length - FRUITLESS_FREE - 1))
+
+
 def shown_round_of(current: Round, node: Node) -> Round:
     """Return the round that the torchrun of ``node`` is shown, which never becomes another one.
 
