@@ -10,13 +10,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from agent.telemetry import logs
-from controller.admission.injector import Injector
-from controller.admission.metrics import AdmissionMetrics
-from controller.certificates.keeper import CertificateKeeper
+from controller.admission.injector import AdmissionMetrics, Injector
+from controller.certificate_keeper import CertificateKeeper
 from controller.cluster.access import access_of_pod
 from controller.cluster.api import ClusterApi
 from controller.config import defaults
-from controller.serving import application, serving
+from controller.process import application, serving
 
 SETTINGS = ("image=example.org/muster-sidecar:0.2.0", "etcd-endpoints=etcd:2379")
 NAME = "muster-controller"

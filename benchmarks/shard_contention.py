@@ -15,7 +15,7 @@ from random import Random
 from agent.shards.desk import BATCH_PER_POD_S
 from benchmarks.etcd_server import etcd_server
 from benchmarks.figures import Bar, Figure
-from muster.shard_order import ShardOrder
+from muster.orders import ShardOrder
 from rdzv.store.etcd.client import EtcdStore
 from tests.support.sidecars.shards import Rank, pods
 

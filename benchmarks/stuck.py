@@ -27,8 +27,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.figures import Bar, Figure
-from controller.events.job_events import job_events
-from controller.jobs.state import JobState
+from controller.job_events import job_events
+from controller.jobs import JobState
 from rdzv.keys import JobKeys
 from rdzv.listing import decide
 from rdzv.records.history import HistoryEntry

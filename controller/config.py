@@ -10,8 +10,7 @@ from typing import Any, Literal
 from agent.config import parsers as texts
 from agent.config.job import AccessConfig
 from agent.config.table import Setting, field
-from controller.conditions import DEFAULT_CONDITIONS, ConditionRule
-from controller.taints import DEFAULT_TAINTS, TaintRule
+from controller.node_signs import DEFAULT_CONDITIONS, DEFAULT_TAINTS, ConditionRule, TaintRule
 from injection.job_label import job_label
 from injection.settings import TABLE, told
 from rdzv.dataclass import dataclass

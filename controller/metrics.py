@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of what the controller sees: jobs, uninjected pods, certificates. Read at each scrape."""
+"""Metrics of what the controller sees: jobs, uninjected pods, certificates, the backup of etcd."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from cryptography import x509
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from controller.admission.uninjected import UninjectedPods
+from controller.cluster import paths
+from controller.cluster.api import ClusterApi, Object
 from controller.cluster.collection import Collection
-from controller.jobs.jobs import Jobs
-from controller.jobs.state import JobState
-from controller.owners.pods import PodSeen, time_to_save_s
-from controller.page.summary import rounds
+from controller.jobs import Jobs, JobState
+from controller.owners import PodSeen, time_to_save_s
+from controller.page import rounds
+from rdzv.diary import Diary
+from rdzv.errors import ClusterError
+from rdzv.reconcile import Loop, Outlook
 
 OF_JOB = ("job_namespace", "job_name")
 """Labels of a job's metrics; Prometheus overwrites ``namespace`` and ``job`` with the target's."""
@@ -98,3 +104,44 @@ def _of_jobs(states: list[JobState], pods: Mapping[str, PodSeen]) -> Iterator[Ga
         if (left_s := time_to_save_s(pods, state)) is not None:
             grace.add_metric(labels, left_s)
     yield from (training, save, grace)
+
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 300.0
+"""Time between two looks, in seconds: a backup is due each day."""
+
+
+def newest_success(jobs: Iterable[Object]) -> float:
+    """Return the time of the newest success of CronJobs, in Unix seconds; 0 without any."""
+    times = ((one.get("status") or {}).get("lastSuccessfulTime") for one in jobs)
+    return max((datetime.fromisoformat(one).timestamp() for one in times if one), default=0.0)
+
+
+class Backups(Loop):
+    """Looks at CronJobs of the controller's namespace; each replica does, for its own metric."""
+
+    def __init__(
+        self, api: ClusterApi, namespace: str, names: Sequence[str], registry: CollectorRegistry
+    ) -> None:
+        super().__init__()
+        self._api = api
+        self._paths = [paths.cron_job(namespace, name) for name in names]
+        self._diary = Diary(log)
+        self._newest = Gauge(
+            "muster_controller_backup_timestamp_seconds",
+            "Time of the newest backup of etcd that could be restored, in Unix seconds; 0: none.",
+            registry=registry,
+        )
+
+    async def step(self) -> Outlook:
+        """Read the CronJobs; what was seen last stays while the API server is away."""
+        try:
+            found = [await self._api.get(path) for path in self._paths]
+        except ClusterError as error:
+            sentence = f"the age of the backups of etcd is not known: {error}"
+            self._diary.say(sentence, level=logging.WARNING, topic="unread")
+        else:
+            self._diary.forget()
+            self._newest.set(newest_success(found))
+        return Outlook(look_at_s=self.clock() + LOOK_S)

@@ -8,24 +8,23 @@ one name that needs torch. What concerns samples is in ``muster.data``, one call
 
 from typing import TYPE_CHECKING
 
-from muster.cursor import CommittedStep
 from muster.draining import Drain, drain
 from muster.progress import announce, report_step
-from muster.resuming import CheckpointMissing, last_commit
-from muster.tag import save_tag
+from muster.resuming import CheckpointMissing, last_commit, save_tag
+from muster.saved_steps import CommittedStep
 
 if TYPE_CHECKING:
     from muster.batches import BatchPlan as BatchPlan
     from muster.batches import batch_plan as batch_plan
+    from muster.batches import scale_lr as scale_lr
     from muster.horovod import committed as report_save  # noqa: F401
     from muster.horovod import save_asked as save_asked
-    from muster.learning_rate import scale_lr as scale_lr
+    from muster.resuming import LaterWorld
     from muster.resuming import check_start as check_start
     from muster.sharding import Shards as Shards
     from muster.sharding import ShardsLost as ShardsLost
     from muster.sharding import shards as shards
     from muster.training import Training, train
-    from muster.world_mark import LaterWorld
 else:
     from muster.later_names import of_muster as __getattr__  # noqa: F401
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoints of a ``Training``: folders, each with the place in the data that it is of.
+"""Checkpoints of a job: the folders of a ``Training``, and rank 0's choice, the same for all ranks.
 
 A folder is named by the save tag of its world and by the step, so that no two worlds write one.
 Rank 0 writes ``muster.json`` into it once all ranks have written their parts: a folder that has it
@@ -13,13 +13,19 @@ import logging
 import os
 import re
 import shutil
-from typing import Any, List, NamedTuple, Optional
+import threading
+import time
+import uuid
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
-from muster.cursor import CommittedStep
-from muster.resuming import last_commit
-from muster.tag import TAG
+import torch.distributed as dist
+
+from muster.progress import RankIdentity
+from muster.resuming import TAG, is_left_behind, last_commit
+from muster.saved_steps import CommittedStep
 from muster.torch_parts import TorchParts
-from muster.world_mark import is_left_behind
 
 log = logging.getLogger(__name__)
 
@@ -130,3 +136,131 @@ def _remove(path: str) -> None:
 
 def _name(step: int, tag: str) -> str:
     return "%s-%08d" % (tag, step)
+
+
+WAIT_S = 300.0
+"""Timeout of a rank that waits for rank 0's choice, or of rank 0 for one that has not asked."""
+
+SAY_S = 20.0
+"""Time after which a rank that waits logs what it waits for."""
+
+POLL_S = 0.02
+"""Interval at which rank 0 looks who has asked."""
+
+_FAILED = "\0"
+"""Prefix of an error in place of a choice; no path has it."""
+
+_calls = 0
+_kept: List[object] = []
+"""Keeps the store open until the process ends: rank 0 serves it, and torch uses it afterwards."""
+
+
+def of_rank_0(look: Callable[[], Optional[str]]) -> Optional[str]:
+    """Return the result of ``look`` at rank 0. Every rank must call this, equally often.
+
+    If there is no rank 0 to ask (one rank alone, or not started by torchrun) this rank looks
+    itself. An error of ``look`` is raised at every rank. Raises ``RuntimeError`` if rank 0 has not
+    answered within ``WAIT_S``.
+    """
+    global _calls
+    own = RankIdentity(os.environ)
+    if not own.of_torchrun or own.world_size == 1 or not dist.is_available():
+        return look()
+    _calls += 1
+    # torchrun sets this if its agent serves the store already.
+    served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return choose(look, own, _calls, served=served)
+
+
+def choose(
+    look: Callable[[], Optional[str]], own: RankIdentity, call: int, *, served: bool
+) -> Optional[str]:
+    """Return rank 0's choice at its ``call``-th call; ``served``: by an agent, to all worlds."""
+    if own.rank == 0:
+        try:
+            choice = look()
+        except Exception as error:
+            # The others would wait for an answer, and then fail with a timeout.
+            _answer(own, call, "%s%s: %s" % (_FAILED, type(error).__name__, error), served)
+            raise
+        _answer(own, call, choice or "", served)
+        return choice
+    began_s = time.monotonic()
+    try:
+        with _said("rank 0 has not said yet which checkpoint it loads: waiting for it"):
+            store = _store(own, served)
+            key = _key(call)
+            if served:
+                key = "%s/%s" % (key, uuid.uuid4().hex)
+                store.set(_key(call, own.rank), key)
+            answer = store.get(key).decode("utf-8")
+            if served:
+                name, _, answer = answer.partition(" ")
+                store.set("%s/%s" % (key, name), "taken")
+    except RuntimeError as error:
+        raise RuntimeError(
+            "rank 0 did not choose a checkpoint, and this rank waited %.0f s: every rank must call"
+            " last_checkpoint() the same number of times (%s)" % (time.monotonic() - began_s, error)
+        ) from error
+    if answer.startswith(_FAILED):
+        raise RuntimeError("rank 0 cannot choose a checkpoint: " + answer[len(_FAILED) :])
+    return answer or None
+
+
+def _answer(own: RankIdentity, call: int, answer: str, served: bool) -> None:
+    """Write the answer where the other ranks read it."""
+    store = _store(own, served)
+    if not served:
+        store.set(_key(call), answer)
+        return
+    name = uuid.uuid4().hex
+    waiting: Dict[int, str] = dict.fromkeys(range(1, own.world_size), "")
+    until_s = time.monotonic() + WAIT_S
+    with _said("not every rank has asked yet which checkpoint to load: waiting for them"):
+        while waiting:
+            for rank in list(waiting):
+                asked = _key(call, rank)
+                key = store.get(asked).decode("utf-8") if store.check([asked]) else ""
+                if key != waiting[rank]:  # of an earlier world at first, perhaps
+                    store.set(key, "%s %s" % (name, answer))
+                    waiting[rank] = key
+                elif key and store.check(["%s/%s" % (key, name)]):
+                    del waiting[rank]
+            if time.monotonic() > until_s:
+                raise RuntimeError(
+                    "ranks %s have not asked within %g s which checkpoint to load: every rank must"
+                    " call last_checkpoint() the same number of times" % (sorted(waiting), WAIT_S)
+                )
+            time.sleep(POLL_S)
+
+
+def _key(call: int, rank: int = 0) -> str:
+    # Ranks of 0.1.0 put their count of restarts where the 0 is: as a rule it is 0.
+    return "muster/choice/0/%d%s" % (call, "/%d" % rank if rank else "")
+
+
+@contextmanager
+def _said(what: str) -> Iterator[None]:
+    """Log ``what`` if the block takes ``SAY_S``."""
+    timer = threading.Timer(SAY_S, log.warning, ("%s", what))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _store(own: RankIdentity, served: bool) -> "dist.TCPStore":
+    host, _, port = own.master.rpartition(":")
+    store = dist.TCPStore(
+        host,
+        int(port),
+        None,
+        own.rank == 0 and not served,
+        timedelta(seconds=WAIT_S),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+    _kept.append(store)
+    return store

@@ -19,13 +19,13 @@ from operator import index
 from types import TracebackType
 from typing import Any, Deque, Optional, Tuple, Type
 
-from muster import boundary, step_listeners
-from muster.cursor import CommittedStep, encode
-from muster.ending import end_well, end_without_torchrun, sigterm_ends
+from muster import boundary
+from muster import saved_steps as step_listeners
 from muster.gate import POLL_S, GateFile, Reading, own_gate
-from muster.lineage import Lineage, report_imports
+from muster.process import Lineage, end_well, end_without_torchrun, report_imports, sigterm_ends
 from muster.progress import ProgressFile, own_file
 from muster.resuming import begins_late, check_start
+from muster.saved_steps import CommittedStep, encode
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class Drain:
         if file.saved.named:
             file.saved.come_to(step)
         if step_listeners.listeners:
-            step_listeners.arrive(step)
+            step_listeners.at_boundary(step)
         if self._later:
             self._note_later()
         self._write_progress(self._rank)
@@ -183,7 +183,7 @@ class Drain:
         if earlier or not self._is_due(step, "committed"):
             self._tell_saved(step, text)
             return
-        why = step_listeners.save(step)
+        why = step_listeners.at_save(step)
         if why:
             self.failed(step, why)
             return
@@ -278,7 +278,7 @@ class Drain:
         if step_listeners.listeners and threading.get_ident() != self._thread:
             self._later.append((step, cursor))
             return False
-        why = step_listeners.save(step)
+        why = step_listeners.at_save(step)
         if why:
             log.warning("cannot record the save of step %d: %s", step, why)
             return False

@@ -1,25 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate, by which the sidecar tells this pod's ranks what to do: ``$MUSTER_RUN_DIR/gate.page``.
 
-A rank maps it and looks at one word at each step boundary (``muster.gate_page``). Beside a sidecar
-of 0.1 it is ``gate.json``, renamed into place whenever something changes, and a rank looks by
-``stat``. The standard library has no notification of a change made in another container, so a rank
-that has to wait polls every few milliseconds.
+A rank maps it and looks at one word at each step boundary. Beside a sidecar of 0.1 it is
+``gate.json``, renamed into place whenever something changes, and a rank looks by ``stat``. The
+standard library has no notification of a change made in another container, so a rank that has to
+wait polls every few milliseconds.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import mmap
 import os
 import stat
+import struct
 import time
+import zlib
 from typing import Any, NamedTuple, Optional, Tuple
 
 from muster.boundary import RankGate
-from muster.cursor import CommittedStep, decode
-from muster.gate_page import PAGE_NAME, READS, MappedPage
 from muster.progress import RankIdentity
+from muster.saved_steps import CommittedStep, decode
+
+PAGE_NAME = "gate.page"
+
+WORD = struct.Struct("<Q")
+HEAD = struct.Struct("<IIq")
+"""Of a slot: checksum, length, and when the environment file beside it was written, in ns."""
+SLOT_BYTES = 8192
+FIRST_SLOT = 64
+PAGE_BYTES = FIRST_SLOT + 2 * SLOT_BYTES
+
+READS = 5
+"""Maximum number of reads of a page that the sidecar may just be changing."""
+
+
+class MappedPage:
+    """One page, mapped; raises ``OSError`` or ``ValueError`` if it cannot be."""
+
+    def __init__(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            self.inode = os.fstat(descriptor).st_ino
+            self._map = mmap.mmap(descriptor, PAGE_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
+        self.words = memoryview(self._map).cast("Q")
+        """``words[0]`` is the generation word: one load of memory, the cheapest look there is."""
+
+    @property
+    def environment_ns(self) -> int:
+        """The time (ns) of the environment file beside which the page was changed last."""
+        ns: int = HEAD.unpack_from(self._map, FIRST_SLOT + (self.words[0] & 1) * SLOT_BYTES)[2]
+        return ns
+
+    def content(self, word: int) -> Optional[bytes]:
+        """Return what was written with this word; None if that is not whole, or not there any more.
+
+        The sidecar may be writing, or have died in it.
+        """
+        start = FIRST_SLOT + (word & 1) * SLOT_BYTES
+        checksum, length, _ = HEAD.unpack_from(self._map, start)
+        start += HEAD.size
+        content = self._map[start : start + min(length, SLOT_BYTES - HEAD.size)]
+        if zlib.crc32(content, zlib.crc32(WORD.pack(word))) != checksum:
+            return None
+        return content
+
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ import time
 from typing import Optional
 
 from muster.gate import POLL_S, own_gate
-from muster.lineage import report_imports
-from muster.own_world import own_world
+from muster.process import own_world, report_imports
 from muster.progress import own_file, report_step
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 LATER = {
-    "LaterWorld": "muster.world_mark",
+    "LaterWorld": "muster.resuming",
     "Training": "muster.training",
     "train": "muster.training",
 }
@@ -25,7 +25,7 @@ FORMER = {
     "check_start": ("muster.resuming", "with muster.drain(start=step, where=directory)"),
     "report_save": ("muster.horovod", "muster.horovod.committed(step)"),
     "save_asked": ("muster.horovod", "muster.horovod.commit_due(step)"),
-    "scale_lr": ("muster.learning_rate", "muster.data.scale_lr(...)"),
+    "scale_lr": ("muster.batches", "muster.data.scale_lr(...)"),
     "shards": ("muster.sharding", "muster.data.shards(...)"),
 }
 """The module of each name of 0.1.0, and what to write instead."""

@@ -35,11 +35,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch.utils.data import DataLoader
 
-from muster.checks import refuse
-from muster.choice import of_rank_0
+from muster.checkpoints import of_rank_0
 from muster.data import ElasticSampler, seed_step
 from muster.draining import Drain, drain
-from muster.lightning_data import (
+from muster.lightning_files import TAG_KEY, newest, not_later, path_of, step_of
+from muster.lightning_loops import (
     SHORT,
     adopt,
     check_loaders,
@@ -50,12 +50,9 @@ from muster.lightning_data import (
     take_over,
     weigh,
 )
-from muster.lightning_files import newest, not_later, path_of, step_of
+from muster.process import refuse
 from muster.progress import own_file
-from muster.resuming import check_first, last_commit
-from muster.tag import save_tag
-from muster.torch_file import TAG_KEY
-from muster.world_mark import WorldMark
+from muster.resuming import WorldMark, check_first, last_commit, save_tag
 
 log = logging.getLogger(__name__)
 
@@ -270,10 +267,10 @@ class MusterCallback(Callback):
 
         ``begin``: calls ``fit()`` with the path of a checkpoint.
         """
-        from muster.lightning_in_place import InPlaceFit, fault
+        from muster.lightning_loops import InPlaceFit, fault_in_place
         from muster.world.reentry import FallsBack, changes_in_place
 
-        wrong = fault(trainer, model)
+        wrong = fault_in_place(trainer, model)
         if wrong:
             raise ValueError("muster.lightning.fit(in_place=True): " + wrong)
         if not changes_in_place():

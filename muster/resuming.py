@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check that a script may start from the checkpoint that it has found.
+"""The checkpoint that a world may go on from: its save tag, the newest world's mark, and the check.
 
-It may not start from one older than the step that all ranks have saved: the directory is then not
-the one that the pods share, and work would be lost. But a job that was deleted and created again
-may find its directory empty, and train from scratch.
+A world that the network cuts off trains on, and pods that have the store may form another one
+meanwhile, with the same directory. With the tag in the path they never write the same file; where a
+trainer has names of its own, the mark of a later world forbids the save. No script may start from
+a step older than the one that all ranks have saved: work would be lost.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from typing import Optional
+import os
+import re
+from contextlib import suppress
+from typing import Callable, Mapping, Optional
 
-from muster.checks import refuse
-from muster.cursor import CommittedStep
 from muster.gate import own_gate
-from muster.progress import own_file
+from muster.process import refuse
+from muster.progress import RankIdentity, own_file
+from muster.saved_steps import CommittedStep
 
 log = logging.getLogger(__name__)
 
@@ -145,3 +150,146 @@ def _refuse(step: int, committed: CommittedStep, load: str) -> None:
             % (committed, step, load)
         )
     )
+
+
+ROUNDS_PER_LIFE = 1_000_000
+"""Each life of the job numbers its rounds from a multiple of this."""
+
+TAG = re.compile(r"life\d{5,9}-round\d{6}-[0-9a-f]{10}")
+"""The form of every tag: at most 40 characters, all of them safe in file names."""
+
+FIRST = "life00001"
+"""No tag of a round that a sidecar has confirmed sorts before this."""
+
+ALONE = "life00000-round000000-0000000000"
+"""The tag of a script without a sidecar; it sorts before all others."""
+
+
+def save_tag() -> str:
+    """Return the tag of the present world, to be part of each path that this world saves to.
+
+    It is the same on every rank of the world. It stays the same as long as the process lives, but
+    for one change if the sidecar confirms the round later than a rank waits for it: so call it for
+    each save. Once called, this rank's saves are on record with it: ``last_commit().tag``. Call it
+    in the rank's own process. A rank of torchrun waits for its sidecar as ``drain()`` does. Without
+    a sidecar it is always the same text.
+    """
+    file, gate = own_file(), own_gate()
+    if file is None or gate is None:
+        return ALONE
+    if file.tag < FIRST:
+        # Unless the sidecar confirms the round later, ranks of one world may have different tags
+        # and save parts that do not belong together: such a save counts for no rank.
+        reading = gate.read() if gate.wait_for_own(file.rank) else None
+        if reading is None or not file.rank.of_torchrun:
+            file.take_tag(unconfirmed_tag(file.rank, os.environ))
+        else:
+            file.take_tag(world_tag(reading.run, reading.round, file.rank.master))
+    return file.tag
+
+
+def world_tag(run: str, number: int, master: str) -> str:
+    """Return the tag of round ``number`` of ``run``, whose ranks meet at ``master``."""
+    life, round = divmod(number, ROUNDS_PER_LIFE)
+    return _tag(life + 1, round, run, master)
+
+
+def life_of(tag: str) -> str:
+    """Return the part of a tag that is the same in all worlds of one life of the job."""
+    return tag.partition("-")[0]
+
+
+def unconfirmed_tag(rank: RankIdentity, environ: Mapping[str, str]) -> str:
+    """Return a tag for a world of an unknown round, such as Horovod's: all ranks share a driver."""
+    if rank.of_torchrun:
+        return _tag(0, 0, environ.get("TORCHELASTIC_RUN_ID", ""), rank.master)
+    address = environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", "")
+    port = environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", "")
+    return _tag(0, 0, "", "%s:%s" % (address, port)) if port else ALONE
+
+
+def _tag(life: int, round: int, run: str, master: str) -> str:
+    digest = hashlib.sha256(("%s\n%s" % (run, master)).encode("utf-8", "surrogateescape"))
+    return "life%05d-round%06d-%s" % (life, round, digest.hexdigest()[:10])
+
+
+MARK = "muster-tag"
+"""The name of the file: in a checkpoint directory, and in a checkpoint that is a directory."""
+
+
+class LaterWorld(RuntimeError):
+    """Another world of this job has begun since, and saves to the same directory."""
+
+
+class WorldMark:
+    """One world's claim to ``directory``. ``marks``: this is the rank that writes the mark.
+
+    It does nothing until a sidecar has confirmed the round: then ``tag`` changes, once.
+    """
+
+    def __init__(self, directory: str, *, marks: bool, tag: Callable[[], str] = save_tag) -> None:
+        self._directory = directory
+        self._marks = marks
+        self._tag = tag
+
+    def begin(self) -> None:
+        """Mark the directory as this world's, whichever marked it before."""
+        own = self._tag()
+        if self._marks and own >= FIRST:
+            with suppress(OSError):  # what cannot be made cannot be marked either
+                os.makedirs(self._directory, exist_ok=True)
+            mark(self._directory, own)
+
+    def check(self) -> None:
+        """Raise ``LaterWorld`` if a later world's mark is there; call it before each save."""
+        own = self._tag()
+        if own < FIRST:
+            return
+        found = marked(self._directory)
+        if found > own:
+            raise LaterWorld(
+                "a later world of this job saves to %s (%s), and this rank is of %s: its pod was"
+                " cut off from the store, so it may not save here any more"
+                % (self._directory, found, own)
+            )
+        if found != own:  # an earlier world began more slowly, or the round was confirmed late
+            self.begin()
+
+
+def mark(directory: str, tag: str) -> None:
+    """Write a tag into a directory, aside and renamed; log a warning if that fails."""
+    path = os.path.join(directory, MARK)
+    aside = "%s.%d.part" % (path, os.getpid())
+    try:
+        with open(aside, "w", encoding="ascii") as file:
+            file.write(tag + "\n")
+        os.replace(aside, path)
+    except OSError as error:
+        log.warning("cannot write which world saves to %s: %s", directory, error)
+        with suppress(OSError):
+            os.unlink(aside)
+
+
+def marked(directory: str) -> str:
+    """Return the tag in a directory; empty without one."""
+    try:
+        with open(os.path.join(directory, MARK), encoding="ascii", errors="replace") as file:
+            tag = file.read(64).strip()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        log.warning("cannot read which world saves to %s: %s", directory, error)
+        return ""
+    return tag if TAG.fullmatch(tag) else ""
+
+
+def is_left_behind(step: int, tag: str, committed: Optional[CommittedStep]) -> bool:
+    """Return whether a save that is later than ``committed`` is of a world before that one.
+
+    That world was cut off from the store and trained on for itself. ``committed`` is that of
+    ``last_commit()``. Tags of two lives say nothing of each other: the directory may be another
+    job's.
+    """
+    if committed is None or committed.of_former_life or life_of(tag) != life_of(committed.tag):
+        return False
+    return step > committed and "" < tag < committed.tag

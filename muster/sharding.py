@@ -12,13 +12,13 @@ import os
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from muster import step_listeners
-from muster.checks import refuse
+from muster import saved_steps
+from muster.orders import ShardOrder
+from muster.process import refuse
 from muster.progress import RankIdentity
 from muster.resuming import last_commit, started_from
 from muster.shard_line import ShardLine
 from muster.shard_log import Save, Shard, ShardLog
-from muster.shard_order import ShardOrder
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Desk:
         """Monotonic time of the last request in vain; 0 after one that was given something."""
         self.assumed = False
         """Whether ``start`` is the last commit because the script has not given another step."""
-        self.listener = step_listeners.Listener(self._arrive, self.save)
+        self.listener = saved_steps.Listener(self._arrive, self.save)
 
     def begin(self, epoch: int) -> None:
         """Announce this rank to the sidecar; wait until it knows of the rank.
@@ -367,10 +367,10 @@ def _begin(
     desk = Desk(order, {key: one for key, one in identity.items() if one is not None}, ask)
     desk.assumed = assumed and bool(run_dir)
     former = _desks.pop(name, None)
-    if former is not None and former.listener in step_listeners.listeners:
-        step_listeners.listeners.remove(former.listener)
+    if former is not None and former.listener in saved_steps.listeners:
+        saved_steps.listeners.remove(former.listener)
     desk.begin(epoch)
     _desks[name] = desk
     if run_dir:
-        step_listeners.listeners.append(desk.listener)
+        saved_steps.listeners.append(desk.listener)
     return desk

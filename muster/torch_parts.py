@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model and the optimizers of a ``Training``, in plain torch: DDP, sharded, or alone.
+"""The model and the optimizers of a ``Training``, in plain torch or prepared by accelerate.
 
 Checkpoints are those of ``torch.distributed.checkpoint``, which a world of another size loads.
 """
@@ -16,6 +16,8 @@ from typing import Any, ContextManager, Dict, Iterator, Mapping, Protocol, Seque
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -24,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from muster.checks import refuse
+from muster.process import refuse
 
 log = logging.getLogger(__name__)
 
@@ -309,3 +311,82 @@ def size_of(data: Rows) -> int:
             " own, as docs/data.md has for streams"
         )
     return len(data)
+
+
+class AccelerateParts(TorchParts):
+    """The same loop as in plain torch; gradients, saves and loads are accelerate's."""
+
+    kind = "accelerate"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        also: Mapping[str, Stateful],
+        world_size: int,
+        accelerator: Accelerator,
+    ) -> None:
+        wrong = fault_of_prepared(accelerator, model, optimizers)
+        if wrong:
+            refuse(ValueError("muster.train(accelerator=): " + wrong))
+        super().__init__(model, optimizers, also, world_size)
+        self._accelerator = accelerator
+        self._registered = False
+
+    def move(self, batch: Any) -> Any:
+        """Return a batch on accelerate's device, as a prepared loader does."""
+        return send_to_device(batch, self._accelerator.device)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of a loss that is weighed already, scaled if accelerate scales them."""
+        self._accelerator.backward(loss)
+
+    def save(self, path: str) -> None:
+        """Write this rank's part into a folder; all ranks do so together."""
+        self._register()
+        self._accelerator.save_state(path)
+
+    def load(self, path: str) -> None:
+        """Load what a world of any size has saved."""
+        self._register()
+        self._accelerator.load_state(path)
+
+    def _register(self) -> None:
+        if not self._registered:
+            self._registered = True
+            self._accelerator.register_for_checkpointing(*self._also.values())
+
+
+def fault_of_prepared(
+    accelerator: Accelerator, model: nn.Module, optimizers: Sequence[Optimizer]
+) -> str:
+    """Return what accelerate would do besides the loop, and what to write; or ""."""
+    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+    if kind in ("DEEPSPEED", "MEGATRON_LM", "XLA"):
+        return "with %s steps and gradients are not the loop's: write a loop of your own" % kind
+    mesh = getattr(accelerator, "parallelism_config", None)
+    if mesh is not None and mesh.non_data_parallel_size > 1:
+        return (
+            "ranks of a tensor-, context- or sequence-parallel group train the same samples, and"
+            " would get different ones: write a loop of your own"
+        )
+    if accelerator.gradient_accumulation_steps != 1:
+        return (
+            "the loop accumulates as many batches as this world needs, and accelerate %d of them:"
+            " leave out gradient_accumulation_steps" % accelerator.gradient_accumulation_steps
+        )
+    if accelerator.project_configuration.automatic_checkpoint_naming:
+        return "the loop names its checkpoints: leave out automatic_checkpoint_naming"
+    prepared = {id(one) for one in accelerator._models}  # without DistributedDataParallel around it
+    if prepared.isdisjoint({id(model), id(getattr(model, "module", model))}) or any(
+        one not in accelerator._optimizers for one in optimizers
+    ):
+        return "give it what accelerator.prepare(model, optimizer) has returned"
+    for one in accelerator._schedulers:
+        if one.step_with_optimizer and not one.split_batches:
+            return (
+                "accelerate makes a step of the schedule for each rank, so it would be another one"
+                " in another world: leave the scheduler out of accelerator.prepare(), and give it"
+                " as also={'scheduler': scheduler}"
+            )
+    return ""

@@ -17,15 +17,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Optional, Sequence, Type, Union
 
 from muster.batches import MicroBatch
-from muster.checkpoints import Checkpoints, SavedPlace
-from muster.choice import of_rank_0
+from muster.checkpoints import Checkpoints, SavedPlace, of_rank_0
 from muster.data.sampler import ElasticSampler
-from muster.data.seeds import seed_step
 from muster.draining import Drain, drain
-from muster.resuming import last_commit
-from muster.tag import save_tag
+from muster.orders import seed_step
+from muster.resuming import WorldMark, last_commit, save_tag
 from muster.torch_parts import Rows, Stateful, TorchParts, check_given, loader_of, size_of
-from muster.world_mark import WorldMark
 
 log = logging.getLogger(__name__)
 
@@ -278,7 +275,7 @@ def _parts_of(
 ) -> TorchParts:
     if accelerator is None:
         return TorchParts(model, optimizers, also, world_size)
-    from muster.accelerate_parts import AccelerateParts
+    from muster.torch_parts import AccelerateParts
 
     return AccelerateParts(model, optimizers, also, world_size, accelerator)
 

@@ -27,17 +27,30 @@ from typing import Any, Optional, Set, Type
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
-from muster.checks import refuse
-from muster.choice import of_rank_0
-from muster.cursor import CommittedStep
+from muster.checkpoints import of_rank_0
 from muster.data import ElasticSampler
 from muster.draining import Drain, drain
-from muster.resuming import check_first, last_commit, shortfall
-from muster.tag import save_tag
-from muster.transformers_data import TrainerData
-from muster.transformers_wiring import LATER, MODEL_ALONE, SHORT, fault_in_place, total_batch
-from muster.world.order import comes_later
-from muster.world_mark import WorldMark, is_left_behind, mark, marked
+from muster.process import refuse
+from muster.resuming import (
+    WorldMark,
+    check_first,
+    is_left_behind,
+    last_commit,
+    mark,
+    marked,
+    save_tag,
+    shortfall,
+)
+from muster.saved_steps import CommittedStep
+from muster.transformers_data import (
+    LATER,
+    MODEL_ALONE,
+    SHORT,
+    TrainerData,
+    fault_in_place,
+    total_batch,
+)
+from muster.world.conduct import comes_later
 
 log = logging.getLogger(__name__)
 

@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The share of its time that a rank waits for others, taken by samples.
+"""What a rank does while it stands still: its stacks, and the share of its time that it waits.
 
-Ranks of a world leave each step together, so the rank that waits least is the one that the others
-wait for. A thread looks at the training thread some times a second: it waits if it sleeps, and its
-innermost call that is not of Python's own library is a collective operation. Between two looks
-nothing runs, so a step costs nothing more.
+``faulthandler`` writes the stacks when ``muster-run`` asks, from the signal's handler itself, so a
+rank that hangs in C code answers as well. The share is taken by samples: ranks of a world leave
+each step together, so the rank that waits least is the one that the others wait for. Between two
+looks nothing runs, so a step costs nothing more.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
+import signal
 import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from random import Random
-from typing import Callable, Deque, Dict, Optional
+from typing import IO, Callable, Deque, Dict, Optional
 
 SAMPLE_S = 0.05
 """Usual interval of looks, which varies by half: a step may take as long."""
@@ -138,3 +141,36 @@ def _in_collective(thread: int, known: Dict[str, Optional[bool]]) -> bool:
 def _has_device() -> bool:
     cuda = sys.modules.get("torch.cuda")
     return cuda is not None and bool(cuda.is_initialized())
+
+
+STACKS_SIGNAL = 61
+"""A signal for real-time use of its own: scripts use SIGUSR1 and SIGUSR2."""
+
+STACKS_MAX_BYTES = 1024 * 1024
+"""Length of the file from which on a rank begins it again."""
+
+_stacks_file: Optional[IO[bytes]] = None
+
+
+def offer_stacks(directory: str, local_rank: str, started: int) -> None:
+    """Let ``STACKS_SIGNAL`` write the stacks of this process, and say so in the file.
+
+    Does nothing if the script has a handler for it. Without the file there are no stacks, and
+    training does not depend on it.
+    """
+    global _stacks_file
+    register = getattr(faulthandler, "register", None)  # not on every system
+    if register is None or _stacks_file is not None or not local_rank.isdigit():
+        return
+    with suppress(OSError, ValueError):
+        if signal.getsignal(STACKS_SIGNAL) != signal.SIG_DFL:
+            return
+        path = os.path.join(directory, "%s.stacks" % local_rank)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.fdopen(os.open(path, flags, 0o644), "ab", buffering=0)
+        if os.fstat(file.fileno()).st_size > STACKS_MAX_BYTES:
+            file.truncate(0)
+        os.fchmod(file.fileno(), 0o644)  # the sidecar is another user, whatever the umask is
+        file.write(b"process %d started %d\n" % (os.getpid(), started))
+        register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
+        _stacks_file = file

@@ -30,7 +30,7 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 from xdist.scheduler import LoadScopeScheduling
 
-from muster import checks, resuming
+from muster import process, resuming
 
 settings.register_profile(
     "suite",
@@ -168,7 +168,7 @@ def _no_blocking_call() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _a_process_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """No check was passed over yet, and no checkpoint loaded."""
-    monkeypatch.setattr(checks, "passed_over", [])
+    monkeypatch.setattr(process, "passed_over", [])
     monkeypatch.setattr(resuming, "_started_from", None)
 
 

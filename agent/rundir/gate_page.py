@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate's page: a file of fixed size that is allocated once, and overwritten in place.
 
-What ``muster/gate_page.py`` maps and reads in the training container. A change is written to the
+What ``muster/gate.py`` maps and reads in the training container. A change is written to the
 slot that the present content is not in; then the generation word names that slot. With it goes
 when the environment file was written (ns): a sidecar of 0.1 writes that file as it starts, and
 knows no page, so a page that names another one is no longer in force.

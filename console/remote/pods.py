@@ -14,10 +14,10 @@ from urllib.parse import quote
 from console.job.rows import PodFacts
 from console.remote.reach import cluster
 from console.whereabouts import ClusterOptions
-from controller.admission.owner import Owner
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
-from controller.owners.pods import pod_seen
+from controller.owner_kinds import Owner
+from controller.owners import pod_seen
 from injection import sidecar
 from injection.job_label import job_label
 from injection.settings import LABEL

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from controller.access.certificates import (
+from controller.certificate_keeper import pair_in, with_pair
+from controller.certificates import (
     ClientAuthority,
     ClientPair,
+    due,
     make_clients_authority,
     make_members,
 )
-from controller.certificates.keeper import pair_in, with_pair
-from controller.certificates.pair import due
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from rdzv.errors import ClusterError, ClusterRefused, ConfigError, StoreError

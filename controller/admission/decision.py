@@ -1,28 +1,99 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict on a pod that asks for a sidecar: a pure function of the pod and its owner.
+"""The verdict on a pod that asks for a sidecar, and the AdmissionReview that tells it: pure.
 
-A pod is never rejected: if it cannot be injected, it is admitted as it is, with a warning.
+It follows from the pod, its owner and the other parts of its job: a job is injected whole or not at
+all. A pod is never rejected: if it cannot be injected, it is admitted as it is, with a warning.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from controller.access.names import NAMED_AFTER, RELEASE, is_a_name, secret_name
-from controller.access.secret import KEYS
-from controller.admission.manifest import manifest_of
-from controller.admission.owner import Owner
-from controller.admission.whole import obstacle_of_others, obstacle_of_unread
+from controller.access.secret import KEYS, NAMED_AFTER, RELEASE, is_a_name, secret_name
+from controller.owner_kinds import Owner, manifest_of
 from injection import sidecar
 from injection.annotations import ANNOTATION
 from injection.facts import starts_before
-from injection.kinds import kind_of
+from injection.kinds import Kind, kind_of
 from injection.pod import inject_pod
-from injection.settings import DOMAIN, TABLE, annotation
+from injection.settings import ASKS, DOMAIN, TABLE, annotation
+from injection.workloads import Template, Workload
+from injection.yaml_tree import child, node_of, text_of, value_of
 from rdzv.errors import ConfigError
+
+OTHERS = (
+    "{part} of {kind} {name} cannot be injected, and a job is injected whole or not at all: {why}"
+)
+LABELS = (
+    "{part} and {other} of {kind} {name} do not agree on the label {label}: give both the same, for"
+    " a job is injected whole or not at all"
+)
+UNREAD = (
+    "{kind} {name} cannot be read, so whether its workers can be injected is not known: allow the"
+    " controller to read it, or give {least} and {most} to both of its templates"
+)
+
+
+def obstacle_of_others(
+    owner: Owner, namespace: str, read: Mapping[str, Any], environ: Mapping[str, str]
+) -> str | None:
+    """Return why another part of the pod's job cannot be injected; None if all parts can."""
+    about = {"apiVersion": owner.api_version, "kind": owner.kind}
+    manifest = {**read, **about, "metadata": {"name": owner.name, "namespace": namespace}}
+    parts = Workload(node_of(manifest)).templates()
+    own = next((part for part in parts if part.path == owner.path), None)
+    if read.get("kind") != owner.kind or own is None:
+        return None
+    named = {"kind": owner.kind, "name": owner.name}
+    for other in parts:
+        if other.path == owner.path or _is_injected(other):
+            continue
+        if _label_of_part(other) != _label_of_part(own):
+            return LABELS.format(
+                part=_name_of_part(other), other=_name_of_part(own), label=ASKS, **named
+            )
+        try:
+            inject_pod(manifest, other.path, other.role, environ)
+        except ConfigError as error:
+            why, *_ = str(error).splitlines()
+            return OTHERS.format(part=_name_of_part(other), why=why, **named)
+    return None
+
+
+def obstacle_of_unread(
+    owner: Owner, pod: Mapping[str, Any], environ: Mapping[str, str]
+) -> str | None:
+    """Return why a launcher is not injected if its object cannot be read; None if it may be.
+
+    Its own command has the size of the job, and its workers' pods do not.
+    """
+    kind = kind_of(owner.api_version, owner.kind) or Kind(())
+    if kind.launcher is None or owner.path != kind.launcher:
+        return None
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    bounds = ("min_nodes", "max_nodes")
+    if all(annotation(one) in annotations or environ.get(TABLE[one].variable) for one in bounds):
+        return None
+    least, most = map(annotation, bounds)
+    return UNREAD.format(kind=owner.kind, name=owner.name, least=least, most=most)
+
+
+def _is_injected(part: Template) -> bool:
+    return ANNOTATION in (value_of(child(part.node, "metadata", "annotations")) or {})
+
+
+def _label_of_part(part: Template) -> str:
+    return text_of(child(part.node, "metadata", "labels", ASKS))
+
+
+def _name_of_part(part: Template) -> str:
+    return part.path.split(".")[-2]
+
 
 _SECURITY = "securityContext"
 
@@ -245,3 +316,63 @@ def _annotation(flag: re.Match[str]) -> str:
     if flag["no"]:
         name += ': "false"'
     return f"the annotation {name}" if flag["variable"] else name
+
+
+WARNING_LENGTH = 250
+"""Maximum length of one warning; the API server truncates longer ones in the middle of a word."""
+UID_WITHIN = 512
+"""Number of bytes at the beginning of a request in which its UID is."""
+_UID = re.compile(rb'"request":\s?\{\s?"uid":\s?"([A-Za-z0-9-]{1,64})"', re.ASCII)
+WARNINGS_MAX = 12
+"""Maximum number of warnings; together they may have 4096 characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """The API server's question about one pod."""
+
+    uid: str
+    namespace: str
+    pod: Mapping[str, Any]
+
+
+def read_review(body: bytes) -> Review:
+    """Parse a request; raises ``ConfigError`` if it is not the creation of a pod."""
+    try:
+        message = json.loads(body)
+        request = message["request"]
+        pod = request["object"]
+        if not isinstance(pod["spec"], dict) or not isinstance(pod.get("metadata") or {}, dict):
+            raise TypeError("its spec or its metadata is no mapping")
+        uid, namespace = str(request["uid"]), str(request.get("namespace") or "default")
+        return Review(uid, namespace, pod)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"this is no AdmissionReview of a pod that is made: {error}") from error
+
+
+def uid_of(body: bytes) -> str:
+    """Find the UID of a request that is too large to parse; raises ``ConfigError``.
+
+    The API server writes it before the object.
+    """
+    found = _UID.search(body, 0, UID_WITHIN)
+    if found is None:
+        raise ConfigError("this is no AdmissionReview of the API server: its UID is not the first")
+    return found[1].decode()
+
+
+def answer_to(uid: str, verdict: Verdict) -> bytes:
+    """Build the response: it allows the pod, whatever the verdict."""
+    response: dict[str, Any] = {"uid": uid, "allowed": True}
+    if verdict.patch:
+        text = json.dumps(verdict.patch).encode()
+        response |= {"patchType": "JSONPatch", "patch": base64.b64encode(text).decode()}
+    if verdict.warnings:
+        shown = [_cut(f"muster: {warning}") for warning in verdict.warnings[:WARNINGS_MAX]]
+        response["warnings"] = shown
+    review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+    return json.dumps(review).encode()
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= WARNING_LENGTH else text[: WARNING_LENGTH - 1] + "…"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The webhook's handler: answers each AdmissionReview in time and never rejects a pod.
 
-A review may come from anybody who reaches the port. So it is answered and logged, and no object is
-written because of it; ``uninjected.py`` publishes what the API server itself shows.
+A review may come from anybody who reaches the port. So it is answered, counted and logged, and no
+object is written because of it;
+``uninjected.py`` publishes what the API server itself shows.
 """
 
 from __future__ import annotations
@@ -14,16 +15,58 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-from controller.admission import decision, review
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from controller.admission import decision
 from controller.admission.decision import WITHOUT, Verdict
-from controller.admission.metrics import AdmissionMetrics
-from controller.admission.owner import Reference, maker_of, owner_of
 from controller.admission.turns import NAMESPACE_MAX_BYTES, PLAN_TIMEOUT_S, Turns
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from controller.defect import tell_defect
+from controller.owner_kinds import Reference, maker_of, owner_of
 from injection.settings import TABLE, annotation
 from rdzv.errors import ClusterError
+
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class AdmissionMetrics:
+    """The number of admissions by outcome, and how long they took."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        """The registry; the controller's other metrics are in it, too."""
+        self._pods = Counter(
+            "muster_controller_admissions",
+            "Pods that asked for a sidecar, by outcome: injected, unchanged or refused.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "muster_controller_admission_seconds",
+            "Own time of the webhook for one pod, the read of its owner included.",
+            buckets=BUCKETS_S,
+            registry=self.registry,
+        )
+
+        self._cpu_seconds = Histogram(
+            "muster_controller_admission_cpu_seconds",
+            "Processor time of the webhook for one pod: what a busy machine does not stretch.",
+            buckets=BUCKETS_S,
+            registry=self.registry,
+        )
+
+    def count(self, verdict: Verdict, seconds: float, cpu_seconds: float) -> None:
+        """Count one admission."""
+        outcome = "injected" if verdict.injected else "refused" if verdict.warnings else "unchanged"
+        self._pods.labels(outcome).inc()
+        self._seconds.observe(seconds)
+        self._cpu_seconds.observe(cpu_seconds)
+
+    def text(self) -> bytes:
+        """Render all metrics in Prometheus's text format."""
+        return generate_latest(self.registry)
+
 
 log = logging.getLogger(__name__)
 
@@ -91,12 +134,12 @@ class Injector:
             verdict = decision.without(TOO_LARGE)
             self._metrics.count(verdict, 0.0, 0.0)
             log.warning("a pod of %d bytes: %s", len(body), verdict.reason)
-            return review.answer(review.uid_of(body), verdict)
-        asked = review.read(body)
+            return decision.answer_to(decision.uid_of(body), verdict)
+        asked = decision.read_review(body)
         verdict, spent_s = await self.verdict(asked.pod, asked.namespace, len(body))
         self._metrics.count(verdict, time.monotonic() - begun_s, spent_s)
         _tell(_name_of(asked.pod), asked.namespace, verdict)
-        return review.answer(asked.uid, verdict)
+        return decision.answer_to(asked.uid, verdict)
 
     async def verdict(
         self, pod: Mapping[str, Any], namespace: str, size: int

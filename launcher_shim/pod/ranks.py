@@ -5,7 +5,7 @@ torchrun counts the failures of its workers, and ends with an error at one more 
 ``--max-restarts``, however much was trained between them. Progress distinguishes a job that has
 some bad luck from one that cannot train: with it, the same command is started with a new budget.
 Stacks of ranks that stand still are taken here, as the sidecar may have another PID namespace, and
-is another user. A rank with ``import muster`` writes its stacks itself (``muster.stacks``); of
+is another user. A rank with ``import muster`` writes its stacks itself (``muster.waiting``); of
 another one py-spy shows them, if the image has it.
 """
 
@@ -43,7 +43,7 @@ SETTLED_S = 0.25
 """Time without another byte after which the stacks count as whole."""
 PY_SPY_S = 5.0
 STACKS_SIGNAL = 61
-"""As in ``muster.stacks``."""
+"""As in ``muster.waiting``."""
 ASKED_MAX_BYTES = 64 * 1024
 STACKS_MAX_BYTES = 2 * 1024 * 1024
 """Length of a rank's file up to which it is asked for more."""

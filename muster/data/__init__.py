@@ -4,12 +4,11 @@
 Needs neither torch nor numpy; with numpy it is fast.
 """
 
-from muster.batches import BatchPlan, MicroBatch, batch_plan
+from muster.batches import BatchPlan, MicroBatch, batch_plan, scale_lr
 from muster.data.sampler import ElasticSampler
-from muster.data.seeds import sample_seed, seed_step
 from muster.data.stream import ShardStream, shard_stream
 from muster.data.unsized_stream import ElasticStream, elastic_stream
-from muster.learning_rate import scale_lr
+from muster.orders import sample_seed, seed_step
 from muster.sharding import Shards, ShardsLost, shards
 
 __all__ = [

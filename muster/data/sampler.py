@@ -18,13 +18,10 @@ from itertools import chain
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from muster.batches import MicroBatch, batch_plan
-from muster.bijection import places
-from muster.checks import refuse
-from muster.cursor import UNKEPT
-from muster.data.counted import CountedSteps
-from muster.data.order import KINDS, RowOrder, difference, other_data
-from muster.data.wiring import fault
-from muster.own_world import own_world
+from muster.data.loader import CountedSteps, fault_of_loader
+from muster.orders import KINDS, RowOrder, difference, other_data, places
+from muster.process import own_world, refuse
+from muster.saved_steps import UNKEPT
 
 log = logging.getLogger(__name__)
 
@@ -302,7 +299,7 @@ class ElasticSampler:
         optimizer step goes on after it. ``loader`` must use this sampler. Raises ``ValueError`` if
         it does not, and ``RuntimeError`` if it ends before the epoch.
         """
-        wrong = fault(loader, self)
+        wrong = fault_of_loader(loader, self)
         if wrong:
             refuse(ValueError("sampler.follow(loader): " + wrong))
         self.counted = True

@@ -9,9 +9,9 @@ from itertools import accumulate
 from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
 
 from muster.batches import MicroBatch
-from muster.bijection import Bijection
-from muster.data.loader_worker import iterable_kind, worker
+from muster.data.loader import iterable_kind, worker
 from muster.data.sampler import Batch, ElasticSampler
+from muster.orders import Bijection
 
 Record = Tuple[int, int]
 """The number of a shard, and the number of the record in it."""

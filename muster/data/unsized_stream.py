@@ -33,12 +33,11 @@ from typing import (
     Union,
 )
 
-from muster.checks import refuse
-from muster.data.loader_worker import hidden, iterable_kind, worker
-from muster.data.positions import Positions, StreamSave, path_of, read, share, write
-from muster.own_world import own_world
-from muster.shard_order import ShardOrder
-from muster.tag import save_tag
+from muster.data.loader import hidden, iterable_kind, worker
+from muster.orders import ShardOrder
+from muster.process import own_world, refuse
+from muster.resuming import save_tag
+from muster.shard_log import Positions, StreamSave, path_of, read_positions, share, write_positions
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +172,9 @@ class ElasticStream:
         save = self._save(index(step))
         os.makedirs(folder, exist_ok=True)
         path = path_of(os.fspath(folder), self._name, self.rank)
-        write(path, save, self.rank, Positions(self.epoch, frozenset(self._ended), self._begun))
+        write_positions(
+            path, save, self.rank, Positions(self.epoch, frozenset(self._ended), self._begun)
+        )
         return save.cursor
 
     def load(self, folder: Optional[Folder], cursor: Optional[Mapping[str, Any]] = None) -> None:
@@ -187,7 +188,7 @@ class ElasticStream:
             raise ValueError("stream.load(None, %r): give the folder of that commit" % (cursor,))
         positions = Positions(0, frozenset(), {})
         if folder is not None:
-            save, positions = read(os.fspath(folder), self._name)
+            save, positions = read_positions(os.fspath(folder), self._name)
             mine = self._order
             if (save.shards, save.seed) != (mine.size, mine.seed):
                 raise ValueError(
@@ -231,7 +232,7 @@ class ElasticStream:
         left = iter(places)
         while True:
             records: List[Any] = []
-            read: Dict[int, Any] = {}
+            read_positions: Dict[int, Any] = {}
             ended: Dict[int, Any] = {}
             with hidden():
                 while len(records) < self._batch_size:
@@ -249,9 +250,9 @@ class ElasticStream:
                         ended[lane.place] = None
                         lanes.popleft()
                         continue
-                    read[lane.place] = lane.part
+                    read_positions[lane.place] = lane.part
                     lanes.rotate(-1)
-                states = {place: part.state_dict() for place, part in read.items()}
+                states = {place: part.state_dict() for place, part in read_positions.items()}
                 batch = self._made(records)
             if not records and not ended:
                 return

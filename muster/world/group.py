@@ -22,7 +22,7 @@ from typing import Any, Callable, FrozenSet, Iterator, Optional
 import torch
 import torch.distributed as dist
 
-from muster.world.order import Order
+from muster.world.conduct import Order
 
 log = logging.getLogger(__name__)
 

@@ -19,20 +19,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from muster.checks import refuse
 from muster.draining import Drain, drain
-from muster.ending import end_well, end_without_torchrun, sigterm_ends
-from muster.lineage import Lineage
+from muster.process import Lineage, end_well, end_without_torchrun, refuse, sigterm_ends
 from muster.progress import own_file
-from muster.tag import save_tag
+from muster.resuming import save_tag
 from muster.world import conduct
-from muster.world.conduct import WorldRank
-from muster.world.faults import fault, unnamed
-from muster.world.feed import Feed, sampler_of
+from muster.world.conduct import IDLE, OVER, Order, OrderFile, WorldRank
+from muster.world.feed import Feed, Replica, sampler_of
 from muster.world.group import Group
-from muster.world.order import IDLE, OVER, Order, OrderFile
-from muster.world.replica import Replica
-from muster.world.state import Parts
+from muster.world.parts import Parts, fault, unnamed
 
 log = logging.getLogger(__name__)
 

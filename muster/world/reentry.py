@@ -14,12 +14,12 @@ from typing import Any, Callable, Mapping, Optional, Protocol, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from muster.ending import sigterm_ends
+from muster.process import sigterm_ends
 from muster.progress import own_file
 from muster.world import conduct
-from muster.world.faults import unnamed
+from muster.world.conduct import IDLE, Order, OrderFile
 from muster.world.loop import World
-from muster.world.order import IDLE, Order, OrderFile
+from muster.world.parts import unnamed
 
 Trained = TypeVar("Trained")
 

@@ -33,7 +33,7 @@ LAST_UNIX_S = 253_402_300_799
 """The end of the year 9999: the last second that a calendar date can show."""
 
 CURSOR_MAX_BYTES = 1024
-"""The longest data cursor, in JSON: that of ``muster.cursor``."""
+"""The longest data cursor, in JSON: that of ``muster.saved_steps``."""
 
 TAG = re.compile(r"[a-z0-9-]{0,40}")
 """The form of a save tag; empty for none."""

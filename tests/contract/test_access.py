@@ -15,14 +15,11 @@ from typing import Any
 
 import pytest
 
-from controller.access.certificates import make_clients_authority
 from controller.access.decision import AccessPolicy
-from controller.access.executor import AccessExecutor
-from controller.access.jobs import JobsWithPods
-from controller.access.names import RELEASE, JobName
-from controller.access.reconciler import AccessReconciler
-from controller.access.secret import KEYS, ROTATE
+from controller.access.reconciler import AccessExecutor, AccessReconciler
+from controller.access.secret import KEYS, RELEASE, ROTATE, JobName, JobsWithPods
 from controller.access.store_keeper import StoreKeeper, StoreSecrets
+from controller.certificates import make_clients_authority
 from controller.cluster.api import ClusterApi
 from controller.cluster.events import Events
 from rdzv.errors import ClusterError, ClusterRefused, StoreError, StoreRefused

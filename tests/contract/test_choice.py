@@ -13,7 +13,7 @@ pytest.importorskip("torch.distributed", reason="the store is torch's")
 
 from torch.distributed import TCPStore
 
-from muster import choice
+from muster import checkpoints
 from muster.progress import RankIdentity
 from tests.support.ports import free_ports
 
@@ -52,7 +52,7 @@ class Worlds:
             return found
 
         own = self.rank(rank, restarts)
-        return pool.submit(choice.choose, look, own, 1, served=self.served)
+        return pool.submit(checkpoints.choose, look, own, 1, served=self.served)
 
     def told(self, restarts: Sequence[int], found: str) -> list[str | None]:
         """What all ranks of a world are told, with the counts of restarts of their torchruns."""
@@ -81,7 +81,7 @@ def test_a_world_that_ended_before_all_had_asked_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worlds = Worlds(served=True)
-    monkeypatch.setattr(choice, "WAIT_S", 2.0)  # it is killed meanwhile
+    monkeypatch.setattr(checkpoints, "WAIT_S", 2.0)  # it is killed meanwhile
     with ThreadPoolExecutor(3) as pool:
         ranks = [worlds.begin(pool, 0, 0, "step-10"), worlds.begin(pool, 1, 0)]
         with pytest.raises(RuntimeError, match=r"ranks \[2\] have not asked within 2 s"):
@@ -107,8 +107,8 @@ def test_a_rank_that_waits_says_what_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     worlds = Worlds(served=True)
-    monkeypatch.setattr(choice, "WAIT_S", 2.0)
-    monkeypatch.setattr(choice, "SAY_S", 0.1)
+    monkeypatch.setattr(checkpoints, "WAIT_S", 2.0)
+    monkeypatch.setattr(checkpoints, "SAY_S", 0.1)
     with ThreadPoolExecutor(3) as pool, caplog.at_level(logging.WARNING):
         told = worlds.begin(pool, 1, 0)
         with pytest.raises(RuntimeError, match="rank 0 did not choose a checkpoint"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.access.jobs import JobsWithPods
+from controller.access.secret import JobsWithPods
 from controller.cluster import api as cluster_api
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi

@@ -13,14 +13,14 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from controller.admission.metrics import AdmissionMetrics
-from controller.certificates.pair import make
+from controller.admission.injector import AdmissionMetrics
+from controller.certificates import make_pair
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
-from controller.jobs.jobs import Jobs
+from controller.jobs import Jobs
 from controller.metrics import SeenMetrics
-from controller.owners.pods import pod_seen
+from controller.owners import pod_seen
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.records.commit import Commit
@@ -55,7 +55,7 @@ def pod(uid: str, grace_s: int, **labels: str) -> dict[str, Any]:
 async def test_what_the_controller_sees_is_on_its_page(tmp_path: Path) -> None:
     metrics, seen = AdmissionMetrics(), SeenMetrics(lambda: NOW, of_jobs=True)
     metrics.registry.register(seen)
-    pair = make(None, ("localhost",), NOW - timedelta(days=10))
+    pair = make_pair(None, ("localhost",), NOW - timedelta(days=10))
     seen.certificates["webhook"] = lambda: pair.certificate
     seen.certificates["store"] = lambda: None
     first = samples(metrics)

@@ -12,8 +12,8 @@ from typing import Any
 
 import aiohttp
 
-from controller.jobs.jobs import Jobs
-from controller.page.serving import serving_page
+from controller.jobs import Jobs
+from controller.page import serving_page
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.records.commit import LastCommit

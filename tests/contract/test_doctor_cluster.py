@@ -19,13 +19,13 @@ import pytest
 from click.testing import CliRunner
 
 from console.doctor.command import doctor
-from controller.certificates.pair import make
+from controller.certificates import make_pair
 from rdzv.errors import ClusterUnavailable, ConfigError
 from tests.support.cluster_api import make_patient
 from tests.support.store.certificates import Authority
 
 NOW = datetime.now(UTC)
-PAIR = make(None, ("muster-controller.muster-system.svc",), NOW - timedelta(days=100))
+PAIR = make_pair(None, ("muster-controller.muster-system.svc",), NOW - timedelta(days=100))
 META: dict[str, Any] = {"labels": {"helm.sh/chart": "muster-0.2.0"}}
 SPEC = {"template": {"spec": {"containers": [{"image": "example.org/i:0.2.0"}]}}, "replicas": 1}
 HOOK = {

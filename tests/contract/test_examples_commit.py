@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.tag import world_tag
+from muster.resuming import world_tag
 from rdzv.drain.gate import Gate
 from rdzv.records.commit import LastCommit
 from tests.support.ports import free_ports

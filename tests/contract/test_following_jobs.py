@@ -16,21 +16,19 @@ from uuid import uuid4
 
 import pytest
 
+from controller import job_events, leadership, owner_reconciler
+from controller import owners as owners_read
 from controller.cluster import events as cluster_events
-from controller.cluster import paths, series
+from controller.cluster import events as series
+from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
 from controller.cluster.events import Events
-from controller.events import reporter
-from controller.events.reporter import EventReporter
-from controller.jobs.jobs import Jobs
-from controller.leader import decision, leadership
-from controller.leader.leadership import Leadership
-from controller.owners import owners as owners_read
-from controller.owners import reconciler
-from controller.owners.owners import Owners
-from controller.owners.pods import pod_seen
-from controller.owners.reconciler import OwnerReconciler
+from controller.job_events import EventReporter
+from controller.jobs import Jobs
+from controller.leadership import Leadership
+from controller.owner_reconciler import OwnerReconciler
+from controller.owners import Owners, pod_seen
 from rdzv.keys import JobKeys
 from rdzv.records.commit import LastCommit
 from rdzv.records.drain import Drain
@@ -72,12 +70,12 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         # Nobody loses the Lease by a stall of the machine: another leader knows no Events of it.
         (leadership, "GIVE_UP_S", 600.0),
         (leadership, "CALL_S", CALL_S),
-        (decision, "LEASE_S", 600.0),
+        (leadership, "LEASE_S", 600.0),
         (series, "REPEAT_S", 0.1),
         (cluster_events, "AGAIN_S", 0.05),
         (owners_read, "FRESH_S", 0.0),
-        (reporter, "OWNER_RETRY_S", 0.05),
-        (reconciler, "GATHER_S", 0.05),
+        (job_events, "OWNER_RETRY_S", 0.05),
+        (owner_reconciler, "GATHER_S", 0.05),
     ):
         monkeypatch.setattr(of, name, value)
     make_patient(monkeypatch)
@@ -243,7 +241,7 @@ async def test_the_worlds_of_a_time_without_replicas_are_told_by_the_next_leader
 ) -> None:
     """The one before had noted less than it had told."""
     monkeypatch.setattr(series, "REPEAT_S", 30.0)
-    monkeypatch.setattr(decision, "LEASE_S", 1.0)
+    monkeypatch.setattr(leadership, "LEASE_S", 1.0)
     await begin(store)
     await join(store, "a", "b")
     reformed = ("Deployment/trainer", "Reformed")

@@ -15,14 +15,12 @@ from typing import Any
 import pytest
 
 from controller.cluster.events import Events
-from controller.events.reporter import EventReporter
-from controller.jobs.jobs import Jobs
-from controller.notices.executor import NoticeExecutor
-from controller.notices.node import NodeSeen
-from controller.notices.policy import NoticePolicy
-from controller.owners.owners import Owners
-from controller.owners.pods import PodSeen, pod_of, pod_seen
-from controller.owners.reconciler import OwnerReconciler
+from controller.job_events import EventReporter
+from controller.jobs import Jobs
+from controller.notice_executor import NoticeExecutor
+from controller.notices import NodeSeen, NoticePolicy
+from controller.owner_reconciler import OwnerReconciler
+from controller.owners import Owners, PodSeen, pod_of, pod_seen
 from injection.job_label import job_label
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Drain

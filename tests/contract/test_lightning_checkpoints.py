@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from muster.cursor import CommittedStep
 from muster.progress import RankIdentity
-from muster.tag import ALONE, world_tag
+from muster.resuming import ALONE, world_tag
+from muster.saved_steps import CommittedStep
 from tests.support.launchers.refused import OWN_LAUNCHER
 from tests.support.ports import free_ports
 from tests.support.training.worker import SCRIPTS, START_S, worker

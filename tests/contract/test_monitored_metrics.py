@@ -13,10 +13,9 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from controller.admission.metrics import AdmissionMetrics
-from controller.backups import Backups
-from controller.jobs.jobs import Jobs
-from controller.metrics import SeenMetrics
+from controller.admission.injector import AdmissionMetrics
+from controller.jobs import Jobs
+from controller.metrics import Backups, SeenMetrics
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.shown import Shown

@@ -18,11 +18,10 @@ import pytest
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
-from controller.jobs.jobs import Jobs
-from controller.notices.executor import NoticeExecutor
-from controller.notices.node import node_seen
-from controller.notices.policy import NoticePolicy
-from controller.owners.pods import PREEMPTED, pod_seen
+from controller.jobs import Jobs
+from controller.notice_executor import NoticeExecutor
+from controller.notices import NoticePolicy, node_seen
+from controller.owners import PREEMPTED, pod_seen
 from rdzv.drain.transactions import take_over
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of

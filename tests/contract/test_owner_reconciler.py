@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from controller.jobs.jobs import Jobs
-from controller.owners.owners import FRESH_S, OwnerSeen
-from controller.owners.reconciler import LOOKED_AT_S, OwnerReconciler
+from controller.jobs import Jobs
+from controller.owner_reconciler import LOOKED_AT_S, OwnerReconciler
+from controller.owners import FRESH_S, OwnerSeen
 from rdzv.keys import JobKeys
 from rdzv.records.job import Job
 from rdzv.store import Delete, Put

@@ -18,8 +18,8 @@ from agent.rundir.launch_report import read_stacks
 from agent.stuck.frames import stance
 from launcher_shim.pod import ranks as desk
 from launcher_shim.rundir import layout
-from muster import stacks as library
-from muster.file_owner import began
+from muster import waiting as library
+from muster.progress import began
 from tests.support.programs import older_pythons
 from tests.support.sources import ROOT
 

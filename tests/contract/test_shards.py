@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from agent.shards.request import ShardRequest
-from muster.shard_order import ShardOrder
+from muster.orders import ShardOrder
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from muster.shard_order import ShardOrder
+from muster.orders import ShardOrder
 from rdzv.errors import LeaseLost, StoreRefused
 from rdzv.keys import ROOT, JobKeys
 from rdzv.store import Compare, Delete, Put, Range, Store

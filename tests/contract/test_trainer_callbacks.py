@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.rundir.progress import read_line
-from muster.tag import world_tag
-from muster.world_mark import mark, marked
+from muster.resuming import mark, marked, world_tag
 from rdzv.drain.gate import Gate
 from rdzv.records.commit import LastCommit
 from tests.support.sidecars.pod_gate import PodGate

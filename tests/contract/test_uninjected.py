@@ -19,13 +19,12 @@ import aiohttp
 import pytest
 
 from controller.admission import turns
-from controller.admission.injector import Injector
-from controller.admission.metrics import AdmissionMetrics
+from controller.admission.injector import AdmissionMetrics, Injector
 from controller.admission.uninjected import UninjectedPods, selects
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from controller.cluster.events import Events
-from controller.serving import Callers, application, ask_for_certificates, serving
+from controller.process import Callers, application, ask_for_certificates, serving
 from rdzv.errors import ConfigError
 from tests.support.cluster_api import CLOSED_S, FakeApi, make_patient
 from tests.support.injection.corpus import CORPUS

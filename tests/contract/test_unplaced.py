@@ -15,9 +15,9 @@ import pytest
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
-from controller.jobs.jobs import Jobs
-from controller.owners.pods import pod_seen
-from controller.owners.unplaced import UnplacedWriter
+from controller.jobs import Jobs
+from controller.owner_reconciler import UnplacedWriter
+from controller.owners import pod_seen
 from injection.settings import LABEL
 from rdzv.keys import JobKeys
 from rdzv.records.job import Job

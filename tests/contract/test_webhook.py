@@ -20,16 +20,15 @@ import pytest
 
 from agent.config.table import load
 from controller import process
+from controller.admission import decision, turns
 from controller.admission import decision as verdicts
 from controller.admission import injector as admission
-from controller.admission import review, turns
-from controller.admission.injector import Injector
-from controller.admission.metrics import AdmissionMetrics
-from controller.certificates.keeper import CertificateKeeper
-from controller.certificates.pair import LEAF_DAYS
+from controller.admission.injector import AdmissionMetrics, Injector
+from controller.certificate_keeper import CertificateKeeper
+from controller.certificates import LEAF_DAYS
 from controller.cluster.api import ClusterApi
 from controller.config import ControllerConfig
-from controller.serving import application, serving
+from controller.process import application, serving
 from rdzv.errors import ConfigError
 from tests.support.clocks.hand import HandHour
 from tests.support.cluster_api import FakeApi
@@ -369,9 +368,9 @@ async def test_a_pod_larger_than_any_that_trains_is_admitted_before_it_is_planne
 
 def test_a_request_that_only_nests_is_no_review() -> None:
     with pytest.raises(ConfigError, match="no AdmissionReview"):
-        review.read(b'{"request": ' + b"[" * 100_000)
+        decision.read_review(b'{"request": ' + b"[" * 100_000)
     with pytest.raises(ConfigError, match="no AdmissionReview"):
-        review.uid_of(b"[" * admission.POD_MAX_BYTES)
+        decision.uid_of(b"[" * admission.POD_MAX_BYTES)
 
 
 @pytest.mark.parametrize("made_by", ["MPIJob", "Job"])

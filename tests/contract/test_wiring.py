@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from muster.batches import scale_lr
 from muster.data import ElasticSampler, shard_stream
-from muster.learning_rate import scale_lr
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -237,7 +237,7 @@ def test_the_world_is_that_of_those_who_know_it(
 
 
 def lightning(module: Any, *loaders: Any) -> Any:
-    from muster.lightning_data import check_loaders
+    from muster.lightning_loops import check_loaders
 
     fit_loop = SimpleNamespace(_combined_loader=SimpleNamespace(flattened=list(loaders)))
     trainer = SimpleNamespace(fit_loop=fit_loop)

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from muster.world.conduct import Order
 from muster.world.group import Group
-from muster.world.order import Order
 
 
 def _order(number: int) -> Order:

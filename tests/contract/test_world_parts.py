@@ -19,7 +19,7 @@ import muster.gate
 import muster.progress
 from muster.data import ElasticSampler
 from muster.world import World
-from muster.world.state import _broadcast, put_together, take_apart
+from muster.world.parts import _broadcast, put_together, take_apart
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -179,15 +179,15 @@ def test_a_large_tensor_goes_in_parts_into_the_one_that_is_there(
     sent: list[torch.Tensor] = []
     given, taken = torch.arange(25, dtype=torch.float32), torch.zeros(25)
     place = taken.data_ptr()
-    monkeypatch.setattr("muster.world.state.BUCKET_BYTES", 32)
-    monkeypatch.setattr("muster.world.state.dist.get_rank", lambda: 0)
+    monkeypatch.setattr("muster.world.parts.BUCKET_BYTES", 32)
+    monkeypatch.setattr("muster.world.parts.dist.get_rank", lambda: 0)
     monkeypatch.setattr(
-        "muster.world.state.dist.broadcast", lambda part, src: sent.append(part.clone())
+        "muster.world.parts.dist.broadcast", lambda part, src: sent.append(part.clone())
     )
     _broadcast([given], 0, torch.device("cpu"))
     assert [part.numel() for part in sent] == [32, 32, 32, 4]
     monkeypatch.setattr(
-        "muster.world.state.dist.broadcast", lambda part, src: part.copy_(sent.pop(0))
+        "muster.world.parts.dist.broadcast", lambda part, src: part.copy_(sent.pop(0))
     )
     _broadcast([taken], 1, torch.device("cpu"))
     assert torch.equal(taken, given)

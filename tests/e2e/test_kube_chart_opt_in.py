@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.admission.owner import Reference
+from controller.owner_kinds import Reference
 from tests.support.cluster.chart_release import ChartRelease, LabelledJob
 from tests.support.cluster.drills import STEPS_BETWEEN, delete_pod, loses_nothing
 from tests.support.cluster.job import KubeJob

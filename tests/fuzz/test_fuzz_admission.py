@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from controller.admission.injector import POD_MAX_BYTES, POD_MAX_VALUES, Injector
-from controller.admission.metrics import AdmissionMetrics
+from controller.admission.injector import POD_MAX_BYTES, POD_MAX_VALUES, AdmissionMetrics, Injector
 from injection.settings import TABLE, annotation
 from rdzv.errors import ClusterRefused, ConfigError
 from tests.support.injection.injecting import FLAGS, environ, manifest

@@ -20,8 +20,7 @@ from launcher_shim.rundir import layout
 from muster import boundary
 from muster.draining import ENTERED_STEP
 from muster.world import conduct
-from muster.world.conduct import WorldRank
-from muster.world.order import IDLE, OVER, Order, parse
+from muster.world.conduct import IDLE, OVER, Order, WorldRank, parse
 from rdzv.records.progress import RankInWorld
 from rdzv.records.world import WorldChange
 from rdzv.store import WatchEvent

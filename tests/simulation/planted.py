@@ -18,7 +18,7 @@ from unittest.mock import patch
 import launcher_shim.c10d.rounds.decision
 import launcher_shim.c10d.rounds.inputs
 import launcher_shim.c10d.rounds.views
-import muster.tag
+import muster.resuming
 import rdzv.drain.decision
 import rdzv.drain.gate
 import rdzv.drain.transactions
@@ -888,14 +888,16 @@ PLANTS |= {
 @plant("long-cuts", 3, first=1)
 def tag_of_no_world() -> list[Patch]:
     """All worlds save with one tag."""
-    return [patch("muster.tag._tag", lambda *place: "life00001-round000000-0123456789")]
+    return [patch("muster.resuming._tag", lambda *place: "life00001-round000000-0123456789")]
 
 
 @plant("drains", 6)
 def tags_in_no_order() -> list[Patch]:
     """A tag tells worlds apart, and not which of them is the newer one."""
-    original = muster.tag._tag
-    return [patch("muster.tag._tag", lambda life, round, *at: original(life, 999_999 - round, *at))]
+    original = muster.resuming._tag
+    return [
+        patch("muster.resuming._tag", lambda life, round, *at: original(life, 999_999 - round, *at))
+    ]
 
 
 @plant("long-cuts-held", 3, first=4)

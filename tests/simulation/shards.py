@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agent.shards.request import ShardReply, ShardRequest
+from muster.orders import ShardOrder
 from muster.shard_log import ShardLog
-from muster.shard_order import ShardOrder
 from rdzv.intervals import Intervals, union
 from rdzv.records.shards import ShardWorld
 from rdzv.shards.ledger import ShardLedger

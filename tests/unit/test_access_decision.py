@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.access.decision import AccessPolicy, AccessSnapshot, Action, Grant, decide
-from controller.access.names import JobName, job_of, secret_name
+from controller.access.secret import JobName, job_of, secret_name
 
 JOB = JobName("team", "train")
 POLICY = AccessPolicy(keep=timedelta(hours=24), rotate=timedelta(days=30))

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from controller.access.jobs import job_of_pod
-from controller.access.names import RELEASE, JobName
+from controller.access.secret import RELEASE, JobName, job_of_pod
 from controller.admission.decision import Verdict, decide
-from controller.admission.owner import owner_of
-from controller.owners.pods import pod_of, pod_seen
+from controller.owner_kinds import owner_of
+from controller.owners import pod_of, pod_seen
 from injection.workloads import workloads
 from injection.yaml_tree import documents, value_of
 from tests.support.injection.corpus import CORPUS

@@ -14,17 +14,22 @@ from typing import Any
 
 import pytest
 
-from controller.access.certificates import (
+from controller.access.decision import AccessPolicy, AccessSnapshot, Grant, decide
+from controller.access.reconciler import AccessReconciler, StoreAccess
+from controller.access.secret import (
+    MANAGED_BY,
+    MANAGER,
+    JobName,
+    JobsWithPods,
+    grant_of,
+    object_of,
+    other_release,
+)
+from controller.certificates import (
     ClientAuthority,
     ClientPair,
     make_clients_authority,
 )
-from controller.access.decision import AccessPolicy, AccessSnapshot, Grant, decide
-from controller.access.jobs import JobsWithPods
-from controller.access.names import JobName
-from controller.access.process import StoreAccess
-from controller.access.reconciler import AccessReconciler
-from controller.access.secret import MANAGED_BY, MANAGER, grant_of, object_of, other_release
 from rdzv.errors import ClusterRefused, ClusterUnavailable, ConfigError
 from tests.support.tasks import beside
 

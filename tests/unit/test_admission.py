@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.admission import review
+from controller.admission import decision
 from controller.admission.decision import WITHOUT, Verdict, decide, difference, in_words_of_a_pod
-from controller.admission.owner import owner_of
 from controller.cluster import paths
+from controller.owner_kinds import owner_of
 from injection.injection import Request, inject
 from injection.settings import TABLE, annotation
 from injection.workloads import workloads
@@ -255,11 +255,11 @@ def test_what_cannot_be_injected_is_admitted_with_the_reason() -> None:
         assert made == pod
         assert verdict.warnings
         assert not any("MUSTER_" in warning for warning in verdict.warnings)
-        response = json.loads(review.answer("u1", verdict))["response"]
+        response = json.loads(decision.answer_to("u1", verdict))["response"]
         assert response["allowed"] is True
         assert "patch" not in response
         assert all(one.startswith("muster: " + WITHOUT) for one in response["warnings"])
-        assert all(len(one) <= review.WARNING_LENGTH for one in response["warnings"])
+        assert all(len(one) <= decision.WARNING_LENGTH for one in response["warnings"])
 
 
 @pytest.mark.parametrize("access", [False, True])
@@ -292,11 +292,11 @@ def test_mirror_of_a_static_pod_is_left_alone() -> None:
 
 def test_a_review_is_answered_with_a_patch_in_base64() -> None:
     (_, pod, read), *_ = pods_of(json.loads(manifest(command=["torchrun"])))
-    asked = review.read(
+    asked = decision.read_review(
         json.dumps({"request": {"uid": "u", "namespace": "team", "object": pod}}).encode()
     )
     verdict, made = admitted(dict(asked.pod), read, FLAGS)
-    response = json.loads(review.answer(asked.uid, verdict))["response"]
+    response = json.loads(decision.answer_to(asked.uid, verdict))["response"]
     assert (response["uid"], response["patchType"]) == ("u", "JSONPatch")
     assert patched(pod, json.loads(base64.b64decode(response["patch"]))) == made
 
@@ -304,7 +304,7 @@ def test_a_review_is_answered_with_a_patch_in_base64() -> None:
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"request": {"uid": "u", "object": {}}}'])
 def test_what_is_no_review_is_refused(body: bytes) -> None:
     with pytest.raises(ConfigError):
-        review.read(body)
+        decision.read_review(body)
 
 
 JSON = st.recursive(

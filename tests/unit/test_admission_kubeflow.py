@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controller.admission.decision import WITHOUT, Verdict, decide
-from controller.admission.owner import owner_of
+from controller.owner_kinds import owner_of
 from injection.injection import Request, inject
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import FLAGS, environ, loaded

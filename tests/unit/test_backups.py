@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from controller.backups import Backups, newest_success
+from controller.metrics import Backups, newest_success
 from rdzv.errors import ClusterUnavailable
 
 METRIC = "muster_controller_backup_timestamp_seconds"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from controller.access.jobs import JobsWithPods
+from controller.access.secret import JobsWithPods
 from controller.cluster.collection import AGAIN_FIRST_S, Collection
 from rdzv.errors import ClusterUnavailable
 from tests.support.clocks.virtual import now

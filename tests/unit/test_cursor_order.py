@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from muster.data import ElasticSampler, ShardStream, shard_stream
-from muster.data.order import KINDS
+from muster.orders import KINDS
 
 ROWS, BATCH, STOP = 120, 12, 5
 SHARDS = (40, 40, 40)

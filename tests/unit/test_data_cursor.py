@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.rundir.progress import read_line, read_ranks
-from muster.cursor import CURSOR_MAX_BYTES, CommittedStep, decode, encode
 from muster.gate import parse
 from muster.progress import BLOCK_BYTES, ProgressFile
-from muster.saved_steps import SavedSteps
+from muster.saved_steps import CURSOR_MAX_BYTES, CommittedStep, SavedSteps, decode, encode
 from rdzv.drain.cursors import NO_VERDICT, Said, difference
 from rdzv.drain.gate import Gate, Here, local
 from rdzv.drain.last_save import decide as decide_last

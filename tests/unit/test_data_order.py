@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import bijection
-from muster.bijection import BITS_MAX, Bijection, places
+from muster import orders as bijection
+from muster.orders import BITS_MAX, Bijection, places
 
 SIZE = 20_000
 

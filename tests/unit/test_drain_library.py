@@ -25,7 +25,7 @@ import muster.gate
 import muster.progress
 from agent.rundir.files import RunDir
 from agent.rundir.progress import read_ranks
-from muster import boundary, step_listeners
+from muster import boundary, saved_steps
 from muster.draining import Drain
 from muster.gate import GateFile
 from muster.progress import ProgressFile
@@ -426,8 +426,8 @@ def test_a_save_of_another_thread_is_told_at_the_end_of_the_loop_as_well(
         told.append(step)
         return ""
 
-    listener = step_listeners.Listener(lambda step: None, save)
-    monkeypatch.setattr(step_listeners, "listeners", [listener])
+    listener = saved_steps.Listener(lambda step: None, save)
+    monkeypatch.setattr(saved_steps, "listeners", [listener])
     with make(pod) as drain:
         drain.commit_due(20)
         with beside(lambda: drain.committed(20)):
@@ -883,7 +883,7 @@ def test_no_effect_without_a_sidecar(tmp_path: Path) -> None:
 
 
 def test_a_rank_ends_well_also_where_nobody_reads_its_output_any_more() -> None:
-    code = "import sys; from muster.ending import end_well; sys.stdout.close(); end_well('so')"
+    code = "import sys; from muster.process import end_well; sys.stdout.close(); end_well('so')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONPATH": ROOT},

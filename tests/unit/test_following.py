@@ -14,18 +14,15 @@ from typing import Any
 
 import pytest
 
-from controller import following
+from controller import job_events as reporter
+from controller import notice_executor as notices
+from controller import notices, process
 from controller.cluster.collection import Collection
-from controller.events import reporter
-from controller.events.job_events import job_events
-from controller.events.reporter import EventReporter
-from controller.jobs.jobs import Jobs
-from controller.notices import decision
-from controller.notices import executor as notices
-from controller.notices.executor import NoticeExecutor
-from controller.notices.node import NodeSeen
-from controller.notices.policy import NoticePolicy
-from controller.owners.pods import PodSeen
+from controller.job_events import EventReporter, job_events
+from controller.jobs import Jobs
+from controller.notice_executor import NoticeExecutor
+from controller.notices import NodeSeen, NoticePolicy
+from controller.owners import PodSeen
 from rdzv.errors import ConfigError
 from rdzv.keys import JobKeys
 from rdzv.records.commit import LastCommit
@@ -85,9 +82,9 @@ async def test_what_fails_is_told_and_begun_again(
         begun_again.set()
         await asyncio.sleep(1000)
 
-    monkeypatch.setattr(following, "follow", follow)
+    monkeypatch.setattr(process, "follow", follow)
     nothing: Any = None
-    async with beside(following.keep_following(nothing, nothing, nothing, nothing)):
+    async with beside(process.keep_following(nothing, nothing, nothing, nothing)):
         await begun_again.wait()
     told = [(one.event, one.message) for one in caplog.records]  # type: ignore[attr-defined]
     assert [event for event, _ in told] == ["not_following", "defect", "defect"]
@@ -157,7 +154,7 @@ async def test_a_job_that_brings_out_a_defect_silences_no_other(
     assert [one.event for one in caplog.records] == ["defect"]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("of", "part"), [(decision, "decide"), (notices, "first_write")])
+@pytest.mark.parametrize(("of", "part"), [(notices, "decide"), (notices, "first_write")])
 async def test_a_job_that_brings_out_a_defect_keeps_no_other_from_its_notice(
     of: ModuleType, part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,7 +218,7 @@ async def test_what_was_read_at_the_start_is_out_of_garbage_collections() -> Non
     read = [asyncio.Event(), asyncio.Event()]
     parts: Any = [SimpleNamespace(changed_after=lambda _, one=one: one.wait()) for one in read]
     before = gc.get_freeze_count()
-    freezing = asyncio.create_task(following._freeze(parts))
+    freezing = asyncio.create_task(process._freeze(parts))
     try:
         read[0].set()
         await asyncio.sleep(0.01)

@@ -15,7 +15,7 @@ import pytest
 
 import agent.rundir.gate_page as written
 import muster.gate
-import muster.gate_page as mapped
+import muster.gate as mapped
 from agent.rundir.files import RunDir
 from launcher_shim.rundir import layout
 from muster.gate import GateFile

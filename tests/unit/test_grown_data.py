@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import muster
-from muster.cursor import UNKEPT
 from muster.data import ElasticSampler, shard_stream
+from muster.saved_steps import UNKEPT
 
 LIVES = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 4), st.integers(0, 12), st.booleans()),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from controller.admission.decision import decide
-from controller.admission.owner import owner_of
+from controller.owner_kinds import owner_of
 from injection import failure_policy
 from injection.failure_policy import policy_for
 from injection.injection import Request, inject

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controller.admission.decision import decide
-from controller.admission.owner import owner_of
+from controller.owner_kinds import owner_of
 from injection.injection import take_out
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.verdict.states import STATES
-from controller.cluster.series import REPEAT_S, SILENCE_S, Series, after_write, said, told_up_to
-from controller.events.job_events import WARNINGS, JobEvent, job_events
-from controller.jobs.state import JobState
-from controller.leader.decision import LEASE_S, Sighting, after, decide
+from controller.cluster.events import REPEAT_S, SILENCE_S, Series, after_write, said, told_up_to
+from controller.job_events import WARNINGS, JobEvent, job_events
+from controller.jobs import JobState
+from controller.leadership import LEASE_S, Sighting, next_step, sighting_after
 from rdzv.keys import JobKeys
 from rdzv.listing import decide as listing_of
 from rdzv.records.commit import Commit, LastCommit
@@ -201,14 +201,14 @@ def test_what_is_not_written_is_not_told() -> None:
 
 
 def test_a_lease_is_taken_once_its_holder_has_been_silent_by_our_own_clock() -> None:
-    seen = after(None, 100.0, "one", "7")
-    assert decide(100.0, "one", seen)[0] == "renew"
-    assert decide(100 + LEASE_S - 1, "two", seen)[0] == "wait"
-    assert decide(100 + LEASE_S, "two", seen)[0] == "take"
-    renewed = after(seen, 110.0, "one", "8")
-    assert decide(100 + LEASE_S, "two", renewed)[0] == "wait"
-    assert after(renewed, 120.0, "one", "8") is renewed
-    assert decide(0.0, "two", Sighting("", "1", 0.0))[0] == "take"
+    seen = sighting_after(None, 100.0, "one", "7")
+    assert next_step(100.0, "one", seen)[0] == "renew"
+    assert next_step(100 + LEASE_S - 1, "two", seen)[0] == "wait"
+    assert next_step(100 + LEASE_S, "two", seen)[0] == "take"
+    renewed = sighting_after(seen, 110.0, "one", "8")
+    assert next_step(100 + LEASE_S, "two", renewed)[0] == "wait"
+    assert sighting_after(renewed, 120.0, "one", "8") is renewed
+    assert next_step(0.0, "two", Sighting("", "1", 0.0))[0] == "take"
 
 
 def test_i9_a_wait_after_failed_starts_is_an_event_without_their_text() -> None:

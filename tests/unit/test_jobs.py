@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from controller.jobs.jobs import Jobs
-from controller.notices import decision
-from controller.notices.executor import NoticeExecutor
-from controller.notices.node import NodeSeen
-from controller.notices.policy import NoticePolicy
-from controller.owners import unplaced
-from controller.owners.pods import PodSeen
-from controller.owners.unplaced import UnplacedWriter
+from controller import notices, owner_reconciler
+from controller.jobs import Jobs
+from controller.notice_executor import NoticeExecutor
+from controller.notices import NodeSeen, NoticePolicy
+from controller.owner_reconciler import UnplacedWriter
+from controller.owners import PodSeen
 from rdzv.keys import ROOT, JobKeys
 from rdzv.records.commit import LastCommit
 from rdzv.records.job import Job
@@ -75,13 +73,13 @@ async def test_a_key_that_no_state_reads_wakes_nobody_and_is_not_kept(key: str) 
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[JobKeys]:
     """The jobs whose notices are decided, in order."""
     found: list[JobKeys] = []
-    real = decision.decide
+    real = notices.decide_notices
 
     def noted(time_s: float, nodes: Any, pods: Any, job: Any, *others: Any) -> Any:
         found.append(job.keys)
         return real(time_s, nodes, pods, job, *others)
 
-    monkeypatch.setattr(decision, "decide", noted)
+    monkeypatch.setattr(notices, "decide", noted)
     return found
 
 
@@ -111,13 +109,13 @@ async def test_pods_are_counted_again_only_when_they_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counted: list[int] = []
-    real = unplaced.unplaced
+    real = owner_reconciler.unplaced
 
     def noted(pods: Any) -> Any:
         counted.append(1)
         return real(pods)
 
-    monkeypatch.setattr(unplaced, "unplaced", noted)
+    monkeypatch.setattr(owner_reconciler, "unplaced", noted)
     store = MemoryStore()
     await put(store, ONE)
     pods: Any = Shown()

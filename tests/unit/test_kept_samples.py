@@ -14,11 +14,11 @@ import pytest
 
 from agent.rundir.progress import read_ranks
 from agent.verdict.last_save import LastSave
-from muster import checks, step_listeners
-from muster.cursor import CommittedStep, encode
+from muster import process
+from muster import saved_steps as step_listeners
 from muster.data import ElasticSampler
 from muster.progress import BLOCK_BYTES, ProgressFile
-from muster.saved_steps import SavedSteps
+from muster.saved_steps import CommittedStep, SavedSteps, encode
 from rdzv.drain.cursors import NO_CURSOR, NO_VERDICT, samples_of, verdict
 from rdzv.drain.gate import Gate, Here, local
 from rdzv.drain.last_save import decide as decide_last
@@ -62,7 +62,7 @@ def adopted() -> Iterator[Any]:
 
 
 def of_a_wrong_loader() -> Iterator[Any]:
-    checks.refuse(ValueError("the loader has another batch sampler"))
+    process.refuse(ValueError("the loader has another batch sampler"))
     yield from followed()
 
 

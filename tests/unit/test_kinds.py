@@ -14,9 +14,8 @@ import pytest
 
 from console.remote.scaling.owner import scaled_owner
 from controller.admission.decision import decide
-from controller.admission.owner import owner_of
 from controller.cluster import paths
-from controller.owners.scale import replicas_of
+from controller.owner_kinds import owner_of, replicas_of
 from injection import kinds
 from injection.counts import of_replicas
 from injection.injection import Request, inject

@@ -54,11 +54,11 @@ BY_NAME = ("muster/__init__.py",)
 
 NEEDS = {
     **CALLBACKS,
-    "muster/accelerate_parts.py": {"torch", "accelerate"},
+    "muster/torch_parts.py": {"torch", "accelerate"},
     "muster/checkpoints.py": {"torch"},
-    "muster/choice.py": {"torch"},
+    "muster/checkpoints.py": {"torch"},
     "muster/torch_parts.py": {"torch"},
-    "muster/lightning_in_place.py": {"lightning", "torch"},
+    "muster/lightning_loops.py": {"lightning", "torch"},
     "muster/transformers_data.py": {"torch"},
     "muster/transformers_in_place.py": {"accelerate", "torch", "transformers"},
     **{
@@ -68,7 +68,7 @@ NEEDS = {
 }
 """What is only imported by a callback, and needs what that one needs."""
 
-USES = {"muster/bijection.py": {"numpy"}, "muster/data/loader_worker.py": {"torch"}}
+USES = {"muster/orders.py": {"numpy"}, "muster/data/loader.py": {"torch"}}
 """What is faster with it, or fits into it, and does without it as well."""
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.leader.decision import GIVE_UP_S
-from controller.leader.leadership import Leadership
+from controller.leadership import GIVE_UP_S, Leadership
 from rdzv.errors import ClusterRefused
 
 pytestmark = pytest.mark.virtual

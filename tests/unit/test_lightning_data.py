@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.lightning_data import recount
+from muster.lightning_loops import recount
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from muster import lineage
-from muster.lineage import Lineage
+from muster import process
+from muster.process import Lineage
 
 
 @pytest.mark.parametrize(
@@ -31,5 +31,5 @@ def test_a_process_that_cannot_be_looked_at_is_still_there(
     own = Lineage({})
     own._above = [(os.getpid(), os.getppid())]
     assert not own.broken
-    monkeypatch.setattr(lineage, "open", refuse, raising=False)
+    monkeypatch.setattr(process, "open", refuse, raising=False)
     assert own.broken == broken

@@ -18,7 +18,7 @@ import muster.gate
 import muster.progress
 from console.job.forget import forgetting
 from muster import resuming
-from muster.tag import world_tag
+from muster.resuming import world_tag
 from rdzv.drain.cursors import NO_CURSOR
 from rdzv.drain.decision import decide
 from rdzv.drain.gate import Gate

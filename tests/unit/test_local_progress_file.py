@@ -20,7 +20,7 @@ import muster.progress
 from agent.rundir.progress import is_gone, read_line, read_lines, read_ranks
 from launcher_shim.rundir.rank_reports import is_whole
 from muster.progress import BLOCK_BYTES, ProgressFile
-from muster.tag import world_tag
+from muster.resuming import world_tag
 from rdzv.records.progress import RankProgress
 
 ROOT = Path(muster.__file__).parent

@@ -10,13 +10,25 @@ from typing import Any
 
 import pytest
 
-from controller.conditions import DEFAULT_CONDITIONS, ConditionRule, NodeCondition
-from controller.notices import decision as notices
-from controller.notices.decision import Asked, NoticeDecision, decide, signs_of
-from controller.notices.node import NodeSeen, node_seen
-from controller.notices.policy import NoticePolicy
-from controller.owners.pods import PodSeen, pod_seen
-from controller.taints import DEFAULT_TAINTS, Taint, TaintRule
+from controller import notices
+from controller.node_signs import (
+    DEFAULT_CONDITIONS,
+    DEFAULT_TAINTS,
+    ConditionRule,
+    NodeCondition,
+    Taint,
+    TaintRule,
+)
+from controller.notices import (
+    Asked,
+    NodeSeen,
+    NoticeDecision,
+    NoticePolicy,
+    decide_notices,
+    node_seen,
+    signs_of,
+)
+from controller.owners import PodSeen, pod_seen
 from rdzv.drain.transactions import take_over
 from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.store import KeyValue
@@ -155,7 +167,7 @@ def test_a_node_that_is_gone_lifts_nothing() -> None:
     held = drain("a", source=CONTROLLER)
     cluster.drains["uid-a"] = held
     asked = {"uid-a": Asked(frozenset({"cordon"}))}
-    made = decide(0.0, {}, cluster.pods, cluster.state(), asked, NoticePolicy())
+    made = decide_notices(0.0, {}, cluster.pods, cluster.state(), asked, NoticePolicy())
     assert made.lifts == ()
     assert made.asked["uid-a"].signs == {"cordon"}
 
@@ -199,7 +211,7 @@ def test_the_drain_of_a_preempted_pod_says_so_whoever_asked_for_it() -> None:
 
     def decided(held: Drain) -> NoticeDecision:
         cluster.drains["uid-a"] = held
-        return decide(0.0, cluster.nodes, cluster.pods, cluster.state(), {}, NoticePolicy())
+        return decide_notices(0.0, cluster.nodes, cluster.pods, cluster.state(), {}, NoticePolicy())
 
     ended = replace(drain("a", source="prestop"), ending=True)
     made = decided(ended)

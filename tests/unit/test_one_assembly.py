@@ -29,7 +29,7 @@ CLIENT = "rdzv/job.py"
 MADE_IN = {
     ("rdzv.mirror", "Mirror"): {
         CLIENT,
-        "controller/jobs/jobs.py",  # all jobs of a store at once
+        "controller/jobs.py",  # all jobs of a store at once
         "rdzv/membership.py",  # one read, shown as a membership: nothing follows the store
         "tests/contract/test_slow_relist.py",
         "tests/contract/test_watching.py",
@@ -37,7 +37,7 @@ MADE_IN = {
     },
     ("rdzv.mirror", "Watching"): {
         CLIENT,
-        "controller/jobs/jobs.py",
+        "controller/jobs.py",
         "tests/contract/test_slow_relist.py",
         "tests/contract/test_watching.py",
     },

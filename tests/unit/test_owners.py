@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from controller.owners.annotations import EVERY_S, due_s
-from controller.owners.owners import Owners
-from controller.owners.pods import pod_seen
-from controller.owners.scale import Scale, decide, is_autoscaled, replicas_of, steady_s
+from controller.owner_kinds import Scale, desired_nodes, is_autoscaled, replicas_of, steady_s
+from controller.owners import EVERY_S, Owners, due_s, pod_seen
 from injection.kinds import KINDS
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry
@@ -118,7 +116,7 @@ def test_replicas_become_desired_unless_a_person_has_said_otherwise_since(
     history: list[HistoryEntry],
     written: int | None,
 ) -> None:
-    scale, why = decide(replicas, seen, Job(2, 4, desired=desired), history)
+    scale, why = desired_nodes(replicas, seen, Job(2, 4, desired=desired), history)
     assert (scale and scale.desired) == written
     assert why
 

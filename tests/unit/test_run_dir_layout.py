@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 import muster.gate
-import muster.gate_page
 import muster.progress
 import muster.shard_line
-import muster.world.order
+import muster.world.conduct
 from launcher_shim.rundir import layout
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +22,7 @@ MISTAKABLE |= {layout.LAUNCH, layout.WORKERS, layout.TORCHRUN, layout.MUSTER_RUN
 MISTAKABLE |= {layout.HOROVODRUN, layout.WORLD}
 """Names that are words as well: where they stand between quotes, they may mean something else."""
 
-REPEATS = ("muster/gate.py", "muster/gate_page.py", "muster/shard_line.py")
+REPEATS = ("muster/gate.py", "muster/gate.py", "muster/shard_line.py")
 """Modules of ``import muster``, which has no layout beside it."""
 
 
@@ -56,12 +55,12 @@ def test_a_name_stands_in_the_layout_alone(package: str) -> None:
 
 def test_import_muster_repeats_the_names_that_it_uses() -> None:
     assert muster.gate.GATE_NAME == layout.GATE
-    assert muster.gate_page.PAGE_NAME == layout.GATE_PAGE
+    assert muster.gate.PAGE_NAME == layout.GATE_PAGE
     assert muster.gate.ENVIRONMENT_NAME == layout.ENVIRONMENT
     assert muster.progress.DIRECTORY_NAME == layout.PROGRESS
     assert f"{layout.PROGRESS}/{muster.progress.IMPORTED_NAME}" == layout.IMPORTED
     assert muster.shard_line.SOCKET_NAME == layout.SHARDS_SOCKET
-    assert muster.world.order.WORLD_NAME == layout.WORLD
+    assert muster.world.conduct.WORLD_NAME == layout.WORLD
 
 
 def test_the_script_for_horovodrun_prints_the_host_list() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import muster.gate
 import muster.progress
 from agent.rundir.progress import read_ranks
-from muster.tag import ALONE, FIRST, TAG, save_tag, world_tag
+from muster.resuming import ALONE, FIRST, TAG, save_tag, world_tag
 from rdzv.drain.gate import Gate, Here, local
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.codec import TAG as STORED
@@ -50,7 +50,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodGate:
 
 
 def test_rounds_of_a_life_are_counted_alike() -> None:
-    assert muster.tag.ROUNDS_PER_LIFE == ROUNDS_PER_LIFE
+    assert muster.resuming.ROUNDS_PER_LIFE == ROUNDS_PER_LIFE
 
 
 @given(st.integers(0, 10**9), st.text(max_size=20), st.integers(0, 10**9), st.text(max_size=20))

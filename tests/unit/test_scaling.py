@@ -14,7 +14,7 @@ from console.remote.scaling.claim import OperationClaim, claim_of, claim_patch, 
 from console.remote.scaling.departure import COST, WhoLeaves, ahead_of, departure
 from console.remote.scaling.owner import ScaledOwner, scaled_owner
 from console.remote.scaling.pods import ScaledPod, joined, scaled_pod
-from controller.admission.owner import Owner
+from controller.owner_kinds import Owner
 from injection.kinds import KINDS
 from rdzv.errors import ConfigError
 from rdzv.records.sizes import Sizes

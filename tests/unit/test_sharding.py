@@ -10,9 +10,9 @@ import pytest
 
 import muster
 import muster.data
-from muster import resuming, sharding, step_listeners
+from muster import resuming, saved_steps, sharding
+from muster.orders import ShardOrder
 from muster.shard_log import Save
-from muster.shard_order import ShardOrder
 from muster.sharding import Alone, Desk, Shards, ShardsLost
 
 ORDER = ShardOrder(10, 4, None)
@@ -21,7 +21,7 @@ ORDER = ShardOrder(10, 4, None)
 @pytest.fixture(autouse=True)
 def _no_former_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharding, "_desks", {})
-    monkeypatch.setattr(step_listeners, "listeners", [])
+    monkeypatch.setattr(saved_steps, "listeners", [])
 
 
 class Told:
@@ -167,7 +167,7 @@ def test_shards_go_on_after_the_step_that_the_script_says_it_starts_from(
     def first(step: int, **given: int) -> int:
         monkeypatch.setattr(sharding, "_desks", {})
         muster.data.shards(10, shard_size=4, **given)  # type: ignore[arg-type]
-        step_listeners.arrive(step)
+        saved_steps.at_boundary(step)
         began = told.asked[-1]["start"]
         assert isinstance(began, int)
         return began
@@ -177,13 +177,13 @@ def test_shards_go_on_after_the_step_that_the_script_says_it_starts_from(
     assert not caplog.records
     assert first(701) == 640
     assert "if a later checkpoint was loaded" in caplog.text
-    monkeypatch.setattr(step_listeners, "listeners", [])
+    monkeypatch.setattr(saved_steps, "listeners", [])
     with pytest.raises(ValueError, match="records would be lost"):
         first(601)
-    monkeypatch.setattr(step_listeners, "listeners", [])
+    monkeypatch.setattr(saved_steps, "listeners", [])
     assert first(640) == 640, "a loop that begins with its boundary has trained nothing there"
-    step_listeners.arrive(641)
-    monkeypatch.setattr(step_listeners, "listeners", [])
+    saved_steps.at_boundary(641)
+    monkeypatch.setattr(saved_steps, "listeners", [])
     assert first(601, start=600) == 600
     assert resuming.check_start(700, "/checkpoints") == 700
     assert first(701) == 700

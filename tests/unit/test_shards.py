@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster import sharding, step_listeners
+from muster import saved_steps, sharding
+from muster.orders import ShardOrder
 from muster.shard_log import ShardLog
-from muster.shard_order import ShardOrder
 from rdzv.intervals import Intervals, common, covers, length, lowest, normal, union, without
 from rdzv.records.shards import (
     OpenShards,
@@ -478,7 +478,7 @@ def test_all_data_sets_of_a_world_begin_from_the_step_that_its_weights_were_of(
     monkeypatch.setattr(sharding, "last_commit", lambda: next(commits))
     monkeypatch.setattr(sharding, "ShardLine", Line)
     monkeypatch.setattr(sharding, "_desks", {})
-    monkeypatch.setattr(step_listeners, "listeners", [])
+    monkeypatch.setattr(saved_steps, "listeners", [])
     monkeypatch.setenv("MUSTER_RUN_DIR", "/nowhere")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "digits")
     for name in ("train", "held-out"):  # the second one after the first epoch

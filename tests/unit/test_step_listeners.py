@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from muster import step_listeners
+from muster import saved_steps
 from muster.draining import Drain
 from muster.gate import GateFile
 from muster.progress import ProgressFile
-from muster.step_listeners import Listener
+from muster.saved_steps import Listener
 from rdzv.drain.gate import Gate
 from tests.support.sidecars.pod_gate import PodGate, beside
 
@@ -52,7 +52,7 @@ def pod(tmp_path: Path) -> PodGate:
 @pytest.fixture
 def heard(pod: PodGate, monkeypatch: pytest.MonkeyPatch) -> Heard:
     one = Heard(pod)
-    monkeypatch.setattr(step_listeners, "listeners", [Listener(one.arrive, one.save)])
+    monkeypatch.setattr(saved_steps, "listeners", [Listener(one.arrive, one.save)])
     return one
 
 

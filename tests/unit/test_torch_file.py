@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from muster.torch_file import step_in, whole_step
+from muster.lightning_files import step_in, whole_step
 
 WEIGHTS = bytes(range(256)) * 64
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from muster.transformers_wiring import fault_in_place
-from muster.world.order import comes_later
+from muster.transformers_data import fault_in_place
+from muster.world.conduct import comes_later
 
 
 def trainer(args: dict[str, Any], **given: Any) -> Any:

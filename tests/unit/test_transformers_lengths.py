@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from muster.data import ElasticSampler
-from muster.transformers_lengths import ByLength
+from muster.transformers_data import ByLength
 
 ROWS, BATCH = 100, 16
 LENGTHS = [1 + number * 37 % 61 for number in range(ROWS)]

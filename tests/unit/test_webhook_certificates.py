@@ -14,13 +14,13 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.certificates.keeper import pair_in, with_pair
-from controller.certificates.pair import LEAF_DAYS, Pair, due, make, renewal
+from controller.certificate_keeper import pair_in, with_pair
+from controller.certificates import LEAF_DAYS, Pair, due, make_pair, renewal
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 NAMES = ("muster-controller.muster-system.svc",)
-MADE = make(None, NAMES, NOW)
-OTHER = make(None, NAMES, NOW)
+MADE = make_pair(None, NAMES, NOW)
+OTHER = make_pair(None, NAMES, NOW)
 
 
 def test_one_is_made_where_there_is_none_and_kept_while_it_is_good() -> None:
@@ -32,7 +32,7 @@ def test_one_is_made_where_there_is_none_and_kept_while_it_is_good() -> None:
 def test_a_renewal_changes_nothing_that_is_trusted_and_an_expired_one_is_renewed() -> None:
     for later in (renewal(MADE), NOW + timedelta(days=10 * LEAF_DAYS)):
         assert due(MADE, NAMES, later) is not None
-        renewed = make(MADE, NAMES, later)
+        renewed = make_pair(MADE, NAMES, later)
         assert (renewed.authority, due(renewed, NAMES, later)) == (MADE.authority, None)
         leaf = x509.load_pem_x509_certificate(renewed.certificate)
         leaf.verify_directly_issued_by(x509.load_pem_x509_certificate(MADE.authority))
@@ -41,7 +41,7 @@ def test_a_renewal_changes_nothing_that_is_trusted_and_an_expired_one_is_renewed
 def test_another_name_and_an_authority_near_its_end_make_a_new_one() -> None:
     assert due(MADE, ("other.svc",), NOW) is not None
     old = NOW + timedelta(days=3600)
-    assert make(MADE, NAMES, old).authority != MADE.authority
+    assert make_pair(MADE, NAMES, old).authority != MADE.authority
 
 
 FIELDS = st.sampled_from(["authority", "authority_key", "certificate", "key"])
@@ -52,7 +52,7 @@ def test_what_somebody_wrote_into_the_secret_is_replaced_and_raises_nothing(
     field: str, content: bytes | None
 ) -> None:
     broken = replace(MADE, **{field: getattr(OTHER, field) if content is None else content})
-    made: Pair = make(broken, NAMES, NOW)
+    made: Pair = make_pair(broken, NAMES, NOW)
     assert due(made, NAMES, NOW) is None
     if field != "authority_key":
         assert due(broken, NAMES, NOW) is not None
@@ -68,7 +68,7 @@ def test_keys_of_a_kind_that_is_not_known_are_replaced() -> None:
         broken = replace(MADE, **{field: foreign})
         why = due(broken, NAMES, NOW)
         assert why is None if field == "authority_key" else "cannot be read" in str(why)
-        made = make(broken, NAMES, NOW)
+        made = make_pair(broken, NAMES, NOW)
         assert due(made, NAMES, NOW) is None
         assert (made.authority == MADE.authority) is (field == "key")
 

@@ -9,8 +9,21 @@ from pathlib import Path
 import pytest
 
 from muster.world import conduct
-from muster.world.conduct import BREAK, END, GO, JOIN, PARK, PUBLISH, TODAY, WAIT, WorldRank, decide
-from muster.world.order import Order, OrderFile, parse
+from muster.world.conduct import (
+    BREAK,
+    END,
+    GO,
+    JOIN,
+    PARK,
+    PUBLISH,
+    TODAY,
+    WAIT,
+    Order,
+    OrderFile,
+    WorldRank,
+    decide,
+    parse,
+)
 
 IN_2 = WorldRank(number=2, step=7, epoch=5, formed=2, grouped=True, tried=2)
 """A rank that trains in world 2."""

@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from muster.cursor import CommittedStep
-from muster.tag import ALONE, ROUNDS_PER_LIFE, world_tag
-from muster.world_mark import LaterWorld, WorldMark, is_left_behind, mark, marked
+from muster.resuming import (
+    ALONE,
+    ROUNDS_PER_LIFE,
+    LaterWorld,
+    WorldMark,
+    is_left_behind,
+    mark,
+    marked,
+    world_tag,
+)
+from muster.saved_steps import CommittedStep
 
 Make = Callable[..., WorldMark]
 EARLIER, LATER = world_tag("job", 3, "a:1"), world_tag("job", 4, "b:1")

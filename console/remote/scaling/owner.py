@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controller.admission.owner import Owner
+from controller.owner_kinds import Owner
 from injection.counts import below
 from injection.kinds import Kind, Scaling, kind_of
 from rdzv.errors import ConfigError

@@ -11,9 +11,8 @@ import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from controller.access.certificates import make_members
-from controller.certificates.keeper import pair_in, with_pair
-from controller.certificates.pair import due
+from controller.certificate_keeper import pair_in, with_pair
+from controller.certificates import due, make_members
 from tests.support.cluster.chart_release import NAMESPACE, RELEASE
 from tests.support.cluster.lab import Kubelab, Object
 from tests.support.waiting import wait_until

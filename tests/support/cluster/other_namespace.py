@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
-from controller.admission.owner import Reference
+from controller.owner_kinds import Reference
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry

@@ -10,14 +10,19 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from controller.conditions import NodeCondition
-from controller.jobs.state import JobState
-from controller.notices import decision as notices
-from controller.notices.decision import Asked, NoticeDecision, after_ask, after_lift, decide
-from controller.notices.node import NodeSeen
-from controller.notices.policy import NoticePolicy
-from controller.owners.pods import PodSeen
-from controller.taints import Taint
+from controller import notices
+from controller.jobs import JobState
+from controller.node_signs import NodeCondition, Taint
+from controller.notices import (
+    Asked,
+    NodeSeen,
+    NoticeDecision,
+    NoticePolicy,
+    after_ask,
+    after_lift,
+    decide_notices,
+)
+from controller.owners import PodSeen
 from rdzv.drain.transactions import cancel
 from rdzv.keys import JobKeys
 from rdzv.listing import decide as listing_of
@@ -181,7 +186,7 @@ class Cluster:
         """Decide once, hold that against the rules, and carry it out."""
         before = dict(self.drains)
         state = self.state()
-        made = decide(self.now, self.nodes, self.pods, state, self.asked, POLICY)
+        made = decide_notices(self.now, self.nodes, self.pods, state, self.asked, POLICY)
         self.asked = dict(made.asked)
         for lift in made.lifts:
             held = before[lift.drain.pod_uid]

@@ -12,8 +12,7 @@ from unittest.mock import patch
 import agent.world.report
 import rdzv.world.decision
 from muster.world import conduct
-from muster.world.conduct import WorldRank
-from muster.world.order import FORM, IDLE, LEAVE, Order
+from muster.world.conduct import FORM, IDLE, LEAVE, Order, WorldRank
 from rdzv.world.decision import WorldDecision, WorldSnapshot
 
 Patch = AbstractContextManager[Any]

@@ -19,8 +19,7 @@ import agent.world.shown
 import rdzv.world.decision
 from launcher_shim.c10d.rounds.records import Seat
 from muster.world import conduct
-from muster.world.conduct import WorldRank
-from muster.world.order import HOLD, Order, parse
+from muster.world.conduct import HOLD, Order, WorldRank, parse
 from rdzv.records.progress import RankInWorld, RankProgress
 from rdzv.records.sizes import Sizes
 from rdzv.records.world import WorldChange, WorldReport

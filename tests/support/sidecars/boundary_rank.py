@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from launcher_shim.rundir import layout
-from muster import boundary, tag
+from muster import boundary, resuming
 from muster.progress import RankIdentity
 from muster.saved_steps import SavedSteps
 from rdzv.drain.gate import Gate
@@ -75,14 +75,14 @@ class BoundaryRank:
 
     def _ask_for_tag(self) -> str:
         """Return the tag of its world, as ``muster.save_tag()`` does."""
-        if self._tag < tag.FIRST:
+        if self._tag < resuming.FIRST:
             gate = self._gate()
             if gate is not None and gate.master == self._told.master:
-                own = tag.world_tag(gate.run, gate.round, gate.master)
+                own = resuming.world_tag(gate.run, gate.round, gate.master)
             else:
                 address, _, port = self._told.master.partition(":")
                 environ = {"MASTER_ADDR": address, "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": ""}
-                own = tag.unconfirmed_tag(RankIdentity(environ), environ)
+                own = resuming.unconfirmed_tag(RankIdentity(environ), environ)
             if own != self._tag:
                 self._tag = own
                 self._saved.forget()

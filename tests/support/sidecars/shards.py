@@ -15,8 +15,8 @@ from agent.parts import member_parts
 from agent.shards.desk import ShardDesk
 from agent.shards.request import ShardReply, ShardRequest
 from agent.surroundings import MemberSettings
+from muster.orders import ShardOrder
 from muster.shard_log import ShardLog
-from muster.shard_order import ShardOrder
 from rdzv.drain.inputs import LiveRound, LiveRounds
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys

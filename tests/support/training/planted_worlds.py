@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from muster.world import conduct, group, state
+from muster.world import conduct, group, parts
 from muster.world.loop import Step
 
 
@@ -21,17 +21,17 @@ def formed_before_the_state() -> None:
         dist.broadcast_object_list(box, src=source)
         return box[0]
 
-    state.Parts.hand_over = hand_over  # type: ignore[method-assign]
+    parts.Parts.hand_over = hand_over  # type: ignore[method-assign]
 
 
 def without_buffers() -> None:
     """The state has no buffers."""
-    state._tensors_of = lambda module: [*module.named_parameters()]
+    parts._tensors_of = lambda module: [*module.named_parameters()]
 
 
 def without_moments() -> None:
     """The state of an optimizer is left out."""
-    state._parameters = lambda optimizer: []
+    parts._parameters = lambda optimizer: []
 
 
 def number_reused() -> None:
@@ -89,7 +89,7 @@ def steps_before_all_have_formed() -> None:
 
 def batch_not_read_again() -> None:
     """The place in the data stays after the batch of a broken step."""
-    state.Parts.undo = lambda self: None  # type: ignore[method-assign]
+    parts.Parts.undo = lambda self: None  # type: ignore[method-assign]
 
 
 PLANTS: dict[str, Callable[[], None]] = {

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The webhook's certificates: issued, renewed, and published to the API server."""

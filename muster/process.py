@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process of a rank: its place in the world, the torchrun above it, and what ends it.
+
+A rank's parent is torchrun itself, or a script that torchrun was told to start instead of Python
+(``torchrun --no-python ./train.sh``) and that lives on when torchrun is killed. A fault of the
+setup ends the script before a sample or a step is lost; ``MUSTER_CHECKS=warn`` logs it instead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from typing import Callable, Iterator, List, Mapping, Optional, Tuple
+
+HOROVODS = ("horovod.torch", "horovod.tensorflow", "horovod.tensorflow.keras", "horovod.keras")
+
+
+def own_world(call: str) -> Tuple[int, int]:
+    """Return the rank and the world size for ``call``, which was given none.
+
+    An initialized process group of torch, or Horovod, is asked; else it is the environment, and a
+    process alone is rank 0 of 1. Raises ``ValueError`` if they differ, or if horovodrun has started
+    the process and Horovod is not initialized.
+    """
+    environ = os.environ
+    set_ = "RANK" in environ or "WORLD_SIZE" in environ
+    said = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
+    for name in ("torch.distributed", *HOROVODS):
+        library = sys.modules.get(name)
+        if library is None or not getattr(library, "is_initialized", lambda: False)():
+            continue
+        size = getattr(library, "get_world_size" if name == "torch.distributed" else "size")()
+        rank = getattr(library, "get_rank" if name == "torch.distributed" else "rank")()
+        if set_ and (rank, size) != said:
+            raise ValueError(
+                "%s: %s has rank %d of %d, and RANK and WORLD_SIZE say rank %d of %d: give it rank="
+                " and world_size=" % (call, name, rank, size, *said)
+            )
+        return int(rank), int(size)
+    if not set_ and int(environ.get("HOROVOD_SIZE", "1")) > 1:
+        raise ValueError(
+            "%s: horovodrun has started this process, and Horovod is not initialized: call"
+            " hvd.init() before, or give it rank=hvd.rank() and world_size=hvd.size()" % call
+        )
+    return said
+
+
+def leave_at_exit() -> None:
+    """Let this process leave a process group of Gloo's before Python ends, if no error ends it.
+
+    A thread of Gloo's needs Python to free a tensor. If Python has ended, the thread aborts the
+    process, and torchrun restarts the whole world for a rank that has trained to its end.
+    """
+    atexit.register(_leave, os.getpid())
+
+
+def _leave(process: int) -> None:
+    dist = sys.modules.get("torch.distributed")
+    if os.getpid() != process or getattr(sys, "last_value", None) is not None:
+        return
+    if dist is None or not getattr(dist, "is_initialized", lambda: False)():
+        return
+    if dist.get_backend() == "gloo":  # to leave one of NCCL may wait for ranks that are gone
+        dist.destroy_process_group()
+
+
+DEPTH_MAX = 32
+OWN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "RANK")
+"""Variables that torchrun sets for a rank, and for the scripts around it, and does not have in its
+own environment, or has with other values if another torchrun's rank has started it."""
+
+
+class Lineage:
+    """The ancestors of this process up to its torchrun; just the parent if the system is not Linux.
+
+    Raises nothing: a process that cannot be inspected is taken for torchrun.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        own = {name: environ.get(name) for name in OWN}
+        self._parent = pid = os.getppid()
+        pid = sys.__dict__.get("muster_stub", pid)
+        self._above: List[Tuple[int, int]] = []
+        """Process and parent, for each ancestor below torchrun."""
+        while own[OWN[0]] and len(self._above) < DEPTH_MAX and _has_environment(pid, own):
+            try:
+                parent = _parent_of(pid)
+            except OSError:
+                break
+            if not parent:
+                break
+            self._above.append((pid, parent))
+            pid = parent
+
+    @property
+    def broken(self) -> bool:
+        """Whether an ancestor is gone, so that nobody above it knows of this process any more."""
+        if os.getppid() != self._parent:
+            return True
+        return any(_is_gone(pid, parent) for pid, parent in self._above)
+
+
+def report_imports() -> None:
+    """Let the zygote that this process is a fork of import the same modules for the next ones.
+
+    Does nothing in any other process, or a second time; see ``launcher_shim.pod.warm``.
+    """
+    report: Optional[Callable[[], None]] = sys.__dict__.pop("muster_imported", None)
+    if report is not None:
+        report()
+
+
+def _has_environment(pid: int, own: Mapping[str, Optional[str]]) -> bool:
+    """Return whether a process was started with the rank's variables."""
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            parts = file.read().decode(errors="surrogateescape").split("\0")
+    except OSError:
+        return False
+    environ = dict(part.split("=", 1) for part in parts if "=" in part)
+    return all(environ.get(name) == value for name, value in own.items())
+
+
+def _is_gone(pid: int, parent: int) -> bool:
+    """Return whether a process has ended, or its parent has."""
+    try:
+        return _parent_of(pid) != parent
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except OSError:
+        return False  # it cannot be inspected, as when this process has no file descriptor left
+
+
+def _parent_of(pid: int) -> int:
+    """Read the parent of a process; raises ``OSError``."""
+    with open("/proc/%d/stat" % pid, "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[1])
+
+
+log = logging.getLogger(__name__)
+
+
+def end_without_torchrun() -> None:
+    """End this process: no torchrun is left to let it go on, or to end it."""
+    log.error("the torchrun of this rank is gone while the rank waits: the rank ends, too")
+    os._exit(128 + signal.SIGTERM)
+
+
+def end_well(why: str) -> None:
+    """End the process at once with status 0: the world that its script may call is gone."""
+    log.warning("%s", why)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with suppress(OSError, ValueError):  # closed, or without a reader
+                stream.flush()
+    os._exit(0)
+
+
+@contextmanager
+def sigterm_ends() -> Iterator[None]:
+    """Let SIGTERM end the process within the block: a handler might wait for others."""
+    handler = signal.getsignal(signal.SIGTERM)
+    ours_to_set = threading.current_thread() is threading.main_thread() and handler is not None
+    if ours_to_set:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if ours_to_set:
+            signal.signal(signal.SIGTERM, handler)
+
+
+CHECKS_VARIABLE = "MUSTER_CHECKS"
+
+passed_over: List[str] = []
+"""Faults that this process was let pass: its saves then do not count as keeping samples."""
+
+
+def refuse(error: Exception) -> None:
+    """Raise ``error``, or log it as a warning with ``MUSTER_CHECKS=warn``."""
+    if os.environ.get(CHECKS_VARIABLE) != "warn":
+        raise error
+    passed_over.append(str(error))
+    log.warning("%s (%s=warn: training goes on)", error, CHECKS_VARIABLE)
