@@ -19,8 +19,7 @@ from operator import index
 from types import TracebackType
 from typing import Any, Deque, Optional, Tuple, Type
 
-from muster import boundary
-from muster import saved_steps as step_listeners
+from muster import boundary, saved_steps
 from muster.gate import POLL_S, GateFile, Reading, own_gate
 from muster.process import Lineage, end_well, end_without_torchrun, report_imports, sigterm_ends
 from muster.progress import ProgressFile, own_file
@@ -137,7 +136,7 @@ class Drain:
                 )
             begins_late(step, self._committed)
         self._boundary = step
-        step_listeners.boundaries += 1
+        saved_steps.boundaries += 1
         if file is None:
             return False
         if self._rank.saving:
@@ -148,8 +147,8 @@ class Drain:
         # A call that has nothing to do is left out: this is all that a step costs.
         if file.saved.named:
             file.saved.come_to(step)
-        if step_listeners.listeners:
-            step_listeners.at_boundary(step)
+        if saved_steps.listeners:
+            saved_steps.at_boundary(step)
         if self._later:
             self._note_later()
         self._write_progress(self._rank)
@@ -183,7 +182,7 @@ class Drain:
         if earlier or not self._is_due(step, "committed"):
             self._tell_saved(step, text)
             return
-        why = step_listeners.at_save(step)
+        why = saved_steps.at_save(step)
         if why:
             self.failed(step, why)
             return
@@ -275,10 +274,10 @@ class Drain:
             return False
         if self._file is None or not self._file.of_this_process:
             return False
-        if step_listeners.listeners and threading.get_ident() != self._thread:
+        if saved_steps.listeners and threading.get_ident() != self._thread:
             self._later.append((step, cursor))
             return False
-        why = step_listeners.at_save(step)
+        why = saved_steps.at_save(step)
         if why:
             log.warning("cannot record the save of step %d: %s", step, why)
             return False

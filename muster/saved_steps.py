@@ -109,8 +109,8 @@ class Listener(NamedTuple):
     ends the process.
     """
 
-    at_boundary: Callable[[int], None]
-    at_save: Callable[[int], str]
+    arrive: Callable[[int], None]
+    save: Callable[[int], str]
 
 
 listeners: List[Listener] = []

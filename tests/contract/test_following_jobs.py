@@ -19,7 +19,6 @@ import pytest
 from controller import job_events, leadership, owner_reconciler
 from controller import owners as owners_read
 from controller.cluster import events as cluster_events
-from controller.cluster import events as series
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
@@ -71,7 +70,7 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         (leadership, "GIVE_UP_S", 600.0),
         (leadership, "CALL_S", CALL_S),
         (leadership, "LEASE_S", 600.0),
-        (series, "REPEAT_S", 0.1),
+        (cluster_events, "REPEAT_S", 0.1),
         (cluster_events, "AGAIN_S", 0.05),
         (owners_read, "FRESH_S", 0.0),
         (job_events, "OWNER_RETRY_S", 0.05),
@@ -240,7 +239,7 @@ async def test_the_worlds_of_a_time_without_replicas_are_told_by_the_next_leader
     fake: FakeApi, store: Store, monkeypatch: pytest.MonkeyPatch, had: str
 ) -> None:
     """The one before had noted less than it had told."""
-    monkeypatch.setattr(series, "REPEAT_S", 30.0)
+    monkeypatch.setattr(cluster_events, "REPEAT_S", 30.0)
     monkeypatch.setattr(leadership, "LEASE_S", 1.0)
     await begin(store)
     await join(store, "a", "b")

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import StepLR
 import muster
 import muster.gate
 import muster.progress
+from muster.torch_parts import fault
 from rdzv.drain.gate import Gate
 from rdzv.records.commit import LastCommit
 from tests.support.sidecars.pod_gate import PodGate
@@ -280,14 +281,14 @@ def test_ranks_that_would_not_train_one_model_are_refused(
 ) -> None:
     model = nn.Linear(1, 1)
     made = optimizer(model) if optimizer else SGD(model.parameters(), 0.1)
-    assert said in fault_of_prepared(model, [made], world_size)
-    assert bool(said) == bool(fault_of_prepared(model, [made], world_size))
+    assert said in fault(model, [made], world_size)
+    assert bool(said) == bool(fault(model, [made], world_size))
 
 
 def test_a_model_that_nobody_averages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.torch_parts.dist.is_initialized", lambda: True)
     model = nn.Linear(1, 1)
-    said = fault_of_prepared(model, [SGD(model.parameters(), 0.1)], 2)
+    said = fault(model, [SGD(model.parameters(), 0.1)], 2)
     assert "each rank would train a model of its own: give it DistributedDataParallel" in said
 
 

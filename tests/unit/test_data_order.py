@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import orders as bijection
+from muster import orders
 from muster.orders import BITS_MAX, Bijection, places
 
 SIZE = 20_000
@@ -37,7 +37,7 @@ def test_places_without_numpy_are_the_same(
     listed = [start + at * step + place for at in range(many) for place in range(first, last)]
     assert [int(place) for place in places(start, step, many, first, last)] == listed
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bijection, "numpy", None)
+        patch.setattr(orders, "numpy", None)
         assert places(start, step, many, first, last) == listed
 
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from controller import job_events as reporter
-from controller import notice_executor as notices
-from controller import notices, process
+from controller import job_events as published
+from controller import notice_executor, notices, process
 from controller.cluster.collection import Collection
 from controller.job_events import EventReporter, job_events
 from controller.jobs import Jobs
@@ -141,7 +140,7 @@ async def test_a_job_that_brings_out_a_defect_silences_no_other(
             raise ValueError("a defect")
         return job_events(before, state, since)
 
-    monkeypatch.setattr(reporter, "job_events", job_events_with_a_defect)
+    monkeypatch.setattr(published, "job_events", job_events_with_a_defect)
     store = MemoryStore()
     await store.txn([], [Put(keys.job, Job(1, 4).to_json()) for keys in (BAD, GOOD)])
 
@@ -154,7 +153,9 @@ async def test_a_job_that_brings_out_a_defect_silences_no_other(
     assert [one.event for one in caplog.records] == ["defect"]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("of", "part"), [(notices, "decide"), (notices, "first_write")])
+@pytest.mark.parametrize(
+    ("of", "part"), [(notices, "decide_notices"), (notice_executor, "first_write")]
+)
 async def test_a_job_that_brings_out_a_defect_keeps_no_other_from_its_notice(
     of: ModuleType, part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from agent.rundir.progress import read_ranks
 from agent.verdict.last_save import LastSave
-from muster import process
-from muster import saved_steps as step_listeners
+from muster import process, saved_steps
 from muster.data import ElasticSampler
 from muster.progress import BLOCK_BYTES, ProgressFile
 from muster.saved_steps import CommittedStep, SavedSteps, encode
@@ -34,7 +33,7 @@ STOOD = "not kept: the data cursor is the one of step 2"
 
 @pytest.fixture(autouse=True)
 def no_listeners(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_listeners, "listeners", [])
+    monkeypatch.setattr(saved_steps, "listeners", [])
 
 
 def sampler_of() -> ElasticSampler:
@@ -67,7 +66,7 @@ def of_a_wrong_loader() -> Iterator[Any]:
 
 
 def with_shards() -> Iterator[Any]:
-    step_listeners.listeners.append(step_listeners.Listener(lambda step: None, lambda step: ""))
+    saved_steps.listeners.append(saved_steps.Listener(lambda step: None, lambda step: ""))
     yield from iter([None] * 9)
 
 

@@ -56,14 +56,12 @@ NEEDS = {
     **CALLBACKS,
     "muster/torch_parts.py": {"torch", "accelerate"},
     "muster/checkpoints.py": {"torch"},
-    "muster/checkpoints.py": {"torch"},
-    "muster/torch_parts.py": {"torch"},
     "muster/lightning_loops.py": {"lightning", "torch"},
     "muster/transformers_data.py": {"torch"},
     "muster/transformers_in_place.py": {"accelerate", "torch", "transformers"},
     **{
         f"muster/world/{name}.py": {"torch"}
-        for name in ("faults", "feed", "group", "loop", "reentry", "replica", "state")
+        for name in ("feed", "group", "loop", "parts", "reentry")
     },
 }
 """What is only imported by a callback, and needs what that one needs."""
