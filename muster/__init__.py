@@ -6,7 +6,11 @@ one name that needs torch. What concerns samples is in ``muster.data``, one call
 ``muster.transformers`` and ``muster.lightning``, what elastic Horovod needs in ``muster.horovod``.
 """
 
-from typing import TYPE_CHECKING
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from muster.draining import Drain, drain
 from muster.progress import announce, report_step
@@ -25,8 +29,6 @@ if TYPE_CHECKING:
     from muster.sharding import ShardsLost as ShardsLost
     from muster.sharding import shards as shards
     from muster.training import Training, train
-else:
-    from muster.later_names import of_muster as __getattr__  # noqa: F401
 
 __version__ = "0.2.0.dev0"
 
@@ -44,3 +46,41 @@ __all__ = [
     "save_tag",
     "train",
 ]
+
+LATER = {
+    "LaterWorld": "muster.resuming",
+    "Training": "muster.training",
+    "train": "muster.training",
+}
+"""The module of each name that costs more to import than a drain needs."""
+
+FORMER = {
+    "BatchPlan": ("muster.batches", "muster.data.BatchPlan"),
+    "Shards": ("muster.sharding", "muster.data.Shards"),
+    "ShardsLost": ("muster.sharding", "muster.data.ShardsLost"),
+    "batch_plan": ("muster.batches", "muster.data.batch_plan(...)"),
+    "check_start": ("muster.resuming", "with muster.drain(start=step, where=directory)"),
+    "report_save": ("muster.horovod", "muster.horovod.committed(step)"),
+    "save_asked": ("muster.horovod", "muster.horovod.commit_due(step)"),
+    "scale_lr": ("muster.batches", "muster.data.scale_lr(...)"),
+    "shards": ("muster.sharding", "muster.data.shards(...)"),
+}
+"""The module of each name of 0.1.0, and what to write instead."""
+
+RENAMED = {"report_save": "committed"}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Import a name when a script first uses it; those of 0.1.0 warn what to write instead."""
+        if name in LATER:
+            return getattr(import_module(LATER[name]), name)
+        if name not in FORMER:
+            raise AttributeError("module 'muster' has no attribute %r" % name)
+        module, instead = FORMER[name]
+        warnings.warn(
+            "muster.%s goes with the next release: write %s" % (name, instead),
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(import_module(module), RENAMED.get(name, name))

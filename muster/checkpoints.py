@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
 import torch.distributed as dist
 
-from muster.progress import RankIdentity
+from muster.process import RankIdentity
 from muster.resuming import TAG, is_left_behind, last_commit
 from muster.saved_steps import CommittedStep
 from muster.torch_parts import TorchParts

@@ -20,7 +20,7 @@ import zlib
 from typing import Any, NamedTuple, Optional, Tuple
 
 from muster.boundary import RankGate
-from muster.progress import RankIdentity
+from muster.process import RankIdentity
 from muster.saved_steps import CommittedStep, decode
 
 PAGE_NAME = "gate.page"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of a rank: its place in the world, the torchrun above it, and what ends it.
+"""The process of a rank: its identity and place in the world, its torchrun, and what ends it.
 
 A rank's parent is torchrun itself, or a script that torchrun was told to start instead of Python
 (``torchrun --no-python ./train.sh``) and that lives on when torchrun is killed. A fault of the
@@ -9,13 +9,14 @@ setup ends the script before a sample or a step is lost; ``MUSTER_CHECKS=warn`` 
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 import signal
 import sys
 import threading
 from contextlib import contextmanager, suppress
-from typing import Callable, Iterator, List, Mapping, Optional, Tuple
+from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 HOROVODS = ("horovod.torch", "horovod.tensorflow", "horovod.tensorflow.keras", "horovod.keras")
 
@@ -188,3 +189,82 @@ def refuse(error: Exception) -> None:
         raise error
     passed_over.append(str(error))
     log.warning("%s (%s=warn: training goes on)", error, CHECKS_VARIABLE)
+
+
+def master_of(environ: Mapping[str, str]) -> str:
+    """Return the name of the round in torchrun; empty outside of it."""
+    if "TORCHELASTIC_RUN_ID" not in environ:
+        return ""
+    return "%s:%s" % (environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", ""))
+
+
+class RankIdentity:
+    """The rank and round of this process, from its launcher's environment.
+
+    ``master`` names the round: with a worker store of its own for each round, no two rounds of a
+    job share an address and port. It is empty outside torchrun.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.rank = int(environ.get("RANK", "0"))
+        self.local_rank = int(environ.get("LOCAL_RANK", "0"))
+        self.world_size = int(environ.get("WORLD_SIZE", "1"))
+        self.local_world_size = int(environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.restart = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.of_torchrun = "TORCHELASTIC_RUN_ID" in environ
+        self.master = master_of(environ)
+
+
+LINE_READS = 5
+"""Maximum number of reads of a line that its owner may just be overwriting."""
+LINE_MAX = 4096
+
+
+class FileOwner(NamedTuple):
+    """A process: its number, when it began in clock ticks since boot, and its round's name."""
+
+    pid: int
+    started: int
+    master: str
+
+
+def living_owner(path: str) -> Optional[FileOwner]:
+    """Return the owner of the file at ``path``; None if there is none, or it has ended."""
+    for _ in range(LINE_READS):
+        try:
+            with open(path, "rb") as file:
+                fields = json.loads(file.read(LINE_MAX))
+            owner = FileOwner(int(fields["pid"]), int(fields["started"]), str(fields["master"]))
+        except OSError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            continue  # parts of two lines
+        return owner if began(str(owner.pid)) == owner.started else None
+    return None
+
+
+def began(process: str) -> Optional[int]:
+    """Read when a process, by number or "self", began, in ticks since boot; None if it has ended.
+
+    Fields 3 and 22 of proc(5)'s ``stat``.
+    """
+    try:
+        with open(os.path.join("/proc", process, "stat"), "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+forks = 0
+"""Number of forks between the first process that imported this module and this one: looked at with
+each step, in a tenth of the time that the kernel takes to tell the process's id."""
+
+
+def _count_fork() -> None:
+    global forks
+    forks += 1
+
+
+if hasattr(os, "register_at_fork"):  # else nothing forks
+    os.register_at_fork(after_in_child=_count_fork)

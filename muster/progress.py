@@ -10,60 +10,19 @@ parts of two writes finds a wrong checksum and reads again.
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import time
 import zlib
 from contextlib import suppress
 from operator import index
-from typing import Callable, Mapping, NamedTuple, Optional, Tuple
+from typing import Callable, Mapping, Optional, Tuple
 
+from muster import process
 from muster.boundary import Rank
-from muster.process import leave_at_exit
+from muster.process import FileOwner, RankIdentity, began, leave_at_exit, living_owner, master_of
 from muster.saved_steps import NOT_PLAIN, CursorFile, SavedSteps, plain
 from muster.waiting import offer_stacks, watch
-
-READS = 5
-"""Maximum number of reads of a line that its owner may just be overwriting."""
-LINE_MAX = 4096
-
-
-class FileOwner(NamedTuple):
-    """A process: its number, when it began in clock ticks since boot, and its round's name."""
-
-    pid: int
-    started: int
-    master: str
-
-
-def living_owner(path: str) -> Optional[FileOwner]:
-    """Return the owner of the file at ``path``; None if there is none, or it has ended."""
-    for _ in range(READS):
-        try:
-            with open(path, "rb") as file:
-                fields = json.loads(file.read(LINE_MAX))
-            owner = FileOwner(int(fields["pid"]), int(fields["started"]), str(fields["master"]))
-        except OSError:
-            return None
-        except (ValueError, KeyError, TypeError):
-            continue  # parts of two lines
-        return owner if began(str(owner.pid)) == owner.started else None
-    return None
-
-
-def began(process: str) -> Optional[int]:
-    """Read when a process, by number or "self", began, in ticks since boot; None if it has ended.
-
-    Fields 3 and 22 of proc(5)'s ``stat``.
-    """
-    try:
-        with open(os.path.join("/proc", process, "stat"), "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return None if fields[0] in (b"Z", b"X") else int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
 
 log = logging.getLogger(__name__)
 
@@ -80,38 +39,6 @@ VARYING_BYTES = 660
 
 WORLD_BYTES = 512
 """Maximum length of what a rank says of a world that changes in place."""
-
-
-_forks = 0
-"""Number of forks between the first process that imported this module and this one: looked at with
-each step, in a tenth of the time that the kernel takes to tell the process's id."""
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-if hasattr(os, "register_at_fork"):  # else nothing forks
-    os.register_at_fork(after_in_child=_count_fork)
-
-
-class RankIdentity:
-    """The rank and round of this process, from its launcher's environment.
-
-    ``master`` names the round: with a worker store of its own for each round, no two rounds of a
-    job share an address and port. It is empty outside torchrun.
-    """
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self.rank = int(environ.get("RANK", "0"))
-        self.local_rank = int(environ.get("LOCAL_RANK", "0"))
-        self.world_size = int(environ.get("WORLD_SIZE", "1"))
-        self.local_world_size = int(environ.get("LOCAL_WORLD_SIZE", "1"))
-        self.restart = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        self.of_torchrun = "TORCHELASTIC_RUN_ID" in environ
-        self.master = _master(environ)
-
 
 TIMED_S, TIMED_MAX_S = 1.0, 1e6
 """Bounds on the times of saves that are reported, in seconds: shorter ones endanger no drain."""
@@ -140,7 +67,7 @@ class ProgressFile:
         self.rank = rank = RankIdentity(environ)
         self._path = os.path.join(directory, "%d.json" % rank.local_rank)
         self._pid = os.getpid()
-        self._forks = _forks
+        self._forks = process.forks
         self._started = began("self") or 0
         self._of_horovod = "HOROVOD_RANK" in environ
         self._foreign = False
@@ -198,7 +125,7 @@ class ProgressFile:
     @property
     def of_this_process(self) -> bool:
         """Whether this process created it, and not one that this process was forked from."""
-        return self._forks == _forks
+        return self._forks == process.forks
 
     @property
     def has_spoken(self) -> bool:
@@ -216,7 +143,7 @@ class ProgressFile:
         away: bool = False,
     ) -> None:
         """Write the whole line; raises ``OSError``. ``docs/training.md`` has the fields."""
-        if self._forks != _forks or (self._descriptor < 0 and self.is_foreign):
+        if self._forks != process.forks or (self._descriptor < 0 and self.is_foreign):
             return
         if self._first < 0:
             self._first = step
@@ -396,7 +323,7 @@ def announce() -> None:
     Without it, a sidecar could not tell a rank that still loads from one that never reports a step.
     The rank leaves its process group as it ends.
     """
-    run_dir, master = os.environ.get("MUSTER_RUN_DIR"), _master(os.environ)
+    run_dir, master = os.environ.get("MUSTER_RUN_DIR"), master_of(os.environ)
     if run_dir and master:
         leave_at_exit()
         directory = os.path.join(run_dir, DIRECTORY_NAME)
@@ -409,12 +336,6 @@ def announce() -> None:
             with os.fdopen(descriptor, "w") as file:
                 os.fchmod(descriptor, 0o644)  # the sidecar is another user, whatever the umask is
                 file.write(NOT_PLAIN.sub("?", master))
-
-
-def _master(environ: Mapping[str, str]) -> str:
-    if "TORCHELASTIC_RUN_ID" not in environ:
-        return ""
-    return "%s:%s" % (environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", ""))
 
 
 _file: Optional[ProgressFile] = None

@@ -17,8 +17,8 @@ from contextlib import suppress
 from typing import Callable, Mapping, Optional
 
 from muster.gate import own_gate
-from muster.process import refuse
-from muster.progress import RankIdentity, own_file
+from muster.process import RankIdentity, refuse
+from muster.progress import own_file
 from muster.saved_steps import CommittedStep
 
 log = logging.getLogger(__name__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has been trained of a data set's shards: a rank's log, and positions in a checkpoint.
+"""The shards of a data set that a rank has trained: its log, and positions in a checkpoint.
 
 Places in the log are counted along one line, the epochs one after the other; records given to the
 loop count as trained with the step whose boundary it comes to next. In a checkpoint are the

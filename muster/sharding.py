@@ -14,8 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from muster import saved_steps
 from muster.orders import ShardOrder
-from muster.process import refuse
-from muster.progress import RankIdentity
+from muster.process import RankIdentity, refuse
 from muster.resuming import last_commit, started_from
 from muster.shard_line import ShardLine
 from muster.shard_log import Save, Shard, ShardLog

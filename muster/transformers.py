@@ -47,7 +47,6 @@ from muster.transformers_data import (
     MODEL_ALONE,
     SHORT,
     TrainerData,
-    fault_in_place,
     total_batch,
 )
 from muster.world.conduct import comes_later
@@ -226,7 +225,7 @@ class MusterCallback(TrainerCallback):
         """Train in worlds that change in place; None where they cannot."""
         global _alone
         from muster.transformers_in_place import InPlaceTrain
-        from muster.world.reentry import FallsBack, changes_in_place
+        from muster.world.reentry import FallsBack, changes_in_place, fault_in_place
 
         assert self._data is not None
         wrong = MODEL_ALONE if trainer.args.save_only_model else fault_in_place(trainer)

@@ -90,36 +90,6 @@ def fault_of_trainer(trainer: Any, *, replace: bool) -> str:
     return ""
 
 
-def fault_in_place(trainer: Any) -> str:
-    """Return why a trainer cannot train on in another world of the same process; or ""."""
-    args, accelerator = trainer.args, trainer.accelerator
-    optimizer = str(getattr(args.optim, "value", args.optim))
-    sharded = (
-        getattr(trainer, "is_deepspeed_enabled", False)
-        or getattr(trainer, "is_fsdp_enabled", False)
-        or getattr(trainer, "is_fsdp_xla_enabled", False)
-        or getattr(trainer, "is_model_parallel", False)
-        or getattr(trainer, "is_distributed_loading_by_transformers", False)
-        or args.n_gpu > 1
-    )
-    if sharded:
-        return "it needs a whole model on each rank, by DistributedDataParallel: leave it out"
-    refused = {
-        "fp16=True": accelerator.scaler is not None,
-        "torch_compile": args.torch_compile,
-        "auto_find_batch_size": args.auto_find_batch_size,
-        "model_init": trainer.model_init is not None,
-        "neftune_noise_alpha": trainer.neftune_noise_alpha is not None,
-        "use_liger_kernel": args.use_liger_kernel,
-        "debug": bool(args.debug),
-        "optim=%r" % optimizer: "lomo" in optimizer or "layerwise" in optimizer,
-    }
-    found = [name for name, given in refused.items() if given]
-    if found:
-        return "it was not tried with %s: leave one of the two out" % ", ".join(found)
-    return ""
-
-
 def order(args: Any) -> str:
     """Return the order of data that the arguments ask for."""
     by_length = getattr(args, "group_by_length", False)  # before transformers 5

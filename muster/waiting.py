@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank does while it stands still: its stacks, and the share of its time that it waits.
+"""The standstill of a rank: its stacks, and the share of its time that it waits for others.
 
 ``faulthandler`` writes the stacks when ``muster-run`` asks, from the signal's handler itself, so a
 rank that hangs in C code answers as well. The share is taken by samples: ranks of a world leave

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beside a sampler: the ``DataLoader`` around it, its worker processes, and the steps counted.
+"""Data beside its sampler: faults of the loader and of a stream, workers, and steps counted.
 
 A loader takes batches ahead of training, so a step of which none was taken is certainly not
 trained. Needs no torch: a script that has not imported it has no such loader.
@@ -7,6 +7,7 @@ trained. Needs no torch: a script that has not imported it has no such loader.
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import contextmanager
 from typing import Any, Iterator, Tuple
@@ -141,3 +142,45 @@ class CountedSteps:
         if not 0 < self._count < passed:
             return ""
         return "sampler.advance() was not called after each step"
+
+
+def not_streamable(dataset: Any) -> str:
+    """Return what a data set lacks to be streamed from any position; or ""."""
+    count = getattr(dataset, "num_shards", None)
+    if not isinstance(count, int) or not callable(getattr(dataset, "shard", None)):
+        return (
+            "it has no shards (num_shards, shard(num_shards, index)), as a streamed data set of"
+            " Hugging Face's datasets has: for rows by number use ElasticSampler"
+        )
+    if count < 1:
+        return "it has no shards (num_shards=%d)" % count
+    part = dataset.shard(count, 0)
+    if not hasattr(part, "state_dict") or not hasattr(part, "load_state_dict"):
+        return (
+            "its shards keep no place (state_dict, load_state_dict): load it with streaming=True,"
+            " or use ElasticSampler for rows by number"
+        )
+    state = part.state_dict()
+    try:
+        kept = json.loads(json.dumps(state, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        return "the state of a shard is no JSON: %s" % error
+    return "" if kept == state else "the state of a shard is another one as JSON"
+
+
+def inexact(dataset: Any) -> str:
+    """Return why going on from a state would lose or repeat samples, as far as can be seen."""
+    if getattr(dataset, "_distributed", None) is not None:
+        return "the data set is divided by node already: leave out split_dataset_by_node"
+    stages = [getattr(dataset, "_ex_iterable", None)]
+    while stages:
+        stage = stages.pop()
+        if "Shuffled" in type(stage).__name__:
+            return (
+                "shuffle() reads samples into a buffer which no state contains, so they would be"
+                " lost: leave it out, and mix by seed= and lanes="
+            )
+        if stage is not None:
+            stages.append(getattr(stage, "ex_iterable", None))
+            stages.extend(getattr(stage, "ex_iterables", ()))
+    return ""

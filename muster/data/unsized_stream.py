@@ -13,7 +13,6 @@ positions after it: what a loader's workers have read ahead is not trained.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections import deque
@@ -33,7 +32,7 @@ from typing import (
     Union,
 )
 
-from muster.data.loader import hidden, iterable_kind, worker
+from muster.data.loader import hidden, inexact, iterable_kind, not_streamable, worker
 from muster.orders import ShardOrder
 from muster.process import own_world, refuse
 from muster.resuming import save_tag
@@ -326,16 +325,16 @@ def elastic_stream(
     Raises ``TypeError`` if ``dataset`` is no such data set, and ``ValueError`` if it cannot go on
     exactly, or has fewer shards than the world has ranks.
     """
-    wrong = _not_streamable(dataset)
+    wrong = not_streamable(dataset)
     if wrong:
         raise TypeError("elastic_stream(%s): %s" % (type(dataset).__name__, wrong))
     if index(batch_size) < 1 or index(lanes) < 1:
         raise ValueError(
             "elastic_stream: batch_size=%d and lanes=%d are from 1 on" % (batch_size, lanes)
         )
-    inexact = _inexact(dataset)
-    if inexact:
-        refuse(ValueError("elastic_stream: " + inexact))
+    wrong = inexact(dataset)
+    if wrong:
+        refuse(ValueError("elastic_stream: " + wrong))
     if rank is None or world_size is None:
         own, size = own_world("elastic_stream")
         rank = own if rank is None else rank
@@ -363,48 +362,6 @@ def _restored(fields: Dict[str, Any]) -> Any:
     stream = object.__new__(iterable_kind(ElasticStream))
     stream.__dict__.update(fields)
     return stream
-
-
-def _not_streamable(dataset: Any) -> str:
-    """Return what a data set lacks to be streamed from any position; or ""."""
-    count = getattr(dataset, "num_shards", None)
-    if not isinstance(count, int) or not callable(getattr(dataset, "shard", None)):
-        return (
-            "it has no shards (num_shards, shard(num_shards, index)), as a streamed data set of"
-            " Hugging Face's datasets has: for rows by number use ElasticSampler"
-        )
-    if count < 1:
-        return "it has no shards (num_shards=%d)" % count
-    part = dataset.shard(count, 0)
-    if not hasattr(part, "state_dict") or not hasattr(part, "load_state_dict"):
-        return (
-            "its shards keep no place (state_dict, load_state_dict): load it with streaming=True,"
-            " or use ElasticSampler for rows by number"
-        )
-    state = part.state_dict()
-    try:
-        kept = json.loads(json.dumps(state, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        return "the state of a shard is no JSON: %s" % error
-    return "" if kept == state else "the state of a shard is another one as JSON"
-
-
-def _inexact(dataset: Any) -> str:
-    """Return why going on from a state would lose or repeat samples, as far as can be seen."""
-    if getattr(dataset, "_distributed", None) is not None:
-        return "the data set is divided by node already: leave out split_dataset_by_node"
-    stages = [getattr(dataset, "_ex_iterable", None)]
-    while stages:
-        stage = stages.pop()
-        if "Shuffled" in type(stage).__name__:
-            return (
-                "shuffle() reads samples into a buffer which no state contains, so they would be"
-                " lost: leave it out, and mix by seed= and lanes="
-            )
-        if stage is not None:
-            stages.append(getattr(stage, "ex_iterable", None))
-            stages.extend(getattr(stage, "ex_iterables", ()))
-    return ""
 
 
 def _alike(fresh: Any, state: Any) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a script has of a world: the batches of its steps, and its replicated model.
+"""The batches of a script's steps in whichever world, and its model replicated in each.
 
 A loader reads ahead, by the division of the world that it has begun in. So it begins again at the
 cursor when the world has changed, and when a step broke. The constructor of

@@ -173,3 +173,33 @@ def changes_in_place() -> bool:
     if file is None or file.is_foreign or not run_dir:
         return False
     return OrderFile(run_dir).read() is not None
+
+
+def fault_in_place(trainer: Any) -> str:
+    """Return why transformers' Trainer cannot train on in another world of a process; or ""."""
+    args, accelerator = trainer.args, trainer.accelerator
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    sharded = (
+        getattr(trainer, "is_deepspeed_enabled", False)
+        or getattr(trainer, "is_fsdp_enabled", False)
+        or getattr(trainer, "is_fsdp_xla_enabled", False)
+        or getattr(trainer, "is_model_parallel", False)
+        or getattr(trainer, "is_distributed_loading_by_transformers", False)
+        or args.n_gpu > 1
+    )
+    if sharded:
+        return "it needs a whole model on each rank, by DistributedDataParallel: leave it out"
+    refused = {
+        "fp16=True": accelerator.scaler is not None,
+        "torch_compile": args.torch_compile,
+        "auto_find_batch_size": args.auto_find_batch_size,
+        "model_init": trainer.model_init is not None,
+        "neftune_noise_alpha": trainer.neftune_noise_alpha is not None,
+        "use_liger_kernel": args.use_liger_kernel,
+        "debug": bool(args.debug),
+        "optim=%r" % optimizer: "lomo" in optimizer or "layerwise" in optimizer,
+    }
+    found = [name for name, given in refused.items() if given]
+    if found:
+        return "it was not tried with %s: leave one of the two out" % ", ".join(found)
+    return ""

@@ -14,7 +14,7 @@ pytest.importorskip("torch.distributed", reason="the store is torch's")
 from torch.distributed import TCPStore
 
 from muster import checkpoints
-from muster.progress import RankIdentity
+from muster.process import RankIdentity
 from tests.support.ports import free_ports
 
 pytestmark = pytest.mark.timeout(120)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from muster.progress import RankIdentity
+from muster.process import RankIdentity
 from muster.resuming import ALONE, world_tag
 from muster.saved_steps import CommittedStep
 from tests.support.launchers.refused import OWN_LAUNCHER

@@ -19,7 +19,7 @@ from agent.stuck.frames import stance
 from launcher_shim.pod import ranks as desk
 from launcher_shim.rundir import layout
 from muster import waiting as library
-from muster.progress import began
+from muster.process import began
 from tests.support.programs import older_pythons
 from tests.support.sources import ROOT
 

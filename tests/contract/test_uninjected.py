@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controller.admission import turns
+from controller.admission import injector
 from controller.admission.injector import AdmissionMetrics, Injector
 from controller.admission.uninjected import UninjectedPods, selects
 from controller.cluster import paths
@@ -42,7 +42,7 @@ BOUNDS = ("min_nodes", "max_nodes", "job")
 @pytest.fixture
 async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeApi]:
     make_patient(monkeypatch)
-    monkeypatch.setattr(turns, "PLAN_TIMEOUT_S", 150.0)
+    monkeypatch.setattr(injector, "PLAN_TIMEOUT_S", 150.0)
     async with FakeApi(tmp_path) as fake:
         others = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["closed"]}
         hook = {

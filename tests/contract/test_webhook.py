@@ -20,7 +20,7 @@ import pytest
 
 from agent.config.table import load
 from controller import process
-from controller.admission import decision, turns
+from controller.admission import decision
 from controller.admission import decision as verdicts
 from controller.admission import injector as admission
 from controller.admission.injector import AdmissionMetrics, Injector
@@ -92,7 +92,7 @@ async def injecting(fake: FakeApi) -> AsyncIterator[Injector]:
 
 @pytest.fixture
 async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeApi]:
-    monkeypatch.setattr(turns, "PLAN_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(admission, "ANSWER_TIMEOUT_S", PATIENCE_S)
     async with FakeApi(tmp_path) as fake:
         await fake.put(SECRET, {})
@@ -214,15 +214,15 @@ async def test_a_pod_whose_plan_does_not_end_is_admitted_and_holds_nobody_up(
         return plan(pod, *given, **more)
 
     monkeypatch.setattr(verdicts, "decide", stuck)
-    monkeypatch.setattr(turns, "PLANNERS", planners + 1)
-    monkeypatch.setattr(turns, "PLAN_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(admission, "PLANNERS", planners + 1)
+    monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", PATIENCE_S)
     slow = {**pod, "metadata": {**pod["metadata"], "name": "stuck"}}
     try:
         async with controller(fake, HandHour()) as one, asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(one.ask(slow, f"a{n}")) for n in range(planners)]
             assert "patch" in await one.ask(pod)
             assert not any(task.done() for task in asked)
-            monkeypatch.setattr(turns, "PLAN_TIMEOUT_S", 0.0)
+            monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", 0.0)
             assert (await one.ask(slow))["warnings"] == [
                 f"muster: admitted without Muster: {admission.TOO_SLOW}"
             ]
@@ -269,7 +269,7 @@ async def test_a_plan_is_too_slow_by_its_own_processor_time(
         return plan(*given, **more)
 
     monkeypatch.setattr(verdicts, "decide", slow)
-    monkeypatch.setattr(turns, "PLAN_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", 0.3)
     async with injecting(fake) as injector:
         asked = asyncio.create_task(injector.verdict(pod, "team", 100))
         try:
@@ -292,7 +292,7 @@ async def test_reviews_under_way_of_a_namespace_are_bounded(
         return plan(*given, **more)
 
     monkeypatch.setattr(verdicts, "decide", stuck)
-    size = turns.NAMESPACE_MAX_BYTES // 8
+    size = admission.NAMESPACE_MAX_BYTES // 8
     monkeypatch.setattr(admission, "POD_MAX_BYTES", size)
     async with injecting(fake) as injector, asyncio.TaskGroup() as tasks:
         asked = [tasks.create_task(injector.verdict(pod, "many", size)) for _ in range(8)]
@@ -321,18 +321,18 @@ async def test_a_plan_has_its_time_from_its_begin_and_not_from_its_place_in_the_
         return plan(*given, **more)
 
     monkeypatch.setattr(verdicts, "decide", slow)
-    monkeypatch.setattr(turns, "PLANNERS", 1)
-    monkeypatch.setattr(turns, "PLAN_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(admission, "PLANNERS", 1)
+    monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(admission, "ANSWER_TIMEOUT_S", PATIENCE_S)
     try:
         async with controller(fake, HandHour()) as one, asyncio.TaskGroup() as tasks:
             first = tasks.create_task(one.ask(pod))
             await asyncio.to_thread(begun.wait, PATIENCE_S)
-            monkeypatch.setattr(turns, "PLAN_TIMEOUT_S", 0.0)
+            monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", 0.0)
             second = tasks.create_task(one.ask(pod))
             answered, _ = await asyncio.wait({second}, timeout=1.0)
             assert not answered
-            monkeypatch.setattr(turns, "PLAN_TIMEOUT_S", PATIENCE_S)
+            monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", PATIENCE_S)
             ends.set()
             assert "patch" in await first
             assert "patch" in await second

@@ -14,7 +14,7 @@ import pytest
 import muster
 import muster.data
 from console.local.demo import SCRIPT as SCRIPT_OF_DEMO
-from muster.later_names import FORMER
+from muster import FORMER
 from tests.support.sources import ROOT
 
 SCRIPT = """\

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from muster.transformers_data import fault_in_place
 from muster.world.conduct import comes_later
+from muster.world.reentry import fault_in_place
 
 
 def trainer(args: dict[str, Any], **given: Any) -> Any:

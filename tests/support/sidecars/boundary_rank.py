@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from launcher_shim.rundir import layout
 from muster import boundary, resuming
-from muster.progress import RankIdentity
+from muster.process import RankIdentity
 from muster.saved_steps import SavedSteps
 from rdzv.drain.gate import Gate
 from rdzv.records.progress import RankProgress
