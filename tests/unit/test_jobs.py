@@ -79,7 +79,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[JobKeys]:
         found.append(job.keys)
         return real(time_s, nodes, pods, job, *others)
 
-    monkeypatch.setattr(notices, "decide", noted)
+    monkeypatch.setattr(notices, "decide_notices", noted)
     return found
 
 
