@@ -35,12 +35,11 @@ from launcher_shim.rundir.rank_reports import StepLine
 from rdzv.dataclass import dataclass
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.members.losses import Losses
+from rdzv.members.gone import Losses, RollBack
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import EMPTY_LEASE_TIMES, Held
-from rdzv.members.roll_back import RollBack
 from rdzv.reconcile import Kernel
-from rdzv.shards.ledger import ShardLedger
+from rdzv.shard_ledger import ShardLedger
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from agent.tunnel.identity import make_identity
 from launcher_shim.exit_status import EXIT_DEFECT, EXIT_DONE, EXIT_UNAVAILABLE, EXIT_USAGE
 from launcher_shim.horovod.hosts import token_of
 from rdzv.errors import ConfigError, MusterError, StoreError
-from rdzv.store.open import open_store
+from rdzv.store.etcd.client import open_store
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from agent.parts import job_client, launcher_parts, member_parts
 from agent.rundir.files import RunDir
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from rdzv.errors import Fenced, StoreUnavailable
-from rdzv.flags import named
 from rdzv.members.registration import Held
-from rdzv.race import first_of
+from rdzv.reconcile import first_of
+from rdzv.sentences import named
 
 log = logging.getLogger(__name__)
 

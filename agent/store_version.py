@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from rdzv.diary import Diary
 from rdzv.errors import StoreError
 from rdzv.job import JobClient
 from rdzv.reconcile import Loop, Outlook
-from rdzv.store.etcd.versions import FLOOR, judge
+from rdzv.sentences import Diary
+from rdzv.store.etcd.answers import FLOOR, judge_version
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class StoreVersion(Loop):
         return Outlook(look_at_s=self.clock() + self._repeat_s)
 
     def _log_change(self, endpoint: str, version: str) -> None:
-        level, why = judge(version)
+        level, why = judge_version(version)
         fault = level == "fault"
         sentence = f"the store at {endpoint}: {why}" + (f": use {FLOOR}, or later" if fault else "")
         extra = {"event": "store_version", "version": version}

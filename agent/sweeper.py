@@ -11,10 +11,9 @@ from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.rounds.stages import SHARED_RUN
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys, last_name
-from rdzv.members.leftovers import kept, leftovers, oldest
+from rdzv.members.gone import kept, leftovers, oldest
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
-from rdzv.records.history import HistoryEntry
-from rdzv.records.round_number import ROUNDS_PER_LIFE
+from rdzv.records.history import ROUNDS_PER_LIFE, HistoryEntry
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, KeyValue
 

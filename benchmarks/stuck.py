@@ -30,9 +30,8 @@ from benchmarks.figures import Bar, Figure
 from controller.job_events import job_events
 from controller.jobs import JobState
 from rdzv.keys import JobKeys
-from rdzv.listing import decide
 from rdzv.records.history import HistoryEntry
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import KeyValue
 
 SCRIPT = Path(__file__).with_name("standing.py")
@@ -371,8 +370,8 @@ def events_of(name: str, entry: HistoryEntry) -> Sequence[Any]:
     """Return the Events that the controller makes of an entry in the history."""
     keys, nothing = JobKeys("local", name), Snapshot(revision=1)
     kv = KeyValue(keys.history_entry(1, entry.member, entry.what), entry.to_json(), 1, 1, 1, 0)
-    before = JobState(keys, 0, nothing, decide(nothing))
-    return job_events(before, JobState(keys, 1, nothing, decide(nothing), (kv,)), 0)
+    before = JobState(keys, 0, nothing, listing_of(nothing))
+    return job_events(before, JobState(keys, 1, nothing, listing_of(nothing), (kv,)), 0)
 
 
 async def _calm(folder: Path, number: int, steps: int) -> tuple[int, int]:

@@ -20,8 +20,8 @@ from injection import injection
 from injection.injection import Request
 from injection.remarks import Remark
 from injection.settings import TABLE
-from rdzv.counting import counted
 from rdzv.errors import ConfigError
+from rdzv.sentences import counted
 
 _BOM = "\ufeff"
 _SWITCHES = ("wrap", "pod_failure_policy")

@@ -12,7 +12,7 @@ import click
 from console.help import Command
 from launcher_shim.rundir import layout
 from rdzv.errors import ConfigError
-from rdzv.flags import named
+from rdzv.sentences import named
 
 ANSWER_TIMEOUT_S = 5.0
 

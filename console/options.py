@@ -23,7 +23,7 @@ from console.help import STORE_SECTION, SectionedOption
 from console.running import found, running
 from console.whereabouts import ClusterOptions, is_cluster_known, with_cluster_options
 from rdzv.errors import ConfigError, StoreUnavailable
-from rdzv.flags import named, variable_of
+from rdzv.sentences import named, variable_of
 
 _SHORT = {"--namespace": "-n"}
 """Short forms of settings."""

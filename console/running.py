@@ -21,7 +21,7 @@ from typing import TextIO
 
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
-from rdzv.flags import named, variable_of
+from rdzv.sentences import named, variable_of
 
 ATTEMPTS = 10
 PAUSE_S = 0.05

@@ -15,8 +15,7 @@ from console.options import configured_by, one_job
 from rdzv.errors import ConfigError
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access, password_in
-from rdzv.store.etcd.admin import auth_enabled
-from rdzv.store.etcd.rights import WRITE_TIMEOUT_S, JobRole, Rights
+from rdzv.store.etcd.admin import WRITE_TIMEOUT_S, JobRole, Rights, auth_enabled
 
 
 @click.command(

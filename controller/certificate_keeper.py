@@ -25,8 +25,7 @@ from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from controller.cluster.collection import Collection
 from rdzv.errors import ClusterError, ClusterRefused
-from rdzv.race import first_of
-from rdzv.reconcile import Loop, Outlook
+from rdzv.reconcile import Loop, Outlook, first_of
 
 log = logging.getLogger(__name__)
 

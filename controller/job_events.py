@@ -23,10 +23,9 @@ from rdzv.errors import ClusterUnavailable
 from rdzv.keys import JobKeys
 from rdzv.reconcile import Loop, Outlook
 from rdzv.records.drain import Drain
-from rdzv.records.failure import ordinal
-from rdzv.records.history import HistoryEntry
+from rdzv.records.history import HistoryEntry, shown_round
 from rdzv.records.job import Member
-from rdzv.records.round_number import shown_round
+from rdzv.records.troubles import ordinal
 
 Reason = (
     Literal[

@@ -19,9 +19,9 @@ from controller.cluster.collection import Collection
 from controller.jobs import Jobs, JobState
 from controller.owners import PodSeen, time_to_save_s
 from controller.page import rounds
-from rdzv.diary import Diary
 from rdzv.errors import ClusterError
 from rdzv.reconcile import Loop, Outlook
+from rdzv.sentences import Diary
 
 OF_JOB = ("job_namespace", "job_name")
 """Labels of a job's metrics; Prometheus overwrites ``namespace`` and ``job`` with the target's."""

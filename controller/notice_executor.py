@@ -30,8 +30,7 @@ from controller.owners import PodSeen
 from rdzv.drain.transactions import TOGETHER_MOST, cancel, change, first_write
 from rdzv.errors import StoreAmbiguous, StoreError
 from rdzv.keys import JobKeys
-from rdzv.race import first_of
-from rdzv.reconcile import Loop, Outlook
+from rdzv.reconcile import Loop, Outlook, first_of
 from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.store import Compare, Operation

@@ -25,8 +25,7 @@ from controller.owners import FRESH_S, Owners, OwnerSeen, PodSeen, annotations_o
 from injection.job_label import job_label
 from rdzv.errors import ClusterError, ClusterUnavailable, StoreError
 from rdzv.keys import JobKeys
-from rdzv.race import first_of
-from rdzv.reconcile import Loop, Outlook
+from rdzv.reconcile import Loop, Outlook, first_of
 from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.store import Compare, Put
 

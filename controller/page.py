@@ -18,9 +18,9 @@ from aiohttp import web
 
 from controller.jobs import Jobs, JobState
 from launcher_shim.c10d.rounds.records import Round
-from rdzv.drain.phases import phase_of
+from rdzv.drain.standing import phase_of
 from rdzv.errors import ConfigError, RecordError
-from rdzv.flags import named
+from rdzv.sentences import named
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8882; --good: #2a8a4a; --bad: #b5432a; }

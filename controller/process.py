@@ -49,9 +49,9 @@ from controller.owner_reconciler import OwnerReconciler, UnplacedWriter
 from controller.owners import Owners, pod_seen
 from controller.page import serving_page
 from rdzv.errors import ConfigError, MusterError
-from rdzv.flags import named
+from rdzv.sentences import named
 from rdzv.store.access import Access
-from rdzv.store.open import open_store
+from rdzv.store.etcd.client import open_store
 
 log = logging.getLogger(__name__)
 

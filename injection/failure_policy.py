@@ -17,7 +17,7 @@ from injection.workloads import Template, Workload, at
 from injection.yaml_tree import value_of
 from launcher_shim.exit_status import EXIT_TERMINATED
 from rdzv.errors import ConfigError
-from rdzv.flags import named
+from rdzv.sentences import named
 
 POLICY = "podFailurePolicy"
 RESTART = "restartPolicy"

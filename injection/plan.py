@@ -35,7 +35,7 @@ from injection.sidecar_resources import MEMORY
 from injection.workloads import Role, Template, Workload, at
 from injection.yaml_tree import child, value_of
 from rdzv.errors import ConfigError
-from rdzv.flags import named
+from rdzv.sentences import named
 
 
 @dataclass(slots=True)

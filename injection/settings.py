@@ -16,7 +16,7 @@ from agent.config.table import Setting, field, settings_of
 from injection import parsers
 from injection.parsers import SECRET_KEYS
 from rdzv.errors import ConfigError
-from rdzv.flags import named
+from rdzv.sentences import named
 
 DOMAIN = "muster.dev/"
 LABEL = DOMAIN + "job"

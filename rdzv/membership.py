@@ -9,18 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar, cast
 from urllib.parse import unquote
 
-from rdzv import listing
+from rdzv import snapshot as listing
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
-from rdzv.listing import Listing
 from rdzv.mirror import Mirror
-from rdzv.records.commit import Commit, LastCommit, Vote
-from rdzv.records.drain import Drain
-from rdzv.records.failure import Failure
+from rdzv.records.drain import Commit, Drain, LastCommit, Vote
 from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.progress import PodSaves
 from rdzv.records.quarantine import Quarantine
-from rdzv.records.saves import PodSaves
-from rdzv.snapshot import Snapshot
+from rdzv.records.troubles import Failure
+from rdzv.snapshot import Listing, Snapshot
 from rdzv.store import RangeResult, WatchEvent
 
 log = logging.getLogger(__name__)
@@ -88,7 +86,7 @@ class Membership:
     def listing(self) -> Listing:
         """Return the listing of ``snapshot``, without regard to rounds; computed once for each."""
         if self._listing is None:
-            self._listing = listing.decide(self.snapshot())
+            self._listing = listing.listing_of(self.snapshot())
         return self._listing
 
     async def changed_from(self, before: Snapshot) -> None:

@@ -16,12 +16,12 @@ from contextlib import aclosing, suppress
 from functools import partial
 from random import Random
 
-from rdzv.diary import Diary
 from rdzv.errors import Compacted, StoreError, StoreRefused, StoreUnavailable
 from rdzv.keys import spelled
+from rdzv.pacing import Doubling
 from rdzv.paging import PagedRead, Paging
+from rdzv.sentences import Diary
 from rdzv.store import WATCH_PROGRESS_S, KeyValue, Store, WatchEvent
-from rdzv.store.backoff import Doubling
 
 log = logging.getLogger(__name__)
 

@@ -17,15 +17,35 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field, replace
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from rdzv.dataclass import dataclass
-from rdzv.diary import Diary
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.job import JobClient
-from rdzv.race import first_of
+from rdzv.pacing import Doubling
+from rdzv.sentences import Diary
 from rdzv.store import Compare, GuardedWrites
-from rdzv.store.backoff import Doubling
+
+
+async def first_of(*waits: Awaitable[Any], timeout_s: float | None = None) -> Any:
+    """Wait until one of ``waits`` has ended, and cancel the others; return its result.
+
+    None if ``timeout_s`` has passed before; None or infinite: no limit. Raises what one that has
+    ended has raised.
+    """
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(
+            tasks,
+            timeout=None if timeout_s == math.inf else timeout_s,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        return next(iter([task.result() for task in tasks if task in done]), None)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
 
 log = logging.getLogger(__name__)
 

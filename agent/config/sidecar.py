@@ -13,7 +13,7 @@ from agent.config.size_faults import size_faults
 from agent.config.table import Setting, field
 from launcher_shim.pod.ranks import DEFAULT_STEPS, MAX_STEPS
 from rdzv.dataclass import dataclass
-from rdzv.flags import named
+from rdzv.sentences import named
 
 DELIVERED_VARIABLES = frozenset({"MUSTER_RUN_DIR", "MUSTER_MEMBER"})
 """Variables that a sidecar hands to the training container."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rdzv.flags import named
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
+from rdzv.sentences import named
 
 
 def size_faults(values: Mapping[str, Any]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
-from rdzv.flags import PREFIX, named, variable_of
+from rdzv.sentences import PREFIX, named, variable_of
 
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
 """Suffixes of the variables that Kubernetes adds for each Service, as for one called muster."""

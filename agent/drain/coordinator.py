@@ -17,11 +17,10 @@ from agent.drain.view import DrainView, turn_of
 from rdzv.drain import decision as draining
 from rdzv.drain.decision import DrainDecision
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, observe
-from rdzv.drain.phases import phase_of
+from rdzv.drain.standing import phase_of
 from rdzv.drain.transactions import transaction
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
-from rdzv.records.commit import LastCommit
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Drain, LastCommit
 from rdzv.records.history import HistoryEntry
 from rdzv.snapshot import Snapshot
 from rdzv.store import GuardedWrites

@@ -20,12 +20,11 @@ from agent.rundir.files import RunDir
 from launcher_shim.rundir import layout
 from rdzv.drain.gate import WAITS, Gate, Here, held_on_cut, local
 from rdzv.drain.inputs import DrainingSnapshot
-from rdzv.drain.launcher_save import ask_of, asked
+from rdzv.drain.standing import ask_of, asked
 from rdzv.errors import RecordError, StoreError
 from rdzv.members.registrar import Registrar
-from rdzv.race import first_of
-from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
-from rdzv.records.commit import Vote, vote_transaction
+from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler, first_of
+from rdzv.records.drain import Vote, vote_transaction
 from rdzv.store import Compare, Put
 
 log = logging.getLogger(__name__)

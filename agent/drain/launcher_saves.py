@@ -8,7 +8,7 @@ import logging
 from functools import partial
 
 from agent.rundir.files import RunDir
-from rdzv.drain.launcher_save import answer, asked
+from rdzv.drain.standing import answer, asked
 from rdzv.drain.transactions import change
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
 from rdzv.records.drain import Drain

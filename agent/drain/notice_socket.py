@@ -18,7 +18,7 @@ from agent.drain.notice import LINE_LENGTH, Notice, read_notice
 from agent.rundir.pod_socket import PodSocket
 from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
-from rdzv.race import first_of
+from rdzv.reconcile import first_of
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from agent.rundir.files import RunDir
 from launcher_shim.pod.hold import FAREWELL_S
 from launcher_shim.rundir import layout
 from rdzv.drain.inputs import LiveRound
-from rdzv.drain.phases import phase_of
+from rdzv.drain.standing import phase_of
 from rdzv.drain.transactions import change, first_write, lift
 from rdzv.errors import RecordError
 from rdzv.members.registration import Identity

@@ -22,23 +22,22 @@ from agent.stuck.watch import StillWatch
 from agent.verdict.view import present_view
 from launcher_shim.c10d.rounds.observations import NO_STEP
 from launcher_shim.pod.hold import reserve_s
-from rdzv.drain import last_save
-from rdzv.drain.cursors import DIFFER
+from rdzv.drain import saves
 from rdzv.drain.gate import WAITS
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
-from rdzv.drain.last_save import (
+from rdzv.drain.saves import (
+    DIFFER,
     differing,
+    newest_transaction,
     of_horovodrun,
     saves_of,
     steady,
     timed,
-    transaction,
 )
 from rdzv.members.registrar import Registrar
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
 from rdzv.records.history import HistoryEntry
-from rdzv.records.progress import RankProgress
-from rdzv.records.saves import HOROVODRUN, PodSaves
+from rdzv.records.progress import HOROVODRUN, PodSaves, RankProgress
 from rdzv.store import Compare, GuardedWrites, Put
 
 log = logging.getLogger(__name__)
@@ -219,12 +218,12 @@ class SaveReporter(Reconciler):
 
     def _conclusion(self, snapshot: DrainingSnapshot) -> DueWrite | None:
         """Return the write of the newest step that all ranks have saved; None if there is none."""
-        saved, why = last_save.decide(snapshot, self._client.membership.saves())
+        saved, why = saves.newest_saved(snapshot, self._client.membership.saves())
         if saved is None:
             if why.startswith(DIFFER):
                 self._warn(why)
             return None
         saved = replace(saved, at_unix_s=time())
         me = self._registrar.identity.member
-        writes = partial(transaction, self._client.keys, snapshot, saved)
+        writes = partial(newest_transaction, self._client.keys, snapshot, saved)
         return DueWrite(writes, why, turn=turn_of(snapshot, me, TURN_S))

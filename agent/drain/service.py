@@ -23,8 +23,8 @@ from rdzv.drain.inputs import DrainPolicy
 from rdzv.members.registrar import Registrar
 from rdzv.reconcile import Kernel
 from rdzv.records.codec import KEPT
-from rdzv.records.commit import Commit
-from rdzv.shards.ledger import ShardLedger
+from rdzv.records.drain import Commit
+from rdzv.shard_ledger import ShardLedger
 
 
 class Drains:

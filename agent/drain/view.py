@@ -8,16 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from agent.rundir.files import RunDir
-from rdzv import listing
+from rdzv import snapshot as listing
+from rdzv.drain.gate import RoundEnding, ending_in
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound, LiveRounds, places_of
-from rdzv.drain.last_save import of_round
-from rdzv.drain.round_ending import RoundEnding, ending_in
+from rdzv.drain.saves import of_round
 from rdzv.job import JobClient
-from rdzv.listing import Listing, Places
-from rdzv.race import first_of
-from rdzv.reconcile import Turn
-from rdzv.shards.ledger import ShardLedger
-from rdzv.snapshot import Snapshot
+from rdzv.reconcile import Turn, first_of
+from rdzv.shard_ledger import ShardLedger
+from rdzv.snapshot import Listing, Places, Snapshot
 
 
 class RoundSource(Protocol):
@@ -91,7 +89,7 @@ class DrainView:
 
     def _listing_of(self, membership: Snapshot, places: Places) -> Listing:
         if self._listed is None or self._listed[0] is not membership or self._listed[1] != places:
-            self._listed = (membership, places, listing.decide(membership, places))
+            self._listed = (membership, places, listing.listing_of(membership, places))
         return self._listed[2]
 
     async def changed_from(self, before: DrainingSnapshot) -> None:

@@ -14,9 +14,9 @@ from dataclasses import field, replace
 
 from agent.rundir.launch_report import LaunchReport
 from launcher_shim.pod.torchrun_options import bounds
-from rdzv.counting import counted
 from rdzv.dataclass import dataclass
-from rdzv.records.bypass import Bypass
+from rdzv.records.troubles import Bypass
+from rdzv.sentences import counted
 
 FINE = Bypass()
 

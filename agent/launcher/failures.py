@@ -24,9 +24,9 @@ from rdzv.errors import StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.reconcile import Loop, Outlook
-from rdzv.records.failure import Failure, after, is_alike, is_told
 from rdzv.records.history import HistoryEntry
 from rdzv.records.quarantine import Terms
+from rdzv.records.troubles import Failure, after, is_alike, is_told
 from rdzv.store import Operation, Put
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from rdzv.errors import RecordError, StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.reconcile import Loop, Outlook
-from rdzv.records.bypass import KINDS, REMARKS, Bypass
+from rdzv.records.troubles import KINDS, REMARKS, Bypass
 from rdzv.store import Delete, Operation, Put
 
 log = logging.getLogger(__name__)

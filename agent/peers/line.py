@@ -15,8 +15,8 @@ from http import HTTPStatus
 from typing import Protocol
 from urllib.parse import quote
 
+from rdzv.peers import Sign
 from rdzv.records.job import Member
-from rdzv.records.suspicion import Sign
 
 PATH = "/peer/"
 """The page that is never ended: what follows is the member's name."""

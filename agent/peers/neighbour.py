@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import Callable
 
 from agent.peers.line import Dial, IdleLine, PeerAway, PeerMute
+from rdzv.pacing import Doubling
+from rdzv.peers import Sign
 from rdzv.records.job import Member
-from rdzv.records.suspicion import Sign
-from rdzv.store.backoff import Doubling
 
 PAUSE = Doubling(1.0, 30.0)
 """Backoff between two attempts to open the line, in seconds."""

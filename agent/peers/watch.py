@@ -22,10 +22,8 @@ from launcher_shim.c10d.rounds.records import LOST, Round
 from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.members.registrar import Registrar
-from rdzv.peers.decision import Eviction, decide, in_force
-from rdzv.peers.ring import near, watched_by
+from rdzv.peers import Eviction, Suspicion, Unreached, decide_evictions, in_force, near, watched_by
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
-from rdzv.records.suspicion import Suspicion, Unreached
 from rdzv.records.world import WorldChange
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, GuardedWrites, Put, WatchEvent
@@ -192,7 +190,9 @@ class PeerWatch(Reconciler):
             return due, math.inf
         worlds = self._worlds(generation)
         open_to_it = [one for one in present if one.member not in worlds.finishing]
-        decision = decide(now, snapshot, open_to_it, self._since_s, worlds.failed, worlds.of)
+        decision = decide_evictions(
+            now, snapshot, open_to_it, self._since_s, worlds.failed, worlds.of
+        )
         for one in decision.evictions:
             if any(vote.by == self._me for vote in one.votes):
                 return DueWrite(partial(self._eviction, generation, one, worlds)), math.inf

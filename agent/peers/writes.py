@@ -10,11 +10,10 @@ from launcher_shim.c10d.rounds.records import Node
 from rdzv.errors import RecordError
 from rdzv.job import JobClient
 from rdzv.keys import GenerationKeys
-from rdzv.members.guard import Registered
-from rdzv.peers.decision import Eviction
+from rdzv.members.lease import Registered
+from rdzv.peers import Eviction, Sign, Suspicion
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Member
-from rdzv.records.suspicion import Sign, Suspicion
 from rdzv.store import Compare, Delete, GuardedWrites, KeyValue, Operation, Put
 
 KEYS_MAX = 40

@@ -36,10 +36,10 @@ from launcher_shim.rundir.layout import read_untrusted
 from launcher_shim.rundir.rank_reports import StackFrame, StepLine, read_steps
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError, RecordError
-from rdzv.flags import named
 from rdzv.members.registration import Held
 from rdzv.records.codec import dump_record, load_record, take, take_name
 from rdzv.records.progress import RankProgress
+from rdzv.sentences import named
 
 log = logging.getLogger(__name__)
 

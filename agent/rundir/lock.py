@@ -19,7 +19,7 @@ from typing import BinaryIO
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.layout import open_regular, read_untrusted
 from rdzv.errors import ConfigError
-from rdzv.flags import named
+from rdzv.sentences import named
 
 log = logging.getLogger(__name__)
 

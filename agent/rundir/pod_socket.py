@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher_shim.rundir.layout import PathTooLong, nascent_name, publish_socket
 from rdzv.errors import ConfigError
-from rdzv.flags import named
+from rdzv.sentences import named
 
 ServeConnection = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

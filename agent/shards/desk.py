@@ -13,17 +13,14 @@ from random import Random
 
 from agent.drain.view import RoundSource
 from agent.shards.request import ShardReply, ShardRequest
-from rdzv.diary import Diary
+from rdzv import shard_requests
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
-from rdzv.shards import decision
-from rdzv.shards.decision import Answer, Ask
-from rdzv.shards.ledger import ShardLedger
-from rdzv.shards.progress import ShardProgress, progress, warning
-from rdzv.shards.transactions import transaction
-from rdzv.shards.view import ShardView
+from rdzv.sentences import Diary
+from rdzv.shard_ledger import ShardLedger, ShardProgress, ShardView, progress, progress_warning
+from rdzv.shard_requests import Answer, Ask, answer_transaction
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare
 
@@ -102,7 +99,7 @@ class ShardDesk:
                     wait=f"the round {request.master} of this rank is not the live one"
                 )
         ledger = self._view.ledger(request.name)
-        answer = decision.decide(ledger, _present(membership), self._ask(request, round))
+        answer = shard_requests.decide(ledger, _present(membership), self._ask(request, round))
         if answer.refused or answer.lost:
             self._diary.say(f"no shards of {request.name}: {answer.reason}")
             return ShardReply(lost=answer.lost, refused=answer.refused)
@@ -154,7 +151,9 @@ class ShardDesk:
         revision = self._client.mirror.certain_revision
         keys, generation = self._client.keys, self._registrar.generation
         assert generation is not None
-        compares, operations = transaction(keys, name, revision, membership, before, answer.ledger)
+        compares, operations = answer_transaction(
+            keys, name, revision, membership, before, answer.ledger
+        )
         if not operations:
             return ""
         if round is not None:
@@ -174,7 +173,7 @@ class ShardDesk:
     def _tell_begin(self, name: str, answer: Answer) -> None:
         world = answer.ledger.world
         assert world is not None
-        unknown = warning(name, answer.ledger)
+        unknown = progress_warning(name, answer.ledger)
         if unknown:
             log.warning("%s", unknown, extra={"event": "shards_unknown", "data_set": name})
         again = sum(high - low for low, high in answer.ledger.open.again)

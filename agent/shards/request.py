@@ -8,9 +8,8 @@ from typing import Self
 
 from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
-from rdzv.intervals import Intervals
 from rdzv.records.codec import take
-from rdzv.records.shards import Plan, Saved, places_of, saves_of
+from rdzv.records.shards import Intervals, Plan, Saved, places_of, saves_of
 
 LINE_BYTES_MAX = 1 << 20
 """Bound on a line: a rank whose loop takes pieces from many places at once stays far below."""
@@ -22,7 +21,7 @@ WHERE = "a request for shards"
 
 @dataclass(frozen=True, slots=True)
 class ShardRequest:
-    """The request of a rank; the fields are those that ``rdzv.shards.decision.Ask`` explains.
+    """The request of a rank; the fields are those that ``rdzv.shard_requests.Ask`` explains.
 
     ``name`` is the data set's. ``master`` names the rank's round of torchrun, and is empty for one
     that names its ``world`` itself.

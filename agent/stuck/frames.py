@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from launcher_shim.rundir.rank_reports import StackFrame
-from rdzv.records.still import TEXT_MAX, Doing, StillRank
+from rdzv.records.progress import TEXT_MAX, Doing, StillRank
 
 _PYTHONS = re.compile(r"/lib(64)?/python3[^/]*/(?!site-packages|dist-packages)|^<(?!stdin|string)")
 """Python's own library, of which no call says what is waited for."""

@@ -15,8 +15,7 @@ from launcher_shim.rundir import layout
 from launcher_shim.rundir.rank_reports import StackFrame
 from rdzv.dataclass import dataclass
 from rdzv.drain.inputs import LiveRound
-from rdzv.records.progress import RankProgress
-from rdzv.records.still import Doing, StillRank
+from rdzv.records.progress import Doing, RankProgress, StillRank
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from agent.telemetry.loop_lag import LoopLag
 from agent.telemetry.metrics import CONTENT_TYPE, Metrics
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
-from rdzv.flags import named
+from rdzv.sentences import named
 
 UNHEALTHY_LAG_S = 30.0
 """Lag above which the sidecar is unhealthy, in seconds: far more than the default lease TTL.

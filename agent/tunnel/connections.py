@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from rdzv.race import first_of
+from rdzv.reconcile import first_of
 from rdzv.records.job import Member
 
 READ_SIZE = 64 * 1024

@@ -19,7 +19,7 @@ from pathlib import Path
 import agent
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
-from rdzv.flags import named
+from rdzv.sentences import named
 
 MAKE_TIMEOUT_S = 60.0
 """Time limit for another Python to start and make a key on a busy machine, in seconds."""

@@ -30,7 +30,7 @@ from launcher_shim.horovod.exec.frames import (
     patience_s,
 )
 from rdzv.job import JobClient
-from rdzv.race import first_of
+from rdzv.reconcile import first_of
 from rdzv.records.job import Member
 
 log = logging.getLogger(__name__)

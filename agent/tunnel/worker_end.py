@@ -27,9 +27,9 @@ from launcher_shim.horovod.exec.frames import (
     encode_attaching,
 )
 from rdzv.errors import ConfigError
-from rdzv.flags import named
 from rdzv.job import JobClient
 from rdzv.records.job import Member
+from rdzv.sentences import named
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,7 @@ import re
 from collections.abc import Mapping
 
 from agent.verdict.view import JobView
-from rdzv.records.bypass import Bypass, Kind
-from rdzv.records.failure import Failure
+from rdzv.records.troubles import Bypass, Failure, Kind
 
 LOG = "read the log of {member}'s training container"
 

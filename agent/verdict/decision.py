@@ -12,9 +12,9 @@ from agent.verdict.runs import RunView
 from agent.verdict.standstill import NAMED_MAX
 from agent.verdict.states import State
 from agent.verdict.view import JobView
-from rdzv.counting import counted, duration
 from rdzv.dataclass import dataclass
-from rdzv.records.bypass import REMARKS, Bypass
+from rdzv.records.troubles import REMARKS, Bypass
+from rdzv.sentences import counted, duration
 
 if TYPE_CHECKING:
     from launcher_shim.c10d.rounds.decision import BackOff

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from launcher_shim.c10d.rounds.records import Round
-from rdzv.counting import duration
 from rdzv.dataclass import dataclass
-from rdzv.drain.cursors import verdict
-from rdzv.records.commit import LastCommit
-from rdzv.records.saves import HOROVODRUN, PodSaves
+from rdzv.drain.saves import verdict
+from rdzv.records.drain import LastCommit
+from rdzv.records.progress import HOROVODRUN, PodSaves
+from rdzv.sentences import duration
 
 LATE_S = 30.0
 """Time from the first members' save of a step until the others are late, in seconds: reports come

@@ -9,8 +9,8 @@ from launcher_shim.c10d.rounds.records import Node, Round
 from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys
-from rdzv.listing import Places
 from rdzv.records.world import WorldChange
+from rdzv.snapshot import Places
 from rdzv.store import KeyValue
 
 

@@ -11,8 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from rdzv.dataclass import dataclass
-from rdzv.records.saves import PodSaves
-from rdzv.records.still import BUSY, StillRank
+from rdzv.records.progress import BUSY, PodSaves, StillRank
 
 Seated = tuple[str, StillRank]
 """A rank with the pod that it is in."""

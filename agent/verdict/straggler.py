@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rdzv.dataclass import dataclass
-from rdzv.records.saves import PodSaves
+from rdzv.records.progress import PodSaves
 
 ALIKE = 0.1
 """Difference of two shares of waiting up to which two ranks are as slow as each other."""

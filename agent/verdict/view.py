@@ -15,22 +15,18 @@ from agent.verdict.standstill import Seated, Standstill, standstill
 from agent.verdict.straggler import Straggler, straggler, waits_of
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.horovod.hosts import Host, host_of
-from rdzv import listing
-from rdzv.counting import duration
+from rdzv import snapshot as listing
 from rdzv.dataclass import dataclass
 from rdzv.keys import JobKeys, spelled
-from rdzv.listing import NO_ROUND, Listing, Places, first_to_go
-from rdzv.records.bypass import Bypass
+from rdzv.peers import Unreached
 from rdzv.records.codec import by_last_name
-from rdzv.records.failure import Failure
-from rdzv.records.history import HistoryEntry
+from rdzv.records.history import HistoryEntry, shown_round
 from rdzv.records.job import Job, Member
-from rdzv.records.round_number import shown_round
-from rdzv.records.saves import HOROVODRUN, PodSaves
-from rdzv.records.suspicion import Unreached
-from rdzv.shards.ledger import ShardLedger
-from rdzv.shards.view import ShardView
-from rdzv.snapshot import Snapshot
+from rdzv.records.progress import HOROVODRUN, PodSaves
+from rdzv.records.troubles import Bypass, Failure
+from rdzv.sentences import duration
+from rdzv.shard_ledger import ShardLedger, ShardView
+from rdzv.snapshot import NO_ROUND, Listing, Places, Snapshot, first_to_go
 from rdzv.store import KeyValue
 
 if TYPE_CHECKING:
@@ -331,7 +327,7 @@ class JobView:
         if drain is None:
             quarantined = member.name in self.listing.quarantined
             return member, "quarantined" if quarantined else "excluded", why
-        from rdzv.drain.phases import phase_of  # only here, as in back_off
+        from rdzv.drain.standing import phase_of  # only here, as in back_off
 
         phase = phase_of(self.snapshot, drain, finishing=self.finishes(member.name))
         left_s = drain.left_s(now_unix_s) if now_unix_s and not phase.outcome else None
@@ -344,7 +340,7 @@ class JobView:
 
     def hosts(self) -> list[tuple[Host, Member]]:
         """Return the hosts that Horovod may use, each with its member."""
-        listed = map(self._as_started, listing.decide(self.snapshot).listed)
+        listed = map(self._as_started, listing.listing_of(self.snapshot).listed)
         pairs = ((host_of(member), member) for member in listed)
         return [(host, member) for host, member in pairs if host is not None]
 
@@ -368,7 +364,7 @@ def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobVi
         by_last_name(kvs, generation.failures, Failure.from_kv),
         by_last_name(kvs, generation.unreached, Unreached.from_kv),
     )
-    return replace(view, listing=listing.decide(snapshot, view.places))
+    return replace(view, listing=listing.listing_of(snapshot, view.places))
 
 
 def present_view(client: JobClient) -> JobView:

@@ -21,18 +21,18 @@ from launcher_shim.c10d.rounds.own_node import Evaluation
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.rundir import layout
-from rdzv.diary import Diary
 from rdzv.errors import LeaseLost, RecordError, StoreError
 from rdzv.job import JobClient
 from rdzv.keys import RunKeys
-from rdzv.members.guard import Registered
+from rdzv.members.lease import Registered
 from rdzv.members.registrar import Registrar
-from rdzv.race import first_of
+from rdzv.reconcile import first_of
 from rdzv.records.codec import by_last_name
 from rdzv.records.history import HistoryEntry
 from rdzv.records.world import WorldChange, WorldReport
+from rdzv.sentences import Diary
 from rdzv.store import Compare, Operation, Put
-from rdzv.world.decision import Lasting, WorldDecision, WorldPolicy, WorldSnapshot, decide
+from rdzv.world import Lasting, WorldDecision, WorldPolicy, WorldSnapshot, decide
 
 log = logging.getLogger(__name__)
 

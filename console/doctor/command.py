@@ -30,7 +30,7 @@ from console.style import coloured, symbol
 from console.whereabouts import ClusterOptions
 from console.wrapping import wrapped
 from launcher_shim.exit_status import EXIT_DONE, EXIT_FAULT, EXIT_UNAVAILABLE
-from rdzv.counting import counted
+from rdzv.sentences import counted
 
 
 def of_a_cluster(command: Callable[..., int]) -> Callable[..., int]:

@@ -11,10 +11,9 @@ from console.doctor.finding import Finding
 from console.doctor.job import explain
 from console.doctor.report import EndpointReport, EtcdMember, Report, RightsReport
 from console.job.outage import cause
-from rdzv.flags import named
+from rdzv.sentences import named
 from rdzv.store import StoreStatus
-from rdzv.store.etcd.errors import NO_SPACE_CURE
-from rdzv.store.etcd.versions import FLOOR, is_embedded, judge
+from rdzv.store.etcd.answers import FLOOR, NO_SPACE_CURE, is_embedded, judge_version
 
 READ_WARNING_S, READ_FAULT_S = 0.1, 0.5
 """Limits of the slowest read: the next endpoint is tried after 1 s, or 1.8 s on a slow line."""
@@ -83,7 +82,7 @@ def _endpoint(one: EndpointReport) -> Iterator[Finding]:
         why = "the embedded store keeps nothing across a restart: for a job that matters, use etcd"
         yield Finding("version", "note", f"{one.endpoint}: {why}")
     else:
-        level, why = judge(one.status.version)
+        level, why = judge_version(one.status.version)
         cure = f"use {FLOOR}, or later; see docs/operations.md#the-stores-version"
         yield Finding("version", level, f"{one.endpoint}: {why}", "" if level == "ok" else cure)
     if one.status.learner:

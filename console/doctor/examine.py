@@ -23,7 +23,7 @@ from rdzv.paging import read_all
 from rdzv.store import Compare, Delete, Put, Store
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import auth_enabled, cluster_members, history_compacted
-from rdzv.store.open import open_store
+from rdzv.store.etcd.client import open_store
 
 T = TypeVar("T")
 

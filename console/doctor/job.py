@@ -12,10 +12,10 @@ from agent.verdict.states import STATES, Level
 from agent.verdict.view import JobView
 from console.doctor.finding import Finding
 from console.job.known import meant, missing
-from rdzv.counting import counted
-from rdzv.drain.phases import phase_of
+from rdzv.drain.standing import phase_of
 from rdzv.keys import JobKeys
-from rdzv.records.round_number import shown_round
+from rdzv.records.history import shown_round
+from rdzv.sentences import counted
 
 
 def explain(view: JobView, now_unix_s: float, others: Collection[JobKeys] = ()) -> list[Finding]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 
 from console.job.rows import PodFacts, PodLine, pod_lines
-from rdzv.counting import counted
+from rdzv.sentences import counted
 
 NOT_RUNNING = "MUSTER_NOT_RUNNING"
 """The variable: JSON, with an object a pod."""

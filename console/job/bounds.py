@@ -22,11 +22,10 @@ from console.job.changing import check_versions, present_job
 from console.job.drain import requester, write
 from console.job.reading import connected
 from console.options import configured_by, job_named, printed
-from rdzv import listing
+from rdzv import snapshot as listing
 from rdzv.errors import ConfigError
 from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Job
-from rdzv.records.job_change import change_between
+from rdzv.records.job import Job, change_between
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, GuardedWrites, Put
 
@@ -84,7 +83,7 @@ def _fault(job: Job) -> str:
 def consequence(view: JobView, after: Job) -> str:
     """Describe what changes for the members once the job is ``after``; empty if nothing does."""
     before = view.listing
-    changed = listing.decide(replace(view.snapshot, job=after), view.places)
+    changed = listing.listing_of(replace(view.snapshot, job=after), view.places)
     there = len(before.listed) + len(before.standby)
     gone = len({*before.listed} & {*changed.standby})
     come = len({*before.standby} & {*changed.listed})

@@ -19,17 +19,16 @@ from console.job.changing import no_member
 from console.job.reading import connected, news
 from launcher_shim.pod.hold import reserve_s
 from rdzv.drain.decision import is_enough
-from rdzv.drain.phases import phase_of
+from rdzv.drain.standing import phase_of
 from rdzv.drain.transactions import cancel, first_write, take_over
 from rdzv.errors import MembershipError, StoreAmbiguous, StoreFull, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.listing import decide
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror
 from rdzv.records.drain import Drain
 from rdzv.records.job import Member
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put, Range, Store
 
 WRITE_TIMEOUT_S = 10.0
@@ -199,7 +198,7 @@ class DrainByHand:
         if not phase.outcome and not present:
             return "lost", f"{self._member} was lost before it was released", "lost"
         least = "" if snapshot.rules is None else f" ({snapshot.rules.sizes.smallest})"
-        kept = phase.name in ("draining", "saved") and not is_enough(snapshot, decide(snapshot))
+        kept = phase.name in ("draining", "saved") and not is_enough(snapshot, listing_of(snapshot))
         why = f"; fewer than min{least} would be left" if kept else ""
         return phase.name, f"{phase.sentence}{why}", phase.outcome
 

@@ -20,8 +20,7 @@ from console.job.reading import following, look
 from console.options import configured_by, job_named, shown_with
 from console.style import coloured, on_terminal
 from console.wrapping import wrapped
-from rdzv.records.history import HistoryEntry
-from rdzv.records.round_number import shown_round
+from rdzv.records.history import HistoryEntry, shown_round
 
 _LEVELS: Mapping[str, Level] = {
     "failed": "fault",

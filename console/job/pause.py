@@ -21,7 +21,7 @@ from console.job.changing import check_versions, present_job
 from console.job.drain import requester, write
 from console.job.reading import connected, news
 from console.options import configured_by, job_named, printed
-from rdzv.drain.launcher_save import asked
+from rdzv.drain.standing import asked
 from rdzv.drain.transactions import first_write, lift
 from rdzv.errors import ConfigError
 from rdzv.job import JobClient

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agent.verdict.states import Level
 from agent.verdict.view import JobView
-from rdzv.counting import duration
+from rdzv.sentences import duration
 
 SHORTEST_S = 1.0
 """Time between two reports that gives a rate, in seconds: a shorter one gives noise."""

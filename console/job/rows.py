@@ -15,7 +15,7 @@ from agent.verdict.states import STATES, Level
 from console.job.output import Grid, Toned
 from console.job.pods import LEVELS
 from injection.job_label import job_label
-from rdzv.counting import counted, duration
+from rdzv.sentences import counted, duration
 
 StatusObject = Mapping[str, Any]
 """One object of ``muster status --json``. Those of older sidecars have fewer fields."""

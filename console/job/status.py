@@ -26,14 +26,14 @@ from console.job.rows import pod_grid
 from console.job.status_json import status_json
 from console.options import configured_by, job_named, shown_with
 from console.running import found as running_job
-from rdzv.counting import counted
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.records.job import Member
-from rdzv.shards.progress import progress, warning
+from rdzv.sentences import counted
+from rdzv.shard_ledger import progress, progress_warning
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import auth_enabled
+from rdzv.store.etcd.answers import NO_SPACE_CURE
 from rdzv.store.etcd.client import EtcdStore
-from rdzv.store.etcd.errors import NO_SPACE_CURE
 
 TOPOLOGY = "TOPOLOGY"
 
@@ -262,7 +262,9 @@ def _shards(view: JobView) -> list[Grid]:
         if one is not None
     )
     columns = ("SHARDS OF", "EPOCH", "OPEN", "LEASED", "TRAINED", "DONE")
-    told = [warning(name, ledger) or ledger.unreadable for name, ledger in view.shards.items()]
+    told = [
+        progress_warning(name, ledger) or ledger.unreadable for name, ledger in view.shards.items()
+    ]
     return [Grid("", columns, rows)] * bool(rows) + [Grid(why, (), ()) for why in told if why]
 
 

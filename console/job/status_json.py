@@ -8,9 +8,8 @@ from dataclasses import asdict
 from agent.verdict.decision import verdict
 from agent.verdict.view import JobView
 from console.job.pods import pods_of, rate
-from rdzv.records.failure import Failure
-from rdzv.shards.ledger import ShardLedger
-from rdzv.shards.progress import progress, warning
+from rdzv.records.troubles import Failure
+from rdzv.shard_ledger import ShardLedger, progress, progress_warning
 
 EVENTS = 5
 """The newest entries of the history that are shown; ``muster history`` has all."""
@@ -92,7 +91,7 @@ def status_json(view: JobView, now_unix_s: float) -> dict[str, object]:
 def _shards_json(name: str, ledger: ShardLedger) -> dict[str, object]:
     found = progress(ledger)
     shards = None if found is None else asdict(found)
-    return {"progress": shards, "warning": warning(name, ledger) or ledger.unreadable}
+    return {"progress": shards, "warning": progress_warning(name, ledger) or ledger.unreadable}
 
 
 def _failure_json(failure: Failure | None) -> dict[str, object] | None:

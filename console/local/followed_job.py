@@ -16,8 +16,8 @@ from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.mirror import Mirror
 from rdzv.store.access import Access
+from rdzv.store.etcd.client import open_store
 from rdzv.store.memory.server import EmbeddedServer
-from rdzv.store.open import open_store
 
 
 class FollowedJob:

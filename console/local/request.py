@@ -27,9 +27,9 @@ from console.local.launch.settings import MAX_NODES, LocalSettings
 from console.local.nodes.events import Event, Reach, read_event
 from console.local.report.printed_steps import read_pattern
 from console.local.session import Directories
-from rdzv.counting import counted
 from rdzv.errors import ConfigError, JobNotFound
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
+from rdzv.sentences import counted
 
 Given = TypeVar("Given")
 Read = TypeVar("Read")

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from console.local.nodes.run import LocalRun
 from console.local.nodes.standing import job_standing, node_standing, styles
-from rdzv.counting import counted
+from rdzv.sentences import counted
 
 STEPS_UNKNOWN_AFTER_S = 10.0
 """Time after the start of a round when a script without a reported step probably reports none."""

@@ -10,8 +10,7 @@ from console.logs.lines import Line, shown
 from console.logs.ranks import NOBODY, Origin, Seating
 from console.logs.worlds import PastWorld, begun, worlds
 from rdzv.errors import ConfigError
-from rdzv.records.history import HistoryEntry
-from rdzv.records.round_number import ROUNDS_PER_LIFE
+from rdzv.records.history import ROUNDS_PER_LIFE, HistoryEntry
 
 ENTRIES_MAX = 1000
 """The most entries of the history to keep: more than a store has."""

@@ -7,9 +7,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rdzv.counting import counted
-from rdzv.records.history import HistoryEntry
-from rdzv.records.round_number import ROUNDS_PER_LIFE
+from rdzv.records.history import ROUNDS_PER_LIFE, HistoryEntry
+from rdzv.sentences import counted
 
 NAMED_MAX = 4
 """The most members to name in one line."""

@@ -43,7 +43,7 @@ from launcher_shim.exit_status import (
     EXIT_USAGE,
 )
 from rdzv.errors import ClusterUnavailable, ConfigError, JobNotFound
-from rdzv.race import first_of
+from rdzv.reconcile import first_of
 
 ANSWER_S = 120.0
 """Timeout of a command that follows nothing."""

@@ -34,8 +34,8 @@ from controller.cluster.api import ClusterApi
 from injection.injection import Request, inject
 from injection.settings import TABLE
 from launcher_shim.exit_status import EXIT_DONE, EXIT_INTERRUPTED
-from rdzv.counting import counted
 from rdzv.errors import ClusterError, ConfigError
+from rdzv.sentences import counted
 
 _OF_SIDECAR = (
     *("etcd_endpoints", "etcd_secret", "etcd_secret_keys", "image"),

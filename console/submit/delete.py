@@ -27,8 +27,8 @@ from console.submit.manifest import MADE_BY, SUBMIT, WORKERS
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from launcher_shim.exit_status import EXIT_DONE
-from rdzv.counting import counted
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, ConfigError, JobNotFound
+from rdzv.sentences import counted
 
 LOOK_S = 1.0
 STATUS_TIMEOUT_S = 20.0

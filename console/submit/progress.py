@@ -10,7 +10,7 @@ from typing import Any
 from console.remote.pods import why_it_waits
 from injection import sidecar
 from launcher_shim.exit_status import EXIT_DONE, EXIT_FAULT, EXIT_TERMINATED
-from rdzv.counting import counted
+from rdzv.sentences import counted
 
 _NO_FAILURE = (EXIT_DONE, EXIT_TERMINATED)
 

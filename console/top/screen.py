@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from agent.verdict.states import Level
 from console.job.output import Grid, Toned
 from console.job.rows import JobLine, PodFacts, PodLine, StatusObject, job_line
-from rdzv.counting import counted, duration
+from rdzv.sentences import counted, duration
 
 EVENTS_SHOWN = 5
 """The events on the screen: the last ones."""

@@ -41,13 +41,12 @@ from controller.cluster.events import Events, reference
 from controller.config import ControllerConfig
 from controller.defect import restarted
 from injection.settings import TABLE
-from rdzv.diary import Diary
 from rdzv.errors import ClusterRefused, ConfigError, MusterError, StoreRefused
-from rdzv.flags import named
+from rdzv.pacing import Doubling
 from rdzv.reconcile import Loop, Outlook
+from rdzv.sentences import Diary, named
 from rdzv.store.access import Access
-from rdzv.store.backoff import Doubling
-from rdzv.store.etcd.accounts import Accounts
+from rdzv.store.etcd.admin import Accounts
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from controller.cluster.api import ClusterApi, Object
 from rdzv.errors import ClusterError, ClusterRefused, ConfigError, StoreError
 from rdzv.reconcile import Loop, Outlook
 from rdzv.store.access import Access
-from rdzv.store.etcd.accounts import ROOT, Accounts
+from rdzv.store.etcd.admin import ROOT, Accounts
 
 log = logging.getLogger(__name__)
 

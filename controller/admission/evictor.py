@@ -16,8 +16,8 @@ from controller.admission.uninjected import Key, UninjectedPod, UninjectedPods
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from rdzv.errors import ClusterError, ClusterRefused
+from rdzv.pacing import Doubling
 from rdzv.reconcile import Loop, Outlook
-from rdzv.store.backoff import Doubling
 
 log = logging.getLogger(__name__)
 

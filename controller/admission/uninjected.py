@@ -25,10 +25,10 @@ from controller.cluster.api import ClusterApi, Object
 from controller.cluster.collection import Collection
 from controller.cluster.events import Events, reference
 from controller.defect import restarted, tell_defect
-from rdzv.diary import Diary
 from rdzv.errors import ClusterError, ClusterRefused
+from rdzv.pacing import Doubling
 from rdzv.reconcile import Loop, Outlook
-from rdzv.store.backoff import Doubling
+from rdzv.sentences import Diary
 
 log = logging.getLogger(__name__)
 

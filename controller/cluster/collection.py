@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 
 from controller.cluster.api import JSON, ClusterApi, Object
 from controller.defect import tell_defect
-from rdzv.diary import Diary
 from rdzv.errors import ClusterError, ClusterRefused
+from rdzv.sentences import Diary
 
 log = logging.getLogger(__name__)
 

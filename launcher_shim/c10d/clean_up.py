@@ -30,7 +30,7 @@ from rdzv.job import JobClient
 from rdzv.keys import GenerationKeys
 from rdzv.members.registrar import Registrar
 from rdzv.reconcile import Loop, Outlook
-from rdzv.records.commit import LastCommit
+from rdzv.records.drain import LastCommit
 from rdzv.records.history import HistoryEntry
 from rdzv.store import KeyValue, WatchEvent
 

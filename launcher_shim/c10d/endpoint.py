@@ -35,11 +35,10 @@ from launcher_shim.rundir.layout import (
 from launcher_shim.rundir.rank_reports import StepLine
 from rdzv.drain.inputs import LiveRound, LiveRounds
 from rdzv.errors import ConfigError
-from rdzv.flags import named
 from rdzv.members.registrar import Registrar
-from rdzv.race import first_of
-from rdzv.reconcile import Kernel
+from rdzv.reconcile import Kernel, first_of
 from rdzv.records.quarantine import TERMS, Terms
+from rdzv.sentences import named
 from rdzv.snapshot import Snapshot
 
 _logger = logging.getLogger(__name__)

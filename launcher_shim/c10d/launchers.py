@@ -27,7 +27,7 @@ from launcher_shim.c10d.values.transactions import Stamp
 from launcher_shim.tcpstore import wire
 from rdzv.errors import WireError
 from rdzv.members.registrar import Registrar
-from rdzv.race import first_of
+from rdzv.reconcile import first_of
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from launcher_shim.c10d.values.operations import Kv
 from launcher_shim.c10d.values.transactions import Stamp
 from launcher_shim.tcpstore import wire
 from rdzv.errors import LeaseLost
-from rdzv.race import first_of
+from rdzv.reconcile import first_of
 
 Answer = bytes | Awaitable[bytes]
 

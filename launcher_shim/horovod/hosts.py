@@ -34,8 +34,8 @@ from dataclasses import field, replace
 from hashlib import sha256
 
 from rdzv.dataclass import dataclass
-from rdzv.listing import Listing, Places
 from rdzv.records.job import Member
+from rdzv.snapshot import Listing, Places
 
 CONFIRM_S = 4.0
 """Time for which a host's record must be away before the host is dropped: a reconnect and a renewal

@@ -55,7 +55,7 @@ ABSENT_S = 3.0
 RETRY_S = 0.1
 LINE_MAX = 64 * 1024
 FINISHING = "finishing"
-"""The phase in which nothing is to be saved, as ``rdzv.drain.phases`` names it."""
+"""The phase in which nothing is to be saved, as ``rdzv.drain.standing`` names it."""
 
 
 class Release(NamedTuple):

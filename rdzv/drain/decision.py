@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 
 from rdzv.dataclass import dataclass
-from rdzv.drain.cursors import DIFFER, Said, difference, left_to_others, with_agreement
 from rdzv.drain.inputs import (
     DrainingSnapshot,
     DrainObservations,
@@ -26,12 +25,11 @@ from rdzv.drain.inputs import (
     LiveRound,
     ReformCause,
 )
-from rdzv.drain.launcher_save import asked, is_of_launcher, released
-from rdzv.listing import Listing
-from rdzv.records.commit import Commit, LastCommit, Vote
-from rdzv.records.drain import Drain, Outcome
-from rdzv.records.round_number import shown_round
-from rdzv.snapshot import Snapshot
+from rdzv.drain.saves import DIFFER, Said, difference, left_to_others, with_agreement
+from rdzv.drain.standing import asked, is_of_launcher, released
+from rdzv.records.drain import Commit, Drain, LastCommit, Outcome, Vote
+from rdzv.records.history import shown_round
+from rdzv.snapshot import Listing, Snapshot
 
 SAVES_LOOK_S = 5.0
 """Interval at which reports of periodic saves are read: they wake no sidecar."""

@@ -2,24 +2,26 @@
 """The gate that a sidecar shows its ranks, and its votes and acknowledgements for them: pure.
 
 The order is what makes it safe: the gate is written, *then* progress is read, *then* a vote or an
-acknowledgement is sent. ``local`` returns the next of these alone.
+acknowledgement is sent. ``local`` returns the next of these alone. The commit that ends its round
+is remembered beside the store: launchers may have been told of the grant, and a rank that trained
+on would lose its steps. A store that was restored to before the grant knows nothing of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeGuard
 
 from rdzv.dataclass import dataclass
-from rdzv.drain.cursors import Said, agreed, difference, left_to_others, samples_of
 from rdzv.drain.decision import granted
 from rdzv.drain.inputs import LiveRound
+from rdzv.drain.saves import Said, agreed, difference, left_to_others, samples_of
 from rdzv.records.codec import Seconds, decode, encode, load_record
-from rdzv.records.commit import Commit, LastCommit, Phase, Vote
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Commit, Drain, LastCommit, Phase, Vote
 from rdzv.records.progress import RankProgress
+from rdzv.snapshot import Snapshot
 
 REASON_CHARACTERS = 500
 """Maximum length of a gate's reason: the page has a fixed size."""
@@ -303,3 +305,68 @@ def _failure(rank: RankProgress, epoch: int) -> str | None:
     if not takes_part and not (rank.acked and rank.acked[0] == epoch):
         return f"local rank {rank.local_rank} has left its training loop"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEnding:
+    """The commit after which ``round`` ends, as this sidecar has seen it in ``generation``.
+
+    ``last_commit`` is the save that it rests on; None if another one was on record by then.
+    """
+
+    generation: int
+    round: LiveRound
+    commit: Commit
+    last_commit: LastCommit | None
+
+    def put_back_into(
+        self, membership: Snapshot, rounds: Iterable[LiveRound]
+    ) -> tuple[Commit, LastCommit | None] | None:
+        """Return the records to put back, or None if the store has not lost the ending.
+
+        The epoch is never below that of an attempt which the restored store has begun since. No
+        leave counts as granted, as the store has lost its drain, or how that ended: whoever has
+        not gone is granted it anew. The last commit is left out if the store has that one, or a
+        later one. A world that has saved a later step has trained on: its ending is over.
+        """
+        if membership.job is None or membership.job.generation != self.generation:
+            return None
+        if not any(_is_same(one, self.round) for one in rounds):
+            return None
+        stored, last = membership.commit, membership.last_commit
+        if stored is not None and _ends(stored, self.round):
+            return None
+        if last is not None and self._is_before(last):
+            return None
+        epoch = max(self.commit.epoch, stored.epoch if stored is not None else 0)
+        saved = self.last_commit
+        if saved is not None and last is not None and last.epoch >= saved.epoch:
+            saved = None
+        return replace(self.commit, epoch=epoch, granted=(), admitted=True), saved
+
+    def _is_before(self, last: LastCommit) -> bool:
+        """Return whether ``last`` is a save of this round and of a later step."""
+        ended = -1 if self.commit.step is None else self.commit.step
+        return last.is_of(self.round.run) and last.round == self.round.number and last.step > ended
+
+
+def ending_in(membership: Snapshot, rounds: Iterable[LiveRound]) -> RoundEnding | None:
+    """Return the ending of one of ``rounds`` that is on record; None if there is none."""
+    commit, last = membership.commit, membership.last_commit
+    if membership.job is None or commit is None:
+        return None
+    for round in rounds:
+        if round.live and _ends(commit, round):
+            saved = last if last is not None and last.epoch == commit.epoch else None
+            return RoundEnding(membership.job.generation, round, commit, saved)
+    return None
+
+
+def _ends(commit: Commit, round: LiveRound) -> bool:
+    return commit.is_of(round.run, round.number) and (commit.admitted or bool(commit.granted))
+
+
+def _is_same(one: LiveRound, seen: LiveRound) -> bool:
+    """Return whether it is the same world: its number may have been given out again since."""
+    same_ranks = (one.run, one.number, one.members) == (seen.run, seen.number, seen.members)
+    return one.live and same_ranks and (one.master or seen.master) == (seen.master or one.master)

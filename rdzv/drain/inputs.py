@@ -13,12 +13,10 @@ from dataclasses import field
 from typing import Literal, NamedTuple
 
 from rdzv.dataclass import dataclass
-from rdzv.listing import NO_ROUND, Listing, Places
-from rdzv.records.commit import Commit, LastCommit, Phase, Vote
-from rdzv.records.drain import Drain
-from rdzv.records.saves import PodSaves
-from rdzv.shards.ledger import ShardLedger, as_of
-from rdzv.snapshot import Snapshot
+from rdzv.records.drain import Commit, Drain, LastCommit, Phase, Vote
+from rdzv.records.progress import PodSaves
+from rdzv.shard_ledger import ShardLedger, as_of
+from rdzv.snapshot import NO_ROUND, Listing, Places, Snapshot
 
 ReformCause = Literal["", "join", "shrink", "pause", "hang"]
 """The reason to form a world again that has lost no node. ``join``: it lets newcomers in.
@@ -114,7 +112,7 @@ class DrainingSnapshot:
     """The ledgers of the data sets that are handed out in shards."""
     lost: tuple[Commit, LastCommit | None] | None = None
     """The commit that ends a live round, and the last commit with it, which the store has lost
-    (``rdzv.drain.round_ending``)."""
+    (``rdzv.drain.gate``)."""
     saves: Sequence[PodSaves] = ()
     """The saves that members of the round have reported of it, in rank order."""
 

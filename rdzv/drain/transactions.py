@@ -8,8 +8,7 @@ from dataclasses import replace
 from rdzv.drain.decision import DrainDecision
 from rdzv.drain.inputs import DrainingSnapshot
 from rdzv.keys import JobKeys
-from rdzv.records.commit import Commit
-from rdzv.records.drain import CONTROLLER, Drain
+from rdzv.records.drain import CONTROLLER, Commit, Drain
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
 

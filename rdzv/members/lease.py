@@ -1,15 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lease that a registration hangs on: granted, and renewed until it is lost."""
+"""The lease that a registration hangs on: granted, renewed until it is lost, or revoked on purpose.
+
+Every write of a registered sidecar carries a compare with it. etcd over its quota (NOSPACE) renews
+leases and grants none: the lease of the sidecar before this one is renewed meanwhile. It is never
+registered on: what the former sidecar has sent may still land, and would then pass for this one's.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from random import Random
+from time import time
 
-from rdzv.errors import LeaseLost, StoreError
-from rdzv.store import Store
+from rdzv.dataclass import dataclass
+from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError, StoreFull, StoreRefused
+from rdzv.job import JobClient
+from rdzv.members.registration import Held, Identity
+from rdzv.membership import snapshot_of
+from rdzv.paging import read_all
+from rdzv.records.history import HistoryEntry
+from rdzv.snapshot import Snapshot
+from rdzv.store import Compare, Delete, GuardedWrites, KeyValue, Operation, Put, Range, Store
 
 log = logging.getLogger(__name__)
 
@@ -90,3 +104,173 @@ class MemberLease:
 
     def _jittered_s(self, interval_s: float) -> float:
         return interval_s * self._random.uniform(1 - RENEWAL_JITTER, 1 + RENEWAL_JITTER)
+
+
+class FormerLease:
+    """The lease that the record of this pod, ``identity``, hangs on in the store, if there is one.
+
+    ``complain`` is called with the reason of a renewal that fails.
+    """
+
+    def __init__(
+        self,
+        client: JobClient,
+        identity: Identity,
+        ttl_s: float,
+        clock: Callable[[], float],
+        random: Random,
+        complain: Callable[[str], None],
+    ) -> None:
+        self._client = client
+        self._identity = identity
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._random = random
+        self._complain = complain
+        self._renewing: asyncio.Task[None] | None = None
+
+    @property
+    def upheld(self) -> bool:
+        """Whether it is being renewed, so that the records on it stay."""
+        return self._renewing is not None and not self._renewing.done()
+
+    def after_refusal(self, error: StoreError) -> None:
+        """Go on from a registration that failed: uphold the lease where all are refused.
+
+        A refusal of this sidecar alone lets the lease end: others may go on without this pod.
+        """
+        if isinstance(error, StoreFull):
+            self._uphold()
+        elif isinstance(error, StoreRefused):
+            self.end()
+
+    def end(self) -> None:
+        """Renew it no more."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+
+    def _uphold(self) -> None:
+        member = self._client.membership.snapshot().members.get(self._identity.member)
+        if self.upheld or member is None or member.pod_uid != self._identity.pod_uid:
+            return
+        store = self._client.store
+        lease = MemberLease(store, self._ttl_s, self._clock, self._random, former_id=member.lease)
+        self._renewing = asyncio.create_task(
+            lease.renew(self._complain, at_once=True), name="renew-former-lease"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The registration of this sidecar's member."""
+
+    member_key: str
+    """The store key of its record."""
+    lease: Callable[[], int | None]
+    """A function that returns its present lease, None while it is not registered. It is called for
+    each write: after a loss the sidecar registers again, and pending writes use the new lease."""
+    again: Callable[[], Awaitable[object]]
+    """A function that waits until it is registered."""
+
+    def holds(self) -> Compare:
+        """Return the compare that holds while this sidecar is registered under its name.
+
+        Raises ``LeaseLost`` if it is known not to be.
+        """
+        lease = self.lease()
+        if lease is None:
+            raise LeaseLost("the member is not registered")
+        return Compare(self.member_key, "lease", "=", lease)
+
+    def fence(self) -> tuple[Compare, ...] | None:
+        """Return the compares that hold while it is registered; None while it is known not to."""
+        return None if self.lease() is None else (self.holds(),)
+
+    def look(self) -> Range:
+        """Return the read of the member record; ``check`` takes the answer."""
+        return Range(self.member_key)
+
+    def check(self, kvs: Iterable[KeyValue]) -> None:
+        """Raise ``LeaseLost`` if the guard does not hold by the read member record."""
+        if self.lease() not in [kv.lease for kv in kvs]:
+            raise LeaseLost("the member record is gone, or on another lease")
+
+
+READ_TIMEOUT_S = 2.0
+
+
+class Departure:
+    """The departure of ``member``, registered as ``held`` on the lease ``lease_id``."""
+
+    def __init__(
+        self, client: JobClient, member: str, held: Held, lease_id: int, random: Random
+    ) -> None:
+        self._client = client
+        self._member = member
+        self._held = held
+        self._lease_id = lease_id
+        self._random = random
+
+    async def leave(self, timeout_s: float) -> None:
+        """Delete the record, note if no member is left, revoke the lease."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                try:
+                    async with asyncio.timeout(timeout_s / 2):
+                        await self._delete_record()
+                except (StoreError, TimeoutError) as error:
+                    # The end of the lease deletes the record, too, and needs no room in the store.
+                    why = str(error) or f"no answer within {timeout_s / 2:g} s"
+                    log.warning("cannot delete the member record, revoking its lease: %s", why)
+                await self._client.store.lease_revoke(self._lease_id)
+        except (StoreError, TimeoutError) as error:
+            why = str(error) or f"no answer within {timeout_s:g} s"
+            log.warning("could not leave, the lease will expire by itself: %s", why)
+
+    async def _delete_record(self) -> None:
+        """Delete the own record; if no other member is left, note that in the job record."""
+        # A plan from an old snapshot fails its compares, and is made again from a new one.
+        snapshot, fresh = self._client.membership.snapshot(), False
+        while True:
+            planned = self._transaction(snapshot)
+            if planned is None:
+                if fresh:
+                    return
+                snapshot, fresh = await self._read(), True
+                continue
+            try:
+                if (await self._client.store.txn(*planned)).succeeded:
+                    return
+            except StoreAmbiguous as error:
+                log.info("whether the record was deleted is unknown, reading it: %s", error)
+                await asyncio.sleep(RETRY_PAUSE_S)
+            snapshot, fresh = await self._read(), True
+
+    def _transaction(self, snapshot: Snapshot) -> GuardedWrites | None:
+        """Build the deletion of this registration's record in ``snapshot``; None if it has none."""
+        job, me = snapshot.job, snapshot.members.get(self._member)
+        if job is None or me is None or me.incarnation != self._held.incarnation:
+            return None
+        keys = self._client.keys
+        here = keys.in_generation(self._held.generation)
+        key = here.member(self._member)
+        compares = [
+            Compare(key, "mod", "=", me.mod_revision),
+            Compare(keys.job, "mod", "=", job.mod_revision),
+        ]
+        entry = HistoryEntry("leave", self._member, "it was stopped", time())
+        operations: list[Operation] = [Delete(key), *self._client.history(entry)]
+        others = [member for name, member in snapshot.members.items() if name != me.name]
+        if not others:
+            operations.append(Put(keys.job, replace(job, vacated=True).to_json()))
+        else:
+            # Two that leave at once must not both rely on the other one to stay. Compare a random
+            # one: if all compared the same, all would fail when it leaves with them.
+            other = self._random.choice(others)
+            compares.append(Compare(here.member(other.name), "mod", "=", other.mod_revision))
+        return compares, operations
+
+    async def _read(self) -> Snapshot:
+        client = self._client
+        read = await read_all(client.store, client.keys.prefix, timeout_s=READ_TIMEOUT_S)
+        return snapshot_of(client.keys, read)

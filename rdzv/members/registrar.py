@@ -16,7 +16,6 @@ from random import Random
 from time import time
 
 from rdzv.dataclass import dataclass
-from rdzv.diary import Diary
 from rdzv.errors import (
     Fenced,
     RecordError,
@@ -26,15 +25,13 @@ from rdzv.errors import (
     StoreRefused,
 )
 from rdzv.job import JobClient
-from rdzv.members.departure import Departure
-from rdzv.members.former_lease import FormerLease
-from rdzv.members.guard import Registered
-from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
-from rdzv.members.pacing import Pacing
+from rdzv.members.lease import RENEWALS_PER_TTL, Departure, FormerLease, MemberLease, Registered
 from rdzv.members.registration import Held, Identity, Refuse, Register, RetryLater, plan
-from rdzv.race import first_of
+from rdzv.pacing import Pacing
+from rdzv.reconcile import first_of
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job
+from rdzv.sentences import Diary
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
 

@@ -22,10 +22,8 @@ from dataclasses import replace
 
 from rdzv.dataclass import dataclass
 from rdzv.members.templates import adopted, is_upheld
-from rdzv.records.job import Incarnation, Job, Member, Role
-from rdzv.records.job_change import change_between
-from rdzv.records.job_template import JobTemplate
-from rdzv.records.sizes import Sizes
+from rdzv.records.job import Incarnation, Job, Member, Role, change_between
+from rdzv.records.template import JobTemplate, Sizes
 from rdzv.snapshot import Snapshot
 
 EMPTY_LEASE_TIMES = 3

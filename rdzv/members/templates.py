@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rdzv.records.job import Job
-from rdzv.records.job_template import JobTemplate
+from rdzv.records.template import JobTemplate
 from rdzv.snapshot import Snapshot
 
 FORMER_TEMPLATES_MAX = 16

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The history of a job: joins, leaves, losses and rounds, for people to read; bounded."""
+"""The history of a job: joins, leaves, losses and rounds, for people to read; bounded.
+
+Numbers of rounds are unique over all lives of a job in the store; people read them from 0.
+"""
 
 from __future__ import annotations
 
@@ -125,3 +128,12 @@ def entry_operations(
     surplus = oldest_first[: max(0, len(oldest_first) + 1 - HISTORY_LENGTH)]
     put = Put(keys.history_entry(at_revision, entry.member, entry.what), entry.to_json())
     return (put, *(Delete(key) for key in surplus[:20]))
+
+
+ROUNDS_PER_LIFE = 1_000_000
+"""Distance between the first round numbers of two generations: more rounds than one ever has."""
+
+
+def shown_round(number: int) -> int:
+    """Return the number of a round in its generation: the first one is 0."""
+    return number % ROUNDS_PER_LIFE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of a job and of its members."""
+"""The records of a job and of its members, and the change of a job's values in words."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from rdzv.records.codec import (
     take_own_name,
     take_seconds,
 )
-from rdzv.records.job_template import JobTemplate
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import JobTemplate, Sizes
 from rdzv.store import KeyValue
 
 Role = Literal["worker", "launcher"]
@@ -319,3 +318,24 @@ class Incarnation:
             mod_revision=kv.mod_revision,
             dismissed=take(kv.key, fields, "dismissed", str, ""),
         )
+
+
+def change_between(before: Job, after: Job) -> str:
+    """Name each value that has changed, with what it was before; return empty text for none."""
+    was, now = _values_in_words(before), _values_in_words(after)
+    return ", ".join(
+        f"{name} {'are' if name == 'sizes' else 'is'} {now[name]} (before: {was[name]})"
+        for name in now
+        if now[name] != was[name]
+    )
+
+
+def _values_in_words(job: Job) -> dict[str, str]:
+    return {
+        "min": str(job.min_workers),
+        "max": str(job.max_workers),
+        "desired": "none" if job.desired is None else str(job.desired),
+        "sizes": ",".join(map(str, job.allowed_sizes)) or "any",
+        "unit": str(job.unit),
+        "gather": f"{job.gather_s:g}s",
+    }

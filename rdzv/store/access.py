@@ -16,7 +16,7 @@ from typing import Literal
 
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
-from rdzv.flags import named
+from rdzv.sentences import named
 
 Driver = Literal["http2", "etcd3", "etcd"]
 """``etcd`` is what ``http2`` was called before."""

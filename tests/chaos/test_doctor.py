@@ -16,10 +16,9 @@ from rdzv.keys import JobKeys
 from rdzv.records.job import Job
 from rdzv.store import Put
 from rdzv.store.access import Access
-from rdzv.store.intervals import Interval
-from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.interface import Interval
+from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from rdzv.store.memory.engine import Watcher
-from rdzv.store.memory.faults import Faults
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.sidecars.processes import Ended, ended, impatient_muster, muster
 from tests.support.store.etcd_cluster import EtcdCluster

@@ -55,7 +55,7 @@ class Told:
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher_shim.c10d.values.transactions.RETRY_PAUSE_S", 0.005)
     # A store that loses one call in ten fails some registrations five times in a row.
-    monkeypatch.setattr("rdzv.members.pacing.FIRST_PAUSE_S", 0.005)
+    monkeypatch.setattr("rdzv.pacing.FIRST_PAUSE_S", 0.005)
 
 
 async def unsteady_history(seed: int, folder: Path) -> Told:

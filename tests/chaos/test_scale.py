@@ -14,8 +14,7 @@ import pytest
 
 from benchmarks.scale import Phase, grow_and_shrink
 from rdzv.members.lease import RENEWALS_PER_TTL
-from rdzv.members.pacing import FIRST_PAUSE_S
-from rdzv.store.backoff import Doubling
+from rdzv.pacing import FIRST_PAUSE_S, Doubling
 from tests.support.store.etcd_cluster import find_etcd
 
 pytestmark = pytest.mark.etcd

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from rdzv.members.leftovers import KEPT_MIN
+from rdzv.members.gone import KEPT_MIN
 from rdzv.records.history import HISTORY_LENGTH
 from rdzv.store import Store
 from rdzv.store.memory.client import MemoryEngine, MemoryStore

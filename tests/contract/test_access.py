@@ -25,8 +25,8 @@ from controller.cluster.events import Events
 from rdzv.errors import ClusterError, ClusterRefused, StoreError, StoreRefused
 from rdzv.store import Compare, Delete, Put, Range, Store
 from rdzv.store.access import Access
-from rdzv.store.etcd import accounts as store_accounts
-from rdzv.store.etcd.accounts import Accounts
+from rdzv.store.etcd import admin as store_accounts
+from rdzv.store.etcd.admin import Accounts
 from tests.support.clocks.hand import HandHour
 from tests.support.cluster_api import CALL_S, FakeApi, make_patient
 from tests.support.sidecars.processes import until

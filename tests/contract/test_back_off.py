@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 from launcher_shim.c10d.rounds.decision import FIRST_S, FREE_STARTS, LONGEST_S
-from rdzv.records.failure import Failure
 from rdzv.records.history import HistoryEntry
+from rdzv.records.troubles import Failure
 from rdzv.store import Put
-from rdzv.store.intervals import Interval
+from rdzv.store.interface import Interval
 from rdzv.store.memory.client import MemoryStore
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS

@@ -12,11 +12,10 @@ import pytest
 
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.keys import JobKeys
-from rdzv.records.commit import Commit
-from rdzv.records.drain import Drain
-from rdzv.records.failure import Failure
+from rdzv.records.drain import Commit, Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job, Member, Role
+from rdzv.records.troubles import Failure
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer

@@ -18,15 +18,14 @@ from dataclasses import replace
 import pytest
 
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
-from rdzv.drain.cursors import NO_CURSOR
+from rdzv.drain.saves import NO_CURSOR
 from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
-from rdzv.records.commit import LastCommit
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Drain, LastCommit
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.progress import PodSaves
 from rdzv.records.quarantine import Quarantine
-from rdzv.records.saves import PodSaves
 from rdzv.store import Put
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.memory.client import MemoryStore

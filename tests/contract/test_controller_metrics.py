@@ -23,7 +23,7 @@ from controller.metrics import SeenMetrics
 from controller.owners import pod_seen
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.keys import JobKeys
-from rdzv.records.commit import Commit
+from rdzv.records.drain import Commit
 from rdzv.records.job import Job
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore

@@ -16,7 +16,7 @@ from controller.jobs import Jobs
 from controller.page import serving_page
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.keys import JobKeys
-from rdzv.records.commit import LastCommit
+from rdzv.records.drain import LastCommit
 from rdzv.records.job import Job
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore

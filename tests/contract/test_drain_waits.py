@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.race import first_of
+from rdzv.reconcile import first_of
 from rdzv.snapshot import Snapshot
 from tests.support.sidecars.drains import job
 

@@ -17,7 +17,7 @@ from rdzv.drain.inputs import DrainPolicy
 from rdzv.drain.transactions import cancel, take_over
 from rdzv.records.drain import Drain
 from rdzv.store import Delete, Put
-from rdzv.store.intervals import Interval
+from rdzv.store.interface import Interval
 from rdzv.store.memory.client import MemoryStore
 from tests.support.sidecars.drains import HERE, RUN, Job, Pod, job
 from tests.support.sidecars.jobs import KEYS, begin_next_life

@@ -21,13 +21,12 @@ import pytest
 from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.store import Compare, Delete, Operation, Put, Range
 from rdzv.store.access import Access
-from rdzv.store.etcd3.connection import Etcd3Connection
+from rdzv.store.etcd.client import open_store
+from rdzv.store.etcd3.connection import UNREAD, Etcd3Connection, Etcd3Watch
 from rdzv.store.etcd3.driver import THREADS, Etcd3Store
 from rdzv.store.etcd3.package import Etcd3Client
-from rdzv.store.etcd3.watch import UNREAD, Etcd3Watch
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from rdzv.store.open import open_store
 from tests.support.ports import free_ports
 from tests.support.sidecars.runs import until
 from tests.support.store.patient_store import PatientEtcd3Store

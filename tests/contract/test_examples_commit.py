@@ -13,7 +13,7 @@ import pytest
 
 from muster.resuming import world_tag
 from rdzv.drain.gate import Gate
-from rdzv.records.commit import LastCommit
+from rdzv.records.drain import LastCommit
 from tests.support.ports import free_ports
 from tests.support.sidecars.pod_gate import PodGate
 from tests.support.training.worker import ROOT, START_S, worker

@@ -29,8 +29,7 @@ from controller.leadership import Leadership
 from controller.owner_reconciler import OwnerReconciler
 from controller.owners import Owners, pod_seen
 from rdzv.keys import JobKeys
-from rdzv.records.commit import LastCommit
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Drain, LastCommit
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
 from rdzv.store import Delete, Put, Store, TxnResult

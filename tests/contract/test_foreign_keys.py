@@ -13,7 +13,7 @@ from agent.drain.view import DrainView
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.drain.decision import DrainDecision
 from rdzv.drain.transactions import transaction
-from rdzv.records.commit import Commit
+from rdzv.records.drain import Commit
 from rdzv.store import Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.sidecars.endpoints import pod

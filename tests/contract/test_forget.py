@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rdzv.drain.gate import Gate
-from rdzv.records.commit import LastCommit
+from rdzv.records.drain import LastCommit
 from rdzv.store import Put
 from tests.support.sidecars.drain_commands import Terminal, terminal
 from tests.support.sidecars.jobs import KEYS

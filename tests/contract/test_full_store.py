@@ -13,9 +13,8 @@ from agent.running import RunningParts
 from agent.surroundings import MemberSettings, Sockets
 from rdzv.errors import StoreFull, StoreRefused
 from rdzv.members.registration import Held
-from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from rdzv.store.memory.engine import NO_SPACE
-from rdzv.store.memory.faults import Faults
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, client, identity, surroundings
 from tests.support.sidecars.processes import until

@@ -22,17 +22,15 @@ from benchmarks.resident_memory import rss_mib
 from rdzv.errors import LeaseLost, StoreUnavailable
 from rdzv.store import Delete, Put
 from rdzv.store.access import Access, Driver
-from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.etcd import http2_endpoint
+from rdzv.store.etcd.answers import StatusCode, StatusError, txn_request
+from rdzv.store.etcd.client import EtcdStore, open_store
 from rdzv.store.etcd.endpoint import STATUS, TXN, NotSentError
-from rdzv.store.etcd.errors import StatusCode, StatusError
 from rdzv.store.etcd.http2_endpoint import Http2Endpoint
-from rdzv.store.etcd.messages import txn_request
-from rdzv.store.http2 import connecting
 from rdzv.store.http2.connection import KEPT_HEADS, Http2Connection
 from rdzv.store.http2.engine import Http2Engine
-from rdzv.store.http2.header_blocks import KEPT_BLOCKS
+from rdzv.store.http2.frames import KEPT_BLOCKS
 from rdzv.store.memory.server import EmbeddedServer
-from rdzv.store.open import open_store
 from tests.support.ports import free_ports
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.http2_peer import Played
@@ -50,7 +48,7 @@ from console import main as program
 from console.local import followed_job
 from console.store import store as embedded_store
 from rdzv.store.access import Access
-from rdzv.store.open import open_store
+from rdzv.store.etcd.client import open_store
 
 async def main():
     store = open_store(Access((sys.argv[1],)))
@@ -155,7 +153,7 @@ async def test_a_name_with_a_dead_address_is_reached_by_another(
             async def addresses(host: str, port: int) -> list[str]:
                 return ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
 
-            monkeypatch.setattr(connecting, "resolve", addresses)
+            monkeypatch.setattr(http2_endpoint, "resolve", addresses)
             endpoint = Http2Endpoint(f"etcd.example:{port}")
             assert (await endpoint.call(STATUS, STATUS.request(), CALL_S)).version
             await endpoint.close()

@@ -9,8 +9,8 @@ import pytest
 
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.keys import JobKeys
-from rdzv.records.bypass import Bypass
 from rdzv.records.job import Job
+from rdzv.records.troubles import Bypass
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer

@@ -17,8 +17,7 @@ from launcher_shim.c10d.rounds.records import Round, Seat
 from launcher_shim.c10d.rounds.stages import SHARED_RUN, KeptStages
 from rdzv.drain.decision import decide
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, observe
-from rdzv.records.commit import Commit, Vote
-from rdzv.records.drain import Drain, Outcome
+from rdzv.records.drain import Commit, Drain, Outcome, Vote
 from rdzv.records.job import Member
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore

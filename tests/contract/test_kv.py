@@ -25,10 +25,9 @@ from launcher_shim.c10d.values.transactions import (
 from launcher_shim.tcpstore import wire
 from rdzv.errors import WireError
 from rdzv.job import JobClient
-from rdzv.members.guard import Registered
+from rdzv.members.lease import Registered
 from rdzv.store import Compare, Operation, Put, TxnResult, WatchEvent
-from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from rdzv.store.memory.faults import Faults
+from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, Unreliable, client, past_faults
 from tests.support.sidecars.processes import until

@@ -14,8 +14,7 @@ from agent.drain.own import OwnDrain
 from agent.rundir.files import RunDir
 from rdzv.drain.transactions import cancel, first_write
 from rdzv.reconcile import Kernel
-from rdzv.records.commit import Commit
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Commit, Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now

@@ -24,8 +24,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from rdzv.records.commit import Commit, Vote
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Commit, Drain, Vote
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.sidecars.endpoints import Pod, pod

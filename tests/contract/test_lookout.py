@@ -22,8 +22,8 @@ from agent.rundir.programs import program
 from launcher_shim.c10d.state_codec import SENTINEL
 from launcher_shim.pod.launch import Launch
 from launcher_shim.rundir import layout
-from rdzv.records.bypass import Bypass
 from rdzv.records.job import Member
+from rdzv.records.troubles import Bypass
 from rdzv.store import KeyValue, Put
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.hand import HandClock

@@ -15,9 +15,9 @@ from agent.parts import MemberParts, job_client, member_parts
 from agent.peers.line import PeerAway
 from agent.surroundings import MemberSettings
 from launcher_shim.c10d.rounds.records import LOST, Node, Round
+from rdzv.peers import Sign, Unreached
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Member
-from rdzv.records.suspicion import Sign, Unreached
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now

@@ -10,7 +10,7 @@ import pytest
 
 from agent.drain.saves import LOOK_S, STEP_S
 from rdzv.records.history import HistoryEntry
-from rdzv.records.saves import PodSaves
+from rdzv.records.progress import PodSaves
 from rdzv.store import WatchEvent
 from tests.support.sidecars.drains import HERE, Job, job
 from tests.support.sidecars.jobs import KEYS

@@ -16,8 +16,7 @@ from rdzv.members.registration import Held, Identity
 from rdzv.records.drain import Drain, Outcome
 from rdzv.records.history import HISTORY_LENGTH, HistoryEntry
 from rdzv.store import Delete, Put
-from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from rdzv.store.memory.faults import Faults
+from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, LosesOne, NoRoom, Unreliable, client, identity
 from tests.support.sidecars.processes import until as until_holds

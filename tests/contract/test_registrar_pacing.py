@@ -13,8 +13,7 @@ import pytest
 from rdzv.errors import StoreAmbiguous, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from rdzv.members.registration import Held
 from rdzv.store import Put
-from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from rdzv.store.memory.faults import Faults
+from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, client, identity
 from tests.support.sidecars.processes import until as until_holds

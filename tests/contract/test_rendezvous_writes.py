@@ -22,11 +22,10 @@ from launcher_shim.c10d.state_codec import (
 )
 from rdzv.errors import StoreUnavailable
 from rdzv.job import JobClient
-from rdzv.members.guard import Registered
+from rdzv.members.lease import Registered
 from rdzv.reconcile import Kernel
 from rdzv.store import GuardedWrites, KeyValue, Put, WatchEvent
-from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from rdzv.store.memory.faults import Faults
+from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import LosesOne, SlowAnswers, Unreliable
 from tests.support.sidecars.runs import (

@@ -11,9 +11,9 @@ import pytest
 
 from rdzv.errors import StoreUnavailable
 from rdzv.mirror import Mirror, Watching
+from rdzv.pacing import Doubling
 from rdzv.store import DEFAULT_TIMEOUT_S, Page, Put
 from rdzv.store.access import Access
-from rdzv.store.backoff import Doubling
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.clocks.virtual import now

@@ -12,7 +12,7 @@ import pytest
 from agent.drain.saves import LOOK_S, STEP_S
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.rank_reports import StackFrame
-from rdzv.records.saves import PodSaves
+from rdzv.records.progress import PodSaves
 from tests.support.sidecars.drains import HERE, Job, Pod, job
 from tests.support.sidecars.ranks import Loop
 

@@ -11,11 +11,11 @@ import pytest
 from console.job import status
 from rdzv.errors import StoreFull, StoreUnavailable
 from rdzv.keys import JobKeys
-from rdzv.records.bypass import Bypass
 from rdzv.records.codec import dump_record
 from rdzv.records.drain import Drain
 from rdzv.records.job import Job, Member
 from rdzv.records.shards import OpenShards, Plan, PodShards, ShardWorld, Share, TrainedShards
+from rdzv.records.troubles import Bypass
 from rdzv.store import Put
 from rdzv.store.access import Access
 from rdzv.store.memory.client import MemoryStore

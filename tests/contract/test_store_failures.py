@@ -15,9 +15,9 @@ from rdzv.errors import (
     StoreAmbiguous,
     StoreUnavailable,
 )
+from rdzv.pacing import ATTEMPT_S
 from rdzv.store import Compare, Put, Store, WatchBatch
 from rdzv.store.etcd.client import EtcdStore
-from rdzv.store.etcd.deadlines import ATTEMPT_S
 from rdzv.store.etcd.endpoint import STATUS, AnswerLostError, NotSentError
 from rdzv.store.etcd.http2_endpoint import Http2Endpoint
 from rdzv.store.memory.client import MemoryStore

@@ -14,7 +14,7 @@ import pytest
 
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
-from rdzv.store.etcd.rights import JobRole
+from rdzv.store.etcd.admin import JobRole
 from tests.support.sidecars.processes import (
     PATIENCE_S,
     ROOT,

@@ -16,11 +16,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from rdzv.errors import StoreRefused, StoreUnavailable
 from rdzv.keys import JobKeys
+from rdzv.pacing import Doubling
 from rdzv.store import Compare, Put, Store
 from rdzv.store.access import Access
-from rdzv.store.backoff import Doubling
-from rdzv.store.etcd.admin import auth_enabled
-from rdzv.store.etcd.rights import JobRole
+from rdzv.store.etcd.admin import JobRole, auth_enabled
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.store.certificates import write
 from tests.support.store.etcd_cluster import EtcdCluster
@@ -236,7 +235,7 @@ async def test_a_changed_password_is_read_from_its_file(
     access: Access, keys: JobKeys, secure_cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # For longer than the test takes: what is let in before was not kept waiting.
-    monkeypatch.setattr("rdzv.store.etcd.login.REFUSED_PAUSE", Doubling(600.0, 600.0))
+    monkeypatch.setattr("rdzv.store.etcd.credentials.REFUSED_PAUSE", Doubling(600.0, 600.0))
     user = JobRole(keys).user_name
     async with opened(access, patiently=True) as store:
         await store.range(keys.job)

@@ -15,7 +15,7 @@ from muster.orders import ShardOrder
 from rdzv.errors import LeaseLost, StoreRefused
 from rdzv.keys import ROOT, JobKeys
 from rdzv.store import Compare, Delete, Put, Range, Store
-from rdzv.store.etcd.rights import JobRole
+from rdzv.store.etcd.admin import JobRole
 from tests.support.sidecars.shards import Rank, World, pods, repeated_or_lost
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.patient_store import PatientRights

@@ -15,8 +15,7 @@ from rdzv.errors import StoreAmbiguous, StoreError, StoreRefused, StoreUnavailab
 from rdzv.keys import JobKeys
 from rdzv.store import Put, Store, WatchEvent
 from rdzv.store.access import Access
-from rdzv.store.etcd.admin import auth_enabled
-from rdzv.store.etcd.rights import JobRole
+from rdzv.store.etcd.admin import JobRole, auth_enabled
 from tests.support.store.certificates import Authority
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.patient_store import CALL_S, PatientRights
@@ -36,7 +35,7 @@ TOLD_S = 20.0
 @pytest.fixture
 def _urgent_looks_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have files looked at only where there is no connection: who recovers has not waited long."""
-    monkeypatch.setattr("rdzv.store.etcd.certificates.LOOK_S", 600.0)
+    monkeypatch.setattr("rdzv.store.etcd.credentials.LOOK_S", 600.0)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from agent.sweeper import Sweeper
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.rounds.stages import SHARED_RUN
 from rdzv.job import JobClient
-from rdzv.members.leftovers import KEPT_MIN
+from rdzv.members.gone import KEPT_MIN
 from rdzv.reconcile import Kernel
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry

@@ -12,7 +12,7 @@ import pytest
 from agent.rundir.progress import read_line
 from muster.resuming import mark, marked, world_tag
 from rdzv.drain.gate import Gate
-from rdzv.records.commit import LastCommit
+from rdzv.records.drain import LastCommit
 from tests.support.sidecars.pod_gate import PodGate
 from tests.support.training.worker import SCRIPTS, START_S, worker
 

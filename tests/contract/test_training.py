@@ -20,7 +20,7 @@ import muster.gate
 import muster.progress
 from muster.torch_parts import fault
 from rdzv.drain.gate import Gate
-from rdzv.records.commit import LastCommit
+from rdzv.records.drain import LastCommit
 from tests.support.sidecars.pod_gate import PodGate
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]

@@ -15,8 +15,7 @@ from agent.surroundings import MemberSettings, Sockets
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.rundir import layout
 from rdzv.drain.gate import Gate
-from rdzv.records.commit import LastCommit
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Drain, LastCommit
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.records import member

@@ -16,10 +16,11 @@ from console.doctor.diagnosis import diagnose
 from console.doctor.examine import examine
 from console.job.reading import look
 from rdzv.errors import Compacted, StoreError, StoreRefused
+from rdzv.pacing import Patience
 from rdzv.store import Compare, Put
-from rdzv.store.etcd import endpoint, one_store
+from rdzv.store.etcd import endpoint
+from rdzv.store.etcd import endpoint as one_store
 from rdzv.store.etcd.client import EtcdStore
-from rdzv.store.etcd.deadlines import Patience
 from tests.support.store.backend import PATIENT_DRIVERS
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.patient_store import CALL_S, LongPatience, PatientEtcdStore

@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from rdzv.records.bypass import Bypass
+from rdzv.records.troubles import Bypass
 from tests.support.training.job import FORM_TIMEOUT_S, Job, RunJob
 from tests.support.training.pods import Node
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
 from rdzv.store import Compare, Put
 from rdzv.store.memory.client import transact
 from tests.simulation.nodes import KEYS

@@ -7,11 +7,9 @@ import math
 from collections.abc import Callable
 
 from rdzv.drain.decision import is_enough
-from rdzv.listing import decide
-from rdzv.records.commit import Commit, LastCommit
-from rdzv.records.drain import Drain
-from rdzv.records.round_number import ROUNDS_PER_LIFE
-from rdzv.snapshot import Snapshot
+from rdzv.records.drain import Commit, Drain, LastCommit
+from rdzv.records.history import ROUNDS_PER_LIFE
+from rdzv.snapshot import Snapshot, listing_of
 from tests.simulation.nodes import Sidecar
 from tests.simulation.pods import Pod, SimulatedJob
 from tests.simulation.ranks import Rank, RoundId
@@ -203,13 +201,13 @@ class DrainInvariants:
             return  # nobody is kept for a world that must not train
         if self._none_can_come(before, before.drains[uid]):
             return
-        if not is_enough(before, decide(before)):
-            listed = [member.name for member in decide(before).listed]
+        if not is_enough(before, listing_of(before)):
+            listed = [member.name for member in listing_of(before).listed]
             self._break(f"I10: {uid} is let go while only {listed} are listed")
 
     def _none_can_come(self, before: Snapshot, drain: Drain) -> bool:
         """Whether all drain, or this pod or one of its world makes room for another."""
-        listing, commit = decide(before), before.commit
+        listing, commit = listing_of(before), before.commit
         frozen = self._rounds.frozen.get((commit.run, commit.round), ()) if commit else ()
         world = {seat.member for seat in frozen}
         makes_room = any(one.preempted and one.member in world for one in before.drains.values())

@@ -14,17 +14,14 @@ from collections.abc import Mapping, Sequence
 from launcher_shim.horovod.hosts import SETTLE_S, token_of
 from rdzv.job import JobClient
 from rdzv.keys import last_name, spelled
-from rdzv.listing import decide
 from rdzv.members.templates import is_upheld
-from rdzv.records.commit import Commit
-from rdzv.records.drain import Drain
-from rdzv.records.failure import Failure
+from rdzv.records.drain import Commit, Drain
 from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Incarnation, Member
-from rdzv.records.job_change import change_between
-from rdzv.snapshot import Snapshot
+from rdzv.records.job import Incarnation, Member, change_between
+from rdzv.records.troubles import Failure
+from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import WatchEvent
-from rdzv.store.intervals import Interval
+from rdzv.store.interface import Interval
 from rdzv.store.memory.client import MemoryStore
 from tests.simulation.drain_invariants import DrainInvariants
 from tests.simulation.kept_worlds import KeptWorlds
@@ -228,7 +225,7 @@ class Invariants:
             self._went |= {before.members[name].pod_uid for name in gone}
 
     def _listed(self, snapshot: Snapshot) -> set[str]:
-        return {member.pod_uid for member in decide(snapshot).listed}
+        return {member.pod_uid for member in listing_of(snapshot).listed}
 
     # -- each turn
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from launcher_shim.c10d.rounds.records import Node, Round
 from rdzv.mirror import Mirror
-from rdzv.records.commit import Commit
+from rdzv.records.drain import Commit
 from tests.simulation.nodes import KEYS
 from tests.simulation.pods import SimulatedJob
 from tests.simulation.torchrun import Torchrun

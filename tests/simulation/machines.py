@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from agent.peers.line import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, Dial, PeerAway, PeerMute
 from launcher_shim.c10d.rounds.records import LOST
 from rdzv.errors import RecordError
+from rdzv.peers import Suspicion
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Member
-from rdzv.records.suspicion import Suspicion
 from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue, WatchEvent
 from tests.simulation.nodes import KEYS

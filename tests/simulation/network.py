@@ -27,12 +27,10 @@ from rdzv.store import (
     TxnResult,
     WatchBatch,
 )
-from rdzv.store.interface import DEFAULT_TIMEOUT_S, WatchEvent
-from rdzv.store.intervals import Interval
-from rdzv.store.memory.actions import Action, Condition, Reply, writes
+from rdzv.store.interface import DEFAULT_TIMEOUT_S, Interval, WatchEvent
+from rdzv.store.memory.actions import Action, Condition, Lease, LeaseTable, Reply, writes
 from rdzv.store.memory.client import VERSION, transact
 from rdzv.store.memory.engine import NO_SPACE, MemoryEngine
-from rdzv.store.memory.leases import Lease, LeaseTable
 from tests.simulation.timeline import Timeline
 from tests.support.clocks.virtual import Process, SimulatedLoop
 

@@ -22,10 +22,10 @@ import muster.resuming
 import rdzv.drain.decision
 import rdzv.drain.gate
 import rdzv.drain.transactions
-import rdzv.listing
 import rdzv.members.registration
 import rdzv.members.templates
-import rdzv.shards.ledger
+import rdzv.shard_ledger
+import rdzv.snapshot
 from agent.drain.notice_socket import Phase
 from agent.drain.own import OwnDrain
 from agent.drain.own_record import OwnDrainRecord
@@ -45,18 +45,16 @@ from rdzv.drain.decision import granted
 from rdzv.drain.gate import Move
 from rdzv.drain.inputs import DrainPolicy
 from rdzv.errors import StoreError
-from rdzv.members.former_lease import FormerLease
-from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
+from rdzv.members.lease import RENEWALS_PER_TTL, FormerLease, MemberLease
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Refuse
 from rdzv.mirror import Watching
+from rdzv.peers import Suspicion
 from rdzv.reconcile import DueWrite
 from rdzv.records.codec import take
 from rdzv.records.job import Job
-from rdzv.records.job_template import JobTemplate
 from rdzv.records.quarantine import QuarantineDecision, after_death
-from rdzv.records.sizes import Sizes
-from rdzv.records.suspicion import Suspicion
+from rdzv.records.template import JobTemplate, Sizes
 from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
 from tests.simulation.nodes import KEYS
 from tests.simulation.ranks import Rank
@@ -107,7 +105,7 @@ def planted(name: str) -> Iterator[None]:
 @plant("machines", 30)
 def one_suspicion_evicts() -> list[Patch]:
     """One member alone evicts another one."""
-    return [patch("rdzv.peers.decision.VOTES", 1)]
+    return [patch("rdzv.peers.VOTES", 1)]
 
 
 @plant("machines", 60)
@@ -117,16 +115,16 @@ def refused_connections_evict() -> list[Patch]:
     def counts(one: Suspicion, suspected: Collection[str], failed: object) -> bool:
         return one.by not in suspected
 
-    return [patch("rdzv.peers.decision.is_vote", counts)]
+    return [patch("rdzv.peers.is_vote", counts)]
 
 
 @plant("machines", 60)
 def one_of_two_is_evicted() -> list[Patch]:
     """In a job of two each may evict the other one."""
     return [
-        patch("rdzv.peers.decision.VOTES", 1),
-        patch("rdzv.peers.decision.MEMBERS_MIN", 0),
-        patch("rdzv.peers.ring.MEMBERS_MIN", 0),
+        patch("rdzv.peers.VOTES", 1),
+        patch("rdzv.peers.MEMBERS_MIN", 0),
+        patch("rdzv.peers.MEMBERS_MIN", 0),
     ]
 
 
@@ -258,12 +256,12 @@ def sound_pods_wait() -> list[Patch]:
 @plant("drains", 60)
 def drained_member_listed() -> list[Patch]:
     """Whoever drains stays listed."""
-    original = rdzv.listing._reason_against
+    original = rdzv.snapshot._reason_against
 
     def against(member: Any, snapshot: Any) -> str | None:
         return original(member, replace(snapshot, drains={}))
 
-    return [patch("rdzv.listing._reason_against", against)]
+    return [patch("rdzv.snapshot._reason_against", against)]
 
 
 @plant("unseen-drains", 20)
@@ -296,7 +294,7 @@ def places_by_age() -> list[Patch]:
     original = launcher_shim.c10d.rounds.inputs.run_membership
 
     def members(snapshot: Any, *others: Any) -> Any:
-        oldest = (member.name for member in rdzv.listing.decide(snapshot).listed)
+        oldest = (member.name for member in rdzv.snapshot.decide(snapshot).listed)
         return replace(original(snapshot, *others), listed=frozenset(oldest))
 
     return [patch("launcher_shim.c10d.rounds.inputs.run_membership", members)]
@@ -531,7 +529,7 @@ def saved_by_some() -> list[Patch]:
         told = [one for one in told if (one.run, one.round) == (round.run, round.number)]
         return [told[min(at, len(told) - 1)] for at in range(len(round.members))] if told else []
 
-    return [patch("rdzv.drain.last_save.of_round", of_round)]
+    return [patch("rdzv.drain.saves.of_round", of_round)]
 
 
 @plant("drains", 20)
@@ -568,13 +566,13 @@ def grants_outlive_cancels() -> list[Patch]:
 @plant("shards", 20)
 def shards_not_rolled_back() -> list[Patch]:
     """What is trained stays so, although the weights go back."""
-    original = rdzv.shards.ledger.as_of
+    original = rdzv.shard_ledger.as_of
 
     def known(ledger: Any, start: int) -> Any:
         found = original(ledger, start)
-        return found and rdzv.shards.ledger.sealed(ledger).trained
+        return found and rdzv.shard_ledger.sealed(ledger).trained
 
-    return [patch("rdzv.shards.decision.as_of", known)]
+    return [patch("rdzv.shard_requests.as_of", known)]
 
 
 @plant("shards", 20)
@@ -647,7 +645,7 @@ PLANTS |= {
     ),
     # Where no pod registers after the last newer one has gone, its template stays in force.
     "last-pod-of-a-roll-back-missed": _as(
-        "roll-outs", 40, {"rdzv.members.roll_back.RollBack._left": lambda *_: None}
+        "roll-outs", 40, {"rdzv.members.gone.RollBack._left": lambda *_: None}
     ),
     # A late pod of a deleted Job takes the job over at once.
     "former-uids-forgotten": _as(
@@ -747,7 +745,7 @@ PLANTS |= {
         "evicted-rounds",
         30,
         {
-            "rdzv.members.guard.Registered.holds": lambda known: Compare(
+            "rdzv.members.lease.Registered.holds": lambda known: Compare(
                 known.member_key, "version", ">", -1
             )
         },
@@ -776,7 +774,7 @@ PLANTS |= {
     ),
     # A stage goes on from the last commit of the one before.
     "steps-shared-by-stages": _as(
-        "stages", 8, {"rdzv.records.commit.LastCommit.is_of": lambda *_: True}, first=18
+        "stages", 8, {"rdzv.records.drain.LastCommit.is_of": lambda *_: True}, first=18
     ),
     # Every torchrun of a container comes to the run that the first one has closed.
     "stages-not-told-apart": _as(
@@ -827,7 +825,7 @@ PLANTS |= {
     ),
     # What a restored store has lost of a rank's saves is handed to it again.
     "lost-saves-of-shards-unseen": _as(
-        "shards-restored", 20, {"rdzv.shards.decision._forgotten": lambda *_: False}
+        "shards-restored", 20, {"rdzv.shard_requests._forgotten": lambda *_: False}
     ),
     # What all ranks have saved counts, though a restored store has lost what is in it.
     "lost-saves-of-shards-on-record": _as(

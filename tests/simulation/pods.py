@@ -18,7 +18,7 @@ from agent.running import LEAVE_TIMEOUT_S
 from launcher_shim.pod.hold import FINISHING, OutgoingNotice, reserve_s
 from launcher_shim.rundir import layout
 from rdzv.drain.gate import Gate
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
 from rdzv.store import WatchEvent
 from tests.simulation.network import Link, SimulatedEngine, Weather
 from tests.simulation.nodes import JobShape, Sidecar

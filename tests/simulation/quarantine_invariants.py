@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 from launcher_shim.c10d.rounds.records import Node, Seat
 from rdzv.keys import RunKeys
-from rdzv.listing import decide
 from rdzv.mirror import Mirror
 from rdzv.records.history import HistoryEntry
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from tests.simulation.liveness import is_healthy
 from tests.simulation.pods import SimulatedJob
 
@@ -30,7 +29,7 @@ class QuarantineInvariants:
         if len(new) > len(former) or self._job.sizes.largest(len(former)) != len(former):
             return
         staying = {seat.member for seat in new}
-        marked = decide(before).quarantined
+        marked = listing_of(before).quarantined
         missing = {seat.member for seat in former} - staying
         if missing and missing <= marked and all(self._is_there(keys, seat) for seat in former):
             self._break(f"I11: a world of {former} is replaced by {sorted(staying)} for {marked}")
@@ -38,7 +37,7 @@ class QuarantineInvariants:
     def waits(self, before: Snapshot, entry: HistoryEntry) -> None:
         """A job waits for its failed starts only if no world without those that failed can form."""
         self._job.timeline.add(entry.member, entry.why)
-        listed = {member.name for member in decide(before).listed}
+        listed = {member.name for member in listing_of(before).listed}
         sound = [
             pod.name
             for pod in self._job.present()

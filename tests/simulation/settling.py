@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from rdzv.listing import decide
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from tests.simulation.invariants import Invariants
 from tests.simulation.pods import Pod, SimulatedJob
 
@@ -23,7 +22,7 @@ UNDISTURBED_S = 20.0
 def left_out(job: SimulatedJob, snapshot: Snapshot) -> Mapping[str, float]:
     """The pause of each member that worlds form without, in seconds."""
     terms, records = job.shape.quarantine, snapshot.quarantines
-    return {name: terms.pause_s(records[name].pauses) for name in decide(snapshot).quarantined}
+    return {name: terms.pause_s(records[name].pauses) for name in listing_of(snapshot).quarantined}
 
 
 def unsettled(
@@ -64,7 +63,7 @@ def _end(job: SimulatedJob, invariants: Invariants) -> str | None:
 
 def _members(job: SimulatedJob, invariants: Invariants) -> str | None:
     snapshot = invariants.snapshot
-    listing = decide(snapshot)
+    listing = listing_of(snapshot)
     kept_out = (snapshot.members[name] for name in listing.quarantined)
     known = {member.pod_uid for member in (*listing.listed, *listing.standby, *kept_out)}
     for pod in job.present():

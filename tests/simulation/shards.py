@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 from agent.shards.request import ShardReply, ShardRequest
 from muster.orders import ShardOrder
 from muster.shard_log import ShardLog
-from rdzv.intervals import Intervals, union
-from rdzv.records.shards import ShardWorld
-from rdzv.shards.ledger import ShardLedger
-from rdzv.shards.view import ShardView
+from rdzv.records.shards import Intervals, ShardWorld, union
+from rdzv.shard_ledger import ShardLedger, ShardView
 from rdzv.store import WatchEvent
 from tests.simulation.nodes import KEYS
 

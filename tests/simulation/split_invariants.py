@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from rdzv.drain.gate import ON_CUT_S
-from rdzv.records.commit import LastCommit
+from rdzv.records.drain import LastCommit
 from rdzv.snapshot import Snapshot
 from tests.simulation.pods import SimulatedJob
 from tests.simulation.ranks import Rank, RoundId, World

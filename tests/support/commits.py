@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rdzv import listing
+from rdzv import snapshot
 from rdzv.drain.decision import decide
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
-from rdzv.records.commit import Commit, LastCommit, Vote
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Commit, Drain, LastCommit, Vote
 from rdzv.records.job import Job
 from rdzv.records.progress import RankProgress
 from rdzv.snapshot import Snapshot
@@ -28,7 +27,7 @@ def scene(votes: dict[str, Vote] | None = None) -> DrainingSnapshot:
     membership = Snapshot(90, Job(1, 4, mod_revision=7), members, commit=commit)
     if votes:
         membership = replace(membership, drains={"uid-a": DRAIN})
-    seen = listing.decide(membership)
+    seen = snapshot.listing_of(membership)
     return DrainingSnapshot(membership, seen, ROUND, votes or {}, "uid-b", revision=90)
 
 

@@ -8,13 +8,12 @@ from typing import Any
 from agent.verdict.runs import RunView
 from agent.verdict.view import JobView
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
-from rdzv.listing import decide
-from rdzv.records.commit import Commit
-from rdzv.records.failure import Failure
+from rdzv.records.drain import Commit
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
-from rdzv.records.saves import PodSaves
-from rdzv.snapshot import Snapshot
+from rdzv.records.progress import PodSaves
+from rdzv.records.troubles import Failure
+from rdzv.snapshot import Snapshot, listing_of
 from tests.support.records import member
 
 NOW_S = 10_000.0
@@ -36,7 +35,7 @@ def view(
     saves = more.pop("saves", {})
     bypasses = more.pop("bypasses", {})
     return JobView(
-        "team", "digits", snapshot, decide(snapshot), runs, history, bypasses, saves, **more
+        "team", "digits", snapshot, listing_of(snapshot), runs, history, bypasses, saves, **more
     )
 
 

@@ -23,11 +23,10 @@ from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.store import Put, access
 from rdzv.store.access import Access, Certificates, read_certificates, read_password
-from rdzv.store.etcd import certificates
-from rdzv.store.etcd.certificates import CertificateFiles
-from rdzv.store.etcd.client import EtcdStore
-from rdzv.store.etcd.rights import JobRole
-from rdzv.store.open import open_store
+from rdzv.store.etcd import credentials
+from rdzv.store.etcd.admin import JobRole
+from rdzv.store.etcd.client import EtcdStore, open_store
+from rdzv.store.etcd.credentials import CertificateFiles
 from tests.support.store.certificates import Authority, write
 
 PLAIN = ("10.0.0.1:2379",)
@@ -285,7 +284,7 @@ async def test_files_that_change_one_after_the_other_are_taken_once_they_fit(
     files: Access, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rotation that is half done leaves the former certificate in force, and says so once."""
-    monkeypatch.setattr(certificates, "LOOK_S", 0.0)
+    monkeypatch.setattr(credentials, "LOOK_S", 0.0)
     seen = CertificateFiles(files)
     await seen.look(urgent=False, timeout_s=DEADLINE_S)
     first = seen.certificates
@@ -318,8 +317,8 @@ def fresh_certificate(access: Access) -> tuple[bytes, bytes]:
 async def test_files_are_looked_at_more_often_while_there_is_no_connection(
     files: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificates, "URGENT_LOOK_S", 0.0)
-    monkeypatch.setattr(certificates, "LOOK_S", 3600.0)
+    monkeypatch.setattr(credentials, "URGENT_LOOK_S", 0.0)
+    monkeypatch.setattr(credentials, "LOOK_S", 3600.0)
     seen = CertificateFiles(files)
     await seen.look(urgent=False, timeout_s=DEADLINE_S)
     fresh = await asyncio.to_thread(fresh_certificate, files)
@@ -353,8 +352,8 @@ async def test_files_on_a_disk_that_hangs_hold_no_call_up(
         mended.wait(DEADLINE_S)
         return read_certificates(access)
 
-    monkeypatch.setattr(certificates, "read_certificates", hanging)
-    monkeypatch.setattr(certificates, "LOOK_S", 0.0)
+    monkeypatch.setattr(credentials, "read_certificates", hanging)
+    monkeypatch.setattr(credentials, "LOOK_S", 0.0)
     seen = CertificateFiles(files)
     for _ in range(2):
         with pytest.raises(TimeoutError):
@@ -382,7 +381,7 @@ async def test_a_call_whose_files_cannot_be_read_was_not_sent(
     files: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mended = threading.Event()
-    monkeypatch.setattr(certificates, "read_certificates", lambda _: mended.wait(DEADLINE_S))
+    monkeypatch.setattr(credentials, "read_certificates", lambda _: mended.wait(DEADLINE_S))
     store = EtcdStore(files)
     try:
         with pytest.raises(StoreUnavailable, match="certificate files cannot be read within"):

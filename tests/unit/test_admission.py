@@ -21,7 +21,7 @@ from injection.settings import TABLE, annotation
 from injection.workloads import workloads
 from injection.yaml_tree import documents, value_of
 from rdzv.errors import ConfigError
-from rdzv.flags import named
+from rdzv.sentences import named
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import FLAGS, environ, loaded, manifest
 from tests.support.injection.owners import at, defaulted, pods_of

@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.drain.coordinator import Chronicle
-from rdzv.records.commit import Commit
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Commit, Drain
 from rdzv.snapshot import Snapshot
 
 DRAIN = Drain("uid-b", "b", "spot", "sigterm")

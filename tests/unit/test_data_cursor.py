@@ -15,14 +15,12 @@ from agent.rundir.progress import read_line, read_ranks
 from muster.gate import parse
 from muster.progress import BLOCK_BYTES, ProgressFile
 from muster.saved_steps import CURSOR_MAX_BYTES, CommittedStep, SavedSteps, decode, encode
-from rdzv.drain.cursors import NO_VERDICT, Said, difference
 from rdzv.drain.gate import Gate, Here, local
-from rdzv.drain.last_save import decide as decide_last
-from rdzv.drain.last_save import differing, saves_of
+from rdzv.drain.saves import NO_VERDICT, Said, difference, differing, saves_of
+from rdzv.drain.saves import newest_saved as decide_last
 from rdzv.records import codec
-from rdzv.records.commit import LastCommit, Vote
-from rdzv.records.progress import RankProgress
-from rdzv.records.saves import PodSaves
+from rdzv.records.drain import LastCommit, Vote
+from rdzv.records.progress import PodSaves, RankProgress
 from tests.support.commits import (
     HERE,
     MASTER,

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from rdzv.diary import Diary
+from rdzv.sentences import Diary
 
 log = logging.getLogger("tests.diary")
 

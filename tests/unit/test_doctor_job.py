@@ -17,13 +17,12 @@ from console.doctor.finding import Finding
 from console.doctor.job import explain
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.keys import JobKeys
-from rdzv.records.bypass import Bypass
-from rdzv.records.commit import Commit, LastCommit
-from rdzv.records.drain import Drain
+from rdzv.peers import Unreached
+from rdzv.records.drain import Commit, Drain, LastCommit
 from rdzv.records.history import HistoryEntry
+from rdzv.records.progress import PodSaves
 from rdzv.records.quarantine import Quarantine
-from rdzv.records.saves import PodSaves
-from rdzv.records.suspicion import Unreached
+from rdzv.records.troubles import Bypass
 from tests.support.records import member
 from tests.support.sources import ROOT
 from tests.support.views import ASKS, FAILED, NOW_S, reported, run, view

@@ -31,7 +31,7 @@ from muster.gate import GateFile
 from muster.progress import ProgressFile
 from rdzv.drain.gate import Gate, Here, Move, local
 from rdzv.drain.inputs import LiveRound
-from rdzv.records.commit import Commit, LastCommit, Vote
+from rdzv.records.drain import Commit, LastCommit, Vote
 from tests.support.sidecars.pod_gate import DEADLINE_S, PodGate, beside, wait
 
 MASTER = "10.0.0.7:40123"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.rundir.failure_report import MASK, masked, read_failures
 from rdzv.errors import RecordError
-from rdzv.records.failure import Failure, after, is_alike, is_told, ordinal
+from rdzv.records.troubles import Failure, after, is_alike, is_told, ordinal
 from rdzv.store import KeyValue
 
 ECC = Failure("b", "digits", 7, 0, "RuntimeError", "CUDA error: uncorrectable ECC", "train.py:31")

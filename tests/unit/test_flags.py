@@ -13,7 +13,7 @@ from agent.config.job import JobConfig, StoreConfig
 from agent.config.sidecar import Config
 from agent.config.table import settings_of
 from controller.config import ControllerConfig
-from rdzv.flags import named, variable_of
+from rdzv.sentences import named, variable_of
 
 ROOT = Path(__file__).parents[2]
 FILES = [

@@ -24,7 +24,7 @@ from controller.notices import NodeSeen, NoticePolicy
 from controller.owners import PodSeen
 from rdzv.errors import ConfigError
 from rdzv.keys import JobKeys
-from rdzv.records.commit import LastCommit
+from rdzv.records.drain import LastCommit
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job
 from rdzv.store import Put

@@ -8,10 +8,9 @@ import pytest
 from agent.verdict.runs import RunView
 from agent.verdict.view import JobView
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
-from rdzv.listing import decide
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from tests.support.records import member
 
 NOW_S = 1000.0
@@ -41,6 +40,6 @@ def test_what_a_round_waits_for_is_told(least: int, round_: Round, asking: str, 
     snapshot = Snapshot(job=Job(least, 4), members=members, revision=5)
     run = RunView("digits", round_, tuple(asks(name) for name in asking))
     joined = HistoryEntry("join", "b", "", NOW_S - 40)
-    view = JobView("team", "digits", snapshot, decide(snapshot), (run,), (joined,), {}, {})
+    view = JobView("team", "digits", snapshot, listing_of(snapshot), (run,), (joined,), {}, {})
     assert view.awaited(run, NOW_S).startswith(said)
     assert bool(view.awaited(run, NOW_S)) == bool(said)

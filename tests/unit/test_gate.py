@@ -14,8 +14,7 @@ from muster.gate import parse
 from rdzv.drain.gate import ON_CUT_S, Gate, Here, Move, local
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import RecordError
-from rdzv.records.commit import Commit, LastCommit, Vote
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Commit, Drain, LastCommit, Vote
 from rdzv.records.progress import RankProgress
 
 MASTER = "10.0.0.1:29500"

@@ -21,7 +21,7 @@ from launcher_shim.rundir import layout
 from muster.gate import GateFile
 from muster.progress import ProgressFile
 from rdzv.drain.gate import REASON_CHARACTERS, Gate
-from rdzv.records.commit import LastCommit
+from rdzv.records.drain import LastCommit
 from tests.support.sidecars.in_process import configured
 from tests.support.sidecars.pod_gate import PodGate
 

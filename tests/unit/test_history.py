@@ -6,7 +6,7 @@ from __future__ import annotations
 from rdzv.keys import JobKeys
 from rdzv.records.history import Happening, HistoryEntry, departures, entry_operations
 from rdzv.store import KeyValue, Operation
-from rdzv.store.intervals import Interval
+from rdzv.store.interface import Interval
 from rdzv.store.memory.client import MemoryEngine, transact
 
 KEYS = JobKeys("team", "digits")

@@ -23,8 +23,8 @@ from launcher_shim.horovod.hosts import (
     host_of,
     parse,
 )
-from rdzv.listing import Listing
 from rdzv.records.job import Member
+from rdzv.snapshot import Listing
 from tests.support import records
 
 

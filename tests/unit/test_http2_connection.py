@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from rdzv.store.http2.calls import CallFailedError
+from rdzv.store.http2.calls import DEADLINE_EXCEEDED, INTERNAL, UNKNOWN, CallFailedError, framed
 from rdzv.store.http2.connection import (
     PING_AFTER_S,
     PING_ANSWER_S,
@@ -24,10 +24,9 @@ from rdzv.store.http2.frames import (
     RST_STREAM,
     WINDOW_UPDATE,
     ErrorCode,
+    Fields,
     frame,
 )
-from rdzv.store.http2.header_blocks import Fields
-from rdzv.store.http2.messages import DEADLINE_EXCEEDED, INTERNAL, UNKNOWN, framed
 from tests.support.store.http2_peer import (
     OK_FIELDS,
     Played,

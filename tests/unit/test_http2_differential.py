@@ -25,11 +25,12 @@ from rdzv.store.http2.frames import (
     PREFACE,
     RST_STREAM,
     ConnectionFaultError,
+    Engine,
+    Fields,
     FrameReader,
     frame,
+    literal,
 )
-from rdzv.store.http2.header_blocks import Fields, literal
-from rdzv.store.http2.seam import Engine
 from tests.support.store.h2_engine import H2Engine
 from tests.support.store.http2_peer import GREETING, Listening, reset, settings, window
 

@@ -21,6 +21,8 @@ from rdzv.store.http2.frames import (
     HAS_PRIORITY,
     HEADERS,
     MAX_FRAME_BYTES,
+    MAX_LIST_BYTES,
+    MOST_CONTINUATIONS,
     PADDED,
     PING,
     PRIORITY,
@@ -30,12 +32,8 @@ from rdzv.store.http2.frames import (
     WINDOW_UPDATE,
     ConnectionFaultError,
     ErrorCode,
-    frame,
-)
-from rdzv.store.http2.header_blocks import (
-    MAX_LIST_BYTES,
-    MOST_CONTINUATIONS,
     HeaderDecoder,
+    frame,
     literal,
 )
 from tests.support.store.http2_peer import (

@@ -18,11 +18,10 @@ from controller.job_events import WARNINGS, JobEvent, job_events
 from controller.jobs import JobState
 from controller.leadership import LEASE_S, Sighting, next_step, sighting_after
 from rdzv.keys import JobKeys
-from rdzv.listing import decide as listing_of
-from rdzv.records.commit import Commit, LastCommit
+from rdzv.records.drain import Commit, LastCommit
 from rdzv.records.history import Happening, HistoryEntry
 from rdzv.records.job import Job, Member
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import KeyValue
 from tests.support.records import drain, member
 

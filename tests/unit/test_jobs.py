@@ -16,7 +16,7 @@ from controller.notices import NodeSeen, NoticePolicy
 from controller.owner_reconciler import UnplacedWriter
 from controller.owners import PodSeen
 from rdzv.keys import ROOT, JobKeys
-from rdzv.records.commit import LastCommit
+from rdzv.records.drain import LastCommit
 from rdzv.records.job import Job
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore

@@ -18,12 +18,11 @@ from muster import process, saved_steps
 from muster.data import ElasticSampler
 from muster.progress import BLOCK_BYTES, ProgressFile
 from muster.saved_steps import CommittedStep, SavedSteps, encode
-from rdzv.drain.cursors import NO_CURSOR, NO_VERDICT, samples_of, verdict
 from rdzv.drain.gate import Gate, Here, local
-from rdzv.drain.last_save import decide as decide_last
-from rdzv.drain.last_save import saves_of
-from rdzv.records.commit import LastCommit
-from rdzv.records.saves import PodSaves
+from rdzv.drain.saves import NO_CURSOR, NO_VERDICT, samples_of, saves_of, verdict
+from rdzv.drain.saves import newest_saved as decide_last
+from rdzv.records.drain import LastCommit
+from rdzv.records.progress import PodSaves
 from tests.support.commits import HERE, MASTER, ROUND, SAVE, becomes, rank, scene, vote
 
 WITHOUT_FOLLOW = "not kept: batches were taken without sampler.follow(loader)"

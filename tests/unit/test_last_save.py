@@ -10,17 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.saved_steps import SPREAD, SavedSteps
-from rdzv import listing
-from rdzv.drain.cursors import NO_CURSOR
+from rdzv import snapshot as listing
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
-from rdzv.drain.last_save import decide, of_horovodrun, saves_of, timed, transaction
+from rdzv.drain.saves import (
+    NO_CURSOR,
+    newest_saved,
+    newest_transaction,
+    of_horovodrun,
+    saves_of,
+    timed,
+)
 from rdzv.keys import JobKeys
-from rdzv.records.commit import Commit, LastCommit, Phase
+from rdzv.records.drain import Commit, LastCommit, Phase
 from rdzv.records.job import Job
-from rdzv.records.progress import RankProgress
-from rdzv.records.saves import HOROVODRUN, PodSaves
+from rdzv.records.progress import HOROVODRUN, PodSaves, RankProgress
 from rdzv.records.shards import Plan, PodShards, Saved, ShardWorld, Share, TrainedShards
-from rdzv.shards.ledger import ShardLedger
+from rdzv.shard_ledger import ShardLedger
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, KeyValue, Put
 from tests.support.records import member
@@ -38,7 +43,7 @@ def scene(
     members = {name: member(name, at) for at, name in enumerate("abc", 1)}
     job = Job(1, 4, uid="uid-now", mod_revision=7)
     membership = Snapshot(90, job, members, commit=commit, last_commit=last)
-    listed = listing.decide(membership)
+    listed = listing.listing_of(membership)
     return DrainingSnapshot(membership, listed, live, {}, "uid-a", revision=90)
 
 
@@ -48,7 +53,7 @@ def pod(name: str, *steps: int, **changes: object) -> PodSaves:
 
 
 def found(snapshot: DrainingSnapshot, *pods: PodSaves) -> int | None:
-    last, why = decide(snapshot, {one.member: one for one in pods})
+    last, why = newest_saved(snapshot, {one.member: one for one in pods})
     assert why
     return None if last is None else last.step
 
@@ -87,9 +92,9 @@ TAG, UNCONFIRMED = "life00001-round000003-0a1b2c3d4e", "life00000-round000000-0a
 
 
 def test_the_newest_common_step_becomes_the_last_commit_and_keeps_the_epoch() -> None:
-    saved, _ = decide(scene(LAST), {one.member: one for one in BOTH})
+    saved, _ = newest_saved(scene(LAST), {one.member: one for one in BOTH})
     assert saved == LastCommit(20, 3, 4, "uid-now", periodic=True, run="run", samples=NO_CURSOR)
-    compares, operations = transaction(KEYS, scene(LAST), saved)
+    compares, operations = newest_transaction(KEYS, scene(LAST), saved)
     assert set(compares) == {
         Compare(KEYS.job, "mod", "=", 7),
         Compare(HERE.commit, "mod", "=", 60),
@@ -154,7 +159,7 @@ def test_no_step_is_put_on_record_that_shards_cannot_begin_from(
     live: LiveRound, ledgers: list[ShardLedger], step: int | None
 ) -> None:
     told = {name: pod(name, 20, 10) for name in "ab"}
-    saved, why = decide(replace(scene(live=live), ledgers=ledgers), told)
+    saved, why = newest_saved(replace(scene(live=live), ledgers=ledgers), told)
     assert (saved and saved.step) == step
     assert step or "the store has lost" in why
 
@@ -255,17 +260,17 @@ def test_a_loop_that_counts_anew_has_saved_nothing_of_later_steps() -> None:
 def test_a_save_is_on_record_with_the_tag_that_its_ranks_give() -> None:
     for tags in ((TAG, TAG), (TAG, ""), ("", TAG)):
         told = {n: pod(n, 20, tag=tag) for n, tag in zip("ab", tags, strict=True)}
-        saved, _ = decide(scene(LAST), told)
+        saved, _ = newest_saved(scene(LAST), told)
         assert saved is not None
         assert saved.tag == TAG
-    saved, _ = decide(scene(LAST), {one.member: one for one in BOTH})
+    saved, _ = newest_saved(scene(LAST), {one.member: one for one in BOTH})
     assert saved is not None
     assert saved.tag == ""
 
 
 def test_parts_under_two_tags_are_no_save() -> None:
     told = {"a": pod("a", 20, tag=TAG), "b": pod("b", 20, tag=UNCONFIRMED, ranks=(1,))}
-    saved, why = decide(scene(LAST), told)
+    saved, why = newest_saved(scene(LAST), told)
     assert saved is None
     assert why.startswith("the save tags of step 20 differ: ")
     ranks = [

@@ -16,7 +16,7 @@ from agent.launcher.check import (
     observe,
 )
 from agent.rundir.launch_report import LaunchReport
-from rdzv.records.bypass import REMARKS, Bypass
+from rdzv.records.troubles import REMARKS, Bypass
 from rdzv.store import KeyValue
 
 POLICY = LauncherPolicy("digits", 2, 4, 29400)

@@ -9,8 +9,7 @@ import pytest
 
 from agent.sweeper import orphans
 from rdzv.keys import JobKeys
-from rdzv.members.leftovers import KEPT_MIN, kept, leftovers
-from rdzv.members.losses import lost_members
+from rdzv.members.gone import KEPT_MIN, kept, leftovers, lost_members
 from rdzv.records.job import Job
 from rdzv.snapshot import Snapshot
 from tests.support.records import kv, member

@@ -24,10 +24,9 @@ from launcher_shim.c10d.rounds.stages import WORLDS_MAX, KeptMasters
 from launcher_shim.c10d.rounds.world import reform
 from launcher_shim.rundir import layout
 from rdzv.drain.inputs import LiveRound
-from rdzv.records.commit import Commit, Phase
-from rdzv.records.drain import Outcome
+from rdzv.records.drain import Commit, Outcome, Phase
+from rdzv.records.history import ROUNDS_PER_LIFE
 from rdzv.records.job import Incarnation
-from rdzv.records.round_number import ROUNDS_PER_LIFE
 from rdzv.snapshot import Snapshot
 from tests.support.records import drain, member, node, run, world
 

@@ -19,18 +19,16 @@ import muster.progress
 from console.job.forget import forgetting
 from muster import resuming
 from muster.resuming import world_tag
-from rdzv.drain.cursors import NO_CURSOR
 from rdzv.drain.decision import decide
 from rdzv.drain.gate import Gate
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
+from rdzv.drain.saves import NO_CURSOR
 from rdzv.drain.transactions import transaction
 from rdzv.keys import JobKeys
-from rdzv.listing import decide as listing_of
-from rdzv.records.commit import Commit, LastCommit, Vote
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Commit, Drain, LastCommit, Vote
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put
 from tests.support.records import member
 from tests.support.sidecars.pod_gate import PodGate

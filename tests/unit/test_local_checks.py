@@ -18,9 +18,8 @@ from console.local.launch.launch_line import read_launch_line
 from console.local.launch.script_check import interpreter_of, script_fault
 from console.local.nodes.events import Reach, read_event
 from rdzv.errors import ConfigError, StoreUnavailable
-from rdzv.listing import decide
-from rdzv.records.sizes import Sizes
-from rdzv.snapshot import Snapshot
+from rdzv.records.template import Sizes
+from rdzv.snapshot import Snapshot, listing_of
 from tests.support.records import member
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="muster local runs on Linux")
@@ -197,7 +196,7 @@ def test_a_job_that_has_members_in_a_shared_store_is_in_use(
     async def look(_: JobConfig) -> JobView:
         await asyncio.sleep(0)
         snapshot = Snapshot(5, members={name: member(name) for name in ("node-1", "node-0")})
-        return JobView("local", "local", snapshot, decide(snapshot), (), (), {}, {})
+        return JobView("local", "local", snapshot, listing_of(snapshot), (), (), {}, {})
 
     monkeypatch.setattr(request, "look", look)
     monkeypatch.setattr("shutil.which", lambda name: f"/none/{name}")

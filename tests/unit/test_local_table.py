@@ -16,11 +16,9 @@ from console.local.nodes.run import LocalRun
 from console.local.nodes.standing import awaited, node_standing
 from console.local.report.progress import Progress
 from console.local.table import STEPS_UNKNOWN_AFTER_S, draw_table
-from rdzv.listing import decide
-from rdzv.records.commit import Commit
-from rdzv.records.drain import Drain, Outcome
+from rdzv.records.drain import Commit, Drain, Outcome
 from rdzv.records.job import Job
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from tests.support.records import member
 
 NOW_S = 30.0
@@ -126,7 +124,7 @@ def job(
     snapshot = Snapshot(
         job=Job(least, 4), members=members, drains=drains, revision=5, commit=commit
     )
-    return JobView("local", "local", snapshot, decide(snapshot), (), (), {}, {})
+    return JobView("local", "local", snapshot, listing_of(snapshot), (), (), {}, {})
 
 
 RANKS = {

@@ -13,7 +13,7 @@ ROOMS = ("rdzv", "agent", "launcher_shim", "controller")
 LOOPS_MAX = 33
 """Classes with an endless loop of their own; most move bytes, or run in users' containers."""
 FIRST_COMPLETED_MAX = 2
-"""Hand-written waits for the first of several things; others go through ``rdzv.race``."""
+"""Hand-written waits for the first of several things; others go through ``rdzv.reconcile``."""
 REACHED_MAX = 2
 """Waits for a revision without a limit, outside of the client (``rdzv/job.py``)."""
 

@@ -19,11 +19,10 @@ from rdzv.errors import (
     StoreUnavailable,
 )
 from rdzv.store import Compare, Delete, Operation, Put, Range, WatchEvent
-from rdzv.store.intervals import Interval, key_bytes, key_text
+from rdzv.store.interface import Interval, key_bytes, key_text
 from rdzv.store.memory.actions import Erase, Read, Write
-from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from rdzv.store.memory.engine import Watcher
-from rdzv.store.memory.faults import Faults
 from tests.support.clocks.hand import HandClock
 from tests.support.store.cut import Cut
 

@@ -13,7 +13,7 @@ import pytest
 from agent.verdict.runs import RunView
 from agent.verdict.view import JobView
 from launcher_shim.c10d.rounds.records import Round
-from rdzv import listing
+from rdzv import snapshot as listing
 from rdzv.drain.decision import DrainDecision, decide
 from rdzv.drain.inputs import (
     DrainingSnapshot,
@@ -22,10 +22,9 @@ from rdzv.drain.inputs import (
     LiveRound,
     observe,
 )
-from rdzv.records.commit import Commit, LastCommit, Vote
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Commit, Drain, LastCommit, Vote
 from rdzv.records.job import Job
-from rdzv.records.saves import PodSaves
+from rdzv.records.progress import PodSaves
 from rdzv.snapshot import Snapshot
 from tests.support.records import kv, member
 
@@ -58,7 +57,7 @@ class Sidecar:
         )
         snapshot = DrainingSnapshot(
             membership,
-            listing.decide(membership),
+            listing.listing_of(membership),
             ROUND,
             {name: Vote(self.commit.epoch, 3, f"uid-{name}", 40) for name in votes},
             "uid-a",
@@ -205,7 +204,7 @@ def test_the_one_that_does_not_vote_may_be_drained_by_hand() -> None:
 def test_the_status_names_who_does_not_vote() -> None:
     membership = Snapshot(90, Job(1, 4), {}, commit=TRIED)
     run = RunView("run", Round(3, True), ())
-    view = JobView("team", "digits", membership, listing.decide(membership), (run,), (), {}, {})
+    view = JobView("team", "digits", membership, listing.listing_of(membership), (run,), (), {}, {})
     assert view.mute == (
         "b did not vote on a save (3 votes in a row were missed): newcomers wait (see the log of"
         " its sidecar; its run directory may take no writes)"

@@ -53,7 +53,7 @@ MADE_IN = {
         "tests/support/sidecars/runs.py",
         "tests/unit/test_reconcile.py",
     },
-    ("rdzv.members.losses", "Losses"): {ASSEMBLY},
+    ("rdzv.members.gone", "Losses"): {ASSEMBLY},
     ("agent.sweeper", "Sweeper"): {ASSEMBLY, "tests/contract/test_sweeper.py"},
     ("agent.store_version", "StoreVersion"): {ASSEMBLY, "tests/contract/test_store_version.py"},
     ("agent.verdict.telling", "StateTeller"): {ASSEMBLY, "tests/contract/test_told_states.py"},

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from launcher_shim.pod.hold import FAREWELL_S, FINISHING, OutgoingNotice, reserve_s
-from rdzv.drain.phases import Name, phase_of
+from rdzv.drain.standing import PhaseName, phase_of
 from rdzv.snapshot import Snapshot
 from tests.support.records import drain
 
@@ -21,7 +21,7 @@ def notice(grace_s: float) -> OutgoingNotice:
 def test_while_the_job_is_finishing_only_a_second_of_the_grace_is_kept(grace_s: float) -> None:
     held = notice(grace_s)
     assert held.until_s(FINISHING) == END_S - FAREWELL_S
-    phases: tuple[Name, ...] = ("draining", "agreeing", "saving", "saved", "released")
+    phases: tuple[PhaseName, ...] = ("draining", "agreeing", "saving", "saved", "released")
     for phase in ("", "noted", *phases):
         assert held.until_s(phase) == held.deadline_s == END_S - reserve_s(grace_s)
 

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.members.pacing import FIRST_PAUSE_S, Pacing
+from rdzv.pacing import FIRST_PAUSE_S, Pacing
 
 ttls_s = st.floats(2, 600)
 counts = st.integers(0, 100_000)

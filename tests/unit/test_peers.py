@@ -12,11 +12,20 @@ import pytest
 
 from agent.peers.watch import has_failed
 from launcher_shim.c10d.rounds.records import LOST, Round
-from rdzv.peers.decision import VETO_S, PeerDecision, decide, in_force
-from rdzv.peers.ring import WATCHED, near, ring, watched_by
-from rdzv.peers.silences import SilentMembers
+from rdzv.peers import (
+    VETO_S,
+    WATCHED,
+    PeerDecision,
+    Sign,
+    SilentMembers,
+    Suspicion,
+    decide_evictions,
+    in_force,
+    near,
+    ring,
+    watched_by,
+)
 from rdzv.records.job import Member
-from rdzv.records.suspicion import Sign, Suspicion
 from rdzv.records.world import WorldChange
 from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue, WatchEvent
@@ -52,7 +61,7 @@ def decided(
     """Decide at a time at which each suspicion stands since 10 s."""
     snapshot, listed = Snapshot(9, members=members(names)), list(suspicions)
     since_s = {(one.member, one.incarnation): 10.0 for one in listed}
-    return decide(
+    return decide_evictions(
         at_s, snapshot, listed, since_s, frozenset(failed), dict.fromkeys(world, frozenset(world))
     )
 

@@ -8,9 +8,8 @@ from typing import get_args
 
 import pytest
 
-from rdzv.drain.phases import DrainPhase, phase_of
-from rdzv.records.commit import Commit, Phase
-from rdzv.records.drain import Drain, Outcome
+from rdzv.drain.standing import DrainPhase, phase_of
+from rdzv.records.drain import Commit, Drain, Outcome, Phase
 from rdzv.snapshot import Snapshot
 
 DRAIN = Drain("uid-b", "b", "spot", "sigterm")

@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from rdzv.race import first_of
+from rdzv.reconcile import first_of
 
 pytestmark = pytest.mark.virtual
 

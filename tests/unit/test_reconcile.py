@@ -19,9 +19,9 @@ import pytest
 
 from rdzv.job import JobClient
 from rdzv.mirror import Mirror
+from rdzv.pacing import Doubling
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler, Turn
 from rdzv.store import Compare, Operation, Put
-from rdzv.store.backoff import Doubling
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.cable import Cable, CabledStore, Moment

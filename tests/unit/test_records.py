@@ -16,12 +16,11 @@ from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.records.codec import INT64_MAX
-from rdzv.records.commit import Commit, LastCommit, Vote, vote_transaction
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Commit, Drain, LastCommit, Vote, vote_transaction
+from rdzv.records.history import ROUNDS_PER_LIFE
 from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.progress import PodSaves
 from rdzv.records.quarantine import Quarantine
-from rdzv.records.round_number import ROUNDS_PER_LIFE
-from rdzv.records.saves import PodSaves
 from rdzv.store import Compare, WatchEvent
 from tests.support.records import kv, node, world
 

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from agent.drain.view import DrainView
-from rdzv import listing
+from rdzv import snapshot as listing
 from rdzv.drain.decision import DrainDecision, decide
-from rdzv.drain.gate import Gate, Here, local
+from rdzv.drain.gate import Gate, Here, RoundEnding, ending_in, local
 from rdzv.drain.inputs import (
     DrainingSnapshot,
     DrainObservations,
@@ -20,11 +20,10 @@ from rdzv.drain.inputs import (
     LiveRound,
     LiveRounds,
 )
-from rdzv.drain.round_ending import RoundEnding, ending_in
-from rdzv.records.commit import Commit, LastCommit
+from rdzv.records.drain import Commit, LastCommit
 from rdzv.records.job import Job
 from rdzv.records.shards import Plan, PodShards, ShardWorld, Share, TrainedShards
-from rdzv.shards.ledger import ShardLedger
+from rdzv.shard_ledger import ShardLedger
 from rdzv.snapshot import Snapshot
 
 ROUND = LiveRound("digits", 3, True, ("a", "b"), master="10.0.0.1:4711")
@@ -162,7 +161,7 @@ def lost(*ledgers: ShardLedger) -> DrainingSnapshot:
     stored = membership(None, EARLIER)
     return DrainingSnapshot(
         stored,
-        listing.decide(stored),
+        listing.listing_of(stored),
         ROUND,
         {},
         "uid-a",

@@ -10,11 +10,9 @@ import pytest
 from launcher_shim.c10d.rounds.inputs import RoundMembers, run_membership
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.drain.decision import savers
-from rdzv.listing import decide
-from rdzv.records.commit import Commit, Vote
-from rdzv.records.drain import Drain, Outcome
+from rdzv.records.drain import Commit, Drain, Outcome, Vote
 from rdzv.records.job import Incarnation, Job
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from tests.support.records import drain, member
 
 RUN = "digits"
@@ -41,7 +39,7 @@ def seen(
         {one.pod_uid: one for one in drains},
         commit=commit,
     )
-    return run_membership(snapshot, decide(snapshot), RUN, current, fenced)
+    return run_membership(snapshot, listing_of(snapshot), RUN, current, fenced)
 
 
 def test_nobody_leaves_a_quiet_job() -> None:
@@ -60,7 +58,7 @@ def test_a_machine_is_no_block() -> None:
         for age, (name, topology) in enumerate(pods.items(), 1)
     }
     snapshot = Snapshot(90, Job(1, 4), members)
-    assert run_membership(snapshot, decide(snapshot), RUN, Round()).blocks == {
+    assert run_membership(snapshot, listing_of(snapshot), RUN, Round()).blocks == {
         "b": "block-1",
         "c": "block-1",
     }

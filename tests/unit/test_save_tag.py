@@ -17,8 +17,8 @@ from muster.resuming import ALONE, FIRST, TAG, save_tag, world_tag
 from rdzv.drain.gate import Gate, Here, local
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.codec import TAG as STORED
-from rdzv.records.commit import Commit, LastCommit, Vote
-from rdzv.records.round_number import ROUNDS_PER_LIFE
+from rdzv.records.drain import Commit, LastCommit, Vote
+from rdzv.records.history import ROUNDS_PER_LIFE
 from tests.support.sidecars.pod_gate import PodGate
 
 MASTER = "10.0.0.7:40123"

@@ -17,7 +17,7 @@ from console.remote.scaling.pods import ScaledPod, joined, scaled_pod
 from controller.owner_kinds import Owner
 from injection.kinds import KINDS
 from rdzv.errors import ConfigError
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
 
 SIZES = Sizes(1, 4)
 WORKER = "spec.pytorchReplicaSpecs.Worker.template"

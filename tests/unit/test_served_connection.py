@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rdzv.store.etcd.errors import StatusCode
+from rdzv.store.etcd.answers import StatusCode
+from rdzv.store.http2.calls import framed
 from rdzv.store.http2.frames import (
     ACK,
     CONTINUATION,
@@ -16,6 +17,7 @@ from rdzv.store.http2.frames import (
     END_HEADERS,
     GOAWAY,
     HEADERS,
+    MOST_CONTINUATIONS,
     MOST_WINDOW,
     PING,
     PREFACE,
@@ -24,11 +26,10 @@ from rdzv.store.http2.frames import (
     WINDOW_UPDATE,
     ErrorCode,
     FrameReader,
+    HeaderDecoder,
     IncomingFrame,
     frame,
 )
-from rdzv.store.http2.header_blocks import MOST_CONTINUATIONS, HeaderDecoder
-from rdzv.store.http2.messages import framed
 from rdzv.store.memory import served_connection
 from rdzv.store.memory.actions import Write
 from rdzv.store.memory.engine import MemoryEngine
@@ -42,7 +43,7 @@ from rdzv.store.memory.served_connection import (
     ServedConnection,
     Services,
 )
-from rdzv.store.memory.server_watch import ServedWatch
+from rdzv.store.memory.server import ServedWatch
 from rdzv.store.pb import etcd_pb2 as pb
 from tests.support.store.http2_peer import block, data, goaway, headers, reset, settings, window
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.store.etcd.versions import judge, progress_is_certain
+from rdzv.store.etcd.answers import judge_version, progress_is_certain
 
 
 @pytest.mark.parametrize(
@@ -36,19 +36,19 @@ from rdzv.store.etcd.versions import judge, progress_is_certain
     ],
 )
 def test_a_version_is_judged_with_the_reason(version: str, level: str, part: str) -> None:
-    found, why = judge(version)
+    found, why = judge_version(version)
     assert found == level
     assert part in why
 
 
 def test_what_was_mended_is_not_told_of() -> None:
-    assert "ahead of pending events" not in judge("3.5.8")[1]
-    assert "ahead of pending events" not in judge("3.4.25")[1]
+    assert "ahead of pending events" not in judge_version("3.5.8")[1]
+    assert "ahead of pending events" not in judge_version("3.4.25")[1]
 
 
 def test_what_is_not_fatal_is_left_out_where_something_is() -> None:
-    assert "may not read" not in judge("3.5.1")[1]
-    assert "lose writes" not in judge("3.4.23")[1]
+    assert "may not read" not in judge_version("3.5.1")[1]
+    assert "lose writes" not in judge_version("3.4.23")[1]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from muster import saved_steps, sharding
 from muster.orders import ShardOrder
 from muster.shard_log import ShardLog
-from rdzv.intervals import Intervals, common, covers, length, lowest, normal, union, without
+from rdzv import shard_ledger as ledgers
+from rdzv import shard_requests
 from rdzv.records.shards import (
+    Intervals,
     OpenShards,
     Plan,
     PodShards,
@@ -25,12 +27,24 @@ from rdzv.records.shards import (
     ShardWorld,
     Share,
     TrainedShards,
+    common,
+    covers,
+    length,
+    lowest,
+    normal,
+    union,
+    without,
 )
-from rdzv.shards import decision
-from rdzv.shards import ledger as ledgers
-from rdzv.shards.decision import Ask, _lease, _report, decide
-from rdzv.shards.ledger import PIECES_MAX, ShardLedger, as_of, opened, sealed
-from rdzv.shards.progress import progress, warning
+from rdzv.shard_ledger import (
+    PIECES_MAX,
+    ShardLedger,
+    as_of,
+    opened,
+    progress,
+    progress_warning,
+    sealed,
+)
+from rdzv.shard_requests import Ask, _lease, _report, decide
 from rdzv.store import KeyValue
 
 PIECES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8)
@@ -110,7 +124,9 @@ class Job:
     def present(self) -> dict[str, str]:
         return {rank.ask.member: rank.ask.pod_uid for rank in self.ranks if rank.alive}
 
-    def request(self, rank: Rank, epoch: int, want: int, answered: bool = True) -> decision.Answer:
+    def request(
+        self, rank: Rank, epoch: int, want: int, answered: bool = True
+    ) -> shard_requests.Answer:
         ask = replace(
             rank.ask,
             epoch=epoch,
@@ -295,7 +311,7 @@ LIKELY += ("late word",)
 
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision, *PLANTED[bug])
+    monkeypatch.setattr(shard_requests, *PLANTED[bug])
 
     def fails(seed: int) -> bool:
         random = Random(seed)
@@ -487,13 +503,13 @@ def test_all_data_sets_of_a_world_begin_from_the_step_that_its_weights_were_of(
 
 
 def test_a_store_that_has_lost_its_data_is_told_of_until_training_begins_anew() -> None:
-    said = warning("train", BEGUN)
+    said = progress_warning("train", BEGUN)
     assert said.startswith("shards of train: nothing was on record of what the weights of step 5")
-    assert warning("train", stored(BEGUN)) == said
+    assert progress_warning("train", stored(BEGUN)) == said
     again = decide(BEGUN, {}, replace(ASK, world="run 5", round=5)).ledger
-    assert warning("train", again) == said
+    assert progress_warning("train", again) == said
     anew = decide(BEGUN, {}, replace(ASK, world="run 5", round=5, start=0)).ledger
-    assert warning("train", anew) == ""
+    assert progress_warning("train", anew) == ""
 
 
 @given(PLANS, MOVES)

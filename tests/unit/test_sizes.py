@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
 
 COUNTS = st.integers(1, 12)
 SIZES = st.builds(Sizes, COUNTS, COUNTS, st.lists(COUNTS, max_size=4).map(tuple), st.integers(1, 5))

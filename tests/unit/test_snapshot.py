@@ -10,7 +10,7 @@ import pytest
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership, snapshot_of
 from rdzv.mirror import Mirror
-from rdzv.records.commit import Commit, LastCommit, Vote
+from rdzv.records.drain import Commit, LastCommit, Vote
 from rdzv.records.job import Incarnation, Job
 from rdzv.snapshot import Snapshot
 from rdzv.store import RangeResult, WatchEvent

@@ -9,8 +9,7 @@ from agent.sweeper import stale_worker_keys
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.rounds.stages import SHARED_RUN
 from rdzv.keys import JobKeys
-from rdzv.records.history import HistoryEntry
-from rdzv.records.round_number import ROUNDS_PER_LIFE
+from rdzv.records.history import ROUNDS_PER_LIFE, HistoryEntry
 from rdzv.store import KeyValue
 from tests.support.records import kv
 

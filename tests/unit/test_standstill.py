@@ -18,8 +18,7 @@ from console.job.pods import pods_of
 from launcher_shim.c10d.rounds.records import Seat
 from launcher_shim.rundir.rank_reports import StackFrame, frames_of_faulthandler, frames_of_py_spy
 from rdzv.keys import JobKeys
-from rdzv.records.saves import PodSaves
-from rdzv.records.still import StillRank
+from rdzv.records.progress import PodSaves, StillRank
 from rdzv.store import KeyValue
 from tests.support.views import NOW_S, TRAINS, committing, run, view
 

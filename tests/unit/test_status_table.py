@@ -18,9 +18,9 @@ from console.job.rows import PodFacts
 from console.job.status import _grids
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.keys import JobKeys
-from rdzv.records.commit import LastCommit
+from rdzv.records.drain import LastCommit
 from rdzv.records.history import HistoryEntry
-from rdzv.records.saves import PodSaves
+from rdzv.records.progress import PodSaves
 from tests.support.records import member
 from tests.support.views import ASKS, FAILED, NOW_S, TRAINS, reported, run, view
 

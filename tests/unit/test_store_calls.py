@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from rdzv.errors import StoreError, StoreUnavailable
+from rdzv.pacing import Patience
 from rdzv.store.access import Access
-from rdzv.store.etcd import login
+from rdzv.store.etcd import credentials
+from rdzv.store.etcd.answers import StatusCode, StatusError
 from rdzv.store.etcd.calls import Calls, Effect
-from rdzv.store.etcd.deadlines import Patience
 from rdzv.store.etcd.endpoint import (
     AUTHENTICATE,
     HAS_LEADER,
@@ -31,7 +32,6 @@ from rdzv.store.etcd.endpoint import (
     NotSentError,
     Rotation,
 )
-from rdzv.store.etcd.errors import StatusCode, StatusError
 from rdzv.store.pb import etcd_pb2 as pb
 
 pytestmark = pytest.mark.virtual
@@ -198,7 +198,7 @@ async def test_a_login_without_answer_moves_on_and_breaks_nothing(
     count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The store is at the password still: neither its watches nor its line are at fault."""
-    monkeypatch.setattr(login, "read_password", lambda _: "password")
+    monkeypatch.setattr(credentials, "read_password", lambda _: "password")
     some = members(count)
     for member in some:
         member.fails = unanswered_login

@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
+from rdzv.pacing import Doubling
 from rdzv.store.access import Access
-from rdzv.store.backoff import Doubling
-from rdzv.store.etcd import login
-from rdzv.store.etcd.login import (
+from rdzv.store.etcd import credentials
+from rdzv.store.etcd.credentials import (
     LOGIN,
     REFUSED_PAUSE,
     UNANSWERED_PAUSE,
@@ -61,7 +61,7 @@ class Client(Login):
     ) -> None:
         super().__init__(ACCESS, store.authenticate, Random(seed))
         self.password = "right"
-        monkeypatch.setattr(login, "read_password", lambda _: self.password)
+        monkeypatch.setattr(credentials, "read_password", lambda _: self.password)
 
     async def has_token(self, within_s: float) -> bool:
         """Ask again and again, as calls do."""

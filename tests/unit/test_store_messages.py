@@ -7,7 +7,7 @@ import pytest
 
 from rdzv.errors import StoreRefused
 from rdzv.store import Compare, Delete, Operation, Put, Range
-from rdzv.store.etcd.messages import txn_request
+from rdzv.store.etcd.answers import txn_request
 from rdzv.store.pb import etcd_pb2 as pb
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.store.etcd.deadlines import ANSWERS, ATTEMPT_S, MAX_ATTEMPT_S, Patience
+from rdzv.pacing import ANSWERS, ATTEMPT_S, MAX_ATTEMPT_S, Patience
 from rdzv.store.interface import DEFAULT_TIMEOUT_S
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.store.etcd.errors import Outcome, StatusCode, outcome
+from rdzv.store.etcd.answers import Outcome, StatusCode, outcome
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from agent.rundir.progress import read_line
 from agent.verdict.straggler import straggler, waits_of
 from muster import waiting
 from muster.waiting import WaitingShare
-from rdzv.drain.last_save import steady
+from rdzv.drain.saves import steady
 from rdzv.keys import JobKeys
-from rdzv.records.saves import PodSaves
+from rdzv.records.progress import PodSaves
 from rdzv.store import KeyValue
 from tests.support.programs import older_pythons
 from tests.support.sources import ROOT

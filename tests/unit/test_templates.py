@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from rdzv.members.registration import Held, Identity, Register, plan
 from rdzv.members.templates import FORMER_TEMPLATES_MAX, adopted
 from rdzv.records.drain import Drain
-from rdzv.records.job import Job
-from rdzv.records.job_change import change_between
-from rdzv.records.job_template import JobTemplate
+from rdzv.records.job import Job, change_between
+from rdzv.records.template import JobTemplate
 from rdzv.snapshot import Snapshot
 
 OLD, NEW = JobTemplate(2, 4), JobTemplate(2, 8, unit=4, gather_s=60)

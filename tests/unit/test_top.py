@@ -12,9 +12,9 @@ from console.job.rows import PodFacts
 from console.job.status_json import status_json
 from console.top.keys import Verb, meaning_of, moved, verb_of
 from console.top.screen import TopScene, top_grids
-from rdzv.records.commit import LastCommit
+from rdzv.records.drain import LastCommit
 from rdzv.records.history import HistoryEntry
-from rdzv.records.saves import PodSaves
+from rdzv.records.progress import PodSaves
 from tests.support.views import NOW_S, reported, run, view
 
 SAVED = LastCommit(1000, 3, 0, at_unix_s=NOW_S - 30, run="digits")

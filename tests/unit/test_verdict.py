@@ -13,11 +13,11 @@ from agent.verdict.states import STATES
 from agent.verdict.view import FAILING_S, JobView
 from console.job.pods import pods_of
 from launcher_shim.c10d.rounds.records import Round
-from rdzv.counting import duration
-from rdzv.records.bypass import Bypass
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
-from rdzv.records.saves import HOROVODRUN, PodSaves
+from rdzv.records.progress import HOROVODRUN, PodSaves
+from rdzv.records.troubles import Bypass
+from rdzv.sentences import duration
 from tests.support.records import member
 from tests.support.views import ASKS, FAILED, NOW_S, TRAINS, committing, reported, run, view
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
 from rdzv.records.world import WorldChange, WorldReport
-from rdzv.world.decision import Lasting, WorldPolicy, WorldSnapshot, decide, knows
+from rdzv.world import Lasting, WorldPolicy, WorldSnapshot, decide, knows
 
 POLICY = WorldPolicy()
 TORCH = "2.15.0"

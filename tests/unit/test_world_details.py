@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from launcher_shim.c10d.clean_up import MEMBERS_MAX, world_details
 from launcher_shim.c10d.rounds.records import Round, Seat
-from rdzv.records.commit import LastCommit
+from rdzv.records.drain import LastCommit
 
 WORLD = Round(4, complete=True, frozen=(Seat("b", "n", 1), Seat("a", "n", 1)))
 BARE = {"run_id": "digits", "round": 4, "nodes": 2, "members": ["b", "a"]}

@@ -11,9 +11,9 @@ from agent.world.report import report_of
 from agent.world.shown import shown
 from launcher_shim.c10d.rounds.records import Seat
 from rdzv.records.progress import RankInWorld, RankProgress
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
 from rdzv.records.world import WorldChange, WorldReport
-from rdzv.world.decision import WorldPolicy, WorldSnapshot, decide
+from rdzv.world import WorldPolicy, WorldSnapshot, decide
 
 BROKEN = WorldChange(13, "broken", 7, 4, reason="c is lost")
 

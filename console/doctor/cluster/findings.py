@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from console.doctor.cluster.seen import AskingPod, ChartPart, Cluster
 from console.doctor.finding import Finding
-from rdzv.counting import counted
+from rdzv.sentences import counted
 
 OLDEST = (1, 29)
 """The first version of Kubernetes with native sidecars."""

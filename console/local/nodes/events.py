@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from rdzv.counting import counted
 from rdzv.errors import ConfigError
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
+from rdzv.sentences import counted
 
 ACTIONS = {
     "add": "start a node, empty; without a name under the lowest that is free",

@@ -31,7 +31,7 @@ from console.local.report.timeline import Timeline
 from launcher_shim.exit_status import EXIT_KILLED, EXIT_TERMINATED, EXIT_UNAVAILABLE
 from launcher_shim.pod.ranks import RESTART_STEPS
 from launcher_shim.rundir import layout
-from rdzv.race import first_of
+from rdzv.reconcile import first_of
 
 State = Literal[
     "starting",

@@ -10,8 +10,8 @@ from agent.verdict.decision import verdict
 from agent.verdict.states import STATES
 from agent.verdict.view import JobView
 from console.local.nodes.node import State
-from rdzv.counting import counted
-from rdzv.drain.phases import phase_of
+from rdzv.drain.standing import phase_of
+from rdzv.sentences import counted
 
 WAITING_STATES = frozenset(state for state, row in STATES.items() if row.level != "ok")
 """States of a job in which no world gets on."""

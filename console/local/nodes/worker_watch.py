@@ -14,7 +14,7 @@ from console.local.report.same_failure import TIMES, SameFailure
 from console.local.report.timeline import Timeline
 from console.local.report.worker_errors import WorkerErrors, WorkerFailure
 from launcher_shim.rundir import layout
-from rdzv.records.round_number import shown_round
+from rdzv.records.history import shown_round
 
 MAX_PIECE = 1 << 20
 """The most bytes of a log to read at once; the rest waits for the next look."""

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from console.local.report.timeline import FINISHED, Moment, Timeline
 from console.local.report.worlds import World, again, in_place
-from rdzv.counting import counted
+from rdzv.sentences import counted
 
 GOES_ON_S = 1.0
 """A world that makes steps for longer than this after an event was not stopped by it."""

@@ -18,7 +18,7 @@ from console.local.report.costs import beside, costs, interventions
 from console.local.report.summary import facts
 from console.local.report.timeline import Timeline
 from console.local.report.worlds import World, again
-from rdzv.counting import counted
+from rdzv.sentences import counted
 
 WIDTH = 900
 _LEFT, _RIGHT = 64, 876

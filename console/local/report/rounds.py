@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from console.local.report.outcome import Closing
 from console.local.report.timeline import FINISHED, Timeline
 from launcher_shim.c10d.rounds.records import Round
-from rdzv.counting import counted
-from rdzv.drain.cursors import NO_CURSOR
+from rdzv.drain.saves import NO_CURSOR
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry
+from rdzv.sentences import counted
 from rdzv.store import KeyValue, WatchEvent
 
 LOADING_S = 5.0

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from console.local.report.timeline import Timeline
-from rdzv.counting import counted
+from rdzv.sentences import counted
 
 _HOW_TO_SEE_STEPS = (
     "No step was found in the script's output, so what a change costs is unknown. Print them, as in"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from console.local.report.progress import Progress
-from rdzv.counting import counted
+from rdzv.sentences import counted
 
 MAX_POINTS = 600
 """Points kept per world for the picture; beyond it every second one is dropped."""

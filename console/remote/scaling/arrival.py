@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from console.remote.scaling.owner import ScaledOwner
 from console.remote.scaling.pods import ScaledPod
-from rdzv.counting import counted
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
+from rdzv.sentences import counted
 
 
 @dataclass(frozen=True, slots=True)

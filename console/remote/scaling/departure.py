@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from console.help import near
 from console.remote.scaling.owner import ScaledOwner
 from console.remote.scaling.pods import ScaledPod
-from rdzv.counting import counted
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
+from rdzv.sentences import counted
 
 COST = -(2**31)
 """The deletion cost of a pod that is to go: the lowest that Kubernetes takes."""

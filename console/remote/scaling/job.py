@@ -31,7 +31,7 @@ from rdzv.errors import (
     JobNotFound,
     MusterError,
 )
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
 
 ASK_TIMEOUT_S = 60.0
 """Timeout of a command in a sidecar that only reads or writes the store."""

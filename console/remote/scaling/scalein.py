@@ -21,8 +21,8 @@ from console.remote.scaling.pods import ScaledPod
 from console.remote.scaling.scaleout import restored
 from controller.cluster.executed import Wrote
 from launcher_shim.exit_status import EXIT_DONE
-from rdzv.counting import counted, duration
 from rdzv.errors import ClusterError, ClusterUnavailable, ConfigError
+from rdzv.sentences import counted, duration
 
 UNSAVED, CANCELLED, IN_USE = 3, 4, 5
 

@@ -25,9 +25,9 @@ from console.remote.scaling.job import InUse, ScaledJob, Scene
 from console.remote.scaling.options import NUMBER, POLL_S, new_claim, note, read, say, scaling
 from console.remote.scaling.pods import ScaledPod
 from launcher_shim.exit_status import EXIT_DONE
-from rdzv.counting import counted, duration
 from rdzv.errors import ClusterUnavailable, ConfigError, MusterError
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
+from rdzv.sentences import counted, duration
 
 PARTLY, ROLLED_BACK, IN_USE = 3, 4, 5
 

@@ -21,7 +21,7 @@ from launcher_shim.c10d.rounds.records import LOST, Node, Round
 from launcher_shim.c10d.rounds.world import Reform, choose_nodes, in_rank_order
 from rdzv.dataclass import dataclass
 from rdzv.records.quarantine import DOUBLINGS_MAX, TERMS
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
 
 FREE_STARTS = 3
 """Number of failed starts in a row before the first wait. Fewer: what a second try mends waits,

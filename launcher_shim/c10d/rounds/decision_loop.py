@@ -26,12 +26,12 @@ from launcher_shim.c10d.rounds.own_node import Evaluation, Evaluator
 from launcher_shim.c10d.rounds.place import Place
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.dataclass import dataclass
-from rdzv.diary import Diary
 from rdzv.errors import RecordError, StoreError, StoreFull
 from rdzv.keys import RunKeys
-from rdzv.members.guard import Registered
+from rdzv.members.lease import Registered
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler, Turn
 from rdzv.records.history import HistoryEntry
+from rdzv.sentences import Diary
 from rdzv.store import Compare, GuardedWrites, KeyValue, Put, Range, Store
 
 log = logging.getLogger(__name__)

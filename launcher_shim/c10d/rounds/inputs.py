@@ -9,12 +9,11 @@ from dataclasses import field
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.dataclass import dataclass
 from rdzv.drain.decision import ends_round, granted, join_agreed, joins_wait, savers
-from rdzv.listing import Listing
 from rdzv.membership import Membership as JobMembership
 from rdzv.records.drain import Drain
-from rdzv.records.failure import Failure
-from rdzv.records.sizes import Sizes
-from rdzv.snapshot import Snapshot
+from rdzv.records.template import Sizes
+from rdzv.records.troubles import Failure
+from rdzv.snapshot import Listing, Snapshot
 
 
 @dataclass(frozen=True, slots=True)

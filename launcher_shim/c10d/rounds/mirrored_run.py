@@ -22,7 +22,7 @@ from launcher_shim.tcpstore.requests import round_met_by
 from rdzv.drain.inputs import LiveRound, ReformCause
 from rdzv.errors import RecordError
 from rdzv.keys import RunKeys, last_name
-from rdzv.records.commit import Commit, Phase
+from rdzv.records.drain import Commit, Phase
 from rdzv.snapshot import Snapshot
 from rdzv.store import WatchEvent
 

@@ -28,10 +28,10 @@ from launcher_shim.c10d.rounds.observations import (
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.world import Reform, reform
 from rdzv.dataclass import dataclass
-from rdzv.diary import Diary
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.job import JobClient
-from rdzv.members.guard import Registered
+from rdzv.members.lease import Registered
+from rdzv.sentences import Diary
 from rdzv.store import Compare, KeyValue, Operation, Put, Range, Store, WatchEvent
 
 log = logging.getLogger(__name__)

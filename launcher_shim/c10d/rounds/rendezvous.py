@@ -25,11 +25,11 @@ from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
 from launcher_shim.c10d.rounds.views import View, hand, held_for, somebody_goes_on, view
 from rdzv.drain.inputs import LiveRound
 from rdzv.keys import RunKeys
-from rdzv.members.guard import Registered
-from rdzv.peers.silences import SilentMembers
+from rdzv.members.lease import Registered
+from rdzv.peers import SilentMembers
 from rdzv.reconcile import Kernel
 from rdzv.records.quarantine import FormedWorld, Stay
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
 from rdzv.store import WatchEvent
 
 log = logging.getLogger(__name__)

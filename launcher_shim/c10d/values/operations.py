@@ -30,7 +30,7 @@ from launcher_shim.c10d.values.transactions import (
 )
 from rdzv.errors import Compacted
 from rdzv.keys import RunKeys
-from rdzv.members.guard import Registered
+from rdzv.members.lease import Registered
 from rdzv.mirror import Mirror
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Store, TxnResult, WatchEvent
 

@@ -18,7 +18,7 @@ from launcher_shim.c10d.values.transactions import READS_MAX, Transactions, grou
 from launcher_shim.tcpstore import wire
 from rdzv.errors import LeaseLost, WireError
 from rdzv.mirror import Mirror
-from rdzv.race import first_of
+from rdzv.reconcile import first_of
 
 ANSWERED_READS_MAX = 4
 """Maximum number of requests answered together: torch's client sends a Wait and a Get."""

@@ -19,24 +19,25 @@ from rdzv.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from rdzv.flags import named
+from rdzv.pacing import Doubling
+from rdzv.sentences import named
 from rdzv.store.access import Access
-from rdzv.store.backoff import Doubling
+from rdzv.store.etcd.answers import Outcome, StatusCode, StatusError, explained, outcome
+from rdzv.store.etcd.credentials import Login, LoginRefusedError, LoginUnansweredError
 from rdzv.store.etcd.endpoint import (
     AUTHENTICATE,
     HAS_LEADER,
     STATUS,
+    UNSAID,
     AnswerLostError,
     BusyError,
     EtcdEndpoint,
     Metadata,
     Method,
     NotSentError,
+    OneStore,
     Rotation,
 )
-from rdzv.store.etcd.errors import Outcome, StatusCode, StatusError, explained, outcome
-from rdzv.store.etcd.login import Login, LoginRefusedError, LoginUnansweredError
-from rdzv.store.etcd.one_store import UNSAID, OneStore
 from rdzv.store.pb import etcd_pb2 as pb
 
 ROUND_PAUSE = Doubling(0.1, 0.5)

@@ -1,22 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store driver: a thin etcd client, on HTTP/2 of Muster's own.
+"""The store driver, a thin etcd client on HTTP/2 of Muster's own, and the opening of a store.
 
 It differs from stock clients in four points. Every attempt has a deadline of its own and the next
-one goes to the next endpoint. A deadline that passes also moves the watches off that endpoint.
-A write is repeated only if it certainly was not sent or is idempotent. A lease is renewed by
-single bounded calls, because a long renewal stream through a follower hangs on a frozen leader
-for longer than the lease lives.
+one goes to the next endpoint. A deadline that passes also moves the watches off that endpoint. A
+write is repeated only if it certainly was not sent or is idempotent. A lease is renewed by single
+bounded calls, because a long renewal stream through a follower hangs on a frozen leader for longer
+than the lease lives.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from importlib import import_module
 from random import Random
+from typing import cast
 
 from rdzv.dataclass import dataclass
-from rdzv.errors import Compacted, LeaseLost, StoreRefused, StoreUnavailable
+from rdzv.errors import Compacted, ConfigError, LeaseLost, StoreRefused, StoreUnavailable
+from rdzv.sentences import named
 from rdzv.store.access import Access
+from rdzv.store.etcd.answers import (
+    Outcome,
+    key_value,
+    progress_is_certain,
+    span,
+    txn_request,
+    txn_result,
+)
 from rdzv.store.etcd.calls import AttemptError, Calls, Effect
 from rdzv.store.etcd.endpoint import (
     COMPACT,
@@ -28,23 +39,21 @@ from rdzv.store.etcd.endpoint import (
     TXN,
     EtcdEndpoint,
 )
-from rdzv.store.etcd.errors import Outcome
 from rdzv.store.etcd.http2_endpoint import endpoints_of
-from rdzv.store.etcd.messages import key_value, span, txn_request, txn_result
-from rdzv.store.etcd.versions import progress_is_certain
 from rdzv.store.etcd.watch import StreamLostError, WatchCursor, WatchStream
 from rdzv.store.interface import (
     DEFAULT_TIMEOUT_S,
     Compare,
+    Interval,
     Operation,
     Page,
     RangeResult,
     Rest,
+    Store,
     StoreStatus,
     TxnResult,
     WatchBatch,
 )
-from rdzv.store.intervals import Interval
 from rdzv.store.pb import etcd_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -285,3 +294,31 @@ class _Life:
     raft_term: int
     revision: int
     progress_is_certain: bool
+
+
+def open_store(access: Access, *, first: int = 0, random: Random | None = None) -> Store:
+    """Build a client; nothing is sent before its first call. Use it within a running event loop.
+
+    ``first`` is the index of the endpoint to begin with, so that many clients can be spread over
+    them, and ``random`` draws what comes after it; without it the client has one of its own. Raises
+    ``ConfigError`` if the driver's package is not installed.
+    """
+    if access.user and not access.tls:
+        log.warning(
+            "the store's endpoints are not https://: the password of %s goes to them in plain text",
+            named("--etcd-user"),
+            extra={"event": "password_in_plain_text"},
+        )
+    if access.driver == "etcd3":
+        try:
+            # Only here: the package costs memory and start-up time that other drivers should not
+            # pay.
+            driver = import_module("rdzv.store.etcd3.driver")
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"{named('--store-driver')} is etcd3, and the package {error.name} is"
+                " not installed: run pip install '.[etcd3]' where Muster's source is, or leave the"
+                " driver at http2"
+            ) from error
+        return cast(Store, driver.Etcd3Store(access, first=first, random=random))
+    return EtcdStore(access, first=first, random=random)

@@ -9,12 +9,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from rdzv.errors import Compacted, StoreRefused
-from rdzv.store.etcd.deadlines import ATTEMPT_S
+from rdzv.pacing import ATTEMPT_S
+from rdzv.store.etcd.answers import StatusError, explained, watch_events
 from rdzv.store.etcd.endpoint import EtcdEndpoint, Metadata, WatchCall
-from rdzv.store.etcd.errors import StatusError, explained
-from rdzv.store.etcd.messages import watch_events
-from rdzv.store.interface import WATCH_PROGRESS_S, WatchBatch, WatchEvent
-from rdzv.store.intervals import Interval
+from rdzv.store.interface import WATCH_PROGRESS_S, Interval, WatchBatch, WatchEvent
 from rdzv.store.pb import etcd_pb2 as pb
 
 ASK_S = 0.9 * WATCH_PROGRESS_S

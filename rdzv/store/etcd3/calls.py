@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from rdzv.store.etcd.answers import StatusCode, StatusError
 from rdzv.store.etcd.endpoint import (
     COMPACT,
     GRANT,
@@ -19,7 +20,6 @@ from rdzv.store.etcd.endpoint import (
     Metadata,
     Method,
 )
-from rdzv.store.etcd.errors import StatusCode, StatusError
 from rdzv.store.etcd3.package import Etcd3Exception, transactions
 from rdzv.store.pb import etcd_pb2 as pb
 

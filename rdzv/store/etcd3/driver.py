@@ -19,8 +19,8 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from rdzv.store.access import Access
-from rdzv.store.etcd.certificates import CertificateFiles
 from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.etcd.credentials import CertificateFiles
 from rdzv.store.etcd.endpoint import (
     AUTHENTICATE,
     GRANT,
@@ -35,8 +35,7 @@ from rdzv.store.etcd.endpoint import (
     Method,
     NotSentError,
 )
-from rdzv.store.etcd3.connection import Etcd3Connection
-from rdzv.store.etcd3.watch import Etcd3Watch
+from rdzv.store.etcd3.connection import Etcd3Connection, Etcd3Watch
 
 T = TypeVar("T")
 

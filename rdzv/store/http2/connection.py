@@ -9,12 +9,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
-from rdzv.store.http2.calls import Call, CallFailedError, StreamCall, UnaryCall
+from rdzv.store.http2.calls import (
+    DEADLINE_EXCEEDED,
+    Call,
+    CallFailedError,
+    StreamCall,
+    UnaryCall,
+    deadline_field,
+    framed,
+    request_head,
+)
 from rdzv.store.http2.engine import Http2Engine
-from rdzv.store.http2.frames import ConnectionFaultError
-from rdzv.store.http2.header_blocks import Fields
-from rdzv.store.http2.messages import DEADLINE_EXCEEDED, deadline_field, framed, request_head
-from rdzv.store.http2.seam import Engine, EngineListener
+from rdzv.store.http2.frames import ConnectionFaultError, Engine, EngineListener, Fields
 
 PING_AFTER_S, PING_ANSWER_S = 6.0, 2.0
 """A frozen peer is detected after both, in seconds. etcd ends a connection that pings more often

@@ -16,14 +16,20 @@ from rdzv.store.http2.frames import (
     GOAWAY,
     HEADERS,
     MAX_FRAME_BYTES,
+    MAX_LIST_BYTES,
+    NO_TABLE,
     PING,
     PREFACE,
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    BlockReader,
     ConnectionFaultError,
+    EngineListener,
     ErrorCode,
+    Fields,
     FrameReader,
+    HeaderDecoder,
     IncomingFrame,
     PeerSetting,
     check_opened,
@@ -34,14 +40,6 @@ from rdzv.store.http2.frames import (
     settings_in,
     widened,
 )
-from rdzv.store.http2.header_blocks import (
-    MAX_LIST_BYTES,
-    NO_TABLE,
-    BlockReader,
-    Fields,
-    HeaderDecoder,
-)
-from rdzv.store.http2.seam import EngineListener
 
 STREAM_WINDOW = 1 << 20
 """Bytes that the peer may send on one stream before they have been read. Larger: fewer round trips

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store in one process: the semantics, for tests, simulations and the embedded server.
 
-Each ``MemoryStore`` is one client; clients that share a ``MemoryEngine`` share the data.
+Each ``MemoryStore`` is one client; clients that share a ``MemoryEngine`` share the data. A
+simulation injects ``Faults``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from rdzv.store.interface import (
     WATCH_PROGRESS_S,
     Compare,
     Delete,
+    Interval,
     KeyValue,
     Operation,
     Page,
@@ -25,11 +27,28 @@ from rdzv.store.interface import (
     StoreStatus,
     TxnResult,
     WatchBatch,
+    key_bytes,
 )
-from rdzv.store.intervals import Interval, key_bytes
 from rdzv.store.memory.actions import Action, Condition, Erase, Read, Reply, Write
 from rdzv.store.memory.engine import MemoryEngine, Watcher
-from rdzv.store.memory.faults import Faults
+
+
+class Faults:
+    """Hooks around everything a ``MemoryStore`` does; these let all pass.
+
+    ``call`` is the method's name. A hook that waits beyond the call's deadline ends it as the real
+    driver would: ``StoreUnavailable`` before a write or at a read, ``StoreAmbiguous`` after.
+    """
+
+    async def before(self, call: str) -> None:
+        """Run before the store acts; raise ``StoreUnavailable`` to refuse the call."""
+
+    async def after(self, call: str) -> None:
+        """Run when the store has acted; raise ``StoreAmbiguous`` to lose the answer."""
+
+    async def delivering(self) -> None:
+        """Run before a watch takes its next batch; wait here to hold the batch back."""
+
 
 __all__ = ["MemoryEngine", "MemoryStore"]
 

@@ -12,10 +12,19 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 
 from rdzv.errors import Compacted, StoreFull, StoreRefused
-from rdzv.store.interface import KeyValue, WatchEvent
-from rdzv.store.intervals import Interval, key_bytes, key_text
-from rdzv.store.memory.actions import Action, Condition, Read, Reply, Write, check, holds, writes
-from rdzv.store.memory.leases import Lease, LeaseTable
+from rdzv.store.interface import Interval, KeyValue, WatchEvent, key_bytes, key_text
+from rdzv.store.memory.actions import (
+    Action,
+    Condition,
+    Lease,
+    LeaseTable,
+    Read,
+    Reply,
+    Write,
+    check,
+    holds,
+    writes,
+)
 
 Change = tuple[bytes, WatchEvent, KeyValue | None]
 """The change of a key, and its value before."""

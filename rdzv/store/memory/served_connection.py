@@ -10,7 +10,8 @@ from string import printable
 from typing import Protocol, cast
 from urllib.parse import quote
 
-from rdzv.store.etcd.errors import StatusCode
+from rdzv.store.etcd.answers import StatusCode
+from rdzv.store.http2.calls import MalformedError, MessageReader, framed
 from rdzv.store.http2.frames import (
     ACK,
     CONTINUATION,
@@ -25,20 +26,21 @@ from rdzv.store.http2.frames import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    BlockReader,
     ConnectionFaultError,
     ErrorCode,
     FrameReader,
+    HeaderDecoder,
     IncomingFrame,
     PeerSetting,
     check_opened,
     checked_window,
     frame,
+    literal,
     settings_frame,
     settings_in,
     widened,
 )
-from rdzv.store.http2.header_blocks import BlockReader, HeaderDecoder, literal
-from rdzv.store.http2.messages import MalformedError, MessageReader, framed
 
 log = logging.getLogger(__name__)
 

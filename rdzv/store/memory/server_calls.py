@@ -10,9 +10,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from rdzv.errors import Compacted, LeaseLost, StoreError, StoreFull
-from rdzv.store.etcd.errors import StatusCode, StatusError
-from rdzv.store.interface import KeyValue
-from rdzv.store.intervals import Interval, key_bytes
+from rdzv.store.etcd.answers import StatusCode, StatusError
+from rdzv.store.interface import Interval, KeyValue, key_bytes
 from rdzv.store.memory.actions import Action, Condition, Erase, Operator, Read, Reply, Target, Write
 from rdzv.store.memory.client import VERSION
 from rdzv.store.memory.engine import MemoryEngine

@@ -18,8 +18,7 @@ from rdzv.errors import StoreAmbiguous, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.members.registration import Held
 from rdzv.store import Store, TxnResult
-from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from rdzv.store.memory.faults import Faults
+from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.histories.recorded import History, HistoryClient, history_client
 from tests.support.ports import free_ports
 from tests.support.sidecars.endpoints import Pod, serving

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from muster import boundary
-from rdzv import listing
+from rdzv import snapshot as listing
 from rdzv.drain import decision as draining
 from rdzv.drain import gate, transactions
 from rdzv.drain.decision import DrainDecision
@@ -23,8 +23,7 @@ from rdzv.drain.inputs import DrainingSnapshot as Seen
 from rdzv.drain.inputs import DrainObservations as Times
 from rdzv.drain.inputs import DrainPolicy, LiveRound
 from rdzv.keys import GenerationKeys, JobKeys
-from rdzv.records.commit import Commit, Vote, vote_transaction
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Commit, Drain, Vote, vote_transaction
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation
 from tests.support.models.drains import (
@@ -297,7 +296,7 @@ def listing_ignores_drains(
     snapshot: Snapshot, places: listing.Places = listing.NO_ROUND
 ) -> listing.Listing:
     """Who drains is listed like everybody."""
-    return listing.decide(replace(snapshot, drains={}), places)
+    return listing.listing_of(replace(snapshot, drains={}), places)
 
 
 # --- what is compared ---

@@ -25,11 +25,9 @@ from controller.notices import (
 from controller.owners import PodSeen
 from rdzv.drain.transactions import cancel
 from rdzv.keys import JobKeys
-from rdzv.listing import decide as listing_of
-from rdzv.records.commit import Commit
-from rdzv.records.drain import CONTROLLER, Drain
+from rdzv.records.drain import CONTROLLER, Commit, Drain
 from rdzv.records.job import Incarnation, Job, Member
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import Put
 from tests.support.records import drain, kv, member
 

@@ -10,10 +10,10 @@ from typing import Any
 from unittest.mock import patch
 
 import agent.world.report
-import rdzv.world.decision
+import rdzv.world
 from muster.world import conduct
 from muster.world.conduct import FORM, IDLE, LEAVE, Order, WorldRank
-from rdzv.world.decision import WorldDecision, WorldSnapshot
+from rdzv.world import WorldDecision, WorldSnapshot
 
 Patch = AbstractContextManager[Any]
 
@@ -50,12 +50,12 @@ def mutated(name: str) -> Iterator[None]:
 
 
 def _decide(change: Callable[[WorldDecision, WorldSnapshot], WorldDecision]) -> list[Patch]:
-    original = rdzv.world.decision.decide
+    original = rdzv.world.decide
 
     def decide(now: float, since_s: float, snapshot: WorldSnapshot, policy: Any) -> WorldDecision:
         return change(original(now, since_s, snapshot, policy), snapshot)
 
-    return [patch(f"{one}.decide", decide) for one in ("rdzv.world.decision", "agent.world.keeper")]
+    return [patch(f"{one}.decide", decide) for one in ("rdzv.world", "agent.world.keeper")]
 
 
 def _obey(

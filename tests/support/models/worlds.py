@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import agent.world.report
 import agent.world.shown
-import rdzv.world.decision
+import rdzv.world
 from launcher_shim.c10d.rounds.records import Seat
 from muster.world import conduct
 from muster.world.conduct import HOLD, Order, WorldRank, parse
 from rdzv.records.progress import RankInWorld, RankProgress
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
 from rdzv.records.world import WorldChange, WorldReport
-from rdzv.world.decision import WorldPolicy, WorldSnapshot
+from rdzv.world import WorldPolicy, WorldSnapshot
 from tests.support.models.explorer import Broken, put
 
 POLICY = WorldPolicy()
@@ -320,7 +320,7 @@ class Worlds:
                 reforms="the job is paused" if state.paused else "",
                 sizes=Sizes(self.least, 3),
             )
-            decision = rdzv.world.decision.decide(now, 0.0, snapshot, POLICY)
+            decision = rdzv.world.decide(now, 0.0, snapshot, POLICY)
             self._decided[(*key, state.paused)] = decision
         change = decision.change
         if change is None:

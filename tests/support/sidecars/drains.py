@@ -26,14 +26,12 @@ from launcher_shim.rundir import layout
 from rdzv.drain.inputs import LiveRound, LiveRounds
 from rdzv.errors import RecordError, StoreUnavailable
 from rdzv.job import JobClient
-from rdzv.listing import decide
 from rdzv.members.registration import Held
-from rdzv.records.commit import Commit, LastCommit, Vote
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Commit, Drain, LastCommit, Vote
 from rdzv.records.history import HistoryEntry
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import Operation, Put, WatchEvent
-from rdzv.store.intervals import Interval
+from rdzv.store.interface import Interval
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.sidecars.cable import Cable, CabledStore, Moment
 from tests.support.sidecars.jobs import KEYS, identity, surroundings
@@ -78,7 +76,7 @@ class Rounds:
         current = Round.from_kv(kv)
         nodes = {node.member: node for node in map(Node.from_kv, mirror.under(keys.nodes))}
         members = tuple(seat.member for seat in current.frozen)
-        listed = {member.name for member in decide(snapshot).listed}
+        listed = {member.name for member in listing_of(snapshot).listed}
         asking = {name for name, node in nodes.items() if node.state == "asking"}
         return LiveRound(
             run=RUN,
@@ -500,7 +498,7 @@ class Job:
         self.drained |= snapshot.drains.keys()
         self._wrongly_listed |= {
             member.pod_uid
-            for member in decide(snapshot).listed
+            for member in listing_of(snapshot).listed
             if member.pod_uid in snapshot.drains
         }
 

@@ -26,8 +26,7 @@ from rdzv.errors import Fenced
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Held
-from rdzv.store.memory.client import MemoryEngine
-from rdzv.store.memory.faults import Faults
+from rdzv.store.memory.client import Faults, MemoryEngine
 from tests.support.sidecars.jobs import KEYS, client, identity, surroundings
 from tests.support.sidecars.raw_client import DEADLINE_S, RawClient
 

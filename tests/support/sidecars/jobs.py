@@ -16,8 +16,7 @@ from rdzv.keys import JobKeys
 from rdzv.members.registration import Identity
 from rdzv.records.job import Job
 from rdzv.store import Compare, Delete, Put, Store
-from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from rdzv.store.memory.faults import Faults
+from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
 from tests.support.waiting import DEADLINE_S
 

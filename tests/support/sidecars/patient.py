@@ -29,7 +29,7 @@ LIMITS: Mapping[str, dict[str, float]] = {
         "agent.telemetry.http.UNHEALTHY_LAG_S": NEVER_S,
         "agent.telemetry.http.REQUEST_TIMEOUT_S": NEVER_S,
         "agent.running.LEAVE_TIMEOUT_S": 2 * CALL_S,
-        "rdzv.members.departure.READ_TIMEOUT_S": CALL_S,
+        "rdzv.members.lease.READ_TIMEOUT_S": CALL_S,
     },
     "doctor": {
         "console.doctor.diagnosis.READ_WARNING_S": NEVER_S,

@@ -24,12 +24,11 @@ from launcher_shim.c10d.state_codec import (
 )
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.members.guard import Registered
+from rdzv.members.lease import Registered
 from rdzv.reconcile import Kernel
 from rdzv.records.quarantine import Stay
 from rdzv.store import Put
-from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from rdzv.store.memory.faults import Faults
+from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
 
 GENERATION = JobKeys("team", "digits").in_generation(1)

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rdzv.job import JobClient
-from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from rdzv.store.memory.faults import Faults
+from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, loaded
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from rdzv.errors import StoreUnavailable
-from rdzv.store.memory.faults import Faults
+from rdzv.store.memory.client import Faults
 
 
 class Cut(Faults):

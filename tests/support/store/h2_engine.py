@@ -23,9 +23,13 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from rdzv.store.http2.engine import CONNECTION_WINDOW, STREAM_WINDOW
-from rdzv.store.http2.frames import ConnectionFaultError, ErrorCode
-from rdzv.store.http2.header_blocks import MAX_LIST_BYTES, HeaderDecoder
-from rdzv.store.http2.seam import EngineListener
+from rdzv.store.http2.frames import (
+    MAX_LIST_BYTES,
+    ConnectionFaultError,
+    EngineListener,
+    ErrorCode,
+    HeaderDecoder,
+)
 
 
 class H2Engine:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, NamedTuple
 
+from rdzv.store.http2.calls import framed
 from rdzv.store.http2.connection import Http2Connection
 from rdzv.store.http2.frames import (
     DATA,
@@ -17,13 +18,14 @@ from rdzv.store.http2.frames import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    Engine,
+    Fields,
     FrameReader,
+    HeaderDecoder,
     IncomingFrame,
     frame,
+    literal,
 )
-from rdzv.store.http2.header_blocks import Fields, HeaderDecoder, literal
-from rdzv.store.http2.messages import framed
-from rdzv.store.http2.seam import Engine
 
 GREETING = frame(SETTINGS, 0, 0, b"")
 OK_FIELDS = ((b":status", b"200"), (b"content-type", b"application/grpc"))

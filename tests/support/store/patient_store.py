@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rdzv.pacing import Patience
 from rdzv.store import Compare, Operation, Page, RangeResult, StoreStatus, TxnResult
 from rdzv.store.access import Access
+from rdzv.store.etcd.admin import Rights
 from rdzv.store.etcd.client import EtcdStore
-from rdzv.store.etcd.deadlines import Patience
 from rdzv.store.etcd.endpoint import EtcdEndpoint, Method
-from rdzv.store.etcd.rights import Rights
 from rdzv.store.etcd3.driver import Etcd3Store
 
 CALL_S = 150.0

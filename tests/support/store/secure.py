@@ -15,8 +15,8 @@ import pytest
 from rdzv.keys import JobKeys
 from rdzv.store import Store
 from rdzv.store.access import Access
-from rdzv.store.etcd.rights import JobRole
-from rdzv.store.open import open_store
+from rdzv.store.etcd.admin import JobRole
+from rdzv.store.etcd.client import open_store
 from tests.support.store.certificates import write
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.patient_store import PatientEtcdStore, PatientRights

@@ -14,7 +14,7 @@ from launcher_shim.c10d.rounds.records import Node, Round
 from rdzv.errors import RecordError, StoreAmbiguous, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys, last_name
-from rdzv.records.commit import Commit
+from rdzv.records.drain import Commit
 from rdzv.records.world import WorldChange
 from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue, Put, WatchEvent

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of the newest failure of a member's workers.
+"""The records of a member's troubles: its workers' newest failure, a sidecar that is bypassed.
 
-It is one small key on the member's lease, and goes with the pod. No snapshot has it: it wakes no
-reader, and matters only to a job that cannot start.
+Each is one small key on the member's lease, and goes with the pod. No snapshot has it, so that no
+decision rests on it and it wakes no reader.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Self
+from typing import Literal, Self, cast, get_args
 
 from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
@@ -22,7 +22,7 @@ TEXT_MAX = 300
 """The longest text of an error, in characters."""
 BRIEF_MAX = 100
 """The longest text of an error in a line of other things, in characters."""
-NAME_MAX = 100
+HOST_NAME_MAX = 100
 """The longest name of an exception, and place in a script, in characters."""
 
 _PLACE = re.compile(r"\[(enforce fail at )?/\S+:\d+\] ?")
@@ -51,7 +51,7 @@ class Failure:
     mod_revision: int = 0
 
     def __post_init__(self) -> None:
-        for name, most in (("kind", NAME_MAX), ("text", TEXT_MAX), ("where", NAME_MAX)):
+        for name, most in (("kind", HOST_NAME_MAX), ("text", TEXT_MAX), ("where", HOST_NAME_MAX)):
             text = getattr(self, name)[:most]
             line = "".join(c if c.isprintable() else " " for c in text)
             object.__setattr__(self, name, line)
@@ -177,3 +177,54 @@ def ordinal(number: int) -> str:
 
 
 _ENDINGS = {1: "st", 2: "nd", 3: "rd"}
+
+
+Kind = Literal["", "unseen", "absent", "elsewhere", "run_id", "nnodes", "slots", "plain"]
+"""The fault. ``unseen``: nothing is known of the training container yet. ``absent``: it runs, and
+its launcher has not connected. ``elsewhere``: the launcher was given another rendezvous.
+``run_id``: it asks for another run than the others. ``nnodes``: its ``--nnodes`` is not its
+sidecar's. ``slots``: it started another number of workers than its sidecar's slots. ``plain``:
+with ``MUSTER_WARM`` some start without the zygote."""
+
+REMARKS: frozenset[Kind] = frozenset({"slots", "plain"})
+"""The kinds that are no fault: the launcher takes part as it should."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SENTENCE_LENGTH = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Bypass:
+    """The fault of one member's launcher; empty if there is none.
+
+    The sentence is one line of bounded length, whatever was quoted in it. ``slots``: the number of
+    workers that it started if that is not its sidecar's, else 0; a fault of another kind may have
+    it, too.
+    """
+
+    kind: Kind = ""
+    sentence: str = ""
+    slots: int = 0
+
+    def __post_init__(self) -> None:
+        line = "".join(c if c.isprintable() else "?" for c in self.sentence[:SENTENCE_LENGTH])
+        object.__setattr__(self, "sentence", line)
+
+    def to_json(self) -> bytes:
+        """Encode the record for the store."""
+        fields: dict[str, object] = {"kind": self.kind, "sentence": self.sentence}
+        if self.slots:
+            fields["slots"] = self.slots
+        return dump_record(fields)
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode the record; raise ``RecordError`` if it is malformed."""
+        fields = load_record(kv.key, kv.value)
+        if fields.get("kind") not in KINDS[1:]:
+            raise RecordError(f"{kv.key}: 'kind' is {fields.get('kind')!r}, expected {KINDS[1:]}")
+        return cls(
+            cast(Kind, fields["kind"]),
+            take(kv.key, fields, "sentence", str),
+            max(0, take(kv.key, fields, "slots", int, 0)),
+        )

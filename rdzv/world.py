@@ -19,7 +19,7 @@ from dataclasses import field, replace
 from typing import Literal
 
 from rdzv.dataclass import dataclass
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
 from rdzv.records.world import WorldChange, WorldReport
 
 WorldAction = Literal["keep", "hold", "commit", "break", "form", "formed", "release", "fall back"]
