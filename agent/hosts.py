@@ -12,12 +12,11 @@ from functools import cache, partial
 from agent.rundir.files import RunDir
 from launcher_shim.horovod import hosts
 from launcher_shim.rundir import layout
-from rdzv import snapshot as listing
 from rdzv.drain.standing import is_withdrawn
 from rdzv.reconcile import Kernel, Outlook, Reconciler, first_of
 from rdzv.records.drain import Drain
 from rdzv.records.history import departures
-from rdzv.snapshot import Listing, Snapshot
+from rdzv.snapshot import Listing, Snapshot, listing_of
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +139,7 @@ class HostDelivery(Reconciler):
             # stands in for that: nothing in the store does, unlike a round and its nodes for
             # torchrun.
             able, room = (*current.listed, *current.standby), len(current.listed)
-            current = listing.listing_of(snapshot, self._list.places(able, room))
+            current = listing_of(snapshot, self._list.places(able, room))
         if current.reason != self.listing.reason:
             log.info("%s", current.reason, extra={"event": "listing", "revision": current.revision})
         self.listing = current

@@ -22,10 +22,9 @@ from agent.parts import job_client, member_parts
 from agent.surroundings import MemberSettings
 from benchmarks.sidecar_parts import identity, surroundings
 from benchmarks.worker import LINE_MAX
-from rdzv import snapshot as listing
 from rdzv.errors import StoreAmbiguous
 from rdzv.keys import JobKeys
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import RangeResult, TxnResult, WatchBatch
 from rdzv.store.etcd.client import EtcdStore
 
@@ -101,7 +100,7 @@ class Member:
     async def _list(self) -> None:
         while True:
             snapshot = self._membership.snapshot()
-            listed = len(listing.listing_of(snapshot).listed)
+            listed = len(listing_of(snapshot).listed)
             self._counts["lists made"] += 1
             if listed != self.listed:
                 self.listed, self.listed_s = listed, monotonic()

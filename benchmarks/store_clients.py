@@ -91,10 +91,10 @@ class Etcd3Client:
     """The etcd3 package, bare: no deadline, one endpoint, a thread for each call in flight."""
 
     def __init__(self, endpoint: str) -> None:
-        from rdzv.store.etcd3 import package
+        from rdzv.store.etcd3.calls import Etcd3Client as PackageClient
 
         host, _, port = endpoint.rpartition(":")
-        self._client = package.Etcd3Client(host, int(port))
+        self._client = PackageClient(host, int(port))
         self._threads = ThreadPoolExecutor(LANES)
 
     async def put(self) -> None:

@@ -12,9 +12,10 @@ from random import Random
 
 from controller.defect import tell_defect
 from rdzv.errors import RecordError
-from rdzv.keys import ROOT, JobKeys, job_of, spelled_of_any_job
+from rdzv.job import Watching
+from rdzv.keys import ROOT, JobKeys, job_of
 from rdzv.membership import Membership
-from rdzv.mirror import Mirror, Watching
+from rdzv.mirror import Mirror, spelled_of_any_job
 from rdzv.records.history import HistoryEntry
 from rdzv.snapshot import Listing, Snapshot
 from rdzv.store import KeyValue, Store, WatchEvent

@@ -1,26 +1,145 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One job in one store, as a client sees it: the mirror of its keys and what feeds and reads it."""
+"""One job in one store, as a client sees it: the mirror of its keys and what feeds and reads it.
+
+The store is read once at start and after a compaction, in pages, as much at once as the connection
+to the store bears; then the watch follows it. One answer with all of it would have to come within
+the deadline of one attempt, and start over if it does not: on a slow connection, for ever.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from random import Random
 
 from rdzv.dataclass import dataclass
-from rdzv.errors import StoreError
+from rdzv.errors import Compacted, StoreError, StoreRefused, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
-from rdzv.mirror import HEALTHY_S, SEE_S, Mirror, Watching
+from rdzv.mirror import HEALTHY_S, SEE_S, Mirror
+from rdzv.pacing import Doubling
 from rdzv.records.history import HistoryEntry, entry_operations
-from rdzv.store import Compare, Operation, Store, TxnResult
+from rdzv.sentences import Diary
+from rdzv.store import (
+    DEFAULT_TIMEOUT_S,
+    Compare,
+    KeyValue,
+    Operation,
+    RangeResult,
+    Store,
+    TxnResult,
+)
 
 log = logging.getLogger(__name__)
 
+RELIST_PAUSE = Doubling(0.5, 2.0)
+"""Backoff between two attempts to read the store, in seconds. Pages read so far are kept."""
+
+PAST_S = 0.01
+"""Margin after the end of health at which it is checked, in seconds: a timer may fire a moment
+early."""
+
+GATHER_S = 0.25
+"""Pause of ``Watching`` with ``gathers`` beside a busy store, unless a reader waits for a revision.
+Shorter: each revision costs a message. Longer: the mirror is further behind."""
+
 
 RETRY_S = 0.5
+
+MOST_KEYS = 500
+"""Most keys of a page: some 200 KB of a job's records, and most jobs have fewer."""
+
+LEAST_KEYS = 16
+
+LONGEST_S = 8.0
+"""Longest timeout of one page, in seconds. An endpoint that is stuck is left after half of it."""
+
+QUICK = 0.25
+"""A page that took less than this fraction of its timeout may be larger next time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """The size of the next page, and its timeout: pure."""
+
+    keys: int = MOST_KEYS
+    """The most keys of a page. More: fewer calls for a large job; fewer: a page comes in time on a
+    slow connection."""
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    """The timeout of a page, in seconds. Longer: it comes on a slow connection; shorter: a call
+    lost in an outage is given up sooner."""
+
+    def after_timeout(self) -> Paging:
+        """Return a smaller page, or a longer timeout if no page can be smaller.
+
+        A call lost in an outage is given up at its timeout: the sooner, the earlier a sidecar that
+        starts in an outage is back after it.
+        """
+        if self.keys > LEAST_KEYS:
+            return Paging(max(self.keys // 4, LEAST_KEYS), self.timeout_s)
+        return Paging(LEAST_KEYS, min(2 * self.timeout_s, LONGEST_S))
+
+    def after_answer(self, took_s: float) -> Paging:
+        """Return a larger page after a quick answer, with a timeout that such answers need."""
+        keys = 2 * self.keys if took_s < QUICK * self.timeout_s else self.keys
+        timeout_s = max(DEFAULT_TIMEOUT_S, took_s / QUICK)
+        return Paging(min(keys, MOST_KEYS), min(timeout_s, self.timeout_s))
+
+
+class PagedRead:
+    """One read of every key under ``prefix``, as of one revision. Create it in an event loop."""
+
+    def __init__(self, prefix: str, paging: Paging | None = None) -> None:
+        self.paging = Paging() if paging is None else paging
+        self.kvs: list[KeyValue] = []
+        self.revision = 0
+        self.whole = False
+        self._prefix = prefix
+        self._clock = asyncio.get_running_loop().time
+
+    async def step(self, store: Store, longest_s: float = LONGEST_S) -> None:
+        """Read the next page; it may be called again after a failure.
+
+        Raises ``StoreUnavailable``; ``Compacted`` and ``StoreRefused`` if this read cannot be
+        completed: the revision is gone, or the store is another one.
+        """
+        began_s, timeout_s = self._clock(), min(self.paging.timeout_s, longest_s)
+        try:
+            page = await store.page(
+                self._prefix,
+                after=self.kvs[-1].key if self.kvs else "",
+                revision=self.revision,
+                limit=self.paging.keys,
+                timeout_s=timeout_s,
+            )
+        except StoreUnavailable:
+            if self._clock() - began_s >= timeout_s / 2:
+                self.paging = self.paging.after_timeout()
+            raise
+        self.paging = self.paging.after_answer(self._clock() - began_s)
+        self.kvs += page.kvs
+        self.revision = page.revision
+        self.whole = not page.more
+
+
+async def read_all(store: Store, prefix: str, *, timeout_s: float) -> RangeResult:
+    """Read every key under ``prefix`` once, within ``timeout_s``.
+
+    Raises ``StoreUnavailable`` at the deadline, and what else ``PagedRead.step`` raises.
+    """
+    clock = asyncio.get_running_loop().time
+    deadline_s = clock() + timeout_s
+    read = PagedRead(prefix)
+    while not read.whole:
+        try:
+            await read.step(store, max(deadline_s - clock(), 0.001))
+        except StoreUnavailable:
+            if clock() >= deadline_s:
+                raise
+    return RangeResult(read.revision, tuple(read.kvs))
 
 
 class Confirmation:
@@ -64,6 +183,116 @@ class Confirmation:
             log.debug("a linearizable read failed, retrying: %s", why)
             return False
         return True
+
+
+class Watching:
+    """The watch that keeps a ``Mirror`` up to date for as long as it runs.
+
+    ``trouble`` is the store's last error, as long as it cannot be read. ``random`` draws the jitter
+    of the backoff, so that many do not come back at one moment; without it there is none.
+    ``gathers``: whether events of a busy store may come ``GATHER_S`` later, many at once.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        mirror: Mirror,
+        *,
+        random: Random | None = None,
+        pause: Doubling = RELIST_PAUSE,
+        gathers: bool = False,
+    ) -> None:
+        self.trouble = ""
+        self._diary = Diary(log)
+        self._answered = asyncio.Event()
+        self._store = store
+        self._mirror = mirror
+        self._random = random
+        self._pause = pause
+        self._gather = partial(mirror.waited_for, GATHER_S) if gathers else None
+        self._paging = Paging()
+
+    async def run(self) -> None:
+        """Follow the store until cancelled: list, watch, and list again after a compaction."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_following(), name="follow the store")
+            tasks.create_task(self._keep_listening(), name="listen for the store's silence")
+
+    async def _keep_following(self) -> None:
+        failures = 0
+        while True:
+            listed = False
+            try:
+                await self._relist()
+                listed, failures = True, 0
+                await self._follow()
+            except Compacted as gone:
+                log.info("reading the whole store again: %s", gone)
+                if listed:
+                    continue
+            except StoreError as error:
+                self._note_trouble(error)
+            await self._rest(failures)
+            failures += 1
+
+    async def _rest(self, failures: int) -> None:
+        pause, random = self._pause, self._random
+        pause_s = pause.drawn_after(failures, random) if random else pause.after(failures)
+        await asyncio.sleep(pause_s)
+
+    async def _keep_listening(self) -> None:
+        """Log when the stream falls silent, as a driver bridges an outage without an error."""
+        await self._mirror.changed_after(0)
+        while True:
+            if (left_s := self._mirror.unhealthy_in_s(self._mirror.clock())) > 0:
+                await asyncio.sleep(left_s + PAST_S)
+                continue
+            self._answered.clear()
+            if not self._diary.last:
+                self._log_trouble(
+                    "does not answer", f"nothing has come from it for {HEALTHY_S:g} s"
+                )
+            await self._answered.wait()
+
+    def _note_trouble(self, error: StoreError) -> None:
+        refused = isinstance(error, StoreRefused)
+        self._log_trouble("refuses" if refused else "does not answer", str(error))
+
+    def _log_trouble(self, what: str, why: str) -> None:
+        """Log that the store is away, once for each ``what``; ``why`` may differ each time."""
+        self.trouble = why
+        sentence = f"the store {what}, the last snapshot stays in force: {why}"
+        self._diary.say(sentence, level=logging.WARNING, topic=what)
+
+    def _note_answer(self) -> None:
+        self._answered.set()
+        if self._diary.last:
+            self.trouble = ""
+            self._diary.forget()
+            log.info("the store answers again")
+
+    async def _relist(self) -> None:
+        """Read everything, page by page; retry a page that does not come."""
+        read = PagedRead(self._mirror.prefix, self._paging)
+        failures = 0
+        while not read.whole:
+            try:
+                await read.step(self._store)
+            except StoreUnavailable as error:
+                self._note_trouble(error)
+                await self._rest(failures)
+                failures += 1
+            self._paging = read.paging
+        self._mirror.replace(read.kvs, read.revision)
+        self._note_answer()
+
+    async def _follow(self) -> None:
+        start = self._mirror.revision + 1
+        batches = self._store.watch(self._mirror.prefix, start, rest=self._gather)
+        async with aclosing(batches):
+            async for batch in batches:
+                self._mirror.apply(batch.events, batch.revision)
+                self._note_answer()
 
 
 @dataclass(frozen=True, slots=True)

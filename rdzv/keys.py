@@ -10,36 +10,12 @@ place.
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from urllib.parse import quote, quote_from_bytes, unquote, unquote_to_bytes
 
 from rdzv.dataclass import dataclass
 
 ROOT = "/muster/v1/"
-
-
-_NAME = "[A-Za-z0-9_.~%-]+"
-
-_MISSPELLED = re.compile("%(?![0-9A-F]{2})|%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])")
-"""An escape that is invalid, or of a character that needs none: one name would have two keys."""
-
-_SPELLED = re.compile(
-    rf"{_NAME}(?:/{_NAME})*"
-    # Only what launchers store may have an empty name.
-    rf"|g/[0-9]+/c10d/{_NAME}/(?:kv/|(?:sum|queue)//{_NAME})"
-)
-
-
-def spelled(below_prefix: str) -> bool:
-    """Return whether a key, given without its job's prefix, may be one of this layout at all.
-
-    A client with rights may write others, of any bytes, and to parse such a key may raise. A name
-    counts only in the spelling of this module.
-    """
-    if _SPELLED.fullmatch(below_prefix) is None:
-        return False
-    return "%" not in below_prefix or _MISSPELLED.search(below_prefix) is None
 
 
 @lru_cache(maxsize=4096)  # every event of a watch is compared with a few prefixes
@@ -412,12 +388,6 @@ def _bytes_of(name: str) -> bytes:
 @lru_cache(maxsize=1024)  # each write comes back as an event
 def _cached_bytes_of(name: str) -> bytes:
     return unquote_to_bytes(name)
-
-
-def spelled_of_any_job(below_root: str) -> bool:
-    """Return whether a key, given without ``ROOT``, may be one of a job's at all."""
-    found = job_of(ROOT + below_root)
-    return found is not None and spelled(found[1])
 
 
 def last_name(key: str) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar, cast
 from urllib.parse import unquote
 
-from rdzv import snapshot as listing
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.mirror import Mirror
@@ -18,7 +17,7 @@ from rdzv.records.job import Incarnation, Job, Member
 from rdzv.records.progress import PodSaves
 from rdzv.records.quarantine import Quarantine
 from rdzv.records.troubles import Failure
-from rdzv.snapshot import Listing, Snapshot
+from rdzv.snapshot import Listing, Snapshot, listing_of
 from rdzv.store import RangeResult, WatchEvent
 
 log = logging.getLogger(__name__)
@@ -86,7 +85,7 @@ class Membership:
     def listing(self) -> Listing:
         """Return the listing of ``snapshot``, without regard to rounds; computed once for each."""
         if self._listing is None:
-            self._listing = listing.listing_of(self.snapshot())
+            self._listing = listing_of(self.snapshot())
         return self._listing
 
     async def changed_from(self, before: Snapshot) -> None:

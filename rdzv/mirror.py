@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watch that turns store events into a mirror of one job's keys.
+"""The mirror of one job's keys, as of one revision of the store.
 
-It reads the store once at start and after a compaction, in pages (``rdzv.paging``); then it applies
-events as they come, and wakes readers once per batch, however many events that has
+It applies events as they come, and wakes readers once per batch, however many events that has
 (docs/decisions/store-driver.md says why this reads no prefix at each wake-up). The mirror stays
 readable while the store is away: that is what keeps a healthy job running.
 """
@@ -11,17 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
-from functools import partial
-from random import Random
+from contextlib import suppress
 
-from rdzv.errors import Compacted, StoreError, StoreRefused, StoreUnavailable
-from rdzv.keys import spelled
-from rdzv.pacing import Doubling
-from rdzv.paging import PagedRead, Paging
-from rdzv.sentences import Diary
-from rdzv.store import WATCH_PROGRESS_S, KeyValue, Store, WatchEvent
+from rdzv.keys import ROOT, job_of
+from rdzv.store import WATCH_PROGRESS_S, KeyValue, WatchEvent
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +26,6 @@ Less than the time for which a vanished key must stay away: a stream that hangs 
 count as one that would have shown its return.
 """
 
-RELIST_PAUSE = Doubling(0.5, 2.0)
-"""Backoff between two attempts to read the store, in seconds. Pages read so far are kept."""
-
-PAST_S = 0.01
-"""Margin after the end of health at which it is checked, in seconds: a timer may fire a moment
-early."""
-
 FOREIGN_KEYS_NAMED_MAX = 8
 """Bound on the keys that Muster has not written which are named in the log."""
 
@@ -48,11 +35,35 @@ SEE_S = 5.0
 """Longest wait for a write by this sidecar to show: one that a restored store has lost never does.
 """
 
-GATHER_S = 0.25
-"""Pause of ``Watching`` with ``gathers`` beside a busy store, unless a reader waits for a revision.
-Shorter: each revision costs a message. Longer: the mirror is further behind."""
+_NAME = "[A-Za-z0-9_.~%-]+"
+
+_MISSPELLED = re.compile("%(?![0-9A-F]{2})|%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])")
+"""An escape that is invalid, or of a character that needs none: one name would have two keys."""
+
+_SPELLED = re.compile(
+    rf"{_NAME}(?:/{_NAME})*"
+    # Only what launchers store may have an empty name.
+    rf"|g/[0-9]+/c10d/{_NAME}/(?:kv/|(?:sum|queue)//{_NAME})"
+)
 
 Listener = Callable[[Sequence[WatchEvent]], None]
+
+
+def spelled(below_prefix: str) -> bool:
+    """Return whether a key, given without its job's prefix, may be one of this layout at all.
+
+    A client with rights may write others, of any bytes, and to parse such a key may raise. A name
+    counts only in the spelling of ``rdzv.keys``.
+    """
+    if _SPELLED.fullmatch(below_prefix) is None:
+        return False
+    return "%" not in below_prefix or _MISSPELLED.search(below_prefix) is None
+
+
+def spelled_of_any_job(below_root: str) -> bool:
+    """Return whether a key, given without ``ROOT``, may be one of a job's at all."""
+    found = job_of(ROOT + below_root)
+    return found is not None and spelled(found[1])
 
 
 class Mirror:
@@ -259,113 +270,3 @@ class Mirror:
 def shown_key(key: str) -> str:
     """Render a key, whatever its bytes, for people: one line of bounded length."""
     return ascii(key[:SHOWN_KEY_LENGTH])[1:-1]
-
-
-class Watching:
-    """The watch that keeps a ``Mirror`` up to date for as long as it runs.
-
-    ``trouble`` is the store's last error, as long as it cannot be read. ``random`` draws the jitter
-    of the backoff, so that many do not come back at one moment; without it there is none.
-    ``gathers``: whether events of a busy store may come ``GATHER_S`` later, many at once.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        mirror: Mirror,
-        *,
-        random: Random | None = None,
-        pause: Doubling = RELIST_PAUSE,
-        gathers: bool = False,
-    ) -> None:
-        self.trouble = ""
-        self._diary = Diary(log)
-        self._answered = asyncio.Event()
-        self._store = store
-        self._mirror = mirror
-        self._random = random
-        self._pause = pause
-        self._gather = partial(mirror.waited_for, GATHER_S) if gathers else None
-        self._paging = Paging()
-
-    async def run(self) -> None:
-        """Follow the store until cancelled: list, watch, and list again after a compaction."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep_following(), name="follow the store")
-            tasks.create_task(self._keep_listening(), name="listen for the store's silence")
-
-    async def _keep_following(self) -> None:
-        failures = 0
-        while True:
-            listed = False
-            try:
-                await self._relist()
-                listed, failures = True, 0
-                await self._follow()
-            except Compacted as gone:
-                log.info("reading the whole store again: %s", gone)
-                if listed:
-                    continue
-            except StoreError as error:
-                self._note_trouble(error)
-            await self._rest(failures)
-            failures += 1
-
-    async def _rest(self, failures: int) -> None:
-        pause, random = self._pause, self._random
-        pause_s = pause.drawn_after(failures, random) if random else pause.after(failures)
-        await asyncio.sleep(pause_s)
-
-    async def _keep_listening(self) -> None:
-        """Log when the stream falls silent, as a driver bridges an outage without an error."""
-        await self._mirror.changed_after(0)
-        while True:
-            if (left_s := self._mirror.unhealthy_in_s(self._mirror.clock())) > 0:
-                await asyncio.sleep(left_s + PAST_S)
-                continue
-            self._answered.clear()
-            if not self._diary.last:
-                self._log_trouble(
-                    "does not answer", f"nothing has come from it for {HEALTHY_S:g} s"
-                )
-            await self._answered.wait()
-
-    def _note_trouble(self, error: StoreError) -> None:
-        refused = isinstance(error, StoreRefused)
-        self._log_trouble("refuses" if refused else "does not answer", str(error))
-
-    def _log_trouble(self, what: str, why: str) -> None:
-        """Log that the store is away, once for each ``what``; ``why`` may differ each time."""
-        self.trouble = why
-        sentence = f"the store {what}, the last snapshot stays in force: {why}"
-        self._diary.say(sentence, level=logging.WARNING, topic=what)
-
-    def _note_answer(self) -> None:
-        self._answered.set()
-        if self._diary.last:
-            self.trouble = ""
-            self._diary.forget()
-            log.info("the store answers again")
-
-    async def _relist(self) -> None:
-        """Read everything, page by page; retry a page that does not come."""
-        read = PagedRead(self._mirror.prefix, self._paging)
-        failures = 0
-        while not read.whole:
-            try:
-                await read.step(self._store)
-            except StoreUnavailable as error:
-                self._note_trouble(error)
-                await self._rest(failures)
-                failures += 1
-            self._paging = read.paging
-        self._mirror.replace(read.kvs, read.revision)
-        self._note_answer()
-
-    async def _follow(self) -> None:
-        start = self._mirror.revision + 1
-        batches = self._store.watch(self._mirror.prefix, start, rest=self._gather)
-        async with aclosing(batches):
-            async for batch in batches:
-                self._mirror.apply(batch.events, batch.revision)
-                self._note_answer()

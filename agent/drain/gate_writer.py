@@ -21,10 +21,11 @@ from launcher_shim.rundir import layout
 from rdzv.drain.gate import WAITS, Gate, Here, held_on_cut, local
 from rdzv.drain.inputs import DrainingSnapshot
 from rdzv.drain.standing import ask_of, asked
+from rdzv.drain.transactions import vote_transaction
 from rdzv.errors import RecordError, StoreError
 from rdzv.members.registrar import Registrar
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler, first_of
-from rdzv.records.drain import Vote, vote_transaction
+from rdzv.records.drain import Vote
 from rdzv.store import Compare, Put
 
 log = logging.getLogger(__name__)

@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from agent.rundir.files import RunDir
-from rdzv import snapshot as listing
 from rdzv.drain.gate import RoundEnding, ending_in
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound, LiveRounds, places_of
 from rdzv.drain.saves import of_round
 from rdzv.job import JobClient
 from rdzv.reconcile import Turn, first_of
 from rdzv.shard_ledger import ShardLedger
-from rdzv.snapshot import Listing, Places, Snapshot
+from rdzv.snapshot import Listing, Places, Snapshot, listing_of
 
 
 class RoundSource(Protocol):
@@ -89,7 +88,7 @@ class DrainView:
 
     def _listing_of(self, membership: Snapshot, places: Places) -> Listing:
         if self._listed is None or self._listed[0] is not membership or self._listed[1] != places:
-            self._listed = (membership, places, listing.listing_of(membership, places))
+            self._listed = (membership, places, listing_of(membership, places))
         return self._listed[2]
 
     async def changed_from(self, before: DrainingSnapshot) -> None:

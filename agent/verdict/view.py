@@ -15,9 +15,9 @@ from agent.verdict.standstill import Seated, Standstill, standstill
 from agent.verdict.straggler import Straggler, straggler, waits_of
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.horovod.hosts import Host, host_of
-from rdzv import snapshot as listing
 from rdzv.dataclass import dataclass
-from rdzv.keys import JobKeys, spelled
+from rdzv.keys import JobKeys
+from rdzv.mirror import spelled
 from rdzv.peers import Unreached
 from rdzv.records.codec import by_last_name
 from rdzv.records.history import HistoryEntry, shown_round
@@ -26,7 +26,7 @@ from rdzv.records.progress import HOROVODRUN, PodSaves
 from rdzv.records.troubles import Bypass, Failure
 from rdzv.sentences import duration
 from rdzv.shard_ledger import ShardLedger, ShardView
-from rdzv.snapshot import NO_ROUND, Listing, Places, Snapshot, first_to_go
+from rdzv.snapshot import NO_ROUND, Listing, Places, Snapshot, first_to_go, listing_of
 from rdzv.store import KeyValue
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ class JobView:
 
     def hosts(self) -> list[tuple[Host, Member]]:
         """Return the hosts that Horovod may use, each with its member."""
-        listed = map(self._as_started, listing.listing_of(self.snapshot).listed)
+        listed = map(self._as_started, listing_of(self.snapshot).listed)
         pairs = ((host_of(member), member) for member in listed)
         return [(host, member) for host, member in pairs if host is not None]
 
@@ -364,7 +364,7 @@ def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobVi
         by_last_name(kvs, generation.failures, Failure.from_kv),
         by_last_name(kvs, generation.unreached, Unreached.from_kv),
     )
-    return replace(view, listing=listing.listing_of(snapshot, view.places))
+    return replace(view, listing=listing_of(snapshot, view.places))
 
 
 def present_view(client: JobClient) -> JobView:

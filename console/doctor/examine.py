@@ -17,9 +17,9 @@ from console.doctor.diagnosis import READ_FAULT_S
 from console.doctor.report import EndpointReport, EtcdMember, Report, RightsReport
 from console.job.known import jobs_in
 from rdzv.errors import StoreError, StoreRefused
+from rdzv.job import read_all
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
-from rdzv.paging import read_all
 from rdzv.store import Compare, Delete, Put, Store
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import auth_enabled, cluster_members, history_compacted

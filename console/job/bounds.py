@@ -22,11 +22,10 @@ from console.job.changing import check_versions, present_job
 from console.job.drain import requester, write
 from console.job.reading import connected
 from console.options import configured_by, job_named, printed
-from rdzv import snapshot as listing
 from rdzv.errors import ConfigError
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job, change_between
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import Compare, GuardedWrites, Put
 
 NODES_MAX = 100_000
@@ -83,7 +82,7 @@ def _fault(job: Job) -> str:
 def consequence(view: JobView, after: Job) -> str:
     """Describe what changes for the members once the job is ``after``; empty if nothing does."""
     before = view.listing
-    changed = listing.listing_of(replace(view.snapshot, job=after), view.places)
+    changed = listing_of(replace(view.snapshot, job=after), view.places)
     there = len(before.listed) + len(before.standby)
     gone = len({*before.listed} & {*changed.standby})
     come = len({*before.standby} & {*changed.listed})

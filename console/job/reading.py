@@ -17,10 +17,10 @@ from agent.verdict.view import JobView, present_view, view_of
 from console.job.known import JOBS_MAX, jobs_in, not_found
 from console.job.outage import cause, endpoint_is_local
 from rdzv.errors import ConfigError, StoreRefused, StoreUnavailable
+from rdzv.job import read_all
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
 from rdzv.mirror import HEALTHY_S, Mirror
-from rdzv.paging import read_all
 from rdzv.sentences import named
 from rdzv.store import Store
 from rdzv.store.etcd.client import open_store

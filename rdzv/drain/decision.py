@@ -26,7 +26,7 @@ from rdzv.drain.inputs import (
     ReformCause,
 )
 from rdzv.drain.saves import DIFFER, Said, difference, left_to_others, with_agreement
-from rdzv.drain.standing import asked, is_of_launcher, released
+from rdzv.drain.standing import FINISHING, asked, is_of_launcher, released
 from rdzv.records.drain import Commit, Drain, LastCommit, Outcome, Vote
 from rdzv.records.history import shown_round
 from rdzv.snapshot import Listing, Snapshot
@@ -40,9 +40,6 @@ NAMED_MAX = 3
 LEAST_COMMIT_S = 1.0
 """Lower bound on the expected duration of a commit. A measurement that began part-way through would
 be too short."""
-
-FINISHING = "the job is finishing: nothing is to be saved"
-"""The reason while first ranks have ended well, and the others are about to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -704,8 +701,3 @@ def ends_round(membership: Snapshot, run: str, number: int) -> bool:
 def _commit_of(commit: Commit | None, run: str, number: int) -> Commit:
     """Return the commit record if it is about this round; else an idle one."""
     return commit if commit is not None and commit.is_of(run, number) else Commit()
-
-
-def granted(commit: Commit | None, drain: Drain) -> bool:
-    """Return whether the drained pod may go, so that SIGTERM is passed."""
-    return bool(drain.outcome) or (commit is not None and drain.pod_uid in commit.granted)

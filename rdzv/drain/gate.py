@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Any, Self, TypeGuard
 
 from rdzv.dataclass import dataclass
-from rdzv.drain.decision import granted
 from rdzv.drain.inputs import LiveRound
 from rdzv.drain.saves import Said, agreed, difference, left_to_others, samples_of
+from rdzv.drain.standing import granted
 from rdzv.records.codec import Seconds, decode, encode, load_record
 from rdzv.records.drain import Commit, Drain, LastCommit, Phase, Vote
 from rdzv.records.progress import RankProgress

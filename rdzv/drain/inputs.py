@@ -13,10 +13,12 @@ from dataclasses import field
 from typing import Literal, NamedTuple
 
 from rdzv.dataclass import dataclass
+from rdzv.keys import JobKeys
 from rdzv.records.drain import Commit, Drain, LastCommit, Phase, Vote
 from rdzv.records.progress import PodSaves
 from rdzv.shard_ledger import ShardLedger, as_of
 from rdzv.snapshot import NO_ROUND, Listing, Places, Snapshot
+from rdzv.store import Compare
 
 ReformCause = Literal["", "join", "shrink", "pause", "hang"]
 """The reason to form a world again that has lost no node. ``join``: it lets newcomers in.
@@ -255,3 +257,17 @@ def observe(
         own_since_s=min(previous.own_since_s, now) if drains else math.inf,
         own_ran=drains and (previous.own_ran or bool(snapshot.commands)),
     )
+
+
+def unchanged(keys: JobKeys, snapshot: DrainingSnapshot) -> list[Compare]:
+    """Return the compares which hold while the job, the commit and the round are as they were."""
+    job, round = snapshot.membership.job, snapshot.round
+    assert job is not None
+    here = keys.in_generation(job.generation)
+    compares = [
+        Compare(keys.job, "mod", "=", job.mod_revision),
+        Compare(here.commit, "mod", "=", snapshot.commit.mod_revision),
+    ]
+    if round is not None:
+        compares.append(Compare(here.run(round.run).round, "mod", "=", round.mod_revision))
+    return compares

@@ -18,8 +18,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
-from rdzv.drain.inputs import DrainingSnapshot, LiveRound
-from rdzv.drain.transactions import unchanged
+from rdzv.drain.inputs import DrainingSnapshot, LiveRound, unchanged
 from rdzv.keys import JobKeys
 from rdzv.records.codec import KEPT
 from rdzv.records.drain import LastCommit

@@ -15,9 +15,16 @@ from dataclasses import replace
 from typing import Literal
 
 from rdzv.dataclass import dataclass
-from rdzv.drain.decision import FINISHING, granted
-from rdzv.records.drain import Drain, Outcome
+from rdzv.records.drain import Commit, Drain, Outcome
 from rdzv.snapshot import Snapshot
+
+FINISHING = "the job is finishing: nothing is to be saved"
+"""The reason while first ranks have ended well, and the others are about to."""
+
+
+def granted(commit: Commit | None, drain: Drain) -> bool:
+    """Return whether the drained pod may go, so that SIGTERM is passed."""
+    return bool(drain.outcome) or (commit is not None and drain.pod_uid in commit.granted)
 
 
 def asked(snapshot: Snapshot) -> Drain | None:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rdzv.drain.decision import DrainDecision
-from rdzv.drain.inputs import DrainingSnapshot
-from rdzv.keys import JobKeys
-from rdzv.records.drain import CONTROLLER, Commit, Drain
+from rdzv.drain.inputs import DrainingSnapshot, unchanged
+from rdzv.keys import GenerationKeys, JobKeys
+from rdzv.records.drain import CONTROLLER, Commit, Drain, Vote
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
 
@@ -62,20 +62,6 @@ def transaction(
             )
         operations.append(Put(here.drain(uid), drain.to_json()))
     return compares, operations
-
-
-def unchanged(keys: JobKeys, snapshot: DrainingSnapshot) -> list[Compare]:
-    """Return the compares which hold while the job, the commit and the round are as they were."""
-    job, round = snapshot.membership.job, snapshot.round
-    assert job is not None
-    here = keys.in_generation(job.generation)
-    compares = [
-        Compare(keys.job, "mod", "=", job.mod_revision),
-        Compare(here.commit, "mod", "=", snapshot.commit.mod_revision),
-    ]
-    if round is not None:
-        compares.append(Compare(here.run(round.run).round, "mod", "=", round.mod_revision))
-    return compares
 
 
 def first_write(keys: JobKeys, snapshot: Snapshot, drain: Drain) -> GuardedWrites:
@@ -172,3 +158,23 @@ def lift(
         dismissed = "" if sign_gone else drain.reason
         operations.append(Put(incarnation, replace(holder, dismissed=dismissed).to_json()))
     return compares, operations
+
+
+def vote_transaction(
+    keys: GenerationKeys, member: str, vote: Vote, commit: Commit, drain: Drain | None
+) -> GuardedWrites:
+    """Build the transaction that writes a vote; the caller adds its registration guard.
+
+    A vote is created once, and only while ``commit`` is the one it was cast for. A stored one
+    (``mod_revision``) gets its acknowledgement; it is deleted with its epoch. That is written only
+    while the pod's ``drain`` is as it was: once that has expired at its deadline, the others leave
+    the round, and the pod must not count as one that has saved in it.
+    """
+    key = keys.vote(vote.epoch, member)
+    compares = [Compare(key, "mod", "=", vote.mod_revision)]
+    if not vote.mod_revision:
+        compares.append(Compare(keys.commit, "mod", "=", commit.mod_revision))
+    if vote.acked is not None:
+        known = drain.mod_revision if drain is not None else 0
+        compares.append(Compare(keys.drain(vote.pod_uid), "mod", "=", known))
+    return compares, [Put(key, vote.to_json())]

@@ -17,10 +17,9 @@ from time import time
 
 from rdzv.dataclass import dataclass
 from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError, StoreFull, StoreRefused
-from rdzv.job import JobClient
-from rdzv.members.registration import Held, Identity
+from rdzv.job import JobClient, read_all
+from rdzv.members.registration import Held, Identity, Register
 from rdzv.membership import snapshot_of
-from rdzv.paging import read_all
 from rdzv.records.history import HistoryEntry
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, GuardedWrites, KeyValue, Operation, Put, Range, Store
@@ -197,6 +196,41 @@ class Registered:
 
 
 READ_TIMEOUT_S = 2.0
+
+
+def registration_writes(
+    client: JobClient, name: str, decision: Register, lease_id: int
+) -> GuardedWrites:
+    """Build the transaction that registers the member ``name`` on a lease."""
+    keys = client.keys.in_generation(decision.job.generation)
+    incarnation_key = client.keys.incarnation(name)
+    compares = [
+        Compare(client.keys.job, "mod", "=", decision.job.mod_revision),
+        Compare(incarnation_key, "mod", "=", decision.incarnation.mod_revision),
+    ]
+    if decision.alone_at:
+        # A pod that has come since may have the newer template.
+        since = decision.alone_at + 1
+        compares.append(Compare(keys.members, "mod", "<", since, prefix=True))
+    if decision.takes_over is not None:
+        pod_uid, as_of = decision.takes_over
+        compares.append(Compare(keys.drain(pod_uid), "mod", "<", as_of + 1))
+    entries = [HistoryEntry("join", name, decision.reason, time())]
+    if decision.change:
+        why = f"its template is the newest: {decision.change}"
+        entries.append(HistoryEntry("set", name, why, time()))
+    operations: list[Operation] = []
+    if decision.superseded_generation is not None:
+        old = client.keys.in_generation(decision.superseded_generation)
+        operations.append(Delete(old.prefix, prefix=True))
+    if decision.job_changes:
+        operations.append(Put(client.keys.job, decision.job.to_json()))
+    operations += [
+        Put(incarnation_key, decision.incarnation.to_json()),
+        Put(keys.member(name), decision.member.to_json(), lease_id),
+        *client.history(*entries),
+    ]
+    return compares, operations
 
 
 class Departure:

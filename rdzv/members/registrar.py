@@ -13,7 +13,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from random import Random
-from time import time
 
 from rdzv.dataclass import dataclass
 from rdzv.errors import (
@@ -25,15 +24,21 @@ from rdzv.errors import (
     StoreRefused,
 )
 from rdzv.job import JobClient
-from rdzv.members.lease import RENEWALS_PER_TTL, Departure, FormerLease, MemberLease, Registered
+from rdzv.members.lease import (
+    RENEWALS_PER_TTL,
+    Departure,
+    FormerLease,
+    MemberLease,
+    Registered,
+    registration_writes,
+)
 from rdzv.members.registration import Held, Identity, Refuse, Register, RetryLater, plan
 from rdzv.pacing import Pacing
 from rdzv.reconcile import first_of
-from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job
 from rdzv.sentences import Diary
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
+from rdzv.store import Compare
 
 log = logging.getLogger(__name__)
 
@@ -262,7 +267,9 @@ class Registrar:
         """
         await lease.begin()
         try:
-            result = await self._client.store.txn(*self._transaction(decision, lease.id))
+            result = await self._client.store.txn(
+                *registration_writes(self._client, self.identity.member, decision, lease.id)
+            )
             written, revision = result.succeeded, result.revision
         except (StoreAmbiguous, StoreFull):
             written, revision = await self._was_written(decision.incarnation)
@@ -279,38 +286,6 @@ class Registrar:
         if decision.change:
             sentence += f"; the job goes by this pod's template now: {decision.change}"
         return _Registration(held, lease, revision, sentence), revision
-
-    def _transaction(self, decision: Register, lease_id: int) -> GuardedWrites:
-        keys = self.keys.in_generation(decision.job.generation)
-        incarnation_key = self.keys.incarnation(self.identity.member)
-        compares = [
-            Compare(self.keys.job, "mod", "=", decision.job.mod_revision),
-            Compare(incarnation_key, "mod", "=", decision.incarnation.mod_revision),
-        ]
-        if decision.alone_at:
-            # A pod that has come since may have the newer template.
-            since = decision.alone_at + 1
-            compares.append(Compare(keys.members, "mod", "<", since, prefix=True))
-        if decision.takes_over is not None:
-            pod_uid, as_of = decision.takes_over
-            compares.append(Compare(keys.drain(pod_uid), "mod", "<", as_of + 1))
-        name = self.identity.member
-        entries = [HistoryEntry("join", name, decision.reason, time())]
-        if decision.change:
-            why = f"its template is the newest: {decision.change}"
-            entries.append(HistoryEntry("set", name, why, time()))
-        operations: list[Operation] = []
-        if decision.superseded_generation is not None:
-            old = self.keys.in_generation(decision.superseded_generation)
-            operations.append(Delete(old.prefix, prefix=True))
-        if decision.job_changes:
-            operations.append(Put(self.keys.job, decision.job.to_json()))
-        operations += [
-            Put(incarnation_key, decision.incarnation.to_json()),
-            Put(keys.member(self.identity.member), decision.member.to_json(), lease_id),
-            *self._client.history(*entries),
-        ]
-        return compares, operations
 
     async def _was_written(self, incarnation: Incarnation) -> tuple[bool, int]:
         """Read who holds the name now; return whether it is ``incarnation``, and the revision.

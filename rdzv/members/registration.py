@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rdzv.dataclass import dataclass
-from rdzv.members.templates import adopted, is_upheld
+from rdzv.members.templates import adopted, is_upheld, next_life
 from rdzv.records.job import Incarnation, Job, Member, Role, change_between
 from rdzv.records.template import JobTemplate, Sizes
 from rdzv.snapshot import Snapshot
@@ -30,9 +30,6 @@ EMPTY_LEASE_TIMES = 3
 
 CONTESTED_LEASE_TIMES = 6
 """Lease TTLs for which a job stays with its members if a pod with an unknown UID wants it."""
-
-FORMER_UIDS_MAX = 16
-"""Bound on the former generations that a job remembers, to refuse their late pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +290,9 @@ def _choose_job(
         ), "the last member of the previous generation left in good order"
     patience_s = EMPTY_LEASE_TIMES * lease_ttl_s
     if empty_for_s >= patience_s:
-        return _next_life(stored, identity), f"no member was registered for {patience_s:.0f} s"
+        return next_life(
+            stored, identity.job_uid, identity.template
+        ), f"no member was registered for {patience_s:.0f} s"
     return RetryLater(
         patience_s - empty_for_s,
         f"generation {stored.generation} has no member but may come back: waiting to see",
@@ -362,7 +361,9 @@ def _change_lives(
         )
     if former:
         # A late pod that no sidecar knew as such took it over and is gone: this one is there.
-        return _next_life(stored, identity), f"no member was registered for {patience_s:.0f} s"
+        return next_life(
+            stored, identity.job_uid, identity.template
+        ), f"no member was registered for {patience_s:.0f} s"
     staying = sum(member.pod_uid not in snapshot.drains for member in snapshot.members.values())
     patience_s = CONTESTED_LEASE_TIMES * lease_ttl_s
     if stored.uid and staying and waited_s < patience_s:
@@ -372,32 +373,10 @@ def _change_lives(
             f" waiting to see which of the two jobs continues, that one or this pod's"
             f" ({identity.job_uid})",
         )
-    return _next_life(stored, identity), f"the job has a new UID {identity.job_uid}"
+    return next_life(
+        stored, identity.job_uid, identity.template
+    ), f"the job has a new UID {identity.job_uid}"
 
 
 def _next_life(stored: Job, identity: Identity) -> Job:
-    """Return the job record of the next generation, with the values of ``identity``.
-
-    What was set by hand stays, unless the job is another one by its UID; values that were set by
-    hand stay only if the pods come back with the template of before.
-    """
-    same_job = stored.uid == identity.job_uid
-    begun = stored if same_job else replace(stored, desired=None, paused=False)
-    if not same_job or stored.template_in_force != str(identity.template):
-        begun = begun.with_values_of(identity.template)
-    return replace(
-        begun,
-        generation=stored.generation + 1,
-        uid=identity.job_uid,
-        vacated=False,
-        former_uids=_former_uids(stored, identity.job_uid),
-        former_templates=(),
-        unplaced=0,
-        owner="",
-    )
-
-
-def _former_uids(stored: Job, uid: str) -> tuple[str, ...]:
-    """Return the UIDs of all generations before that of ``uid``, but not ``uid`` itself."""
-    uids = [former for former in (*stored.former_uids, stored.uid) if former not in ("", uid)]
-    return tuple(dict.fromkeys(uids))[-FORMER_UIDS_MAX:]
+    return next_life(stored, identity.job_uid, identity.template)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice among its pods' templates of the one that a job goes by: pure.
+"""The job record that its pods' templates make: which one it goes by, and its next life. Pure.
 
 The newest wins: one that the job has not gone by in this generation is that of a roll-out. A former
 one is that of a pod which the roll-out has not replaced yet, or which came late, as long as a
@@ -16,6 +16,9 @@ from rdzv.snapshot import Snapshot
 
 FORMER_TEMPLATES_MAX = 16
 """Bound on the former templates that a job remembers, to tell a late pod from a roll-out."""
+
+FORMER_UIDS_MAX = 16
+"""Bound on the former generations that a job remembers, to refuse their late pods."""
 
 
 def is_upheld(snapshot: Snapshot, *, beside: str) -> bool:
@@ -54,3 +57,31 @@ def adopted(job: Job, template: JobTemplate, *, former_wins: bool) -> Job:
         return job
     former = tuple(one for one in (*job.former_templates, in_force) if one != text)
     return replace(job.with_values_of(template), former_templates=former[-FORMER_TEMPLATES_MAX:])
+
+
+def next_life(stored: Job, uid: str, template: JobTemplate) -> Job:
+    """Return the job record of the next generation, by a pod with this job UID and template.
+
+    What was set by hand stays, unless the job is another one by its UID; values that were set by
+    hand stay only if the pods come back with the template of before.
+    """
+    same_job = stored.uid == uid
+    begun = stored if same_job else replace(stored, desired=None, paused=False)
+    if not same_job or stored.template_in_force != str(template):
+        begun = begun.with_values_of(template)
+    return replace(
+        begun,
+        generation=stored.generation + 1,
+        uid=uid,
+        vacated=False,
+        former_uids=_former_uids(stored, uid),
+        former_templates=(),
+        unplaced=0,
+        owner="",
+    )
+
+
+def _former_uids(stored: Job, uid: str) -> tuple[str, ...]:
+    """Return the UIDs of all generations before that of ``uid``, but not ``uid`` itself."""
+    uids = [former for former in (*stored.former_uids, stored.uid) if former not in ("", uid)]
+    return tuple(dict.fromkeys(uids))[-FORMER_UIDS_MAX:]

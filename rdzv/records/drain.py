@@ -12,7 +12,6 @@ from typing import Any, Literal, Self, get_args
 
 from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
-from rdzv.keys import GenerationKeys
 from rdzv.records.codec import (
     Cursor,
     Tag,
@@ -27,7 +26,7 @@ from rdzv.records.codec import (
     take_tag,
     take_unix_s,
 )
-from rdzv.store import Compare, GuardedWrites, KeyValue, Put
+from rdzv.store import KeyValue
 
 Outcome = Literal["", "committed", "uncommitted", "expired"]
 """The outcome of a drain: after all had saved, without that, or at its deadline; empty while it
@@ -367,26 +366,6 @@ class LastCommit:
             samples=take_samples(kv.key, fields),
             mod_revision=kv.mod_revision,
         )
-
-
-def vote_transaction(
-    keys: GenerationKeys, member: str, vote: Vote, commit: Commit, drain: Drain | None
-) -> GuardedWrites:
-    """Build the transaction that writes a vote; the caller adds its registration guard.
-
-    A vote is created once, and only while ``commit`` is the one it was cast for. A stored one
-    (``mod_revision``) gets its acknowledgement; it is deleted with its epoch. That is written only
-    while the pod's ``drain`` is as it was: once that has expired at its deadline, the others leave
-    the round, and the pod must not count as one that has saved in it.
-    """
-    key = keys.vote(vote.epoch, member)
-    compares = [Compare(key, "mod", "=", vote.mod_revision)]
-    if not vote.mod_revision:
-        compares.append(Compare(keys.commit, "mod", "=", commit.mod_revision))
-    if vote.acked is not None:
-        known = drain.mod_revision if drain is not None else 0
-        compares.append(Compare(keys.drain(vote.pod_uid), "mod", "=", known))
-    return compares, [Put(key, vote.to_json())]
 
 
 def _count(key: str, fields: dict[str, Any], name: str) -> int:

@@ -22,9 +22,9 @@ from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.store import Compare, Delete, Operation, Put, Range
 from rdzv.store.access import Access
 from rdzv.store.etcd.client import open_store
+from rdzv.store.etcd3.calls import Etcd3Client
 from rdzv.store.etcd3.connection import UNREAD, Etcd3Connection, Etcd3Watch
 from rdzv.store.etcd3.driver import THREADS, Etcd3Store
-from rdzv.store.etcd3.package import Etcd3Client
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.ports import free_ports

@@ -10,7 +10,8 @@ from random import Random
 import pytest
 
 from rdzv.errors import StoreUnavailable
-from rdzv.mirror import Mirror, Watching
+from rdzv.job import Watching
+from rdzv.mirror import Mirror
 from rdzv.pacing import Doubling
 from rdzv.store import DEFAULT_TIMEOUT_S, Page, Put
 from rdzv.store.access import Access

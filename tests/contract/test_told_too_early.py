@@ -13,7 +13,6 @@ from launcher_shim.c10d.rounds.decision_loop import RoundKey
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
-from rdzv import snapshot as listing
 from rdzv.drain.decision import decide
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
 from rdzv.drain.transactions import transaction
@@ -23,6 +22,7 @@ from rdzv.members.lease import Registered
 from rdzv.reconcile import Kernel
 from rdzv.records.drain import Drain
 from rdzv.records.job import Job, Member
+from rdzv.snapshot import listing_of
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.memory.client import MemoryStore
 
@@ -143,7 +143,7 @@ async def test_no_decision_about_drains_overlooks_one_that_was_only_told_of(
     live = LiveRound("digits", 0, True, ("a", "b"), master="m", mod_revision=known.mod_revision)
     now = sidecar.membership.snapshot()
     snapshot = DrainingSnapshot(
-        now, listing.listing_of(now), live, {}, "uid-a", revision=sidecar.mirror.certain_revision
+        now, listing_of(now), live, {}, "uid-a", revision=sidecar.mirror.certain_revision
     )
     decision = decide(NOW_S, snapshot, DrainObservations(0, "idle", NOW_S, NOW_S), DrainPolicy())
     assert decision.commit is not None, decision.reason

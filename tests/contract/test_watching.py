@@ -16,7 +16,8 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from rdzv.errors import Compacted, StoreRefused, StoreUnavailable
-from rdzv.mirror import Mirror, Watching
+from rdzv.job import Watching
+from rdzv.mirror import Mirror
 from rdzv.store import Put, Store, WatchBatch, WatchEvent
 from rdzv.store.access import Access
 from rdzv.store.etcd.answers import StatusCode, StatusError
@@ -211,7 +212,7 @@ async def test_a_quiet_job_is_read_anew_at_most_once_after_a_compaction(
 
 def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     """What the watching has said, with its level."""
-    records = [record for record in caplog.records if record.name == "rdzv.mirror"]
+    records = [record for record in caplog.records if record.name == "rdzv.job"]
     return [(record.levelname, record.getMessage()) for record in records]
 
 

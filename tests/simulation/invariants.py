@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 
 from launcher_shim.horovod.hosts import SETTLE_S, token_of
 from rdzv.job import JobClient
-from rdzv.keys import last_name, spelled
+from rdzv.keys import last_name
 from rdzv.members.templates import is_upheld
+from rdzv.mirror import spelled
 from rdzv.records.drain import Commit, Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Member, change_between

@@ -41,14 +41,14 @@ from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.stages import KeptMasters, stage_name
 from launcher_shim.c10d.rounds.views import View
 from launcher_shim.c10d.rounds.world import Reform, in_rank_order, reform
-from rdzv.drain.decision import granted
 from rdzv.drain.gate import Move
 from rdzv.drain.inputs import DrainPolicy
+from rdzv.drain.standing import granted
 from rdzv.errors import StoreError
-from rdzv.members.lease import RENEWALS_PER_TTL, FormerLease, MemberLease
+from rdzv.job import Watching
+from rdzv.members.lease import RENEWALS_PER_TTL, FormerLease, MemberLease, registration_writes
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Refuse
-from rdzv.mirror import Watching
 from rdzv.peers import Suspicion
 from rdzv.reconcile import DueWrite
 from rdzv.records.codec import take
@@ -187,13 +187,13 @@ def watch_resumes_late() -> list[Patch]:
 @plant("evicted-members", 20)
 def name_not_compared() -> list[Patch]:
     """A registration does not compare who holds the name by then."""
-    original = Registrar._transaction
+    original = registration_writes
 
-    def transaction(self: Registrar, decision: Any, lease_id: int) -> Any:
-        compares, operations = original(self, decision, lease_id)
+    def writes(*args: Any) -> Any:
+        compares, operations = original(*args)
         return compares[:1], operations
 
-    return [patch.object(Registrar, "_transaction", transaction)]
+    return [patch("rdzv.members.registrar.registration_writes", writes)]
 
 
 @plant("bounds-by-hand", 20)
@@ -294,7 +294,7 @@ def places_by_age() -> list[Patch]:
     original = launcher_shim.c10d.rounds.inputs.run_membership
 
     def members(snapshot: Any, *others: Any) -> Any:
-        oldest = (member.name for member in rdzv.snapshot.decide(snapshot).listed)
+        oldest = (member.name for member in rdzv.snapshot.listing_of(snapshot).listed)
         return replace(original(snapshot, *others), listed=frozenset(oldest))
 
     return [patch("launcher_shim.c10d.rounds.inputs.run_membership", members)]
@@ -652,7 +652,7 @@ PLANTS |= {
         "strays",
         4,
         {
-            "rdzv.members.registration._former_uids": lambda *_: (),
+            "rdzv.members.templates._former_uids": lambda *_: (),
             "rdzv.members.registration.CONTESTED_LEASE_TIMES": 0,
         },
     ),

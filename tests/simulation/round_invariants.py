@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
-from rdzv.drain.decision import granted
+from rdzv.drain.standing import granted
 from rdzv.mirror import Mirror
 from rdzv.records.job import Job
 from rdzv.snapshot import Snapshot

@@ -19,11 +19,10 @@ from launcher_shim.c10d.rounds.decision import (
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot, run_membership
 from launcher_shim.c10d.rounds.observations import RoundObservations
 from launcher_shim.c10d.rounds.records import LeftReason, Round
-from rdzv import snapshot as listing
 from rdzv.records.job import Job
 from rdzv.records.template import Sizes
 from rdzv.records.troubles import Failure
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import KeyValue
 from tests.support.records import member, node, run, world
 
@@ -202,7 +201,7 @@ def test_a_failure_counts_if_it_is_its_own_and_in_the_row(
     changes: dict[str, Any], *, counts: bool
 ) -> None:
     snapshot = Snapshot(9, Job(1, 4, mod_revision=7), {"a": member("a")})
-    listed = listing.listing_of(snapshot)
+    listed = listing_of(snapshot)
     members = run_membership(snapshot, listed, "digits", OPEN, failures=fails("a", **changes))
     assert (set(members.failed), members.job_revision) == ({"a"} if counts else set(), 7)
     assert run_membership(snapshot, listed, "digits", Round(9)).failed == {}

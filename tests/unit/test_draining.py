@@ -9,18 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv import snapshot as listing
-from rdzv.drain.decision import DrainDecision, decide, ends_round, granted, join_agreed, joins_wait
+from rdzv.drain.decision import DrainDecision, decide, ends_round, join_agreed, joins_wait
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound, observe
 from rdzv.drain.saves import NO_CURSOR
-from rdzv.drain.standing import phase_of
+from rdzv.drain.standing import granted, phase_of
 from rdzv.drain.transactions import cancel, transaction
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Commit, Drain, LastCommit, Vote
 from rdzv.records.job import Incarnation, Job
 from rdzv.records.shards import Plan, PodShards, ShardWorld, Share, TrainedShards
 from rdzv.shard_ledger import ShardLedger
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import Compare, Delete, Put
 from tests.support.records import member
 
@@ -60,7 +59,7 @@ def scene(
     )
     return DrainingSnapshot(
         membership,
-        listing.listing_of(membership),
+        listing_of(membership),
         live,
         votes or {},
         f"uid-{me}",
@@ -225,7 +224,7 @@ def test_a_no_lets_those_newcomers_in_whom_it_was_asked_for() -> None:
     assert (asked.refused, asked.joins) == (True, True)
     for commit, waits in ((asked, False), (replace(asked, joins=False), True)):
         membership = scene(commit, live=here).membership
-        assert joins_wait(membership, listing.listing_of(membership), "run", 3) == waits
+        assert joins_wait(membership, listing_of(membership), "run", 3) == waits
     assert decided(scene(asked, live=here)).commit is None
     assert not becomes(scene(replace(asked, joins=False), live=here)).refused
 
@@ -503,8 +502,8 @@ def test_newcomers_are_let_in_after_the_save() -> None:
     membership = scene(commit).membership
     assert ends_round(membership, "run", 3)
     assert not ends_round(membership, "run", 4)
-    assert not joins_wait(membership, listing.listing_of(membership), "run", 3)
-    assert joins_wait(membership, listing.listing_of(membership), "run", 4)
+    assert not joins_wait(membership, listing_of(membership), "run", 3)
+    assert joins_wait(membership, listing_of(membership), "run", 4)
 
 
 # --- without a commit ---

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.keys import ROOT, JobKeys, job_of, last_name, spelled, spelled_of_any_job
+from rdzv.keys import ROOT, JobKeys, job_of, last_name
+from rdzv.mirror import spelled, spelled_of_any_job
 
 NAMES = st.text(min_size=1, max_size=20)
 

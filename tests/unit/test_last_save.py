@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.saved_steps import SPREAD, SavedSteps
-from rdzv import snapshot as listing
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
 from rdzv.drain.saves import (
     NO_CURSOR,
@@ -26,7 +25,7 @@ from rdzv.records.job import Job
 from rdzv.records.progress import HOROVODRUN, PodSaves, RankProgress
 from rdzv.records.shards import Plan, PodShards, Saved, ShardWorld, Share, TrainedShards
 from rdzv.shard_ledger import ShardLedger
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import Compare, KeyValue, Put
 from tests.support.records import member
 
@@ -43,7 +42,7 @@ def scene(
     members = {name: member(name, at) for at, name in enumerate("abc", 1)}
     job = Job(1, 4, uid="uid-now", mod_revision=7)
     membership = Snapshot(90, job, members, commit=commit, last_commit=last)
-    listed = listing.listing_of(membership)
+    listed = listing_of(membership)
     return DrainingSnapshot(membership, listed, live, {}, "uid-a", revision=90)
 
 

@@ -15,14 +15,13 @@ import muster.horovod
 from agent.rundir.progress import read_ranks
 from muster.gate import GateFile
 from muster.progress import ProgressFile
-from rdzv import snapshot as listing
 from rdzv.drain.decision import decide
 from rdzv.drain.gate import Gate, Here, local
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy
 from rdzv.drain.standing import answer, ask_of, asked, is_withdrawn
 from rdzv.records.drain import Drain
 from rdzv.records.job import Job
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import KeyValue
 from tests.support.records import member
 
@@ -47,7 +46,7 @@ def outcome(
     """How the launcher's drain ends, so long after its own sidecar has seen it."""
     membership = job(drain, members=members)
     snapshot = DrainingSnapshot(
-        membership, listing.listing_of(membership), None, {}, "uid-l", revision=membership.revision
+        membership, listing_of(membership), None, {}, "uid-l", revision=membership.revision
     )
     times = DrainObservations(due_s={"uid-l": due_s}, own_since_s=0.0)
     decision = decide(seen_for_s, snapshot, times, POLICY)
@@ -125,7 +124,7 @@ def test_a_launcher_asks_though_the_one_before_has_not_left_yet() -> None:
 def host(drain: Drain, *others: Drain, seen_for_s: float, commands: int | None = 1) -> Drain | None:
     """How the drain of ``a`` ends, with its ranks in it, by its own sidecar."""
     membership = job(drain, *others)
-    listed = listing.listing_of(membership)
+    listed = listing_of(membership)
     snapshot = DrainingSnapshot(membership, listed, None, {}, "uid-a", commands, revision=90)
     times = DrainObservations(due_s={"uid-a": 100.0}, own_since_s=0.0, own_ran=True)
     return decide(seen_for_s, snapshot, times, POLICY).drains.get("uid-a")

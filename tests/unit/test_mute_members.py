@@ -13,7 +13,6 @@ import pytest
 from agent.verdict.runs import RunView
 from agent.verdict.view import JobView
 from launcher_shim.c10d.rounds.records import Round
-from rdzv import snapshot as listing
 from rdzv.drain.decision import DrainDecision, decide
 from rdzv.drain.inputs import (
     DrainingSnapshot,
@@ -25,7 +24,7 @@ from rdzv.drain.inputs import (
 from rdzv.records.drain import Commit, Drain, LastCommit, Vote
 from rdzv.records.job import Job
 from rdzv.records.progress import PodSaves
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from tests.support.records import kv, member
 
 POLICY = DrainPolicy()
@@ -57,7 +56,7 @@ class Sidecar:
         )
         snapshot = DrainingSnapshot(
             membership,
-            listing.listing_of(membership),
+            listing_of(membership),
             ROUND,
             {name: Vote(self.commit.epoch, 3, f"uid-{name}", 40) for name in votes},
             "uid-a",
@@ -204,7 +203,7 @@ def test_the_one_that_does_not_vote_may_be_drained_by_hand() -> None:
 def test_the_status_names_who_does_not_vote() -> None:
     membership = Snapshot(90, Job(1, 4), {}, commit=TRIED)
     run = RunView("run", Round(3, True), ())
-    view = JobView("team", "digits", membership, listing.listing_of(membership), (run,), (), {}, {})
+    view = JobView("team", "digits", membership, listing_of(membership), (run,), (), {}, {})
     assert view.mute == (
         "b did not vote on a save (3 votes in a row were missed): newcomers wait (see the log of"
         " its sidecar; its run directory may take no writes)"

@@ -35,7 +35,7 @@ MADE_IN = {
         "tests/contract/test_watching.py",
         "tests/unit/test_snapshot.py",
     },
-    ("rdzv.mirror", "Watching"): {
+    ("rdzv.job", "Watching"): {
         CLIENT,
         "controller/jobs.py",
         "tests/contract/test_slow_relist.py",

@@ -15,7 +15,6 @@ from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnaps
 from launcher_shim.c10d.rounds.observations import RoundObservations
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.rounds.world import reform
-from rdzv import snapshot as listing
 from rdzv.drain.decision import is_enough
 from rdzv.keys import JobKeys
 from rdzv.members.gone import leftovers
@@ -31,7 +30,7 @@ from rdzv.records.quarantine import (
     after_progress,
     after_time,
 )
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import KeyValue, RangeResult
 from tests.support.records import kv, member, node, run, world
 
@@ -309,7 +308,7 @@ def test_the_store_says_who_is_quarantined() -> None:
 
 
 def test_a_quarantined_member_is_not_listed_and_is_told_what_ends_that() -> None:
-    listed = listing.listing_of(job("abc", OUT))
+    listed = listing_of(job("abc", OUT))
     assert [one.name for one in listed.listed] == ["a", "b"]
     assert "has died 3 times" in listed.excluded["c"]
     assert "muster admit c" in listed.excluded["c"]
@@ -318,20 +317,20 @@ def test_a_quarantined_member_is_not_listed_and_is_told_what_ends_that() -> None
 
 @pytest.mark.parametrize("record", [replace(OUT, out=False), replace(OUT, pod_uid="uid-former")])
 def test_who_was_let_in_and_a_new_pod_of_the_name_are_listed(record: Quarantine) -> None:
-    assert len(listing.listing_of(job("abc", record)).listed) == 3
+    assert len(listing_of(job("abc", record)).listed) == 3
 
 
 def test_a_quarantined_member_that_min_needs_is_listed_but_lets_nobody_go() -> None:
     few = job("bc", OUT)
-    listed = listing.listing_of(few)
+    listed = listing_of(few)
     assert [one.name for one in listed.listed] == ["b", "c"]
     assert not is_enough(few, listed)
-    assert is_enough(job("abc", OUT), listing.listing_of(job("abc", OUT)))
+    assert is_enough(job("abc", OUT), listing_of(job("abc", OUT)))
 
 
 def test_rounds_know_who_is_quarantined() -> None:
     snapshot = job("abc", OUT)
-    one = run_membership(snapshot, listing.listing_of(snapshot), "digits", Round(3))
+    one = run_membership(snapshot, listing_of(snapshot), "digits", Round(3))
     assert (one.listed, one.quarantined) == (frozenset("abc"), frozenset("c"))
 
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from rdzv.drain.transactions import vote_transaction
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.records.codec import INT64_MAX
-from rdzv.records.drain import Commit, Drain, LastCommit, Vote, vote_transaction
+from rdzv.records.drain import Commit, Drain, LastCommit, Vote
 from rdzv.records.history import ROUNDS_PER_LIFE
 from rdzv.records.job import Incarnation, Job, Member
 from rdzv.records.progress import PodSaves

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv.members.registration import (
-    FORMER_UIDS_MAX,
     Held,
     Identity,
     Refuse,
@@ -14,6 +13,7 @@ from rdzv.members.registration import (
     RetryLater,
     plan,
 )
+from rdzv.members.templates import FORMER_UIDS_MAX
 from rdzv.records.drain import Drain
 from rdzv.records.job import Incarnation, Job, Member
 from rdzv.snapshot import Snapshot

@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 
 from agent.drain.view import DrainView
-from rdzv import snapshot as listing
 from rdzv.drain.decision import DrainDecision, decide
 from rdzv.drain.gate import Gate, Here, RoundEnding, ending_in, local
 from rdzv.drain.inputs import (
@@ -24,7 +23,7 @@ from rdzv.records.drain import Commit, LastCommit
 from rdzv.records.job import Job
 from rdzv.records.shards import Plan, PodShards, ShardWorld, Share, TrainedShards
 from rdzv.shard_ledger import ShardLedger
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Snapshot, listing_of
 
 ROUND = LiveRound("digits", 3, True, ("a", "b"), master="10.0.0.1:4711")
 ENDS = Commit(5, "digits", 3, "done", 9, joins=True, admitted=True, mod_revision=40)
@@ -161,7 +160,7 @@ def lost(*ledgers: ShardLedger) -> DrainingSnapshot:
     stored = membership(None, EARLIER)
     return DrainingSnapshot(
         stored,
-        listing.listing_of(stored),
+        listing_of(stored),
         ROUND,
         {},
         "uid-a",

@@ -8,7 +8,8 @@ from dataclasses import field
 
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.dataclass import dataclass
-from rdzv.drain.decision import ends_round, granted, join_agreed, joins_wait, savers
+from rdzv.drain.decision import ends_round, join_agreed, joins_wait, savers
+from rdzv.drain.standing import granted
 from rdzv.membership import Membership as JobMembership
 from rdzv.records.drain import Drain
 from rdzv.records.template import Sizes

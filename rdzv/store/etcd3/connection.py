@@ -30,8 +30,15 @@ from rdzv.store.etcd.endpoint import (
     Method,
     NotSentError,
 )
-from rdzv.store.etcd3.calls import caller_of, make_call, status_error
-from rdzv.store.etcd3.package import Etcd3Client, Etcd3Exception, Watcher, WatchStub
+from rdzv.store.etcd3.calls import (
+    Etcd3Client,
+    Etcd3Exception,
+    Watcher,
+    WatchStub,
+    caller_of,
+    make_call,
+    status_error,
+)
 from rdzv.store.pb import etcd_pb2 as pb
 
 _BROKEN = (

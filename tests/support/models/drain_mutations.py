@@ -14,7 +14,6 @@ from typing import Any
 from unittest.mock import patch
 
 from muster import boundary
-from rdzv import snapshot as listing
 from rdzv.drain import decision as draining
 from rdzv.drain import gate, transactions
 from rdzv.drain.decision import DrainDecision
@@ -22,9 +21,10 @@ from rdzv.drain.gate import Here, Move
 from rdzv.drain.inputs import DrainingSnapshot as Seen
 from rdzv.drain.inputs import DrainObservations as Times
 from rdzv.drain.inputs import DrainPolicy, LiveRound
+from rdzv.drain.transactions import vote_transaction
 from rdzv.keys import GenerationKeys, JobKeys
-from rdzv.records.drain import Commit, Drain, Vote, vote_transaction
-from rdzv.snapshot import Snapshot
+from rdzv.records.drain import Commit, Drain, Vote
+from rdzv.snapshot import NO_ROUND, Listing, Places, Snapshot, listing_of
 from rdzv.store import Compare, Delete, Operation
 from tests.support.models.drains import (
     ALL_THREE_SAVE,
@@ -271,9 +271,7 @@ def away_for_ever(now: float, seen: Seen, times: Times, policy: DrainPolicy) -> 
     return draining.decide(now, replace(seen, votes=votes), times, policy)
 
 
-def refusal_opens_the_door(
-    membership: Snapshot, listed: listing.Listing, run: str, number: int
-) -> bool:
+def refusal_opens_the_door(membership: Snapshot, listed: Listing, run: str, number: int) -> bool:
     """Once a rank took no part, whoever comes later in this round is let in without a save."""
     commit = membership.commit
     refused = commit is not None and commit.refused and commit.round == number
@@ -292,11 +290,9 @@ def nobody_has_saved(
     return {}
 
 
-def listing_ignores_drains(
-    snapshot: Snapshot, places: listing.Places = listing.NO_ROUND
-) -> listing.Listing:
+def listing_ignores_drains(snapshot: Snapshot, places: Places = NO_ROUND) -> Listing:
     """Who drains is listed like everybody."""
-    return listing.listing_of(replace(snapshot, drains={}), places)
+    return listing_of(replace(snapshot, drains={}), places)
 
 
 # --- what is compared ---

@@ -20,17 +20,17 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from muster import boundary
-from rdzv import snapshot as listing
 from rdzv.drain import decision as draining
 from rdzv.drain import gate, transactions
 from rdzv.drain.gate import WAITS, Gate, Here, Move
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
 from rdzv.drain.saves import DIFFER
+from rdzv.drain.transactions import vote_transaction
 from rdzv.keys import JobKeys
-from rdzv.records.drain import Commit, Drain, LastCommit, Vote, vote_transaction
+from rdzv.records.drain import Commit, Drain, LastCommit, Vote
 from rdzv.records.job import Job, Member
 from rdzv.records.progress import RankProgress
-from rdzv.snapshot import Listing, Snapshot
+from rdzv.snapshot import Listing, Snapshot, listing_of
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put
 from tests.support.models.explorer import Broken, put
 
@@ -258,7 +258,7 @@ class World:
     ends_round = staticmethod(draining.ends_round)
     savers = staticmethod(draining.savers)
     joins_wait = staticmethod(draining.joins_wait)
-    listing_decide = staticmethod(listing.listing_of)
+    listing_decide = staticmethod(listing_of)
     entering_forgets = False
     gate_before_publishing = False
     gate_read_again = True
