@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where one drain stands: its phase, in words, and whether a launcher may go: pure.
+"""The standing of one drain: its phase, in words, and whether a launcher may go: pure.
 
 For a horovodrun there is no round whose ranks could agree on a step, and none is needed: Horovod's
 ranks are in step at each ``state.commit()``, and one of them saves for all. The sidecar of its pod

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What present members do about those that are gone: losses, leftovers, a roll-out taken back.
+"""Members that are gone: their losses, their leftovers, and the roll-out that ends with them.
 
 A member that vanished without leaving is noticed by the others, and put into the history. The pods
 of a Deployment never come back under their names, so that the records that they leave would grow

@@ -385,10 +385,7 @@ class Registrar:
         return 0.0 if self._empty_since_s is None else self._clock() - self._empty_since_s
 
     async def _news(self, sequence: int, timeout_s: float, revision: int = 0) -> None:
-        """Wait until the mirror has changed since ``sequence`` and shows ``revision``.
-
-        Gives up after ``timeout_s``.
-        """
+        """Wait until the mirror is past ``sequence`` and shows ``revision``, for a time at most."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._client.mirror.changed_after(sequence)

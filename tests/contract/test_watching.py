@@ -19,13 +19,13 @@ from rdzv.errors import Compacted, StoreRefused, StoreUnavailable
 from rdzv.job import Watching
 from rdzv.mirror import Mirror
 from rdzv.store import Put, Store, WatchBatch, WatchEvent
+from rdzv.store import etcd_pb2 as pb
 from rdzv.store.access import Access
 from rdzv.store.etcd.answers import StatusCode, StatusError
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from rdzv.store.memory.server import EmbeddedServer, _Stream
 from rdzv.store.memory.server_calls import ServedCalls
-from rdzv.store.pb import etcd_pb2 as pb
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.processes import until
 from tests.support.store.backend import DRIVERS

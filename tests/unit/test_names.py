@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("muster", "rdzv", "launcher_shim", "agent", "injection", "controller", "console")
-GENERATED = "rdzv/store/pb/"
+GENERATED = "rdzv/store/etcd_pb2.py"
 
 SAME_WORD = {
     "Drain": "what a user's script holds, and its record in the store: both are the drain of a pod",

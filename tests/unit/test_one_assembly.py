@@ -36,7 +36,6 @@ MADE_IN = {
         "tests/unit/test_snapshot.py",
     },
     ("rdzv.job", "Watching"): {
-        CLIENT,
         "controller/jobs.py",
         "tests/contract/test_slow_relist.py",
         "tests/contract/test_watching.py",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from rdzv.store import etcd_pb2 as pb
 from rdzv.store.etcd.answers import StatusCode
 from rdzv.store.http2.calls import framed
 from rdzv.store.http2.frames import (
@@ -44,7 +45,6 @@ from rdzv.store.memory.served_connection import (
     Services,
 )
 from rdzv.store.memory.server import ServedWatch
-from rdzv.store.pb import etcd_pb2 as pb
 from tests.support.store.http2_peer import block, data, goaway, headers, reset, settings, window
 
 LARGE = bytes(range(256)) * 1000

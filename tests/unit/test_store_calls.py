@@ -16,6 +16,7 @@ import pytest
 
 from rdzv.errors import StoreError, StoreUnavailable
 from rdzv.pacing import Patience
+from rdzv.store import etcd_pb2 as pb
 from rdzv.store.access import Access
 from rdzv.store.etcd import credentials
 from rdzv.store.etcd.answers import StatusCode, StatusError
@@ -32,7 +33,6 @@ from rdzv.store.etcd.endpoint import (
     NotSentError,
     Rotation,
 )
-from rdzv.store.pb import etcd_pb2 as pb
 
 pytestmark = pytest.mark.virtual
 

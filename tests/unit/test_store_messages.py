@@ -7,8 +7,8 @@ import pytest
 
 from rdzv.errors import StoreRefused
 from rdzv.store import Compare, Delete, Operation, Put, Range
+from rdzv.store import etcd_pb2 as pb
 from rdzv.store.etcd.answers import txn_request
-from rdzv.store.pb import etcd_pb2 as pb
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import rdzv.store
-from rdzv.store.pb import etcd_pb2
+from rdzv.store import etcd_pb2
 
 PROTO = Path(rdzv.store.__file__).parent / "proto" / "etcd.proto"
 FIELD = re.compile(r"^\s+(?:repeated )?\w+ (?P<name>\w+) = (?P<number>\d+);", re.MULTILINE)
@@ -28,4 +28,4 @@ def test_the_stubs_are_fresh() -> None:
 
 def test_the_stubs_can_live_beside_another_etcd_library() -> None:
     assert etcd_pb2.DESCRIPTOR.package == "muster.etcd"
-    assert etcd_pb2.DESCRIPTOR.name == "rdzv/store/pb/etcd.proto"
+    assert etcd_pb2.DESCRIPTOR.name == "rdzv/store/etcd.proto"

@@ -14,6 +14,7 @@ from typing import Any
 
 from rdzv.errors import StoreRefused
 from rdzv.keys import JobKeys
+from rdzv.store import etcd_pb2 as pb
 from rdzv.store.access import Access
 from rdzv.store.etcd.answers import Outcome, span
 from rdzv.store.etcd.calls import Calls, Effect
@@ -30,7 +31,6 @@ from rdzv.store.etcd.endpoint import (
 )
 from rdzv.store.etcd.http2_endpoint import endpoints_of
 from rdzv.store.interface import Interval
-from rdzv.store.pb import etcd_pb2 as pb
 
 MEMBER_LIST = Method(
     "/etcdserverpb.Cluster/MemberList", pb.MemberListRequest, pb.MemberListResponse

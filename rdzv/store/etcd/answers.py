@@ -17,6 +17,7 @@ from typing import Any, Literal
 from rdzv.dataclass import dataclass
 from rdzv.errors import StoreRefused
 from rdzv.sentences import named
+from rdzv.store import etcd_pb2 as pb
 from rdzv.store.interface import (
     Compare,
     Delete,
@@ -29,7 +30,6 @@ from rdzv.store.interface import (
     key_bytes,
     key_text,
 )
-from rdzv.store.pb import etcd_pb2 as pb
 
 
 class StatusCode(Enum):

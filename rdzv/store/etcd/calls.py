@@ -21,6 +21,7 @@ from rdzv.errors import (
 )
 from rdzv.pacing import Doubling
 from rdzv.sentences import named
+from rdzv.store import etcd_pb2 as pb
 from rdzv.store.access import Access
 from rdzv.store.etcd.answers import Outcome, StatusCode, StatusError, explained, outcome
 from rdzv.store.etcd.credentials import Login, LoginRefusedError, LoginUnansweredError
@@ -38,7 +39,6 @@ from rdzv.store.etcd.endpoint import (
     OneStore,
     Rotation,
 )
-from rdzv.store.pb import etcd_pb2 as pb
 
 ROUND_PAUSE = Doubling(0.1, 0.5)
 """Backoff between two rounds over all endpoints that failed at once: mostly while members elect."""

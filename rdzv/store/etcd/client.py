@@ -19,6 +19,7 @@ from typing import cast
 from rdzv.dataclass import dataclass
 from rdzv.errors import Compacted, ConfigError, LeaseLost, StoreRefused, StoreUnavailable
 from rdzv.sentences import named
+from rdzv.store import etcd_pb2 as pb
 from rdzv.store.access import Access
 from rdzv.store.etcd.answers import (
     Outcome,
@@ -54,7 +55,6 @@ from rdzv.store.interface import (
     TxnResult,
     WatchBatch,
 )
-from rdzv.store.pb import etcd_pb2 as pb
 
 log = logging.getLogger(__name__)
 

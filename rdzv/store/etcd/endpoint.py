@@ -19,8 +19,8 @@ from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
 from rdzv.pacing import Patience
 from rdzv.sentences import named
+from rdzv.store import etcd_pb2 as pb
 from rdzv.store.etcd.credentials import CertificateFiles
-from rdzv.store.pb import etcd_pb2 as pb
 
 Metadata = tuple[tuple[str, str], ...]
 

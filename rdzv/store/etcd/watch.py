@@ -10,10 +10,10 @@ from typing import Any, Self
 
 from rdzv.errors import Compacted, StoreRefused
 from rdzv.pacing import ATTEMPT_S
+from rdzv.store import etcd_pb2 as pb
 from rdzv.store.etcd.answers import StatusError, explained, watch_events
 from rdzv.store.etcd.endpoint import EtcdEndpoint, Metadata, WatchCall
 from rdzv.store.interface import WATCH_PROGRESS_S, Interval, WatchBatch, WatchEvent
-from rdzv.store.pb import etcd_pb2 as pb
 
 ASK_S = 0.9 * WATCH_PROGRESS_S
 """Time without a message after which the stream asks for a sign of life, in seconds."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 
+from rdzv.store import etcd_pb2 as pb
 from rdzv.store.etcd.answers import StatusCode, StatusError
 from rdzv.store.etcd.endpoint import (
     COMPACT,
@@ -32,7 +33,6 @@ from rdzv.store.etcd.endpoint import (
     Method,
 )
 from rdzv.store.etcd.endpoint import WATCH as WATCH_METHOD
-from rdzv.store.pb import etcd_pb2 as pb
 
 
 def name_of(method: Method) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 import grpc
 
+from rdzv.store import etcd_pb2 as pb
 from rdzv.store.access import Access
 from rdzv.store.etcd.answers import StatusCode, StatusError, explained
 from rdzv.store.etcd.endpoint import (
@@ -39,7 +40,6 @@ from rdzv.store.etcd3.calls import (
     make_call,
     status_error,
 )
-from rdzv.store.pb import etcd_pb2 as pb
 
 _BROKEN = (
     StatusCode.UNAVAILABLE,

@@ -20,13 +20,13 @@ from typing import Any, Self
 from google.protobuf.message import DecodeError
 
 from rdzv.errors import Compacted, ConfigError
+from rdzv.store import etcd_pb2 as pb
 from rdzv.store.access import target_of
 from rdzv.store.etcd.answers import StatusCode
 from rdzv.store.interface import Interval, WatchEvent
 from rdzv.store.memory.engine import MemoryEngine, Watcher
 from rdzv.store.memory.served_connection import ServedCall, ServedConnection, Service, Services
 from rdzv.store.memory.server_calls import Answering, ServedCalls, put_message
-from rdzv.store.pb import etcd_pb2 as pb
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from rdzv.errors import Compacted, LeaseLost, StoreError, StoreFull
+from rdzv.store import etcd_pb2 as pb
 from rdzv.store.etcd.answers import StatusCode, StatusError
 from rdzv.store.interface import Interval, KeyValue, key_bytes
 from rdzv.store.memory.actions import Action, Condition, Erase, Operator, Read, Reply, Target, Write
 from rdzv.store.memory.client import VERSION
 from rdzv.store.memory.engine import MemoryEngine
 from rdzv.store.memory.served_connection import ServedCall
-from rdzv.store.pb import etcd_pb2 as pb
 
 _TARGETS: dict[int, tuple[Target, str]] = {
     pb.Compare.VERSION: ("version", "version"),
