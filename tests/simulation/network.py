@@ -29,8 +29,8 @@ from rdzv.store import (
 )
 from rdzv.store.interface import DEFAULT_TIMEOUT_S, Interval, WatchEvent
 from rdzv.store.memory.actions import Action, Condition, Lease, LeaseTable, Reply, writes
-from rdzv.store.memory.client import VERSION, transact
-from rdzv.store.memory.engine import NO_SPACE, MemoryEngine
+from rdzv.store.memory.client import transact
+from rdzv.store.memory.engine import NO_SPACE, VERSION, MemoryEngine
 from tests.simulation.timeline import Timeline
 from tests.support.clocks.virtual import Process, SimulatedLoop
 

@@ -30,7 +30,7 @@ from rdzv.store.interface import (
     key_bytes,
 )
 from rdzv.store.memory.actions import Action, Condition, Erase, Read, Reply, Write
-from rdzv.store.memory.engine import MemoryEngine, Watcher
+from rdzv.store.memory.engine import VERSION, MemoryEngine, Watcher
 
 
 class Faults:
@@ -51,8 +51,6 @@ class Faults:
 
 
 __all__ = ["MemoryEngine", "MemoryStore"]
-
-VERSION = "3.6.0+memory"
 
 _MIN_WAIT_S = 0.02
 """Shortest wait, in seconds: a clock that a test holds still, just before a lease ends, must not

@@ -26,6 +26,8 @@ from rdzv.store.memory.actions import (
     writes,
 )
 
+VERSION = "3.6.0+memory"
+
 Change = tuple[bytes, WatchEvent, KeyValue | None]
 """The change of a key, and its value before."""
 

@@ -14,8 +14,7 @@ from rdzv.store import etcd_pb2 as pb
 from rdzv.store.etcd.answers import StatusCode, StatusError
 from rdzv.store.interface import Interval, KeyValue, key_bytes
 from rdzv.store.memory.actions import Action, Condition, Erase, Operator, Read, Reply, Target, Write
-from rdzv.store.memory.client import VERSION
-from rdzv.store.memory.engine import MemoryEngine
+from rdzv.store.memory.engine import VERSION, MemoryEngine
 from rdzv.store.memory.served_connection import ServedCall
 
 _TARGETS: dict[int, tuple[Target, str]] = {
