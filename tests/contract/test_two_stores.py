@@ -19,7 +19,6 @@ from rdzv.errors import Compacted, StoreError, StoreRefused
 from rdzv.pacing import Patience
 from rdzv.store import Compare, Put
 from rdzv.store.etcd import endpoint
-from rdzv.store.etcd import endpoint as one_store
 from rdzv.store.etcd.client import EtcdStore
 from tests.support.store.backend import PATIENT_DRIVERS
 from tests.support.store.etcd_cluster import EtcdCluster
@@ -132,7 +131,7 @@ async def test_failover_from_a_member_that_hangs_does_not_either(
     scene.proxies[1].cut()
     client = scene.client()
     await write(client, b"one")
-    monkeypatch.setattr(one_store, "SAY_S", CALL_S)
+    monkeypatch.setattr(endpoint, "SAY_S", CALL_S)
     for one in client._calls.rotation:
         one.patience = Patience()
     scene.proxies[0].hold()
@@ -150,7 +149,7 @@ async def test_failover_from_a_member_that_hangs_does_not_either(
 async def test_a_member_that_comes_later_is_found_out(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_store, "ASK_AGAIN_S", 0.1)
+    monkeypatch.setattr(endpoint, "ASK_AGAIN_S", 0.1)
     scene.proxies[1].cut()
     client = scene.client()
     await write(client, b"one")
@@ -168,7 +167,7 @@ async def test_a_member_that_comes_later_is_found_out(
 async def test_it_goes_on_once_the_endpoints_agree(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_store, "SAY_S", 0.0)
+    monkeypatch.setattr(endpoint, "SAY_S", 0.0)
     client = scene.client()
     with pytest.raises(StoreRefused, match=REFUSED):
         await write(client, b"mine")
