@@ -10,24 +10,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 
+from agent.drain.decisions import RoundSource
 from agent.drain.service import Drains
-from agent.drain.view import RoundSource
 from agent.hosts import HostDelivery
-from agent.launcher.check import LauncherPolicy
-from agent.launcher.failures import FailureReporter
-from agent.launcher.watcher import LauncherWatcher
-from agent.peers.watch import PeerWatch
+from agent.launcher_check import LauncherPolicy
+from agent.launcher_watch import FailureReporter, LauncherWatcher
+from agent.neighbour_watch import PeerWatch
 from agent.rundir.files import RunDir
-from agent.shards.desk import ShardDesk
-from agent.shards.socket import ShardSocket
-from agent.store_version import StoreVersion
+from agent.shards import ShardDesk, ShardSocket
 from agent.surroundings import MemberSettings, Sockets, Surroundings
-from agent.sweeper import Sweeper
-from agent.tunnel.launcher_end import LauncherEnd
-from agent.tunnel.tunnel import Tunnel
+from agent.tunnel.tunnel import LauncherEnd, Tunnel
 from agent.tunnel.worker_end import WorkerEnd
+from agent.upkeep import StoreVersion, Sweeper
 from agent.verdict.telling import StateTeller
-from agent.world.keeper import WorldKeeper
+from agent.world_keeper import WorldKeeper
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.rounds.stages import Kept
 from launcher_shim.horovod.hosts import token_of

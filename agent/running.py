@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole sidecar but for health, metrics and the loop's lag: its parts, and their tasks.
+"""A whole sidecar but for health, metrics and the loop's lag: parts, tasks, and what it keeps.
 
 Every task is vital: if one ends, the sidecar ends. The exception is a sidecar that is fenced: it
-stays, writes nothing, and registers again when it is let in.
+stays, writes nothing, and registers again when it is let in. The registration is on the disk before
+it is announced, for the sidecar that starts here next. A full disk does not keep the pod out: the
+write is retried until it succeeds, as without it the next sidecar would begin as a fresh pod.
 """
 
 from __future__ import annotations
@@ -11,16 +13,90 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 
-from agent.kept_registration import KeptRegistration
 from agent.parts import job_client, launcher_parts, member_parts
-from agent.rundir.files import RunDir
+from agent.rundir.files import RunDir, State
 from agent.surroundings import MemberSettings, Sockets, Surroundings
+from launcher_shim.rundir import layout
 from rdzv.errors import Fenced, StoreUnavailable
 from rdzv.members.registration import Held
 from rdzv.reconcile import first_of
 from rdzv.sentences import named
 
 log = logging.getLogger(__name__)
+
+RETRY_PAUSE_S = 5.0
+"""Retry interval after a registration that the disk did not take, in seconds."""
+
+
+class KeptRegistration:
+    """The keeper of the newest registration of the pod ``pod_uid``.
+
+    One task writes, so that an older registration never lands last: a write that hangs goes on in
+    its thread after ``keep`` is cancelled.
+    """
+
+    def __init__(self, run_dir: RunDir, pod_uid: str) -> None:
+        self._run_dir = run_dir
+        self._pod_uid = pod_uid
+        self._held: Held | None = None
+        self._attempted = asyncio.Event()
+        """Set once the disk has taken or refused the newest registration."""
+        self._news = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def keep(self, held: Held) -> None:
+        """Have a registration written; if the disk refuses it, retry until ``end``."""
+        self._held = held
+        self._attempted = attempted = asyncio.Event()
+        self._news.set()
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write(), name="keep-registration")
+        await attempted.wait()
+        if self._writing.done():
+            self._writing.result()  # raises what ended it, if it is a defect
+
+    def end(self) -> None:
+        """Stop retrying."""
+        if self._writing is not None:
+            self._writing.cancel()
+
+    async def _write(self) -> None:
+        """Write the newest registration, and each newer one, until the disk has taken it."""
+        refused = False
+        while self._news.is_set() or refused:
+            self._news.clear()
+            attempted = self._attempted
+            try:
+                await asyncio.to_thread(self._run_dir.keep, State(self._pod_uid, self._held))
+            except OSError as error:
+                if not attempted.is_set():  # later attempts have the same reason
+                    self._log_refusal(error)
+                refused = True
+            else:
+                if refused:
+                    log.info("what is registered is kept now", extra={"event": "state_kept"})
+                refused = False
+            finally:
+                attempted.set()
+            if refused:
+                await self._news_or_pause()
+
+    async def _news_or_pause(self) -> None:
+        try:
+            async with asyncio.timeout(RETRY_PAUSE_S):
+                await self._news.wait()
+        except TimeoutError:
+            return  # retry the same registration
+
+    def _log_refusal(self, error: OSError) -> None:
+        log.error(
+            "%s cannot be written (%s): were this sidecar started again, it would be taken for a"
+            " fresh pod",
+            self._run_dir.path / layout.STATE,
+            error.strerror,
+            extra={"event": "state_not_kept"},
+        )
+
 
 LEAVE_TIMEOUT_S = 3.0
 """Time limit for leaving the job in the store, in seconds. After it, the lease expires instead."""

@@ -14,10 +14,10 @@ from random import Random
 from typing import Literal
 
 from agent.config.sidecar import Config
-from agent.peers.line import Dial
+from agent.neighbour import Dial
 from agent.rundir.files import RunDir
-from agent.sweeper import PAUSE_S
 from agent.tunnel.identity import TunnelIdentity
+from agent.upkeep import SWEEP_PAUSE_S
 from launcher_shim.rundir import layout
 from rdzv.dataclass import dataclass
 from rdzv.keys import JobKeys
@@ -143,7 +143,7 @@ class MemberSettings:
     """Terms on which a member whose launcher keeps failing is kept out of rounds, and for how
     long."""
 
-    sweep_pause_s: float = PAUSE_S
+    sweep_pause_s: float = SWEEP_PAUSE_S
     """Seconds between two sweeps of what gone pods have left in the store."""
 
     @classmethod

@@ -12,7 +12,7 @@ import sys
 import time
 from random import Random
 
-from agent.shards.desk import BATCH_PER_POD_S
+from agent.shards import BATCH_PER_POD_S
 from benchmarks.etcd_server import etcd_server
 from benchmarks.figures import Bar, Figure
 from muster.orders import ShardOrder

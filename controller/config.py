@@ -11,7 +11,7 @@ from agent.config import parsers as texts
 from agent.config.job import AccessConfig
 from agent.config.table import Setting, field
 from controller.node_signs import DEFAULT_CONDITIONS, DEFAULT_TAINTS, ConditionRule, TaintRule
-from injection.job_label import job_label
+from injection.kinds import job_label
 from injection.settings import TABLE, told
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError

@@ -12,7 +12,7 @@ from typing import Any
 
 from injection.annotations import ANNOTATION
 from injection.counts import TemplateCount, below
-from injection.grace import GRACE
+from injection.failure_policy import GRACE
 from injection.kinds import FRAMEWORKS, KINDS, OF_VERSIONS, PLAIN_PATH, PodSigns, kind_of
 from injection.settings import ASKS
 from injection.workloads import Role

@@ -22,7 +22,7 @@ from controller.defect import tell_defect
 from controller.jobs import Jobs, JobState
 from controller.owner_kinds import REPLICAS
 from controller.owners import FRESH_S, Owners, OwnerSeen, PodSeen, annotations_of, due_s
-from injection.job_label import job_label
+from injection.kinds import job_label
 from rdzv.errors import ClusterError, ClusterUnavailable, StoreError
 from rdzv.keys import JobKeys
 from rdzv.reconcile import Loop, Outlook, first_of

@@ -21,7 +21,7 @@ from controller.cluster.events import reference
 from controller.jobs import JobState
 from controller.owner_kinds import Owner, is_autoscaled, owner_of, replicas_of
 from injection import sidecar
-from injection.job_label import job_label
+from injection.kinds import job_label
 from injection.settings import LABEL, TABLE
 from launcher_shim.pod.hold import DEFAULT_GRACE_S, reserve_s
 from rdzv.errors import ClusterRefused, ClusterUnavailable, ConfigError

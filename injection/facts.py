@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts of a pod template that its sidecar depends on."""
+"""The facts of a pod template that its sidecar depends on: shape, containers and QoS class.
+
+With them go the CPU and memory of the sidecar, by which the pod keeps that class.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from launcher_shim.pod.torchrun_options import VARIABLES
+from rdzv.errors import ConfigError
 
 QualityOfService = Literal["Guaranteed", "Burstable", "BestEffort"]
 
@@ -153,3 +157,89 @@ def _resource(holder: Mapping[str, Any], which: str, name: str) -> Decimal | str
 def _count(value: Any) -> int:
     text = str(value)
     return int(text) if text.isdecimal() else 0
+
+
+_CONTAINER = {
+    "name": str,
+    "image": str,
+    "command": [str],
+    "args": [str],
+    "env": [{"name": str}],
+    "ports": [{}],
+    "volumeMounts": [{"name": str}],
+    "lifecycle": {},
+    "resources": {"limits": {}, "requests": {}},
+}
+TEMPLATE: Mapping[str, Any] = {
+    "metadata": {"labels": {}, "annotations": {}},
+    "spec": {
+        "initContainers": [_CONTAINER],
+        "containers": [_CONTAINER],
+        "volumes": [{"name": str}],
+        "imagePullSecrets": [{"name": str}],
+        "resources": {"limits": {}, "requests": {}},
+        "nodeSelector": {},
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [{"matchExpressions": [{"key": str}]}]
+                }
+            }
+        },
+        "os": {"name": str},
+    },
+}
+
+
+def check_shape(value: Any, path: str, shape: Any = TEMPLATE) -> None:
+    """Raise ``ConfigError`` that names the first place with another shape; null fits any."""
+    if isinstance(shape, Mapping):
+        if not isinstance(value, Mapping):
+            raise _misfit(path, value, "a mapping")
+        for key, inner in shape.items():
+            if value.get(key) is not None:
+                check_shape(value[key], f"{path}.{key}" if path else key, inner)
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            raise _misfit(path, value, "a list")
+        for number, item in enumerate(value):
+            check_shape(item, f"{path}[{number}]", shape[0])
+    elif not isinstance(value, shape):
+        raise _misfit(path, value, "text")
+
+
+def _misfit(path: str, value: Any, expected: str) -> ConfigError:
+    shown = "a mapping" if isinstance(value, Mapping) else repr(value)
+    return ConfigError(f"{path or 'the template'} is {shown[:60]}: {expected} belongs there")
+
+
+Asked = Mapping[str, tuple[str, str | None]]
+"""Request and limit by the name of the resource; None for a limit that is not given."""
+
+RESOURCES = ("cpu", "memory", "ephemeral-storage")
+SIDECAR_MEMORY = "128Mi"
+CPU_LIMIT = "500m"
+"""The sidecar starts within 1.5 s on this much; at rest it uses less than a hundredth of it."""
+CPU_REQUEST = "50m"
+
+_DEFAULTS: Asked = {"memory": (SIDECAR_MEMORY, SIDECAR_MEMORY), "cpu": (CPU_REQUEST, CPU_LIMIT)}
+
+
+def resources_for(
+    quality: QualityOfService, *, cpu_is_limited: bool, asked: Asked | None = None
+) -> dict[str, Any]:
+    """Return a sidecar's resources, by which the pod keeps its QoS class and satisfies a quota.
+
+    ``asked`` is what a setting says. ``cpu_is_limited``: whether all others have a CPU limit; else
+    the sidecar has one only if a setting gives it.
+    """
+    if quality == "BestEffort":
+        return {}
+    asked = asked or {}
+    both = {**_DEFAULTS, **asked}
+    most = {name: limit or request for name, (request, limit) in both.items()}
+    if quality == "Guaranteed":
+        return {"requests": dict(most), "limits": most}
+    if not (cpu_is_limited or asked.get("cpu", ("", None))[1]):
+        del most["cpu"]
+    return {"requests": {name: request for name, (request, _) in both.items()}, "limits": most}

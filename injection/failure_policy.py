@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The effect of evicted and drained pods on a batch Job: failures, or none.
+"""The end of a pod: the grace that it is granted, and whether a batch Job counts it as a failure.
 
 A drained container ends with a status that is not 0. Without a policy that ignores it, each counts
 among the failures of the Job, and with ``backoffLimit: 0`` the first one ends it.
@@ -128,3 +128,34 @@ def _ignores_a_drain(rule: Any) -> bool:
         return False
     listed = EXIT_TERMINATED in facts.listed(codes, "values")
     return listed == (codes.get("operator") == "In")
+
+
+GRACE = "terminationGracePeriodSeconds"
+
+DEFAULT_GRACE_S = 60
+"""The grace if the spec sets none. Kubernetes' 30 s leave 25 s for two steps and a save: little.
+Not longer, because a job that is deleted as a whole may wait for replacements for all its grace."""
+
+SHORT_S = 10
+"""A shorter grace than this requires saves that take less than a few seconds."""
+
+
+def granted_s(pod: Mapping[str, Any], path: str) -> int | None:
+    """Return the grace that the pod spec at ``path`` sets, in seconds; raises ``ConfigError``.
+
+    None if it sets none.
+    """
+    grace = pod.get(GRACE)
+    if grace is None:
+        return None
+    if type(grace) is not int:
+        raise ConfigError(
+            f"{path}.{GRACE} is {grace!r}, and it has to be a whole number of seconds: write it in"
+            f" digits alone, as in {GRACE}: {DEFAULT_GRACE_S}"
+        )
+    if grace < 1:
+        raise ConfigError(
+            f"{path}.{GRACE} is {grace}, which leaves no time to save: give some seconds, or leave"
+            f" it out for {DEFAULT_GRACE_S}"
+        )
+    return grace

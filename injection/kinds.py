@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of the known kinds of objects: all that is known of one is in its row."""
+"""The table of the known kinds of objects: a row has all that is known of one; the job's label."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -339,3 +340,18 @@ def kind_of(api_version: str, kind: str) -> Kind | None:
     """Return the row of a kind; None if it is unknown."""
     group, _, version = api_version.rpartition("/")
     return OF_VERSIONS.get((group, version, kind)) or KINDS.get((group, kind))
+
+
+LABEL_LENGTH_MAX = 63
+"""The longest value of a label that Kubernetes accepts, in characters."""
+
+_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
+_DIGEST_LENGTH = 16
+
+
+def job_label(job: str) -> str:
+    """Return the job's name or, if no label can have it, its beginning and a digest of it all."""
+    if _VALUE.fullmatch(job):
+        return job
+    digest = hashlib.sha256(job.encode()).hexdigest()[:_DIGEST_LENGTH]
+    return f"{job[: LABEL_LENGTH_MAX - _DIGEST_LENGTH - 1].rstrip('._-')}-{digest}"

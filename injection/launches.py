@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launchers that a container's command starts, as far as the command shows them.
+"""The launchers that containers start, as far as their commands and a Horovod job's manifest show.
 
 A command may be a line of shell, or several; what a script in the image starts is not known here.
+The manifest says the size of a Horovod job and the roles of its pods.
 """
 
 from __future__ import annotations
@@ -14,7 +15,19 @@ from functools import lru_cache
 from itertools import islice, pairwise
 from typing import Any
 
+from injection import facts
 from injection.facts import listed
+from injection.kinds import Kind
+from injection.workloads import Role, Template, Workload
+from injection.yaml_tree import value_of
+from launcher_shim.pod.horovod_line import (
+    LEAST,
+    MOST,
+    PROCESSES,
+    SLOTS,
+    GivenOptions,
+    read_options,
+)
 from launcher_shim.pod.torchrun_options import KEEP_FLAGS, VARIABLES, kept_line, read_line
 from launcher_shim.pod.torchrun_options import bounds as bounds_of
 
@@ -138,7 +151,7 @@ class FoundLauncher:
         return next((word for word in self.words if word.endswith(".py")), "train.py")
 
 
-def launches(container: Mapping[str, Any]) -> list[FoundLauncher]:
+def found_launches(container: Mapping[str, Any]) -> list[FoundLauncher]:
     """Return the launchers that are found in a container's command."""
     found = (launch for line in _lines(container) for launch in _of_line(line))
     return list(islice(found, LAUNCHERS_MOST))
@@ -179,7 +192,7 @@ def nnodes(container: Mapping[str, Any]) -> str | None:
     """Return what a container's last launch line gives as its numbers of nodes, if it does."""
     found = [
         value.rstrip(";")
-        for launch in launches(container)
+        for launch in found_launches(container)
         if not launch.keeps
         for name, value in launch.options().items()
         if name in ("nnodes", "num-machines")
@@ -276,3 +289,98 @@ def _programs(line: Sequence[str]) -> Iterator[int]:
             starts = False
         if word.endswith(";"):
             starts = True
+
+
+_OF_MPI = ("mpirun", "mpiexec", "orterun")
+_ACTIVATES = ("activate", "activate.sh")
+TUNNEL_PORT = 9401
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherSays:
+    """The numbers that a horovodrun in a launcher's command is given; None if it is not."""
+
+    least: int | None = None
+    most: int | None = None
+    slots: int | None = None
+
+
+def role_of(workload: Workload, template: Template, told: str | None) -> Role | None:
+    """Return a pod's role for a horovodrun; None if it has nothing to do with one."""
+    kind = workload.known or Kind(())
+    if kind.horovod:
+        return template.role
+    return None if told is None else "launcher" if told == "launcher" else "worker"
+
+
+def line_of_job(workload: Workload, container: Mapping[str, Any]) -> LauncherSays:
+    """Read the options of the object's horovodrun: in its launcher's command, else this one's."""
+    for one in horovod_launchers(workload, container):
+        given = _options(one)
+        if given is not None:
+            return LauncherSays(
+                _count(given.value(LEAST)) or _count(given.value(PROCESSES)),
+                _count(given.value(MOST)),
+                _count(given.value((SLOTS,))),
+            )
+    return LauncherSays()
+
+
+def horovod_launchers(
+    workload: Workload, container: Mapping[str, Any]
+) -> Sequence[Mapping[str, Any]]:
+    """Return the containers of the object's launcher; of an object without one this container."""
+    kind = workload.known or Kind(())
+    containers = [container]
+    if kind.launcher is not None:
+        for template in workload.templates_at(kind.launcher):
+            pod = (value_of(template.node) or {}).get("spec") or {}
+            containers = [c for c in facts.listed(pod, "containers") if isinstance(c, Mapping)]
+    return containers
+
+
+def starts_mpi(container: Mapping[str, Any]) -> str | None:
+    """Return the MPI program in a container's command if that has no horovodrun, else None."""
+    found = [word.rpartition("/")[2] for line in _command_lines(container) for word in line]
+    return None if HOROVODRUN in found else next((one for one in found if one in _OF_MPI), None)
+
+
+def goes_past(container: Mapping[str, Any], ours: str) -> str | None:
+    """Return the word of a shell line that leads to a horovodrun other than ``ours``, or None.
+
+    That is its path, or the activation of an environment before it.
+    """
+    for line in _command_lines(container)[1:]:
+        activated = None
+        for word in line:
+            folder, _, name = word.rstrip(";").rpartition("/")
+            if name in _ACTIVATES:
+                activated = activated or word
+            if name == HOROVODRUN and word != ours and (folder or activated):
+                return word if folder else activated
+    return None
+
+
+def _command_lines(container: Mapping[str, Any]) -> Sequence[Sequence[str]]:
+    """Return a container's command, and each line of shell that may be in it, as words."""
+    words = [
+        *map(str, facts.listed(container, "command")),
+        *map(str, facts.listed(container, "args")),
+    ]
+    return (words, *(words_of(word) for word in words if " " in word.strip()))
+
+
+def _options(container: Mapping[str, Any]) -> GivenOptions | None:
+    """Parse the options of the horovodrun in a container's command or in its lines of shell.
+
+    None if there is no horovodrun.
+    """
+    for candidate in _command_lines(container):
+        for number, word in enumerate(candidate):
+            if word.rpartition("/")[2] == HOROVODRUN:
+                return read_options(candidate[number + 1 :])
+    return None
+
+
+def _count(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and int(text) else None

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from injection import facts
-from injection.horovod import TUNNEL_PORT, LauncherSays, line_of_job
 from injection.kinds import Kind
-from injection.launches import bounds
+from injection.launches import TUNNEL_PORT, LauncherSays, bounds, line_of_job
 from injection.settings import TABLE, TemplateSettings
 from injection.workloads import Role, Workload
 from rdzv.errors import ConfigError

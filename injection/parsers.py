@@ -10,8 +10,7 @@ import re
 from typing import Literal
 
 from agent.config import parsers as texts
-from injection.facts import quantity
-from injection.sidecar_resources import RESOURCES, Asked
+from injection.facts import RESOURCES, Asked, quantity
 
 SECRET_KEYS = ("ca.crt", "tls.crt", "tls.key", "username", "password")
 

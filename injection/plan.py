@@ -11,27 +11,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from injection import conflicts, facts, sidecar
-from injection.cautions import cautions
+from injection import facts, remarks, sidecar
+from injection.annotations import Former
+from injection.cautions import cautions, on_launches, world_of_its_own
+from injection.facts import SIDECAR_MEMORY, check_shape
 from injection.failure_policy import (
+    DEFAULT_GRACE_S,
+    GRACE,
     NEVER,
     POLICY,
     RESTART,
+    SHORT_S,
     added_policy,
+    granted_s,
     remarks_on_failures,
 )
-from injection.grace import DEFAULT_GRACE_S, GRACE, SHORT_S, granted_s
-from injection.horovod import role_of
-from injection.job_label import job_label
-from injection.kinds import Kind
-from injection.launch_remarks import on_launches, world_of_its_own
+from injection.kinds import Kind, job_label
+from injection.launches import role_of
 from injection.member_spec import Demand, demand
-from injection.previous import Former
 from injection.remarks import Remark, warning
-from injection.schema import check
 from injection.settings import DOMAIN, LABEL, TABLE, Told, annotation
 from injection.sidecar import SidecarContainer
-from injection.sidecar_resources import MEMORY
 from injection.workloads import Role, Template, Workload, at
 from injection.yaml_tree import child, value_of
 from rdzv.errors import ConfigError
@@ -91,13 +91,13 @@ def plan(
     """
     path = f"{template.path}.spec" if template.path else "spec"
     value = value_of(template.node)
-    check(value, template.path)
+    check_shape(value, template.path)
     pod: Mapping[str, Any] = value.get("spec") or {}
     index = _container_index(workload, template, pod, path, told.settings.container)
     container = pod["containers"][index]
     horovod = role_of(workload, template, told.settings.horovod)
     want = _demanded(workload, pod, container, told, horovod)
-    conflicts.refuse(pod, path, container, want)
+    remarks.refuse_conflicts(pod, path, container, want)
     granted = granted_s(pod, path)
     wrapped, prefix, command = _wrapping(workload, container, told.settings.wrap, horovod)
     beside = {} if owner_is_made else _beside(workload, template, pod, container, told, horovod)
@@ -110,7 +110,7 @@ def plan(
         role=horovod or template.role,
         grace_s=granted or DEFAULT_GRACE_S,
         wrapped=wrapped,
-        resources=conflicts.resources(pod, path, former, told.settings.resources),
+        resources=remarks.checked_resources(pod, path, former, told.settings.resources),
         lease_ttl_s=former.told("lease_ttl_s"),
         start_timeout_s=former.told("start_timeout_s"),
         # The sidecar's own default need not be written, unless a user has written another value.
@@ -332,7 +332,7 @@ def _note_pod(
     if "resources" not in result.sidecar and facts.asks_as_a_whole(pod):
         result.note(
             f"{path}.resources are for all containers of the pod, so the sidecar asks for none of"
-            f" its own: leave {MEMORY} of memory for it"
+            f" its own: leave {SIDECAR_MEMORY} of memory for it"
         )
     elif "resources" not in result.sidecar:
         result.warn(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agent.config import parsers as texts
-from agent.config.size_faults import size_faults
+from agent.config.job import size_faults
 from agent.config.table import Setting, field, settings_of
 from injection import parsers
 from injection.parsers import SECRET_KEYS

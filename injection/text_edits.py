@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Insertion of entries and items into a text, and their removal, at the places of YAML nodes.
+"""Insertion of entries and items into a YAML text, and their removal, at the places of its nodes.
 
 An insertion begins right after the line that opens its mapping or list, or that ends the item
 before it, above the comments there, which belong to what follows them. Its removal leaves the text
-as it was.
+as it was. Plain values are written in the style of the text that they go into.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ruamel.yaml.nodes import Node, ScalarNode, SequenceNode
 
-from injection import rendering
-from injection.rendering import Style
 from injection.yaml_tree import (
     Entry,
     entries,
@@ -27,6 +27,88 @@ from injection.yaml_tree import (
     text_of,
 )
 from rdzv.errors import ConfigError
+
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+WIDTH = 92
+"""The most columns of a value that stays on one line."""
+
+_NOT_TEXT = re.compile(r"(?i)(y|n|yes|no|on|off|true|false|null|~|\.nan|[-+]?\.inf)")
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """The indentation of a document: columns for a nested mapping, and for the dash of a list."""
+
+    step: int = 2
+    dash: int = 0
+
+
+def block_mapping(values: Mapping[str, Any], indent: int, style: Style) -> list[str]:
+    """Render a mapping as lines, with its keys at column ``indent``."""
+    lines: list[str] = []
+    for key, value in values.items():
+        lines += _entry(key, value, indent, style)
+    return lines
+
+
+def block_items(values: Sequence[Any], indent: int, style: Style) -> list[str]:
+    """Render a list as lines, with its dashes at column ``indent``."""
+    lines: list[str] = []
+    for value in values:
+        dash = " " * indent + "- "
+        if len(short := dash + _compact(value)) <= WIDTH or not isinstance(value, Mapping):
+            lines.append(short)
+        else:
+            first, *rest = block_mapping(value, indent + 2, style)
+            lines += [dash + first.lstrip(), *rest]
+    return lines
+
+
+def flow(value: Any, indent: int | None) -> str:
+    """Render JSON, which is YAML, too: on one line, or on several from column ``indent``."""
+    if indent is None:
+        return json.dumps(value)
+    return json.dumps(value, indent=2).replace("\n", "\n" + " " * indent)
+
+
+def scalar(value: Any) -> str:
+    """Render one value, with quotes if it needs them."""
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and not _NOT_TEXT.fullmatch(value):
+        return value
+    return json.dumps(value)
+
+
+def _entry(key: str, value: Any, indent: int, style: Style) -> Iterator[str]:
+    head = " " * indent + key + ":"
+    if len(short := f"{head} {_compact(value)}") <= WIDTH:
+        yield short
+    elif isinstance(value, Mapping) and value:
+        yield head
+        yield from block_mapping(value, indent + style.step, style)
+    elif isinstance(value, Sequence) and not isinstance(value, str) and value:
+        yield head
+        yield from block_items(value, indent + style.dash, style)
+    else:
+        yield short
+
+
+def _compact(value: Any) -> str:
+    """Render a value on one line, with no more quotes than it needs."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{scalar(k)}: {_compact(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return json.dumps(value) if _words(value) else f"[{', '.join(map(_compact, value))}]"
+    return scalar(value)
+
+
+def _words(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def scalar_in_flow(value: str) -> str:
+    """Render a key in brackets: always in quotes, as in JSON."""
+    return json.dumps(value)
+
 
 _FIRST_DASH = re.compile(r"\n( *)-(?=\s)")
 _BLANK_AND_COMMENTS = re.compile(r"(?:\s|#[^\n]*\n)*")
@@ -68,7 +150,7 @@ class Splices:
             return
         else:
             indent = entries(mapping)[0][0].start_mark.column
-        lines = rendering.block_mapping(new, indent, style)
+        lines = block_mapping(new, indent, style)
         self._insert_lines(self._line_end(self._after_colon(key)), lines)
 
     def add_to_item(self, item: Node, new: Mapping[str, Any], style: Style, path: str) -> None:
@@ -84,7 +166,7 @@ class Splices:
         name = entry(item, "name")
         if name is None or is_alias(name) or "\n" in text_of(name[1]):
             raise ConfigError(f"{path} (line {line_of(item)}) has no name of its own: give it one")
-        lines = rendering.block_mapping(new, name[0].start_mark.column, style)
+        lines = block_mapping(new, name[0].start_mark.column, style)
         self._insert_lines(self._line_end(self._end(name)), lines)
 
     def add_items(
@@ -109,7 +191,7 @@ class Splices:
             dash = _FIRST_DASH.search(self._text, self._after_colon(key))
             assert dash is not None
             indent = len(dash[1])
-        lines = rendering.block_items(new, indent, style)
+        lines = block_items(new, indent, style)
         at = self._after_colon(key) if before is None else self._end_of(before)
         self._insert_lines(self._line_end(at), lines)
 
@@ -134,7 +216,7 @@ class Splices:
             at = self._end_of(items(node)[behind - 1])
             comma = _COMMA_AFTER.match(self._text, at)
             if comma is None:
-                self._changes.append((at, at, ", " + rendering.flow(new[0], None)))
+                self._changes.append((at, at, ", " + flow(new[0], None)))
                 return
             at = comma.end()
         held = bool(node.value)
@@ -146,11 +228,10 @@ class Splices:
             before = self._text[self._line_start(at) : at]
             if not before.strip():
                 indent = len(before)
-        parts = [rendering.flow(value, indent) for value in new]
+        parts = [flow(value, indent) for value in new]
         if names:
             parts = [
-                f"{rendering.scalar_in_flow(name)}: {part}"
-                for name, part in zip(names, parts, strict=True)
+                f"{scalar_in_flow(name)}: {part}" for name, part in zip(names, parts, strict=True)
             ]
         separator = ", " if indent is None else ",\n" + " " * indent
         text = separator.join([*parts, ""] if held else parts)

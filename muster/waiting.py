@@ -35,7 +35,7 @@ COLLECTIVES = re.compile(
     r"|/torch/autograd/(graph|__init__)\.py$|/torch/cuda/(__init__|streams)\.py$"
     r"|/horovod/[^/]+/(mpi_ops|functions)\.py$|/horovod/common/"
 )
-"""As in ``agent.stuck.frames``."""
+"""As in ``agent.stuck``."""
 
 SLEEPS = (b"S", b"D")
 

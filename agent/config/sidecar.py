@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from agent.config import parsers as texts
-from agent.config.job import JobConfig, StoreConfig
-from agent.config.size_faults import size_faults
+from agent.config.job import JobConfig, StoreConfig, size_faults
 from agent.config.table import Setting, field
 from launcher_shim.pod.ranks import DEFAULT_STEPS, MAX_STEPS
 from rdzv.dataclass import dataclass

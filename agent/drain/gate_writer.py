@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from agent.drain.decisions import DrainView
 from agent.drain.own import OwnDrain
-from agent.drain.view import DrainView
 from agent.rundir.files import RunDir
 from launcher_shim.rundir import layout
 from rdzv.drain.gate import WAITS, Gate, Here, held_on_cut, local

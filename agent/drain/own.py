@@ -15,9 +15,7 @@ from dataclasses import replace
 from functools import partial
 from time import time
 
-from agent.drain.notice import Notice
-from agent.drain.notice_socket import Phase
-from agent.drain.own_record import SAME_DEADLINE_S, OwnDrainRecord
+from agent.drain.notice import SAME_DEADLINE_S, Notice, OwnDrainRecord, Phase
 from agent.rundir.files import RunDir
 from launcher_shim.pod.hold import FAREWELL_S
 from launcher_shim.rundir import layout

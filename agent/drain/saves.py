@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores what the ranks of this pod have saved, and the newest step that all ranks have saved.
 
-Ranks of a horovodrun save for themselves: of them it stores their numbers and their step.
-
-Both at a limited rate: nothing waits for them, and a job of many pods may save often.
+Ranks of a horovodrun save for themselves: of them it stores their numbers and their step. Both at a
+limited rate: nothing waits for them, and a job of many pods may save often. For a Horovod launcher
+that drains, the save of this pod's rank is promised, and then reported, without delay.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import replace
 from functools import partial
 from time import time
 
-from agent.drain.view import DrainView, RoundSource, turn_of
+from agent.drain.decisions import DrainView, RoundSource, turn_of
 from agent.rundir.files import RunDir
-from agent.stuck.watch import StillWatch
+from agent.stuck import StillWatch
 from agent.verdict.view import present_view
 from launcher_shim.c10d.rounds.observations import NO_STEP
 from launcher_shim.pod.hold import reserve_s
@@ -34,8 +34,11 @@ from rdzv.drain.saves import (
     steady,
     timed,
 )
+from rdzv.drain.standing import answer, asked
+from rdzv.drain.transactions import change
 from rdzv.members.registrar import Registrar
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
+from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.progress import HOROVODRUN, PodSaves, RankProgress
 from rdzv.store import Compare, GuardedWrites, Put
@@ -227,3 +230,50 @@ class SaveReporter(Reconciler):
         me = self._registrar.identity.member
         writes = partial(newest_transaction, self._client.keys, snapshot, saved)
         return DueWrite(writes, why, turn=turn_of(snapshot, me, TURN_S))
+
+
+LAUNCHER_LOOK_S = 0.05
+"""Poll interval of the ranks while a save is to come: the standard library has no file
+notification."""
+
+
+class LauncherSaves(Reconciler):
+    """The follower of the launcher's drain, on behalf of the ranks of one pod."""
+
+    def __init__(self, kernel: Kernel, run_dir: RunDir, me: str) -> None:
+        super().__init__(kernel, "launcher-saves")
+        self._run_dir = run_dir
+        self._me = me
+
+    async def step(self) -> Outlook:
+        """Follow the store, and the ranks while a save is to come."""
+        client = self.kernel.client
+        snapshot = client.membership.snapshot()
+        changed = partial(client.membership.changed_from, snapshot)
+        drain = asked(snapshot)
+        if drain is None or drain.outcome or drain.step is not None:
+            return Outlook(changed)
+        # A rank that ended has left its file behind.
+        running = await asyncio.to_thread(self._run_dir.commands)
+        ranks = await asyncio.to_thread(self._run_dir.ranks) if running else ()
+        after = answer(
+            drain,
+            self._me,
+            snapshot,
+            saver=any(rank.saver for rank in ranks),
+            answers=[rank.answered for rank in ranks if rank.answered],
+        )
+        write = None
+        if after is not None:
+            writes = partial(change, client.keys, snapshot, after)
+            write = DueWrite(writes, written=partial(_log_save, after))
+        return Outlook(changed, self.kernel.clock() + LAUNCHER_LOOK_S, write)
+
+
+def _log_save(drain: Drain) -> None:
+    log.info(
+        "a rank of this pod %s before %s goes",
+        "saves" if drain.step is None else f"has saved step {drain.step}",
+        drain.member,
+        extra={"event": "launcher_save", "step": drain.step},
+    )

@@ -9,15 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from agent.drain.coordinator import Coordinator
+from agent.drain.decisions import Coordinator, DrainView, RoundSource
 from agent.drain.gate_writer import GateWriter
-from agent.drain.launcher_saves import LauncherSaves
-from agent.drain.notice_socket import NoticeSocket
+from agent.drain.notice import NoticeSocket
 from agent.drain.own import OwnDrain
-from agent.drain.saves import SaveReporter
-from agent.drain.view import DrainView, RoundSource
+from agent.drain.saves import LauncherSaves, SaveReporter
 from agent.rundir.files import RunDir
-from agent.stuck.watch import StillWatch
+from agent.stuck import StillWatch
 from rdzv.drain.gate import ON_CUT_S
 from rdzv.drain.inputs import DrainPolicy
 from rdzv.members.registrar import Registrar

@@ -19,9 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.config.sidecar import Config
-from agent.rundir.failure_report import FailureReport, read_failures
 from agent.rundir.gate_page import GatePage
-from agent.rundir.launch_report import LaunchReport, read_launch, read_plain_starts, read_stacks
 from agent.rundir.programs import (
     EXEC_PROGRAMS,
     LIBRARY_HOME,
@@ -30,7 +28,15 @@ from agent.rundir.programs import (
     exec_program,
     program,
 )
-from agent.rundir.progress import read_ranks
+from agent.rundir.reports import (
+    FailureReport,
+    LaunchReport,
+    read_failures,
+    read_launch,
+    read_plain_starts,
+    read_ranks,
+    read_stacks,
+)
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.layout import read_untrusted
 from launcher_shim.rundir.rank_reports import StackFrame, StepLine, read_steps

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.drain.service import Drains
-from agent.launcher.watcher import LauncherWatcher
+from agent.launcher_watch import LauncherWatcher
 from agent.parts import LauncherParts, MemberParts
-from agent.shards.desk import ShardDesk
-from agent.telemetry.loop_lag import LoopLag
+from agent.shards import ShardDesk
+from agent.telemetry.http import LoopLag
 from agent.telemetry.metrics import Metrics
 from rdzv.mirror import Mirror
 

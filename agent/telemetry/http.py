@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health, readiness and metrics over HTTP, on the member's own address.
+"""Health, readiness and metrics over HTTP, on the member's own address; the lag that health shows.
 
 ``/healthz`` says that the event loop keeps time and nothing else: a store that is away must never
 get a sidecar killed. ``/readyz`` says that launchers beside it can start.
@@ -20,19 +20,57 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 
 from agent.config.sidecar import Config
-from agent.peers.line import keep_alive, path_of
-from agent.telemetry.loop_lag import LoopLag
+from agent.neighbour import keep_alive, path_of
 from agent.telemetry.metrics import CONTENT_TYPE, Metrics
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
 from rdzv.sentences import named
+
+log = logging.getLogger(__name__)
+
+PROBE_INTERVAL_S = 1.0
+REMEMBERED = 10
+"""Probes that ``worst_s`` looks back on."""
+
+LOGGED_S = 1.0
+"""Lag above which a warning is logged, in seconds: a third of the usual renewal interval."""
+
+
+class LoopLag:
+    """The time by which sleeps of ``PROBE_INTERVAL_S`` are too long; ``clock`` is in seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lags: deque[float] = deque([0.0], maxlen=REMEMBERED)
+
+    @property
+    def worst_s(self) -> float:
+        """The worst lag of the last probes, in seconds."""
+        return max(self._lags)
+
+    async def run(self) -> None:
+        """Measure the lag until cancelled."""
+        while True:
+            due_s = self._clock() + PROBE_INTERVAL_S
+            await asyncio.sleep(PROBE_INTERVAL_S)
+            lag_s = max(0.0, self._clock() - due_s)
+            self._lags.append(lag_s)
+            if lag_s > LOGGED_S:
+                log.warning(
+                    "the event loop was blocked for %.1f s: the lease may expire, and others may"
+                    " count this member as lost",
+                    lag_s,
+                    extra={"event": "loop_lag", "lag_s": round(lag_s, 3)},
+                )
+
 
 UNHEALTHY_LAG_S = 30.0
 """Lag above which the sidecar is unhealthy, in seconds: far more than the default lease TTL.

@@ -12,12 +12,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from agent.tunnel.absence import ABSENT_S, LOOK_S, Absence
-from agent.tunnel.connections import READ_SIZE, Connections, Ends, relay
-from agent.tunnel.handshake import HandshakeError, answer, notice_lost_path, unacknowledged_for_long
-from agent.tunnel.identity import TunnelIdentity
-from agent.tunnel.opening import OpeningError, read_opening
-from agent.tunnel.peers import NoPeer, calling, is_present
+from agent.tunnel.connections import (
+    ABSENCE_LOOK_S,
+    ABSENT_S,
+    READ_SIZE,
+    Absence,
+    Connections,
+    Ends,
+    HandshakeError,
+    OpeningError,
+    answer_peer,
+    notice_lost_path,
+    read_opening,
+    relay,
+    unacknowledged_for_long,
+)
+from agent.tunnel.identity import NoPeer, TunnelIdentity, calling_peers, is_present
 from launcher_shim.horovod.exec.frames import (
     ABANDON,
     GONE,
@@ -191,7 +201,7 @@ class WorkerEnd:
     async def _serve(self, connection: socket.socket, address: str) -> None:
         with self.connections.kept(), suppress(OSError):  # a connection that breaks has ended
             try:
-                ends, member = await answer(connection, self._own, self._known)
+                ends, member = await answer_peer(connection, self._own, self._known)
             except (HandshakeError, NoPeer) as error:
                 self._refusals.tell(address, str(error))
                 return
@@ -221,7 +231,7 @@ class WorkerEnd:
             writer.transport.abort()
 
     def _known(self, pin: str) -> Member:
-        return calling(self._client.membership.snapshot(), self._generation(), pin)
+        return calling_peers(self._client.membership.snapshot(), self._generation(), pin)
 
     async def _carry(self, remote: Ends, member: Member) -> None:
         try:
@@ -279,7 +289,7 @@ class WorkerEnd:
                     )
                     await self._abandon(Attaching(self._host, session))
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(ABSENCE_LOOK_S):
                     await self._client.membership.changed_from(snapshot)
 
     async def _hold_while_unsure(self) -> None:

@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING
 
 from agent.verdict.clocks import sentence, skews
 from agent.verdict.last_save import LastSave, last_save
-from agent.verdict.runs import RunView, runs_of
-from agent.verdict.standstill import Seated, Standstill, standstill
-from agent.verdict.straggler import Straggler, straggler, waits_of
+from agent.verdict.runs import (
+    RunView,
+    Seated,
+    Standstill,
+    Straggler,
+    runs_of,
+    standstill,
+    straggler,
+    waits_of,
+)
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.horovod.hosts import Host, host_of
 from rdzv.dataclass import dataclass

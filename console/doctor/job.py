@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from agent.verdict.clocks import sentence, skews
-from agent.verdict.cures import launcher_cure
-from agent.verdict.decision import verdict
+from agent.verdict.decision import launcher_cure, verdict
 from agent.verdict.states import STATES, Level
 from agent.verdict.view import JobView
 from console.doctor.finding import Finding

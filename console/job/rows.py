@@ -14,7 +14,7 @@ from typing import Any
 from agent.verdict.states import STATES, Level
 from console.job.output import Grid, Toned
 from console.job.pods import LEVELS
-from injection.job_label import job_label
+from injection.kinds import job_label
 from rdzv.sentences import counted, duration
 
 StatusObject = Mapping[str, Any]

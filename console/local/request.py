@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.config.job import JobConfig
+from agent.config.job import JobConfig, size_faults
 from agent.config.sidecar import Config
-from agent.config.size_faults import size_faults
 from agent.config.table import load, settings_of
 from console.job.reading import look
 from console.local.launch.horovod_line import HorovodLine

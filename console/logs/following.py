@@ -26,7 +26,7 @@ from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
 from controller.defect import each_of
-from injection.job_label import job_label
+from injection.kinds import job_label
 from injection.settings import LABEL
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable
 from rdzv.records.history import HistoryEntry

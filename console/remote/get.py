@@ -28,7 +28,7 @@ from console.remote.refusals import with_right
 from console.remote.sidecar import able, ask
 from console.whereabouts import ClusterOptions
 from controller.cluster.api import ClusterApi
-from injection.job_label import job_label
+from injection.kinds import job_label
 from rdzv.errors import ClusterError, ClusterUnavailable
 
 AT_ONCE = 8

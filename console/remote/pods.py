@@ -19,7 +19,7 @@ from controller.cluster.api import ClusterApi, Object
 from controller.owner_kinds import Owner
 from controller.owners import pod_seen
 from injection import sidecar
-from injection.job_label import job_label
+from injection.kinds import job_label
 from injection.settings import LABEL
 from rdzv.errors import ClusterRefused
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from injection import sidecar
-from injection.job_label import job_label
+from injection.kinds import job_label
 from injection.settings import LABEL, annotation
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, ConfigError
 

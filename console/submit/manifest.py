@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 from console.submit.pod_template import CONTAINER
 from console.submit.submission import GRACE_S, Submission
-from injection import rendering
-from injection.failure_policy import NEVER, POLICY, RESTART, policy_for
-from injection.grace import GRACE
-from injection.job_label import job_label
-from injection.rendering import Style
+from injection import text_edits
+from injection.failure_policy import GRACE, NEVER, POLICY, RESTART, policy_for
+from injection.kinds import job_label
 from injection.settings import ASKS, LABEL, annotation
+from injection.text_edits import Style
 
 Object = dict[str, Any]
 Form = Literal["Job", "MPIJob", "StatefulSet"]
@@ -46,7 +45,7 @@ def objects(job: Submission, form: Form = "Job", namespace: str | None = None) -
 
 def rendered(made: Sequence[Mapping[str, Any]]) -> str:
     """Return the objects as YAML."""
-    texts = ["\n".join(rendering.block_mapping(one, 0, Style())) + "\n" for one in made]
+    texts = ["\n".join(text_edits.block_mapping(one, 0, Style())) + "\n" for one in made]
     return "---\n".join(texts)
 
 

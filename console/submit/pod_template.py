@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from injection import facts
-from injection.schema import check
+from injection.facts import check_shape
 from injection.workloads import Template, workloads
 from injection.yaml_tree import documents, value_of
 from rdzv.errors import ConfigError
@@ -77,7 +77,7 @@ def _read(text: str, wanted: str | None, *, has_command: bool) -> PodTemplate:
 
 def _value(template: Template) -> Mapping[str, Any]:
     value = value_of(template.node)
-    check(value, template.path)
+    check_shape(value, template.path)
     found: Mapping[str, Any] = value
     return found
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from agent.config import parsers as texts
 from console.submit.pod_template import PodTemplate, read_template
 from injection.facts import quantity
-from injection.launches import HOROVODRUN, launches
+from injection.launches import HOROVODRUN, found_launches
 from injection.parsers import IMAGE
 from launcher_shim.pod.torchrun_options import VARIABLES
 from rdzv.errors import ConfigError
@@ -103,7 +103,7 @@ class Submission:
         """Whether its command starts a horovodrun."""
         held = self.template.container
         command = list(self.command) or [*held.get("command", []), *held.get("args", [])]
-        return any(one.launcher == HOROVODRUN for one in launches({"command": command}))
+        return any(one.launcher == HOROVODRUN for one in found_launches({"command": command}))
 
 
 class _Reader:

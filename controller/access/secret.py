@@ -26,7 +26,7 @@ from controller.access.decision import Grant
 from controller.certificates import ClientPair
 from controller.cluster.api import ClusterApi, Object
 from controller.cluster.collection import Collection
-from injection.job_label import job_label
+from injection.kinds import job_label
 from injection.settings import DOMAIN, LABEL, annotation
 from rdzv.keys import JobKeys
 from rdzv.reconcile import Loop, Outlook

@@ -20,7 +20,7 @@ from injection import sidecar
 from injection.annotations import ANNOTATION
 from injection.facts import starts_before
 from injection.kinds import Kind, kind_of
-from injection.pod import inject_pod
+from injection.placement import inject_pod
 from injection.settings import ASKS, DOMAIN, TABLE, annotation
 from injection.workloads import Template, Workload
 from injection.yaml_tree import child, node_of, text_of, value_of

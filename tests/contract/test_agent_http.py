@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from agent.config.sidecar import Config
 from agent.config.table import load
 from agent.telemetry import http
-from agent.telemetry.http import serving
-from agent.telemetry.loop_lag import LoopLag
+from agent.telemetry.http import LoopLag, serving
 from agent.telemetry.metrics import Metrics
 from rdzv.errors import ConfigError
 from tests.support.ports import free_ports

@@ -15,7 +15,7 @@ import pytest
 from agent import process
 from agent.config.sidecar import Config
 from agent.rundir.files import RunDir
-from agent.telemetry.loop_lag import LoopLag
+from agent.telemetry.http import LoopLag
 from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.sidecars.in_process import configured

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 import agent.drain.service
-from agent.drain.view import DrainView
+from agent.drain.decisions import DrainView
 from launcher_shim.rundir import layout
 from rdzv.drain.inputs import DrainingSnapshot, DrainPolicy
 from rdzv.drain.transactions import cancel

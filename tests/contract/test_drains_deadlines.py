@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-import agent.drain.own_record
-from agent.drain.notice import Notice, Source
-from agent.drain.own_record import OwnDrainRecord
+import agent.drain.notice
+from agent.drain.notice import Notice, OwnDrainRecord, Source
 from agent.process import boot_s
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.pod.hold import reserve_s
@@ -186,7 +185,7 @@ async def test_a_pod_whose_container_alone_was_stopped_is_listed_again() -> None
 async def test_a_sidecar_that_alone_was_stopped_is_listed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agent.drain.own_record, "OUTLIVED_S", 1e6)
+    monkeypatch.setattr(agent.drain.notice, "OUTLIVED_S", 1e6)
     async with job("ab") as one:
         drained = one.pods["b"]
         assert (await drained.notice("prestop").last()).outcome == "uncommitted"
@@ -198,7 +197,7 @@ async def test_a_sidecar_that_alone_was_stopped_is_listed_again(
         assert notes.deadline_boot_s is not None
         # It reckons anew when to look again: nothing but that timer can list it then.
         ahead_s = one.clock() - notes.deadline_boot_s + 1.0
-        monkeypatch.setattr(agent.drain.own_record, "OUTLIVED_S", ahead_s)
+        monkeypatch.setattr(agent.drain.notice, "OUTLIVED_S", ahead_s)
         drained.drains.own.wake()
         await one.until(lambda: drained.drain is None)
         await drained.soon(lambda: not drained.drains.own.active)
@@ -212,7 +211,7 @@ async def test_a_sidecar_that_alone_was_stopped_is_listed_again(
 async def test_a_pod_that_is_being_ended_stays_drained(
     other: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.drain.own_record, "OUTLIVED_S", 0.1)
+    monkeypatch.setattr(agent.drain.notice, "OUTLIVED_S", 0.1)
     async with job("ab", grace_s=1.1) as one:
         drained = one.pods["b"]
         await drained.notice("prestop").last()
@@ -317,7 +316,7 @@ def test_notes_survive_the_file() -> None:
     now_s = boot_s()
     notes = OwnDrainRecord.of_notice("uid", notice("sigterm", 30), now_s, 30)
     assert OwnDrainRecord.from_json(notes.to_json()) == notes
-    assert notes.outlived_boot_s == now_s + 30 + agent.drain.own_record.OUTLIVED_S
+    assert notes.outlived_boot_s == now_s + 30 + agent.drain.notice.OUTLIVED_S
     assert math.isclose(notes.record("a", now_s).seconds_left or 0, 30, abs_tol=0.1)
 
 

@@ -12,9 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from agent.telemetry.exposition import family
-from agent.telemetry.metrics import Metrics
-from agent.telemetry.store_metrics import BUCKETS_S, StoreMetrics
+from agent.telemetry.metrics import BUCKETS_S, Metrics, StoreMetrics, family
 
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from('\\"\n'))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.drain.view import DrainView
+from agent.drain.decisions import DrainView
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.drain.decision import DrainDecision
 from rdzv.drain.transactions import transaction

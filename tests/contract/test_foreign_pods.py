@@ -21,7 +21,7 @@ from controller.notice_executor import NoticeExecutor
 from controller.notices import NodeSeen, NoticePolicy
 from controller.owner_reconciler import OwnerReconciler
 from controller.owners import Owners, PodSeen, pod_of, pod_seen
-from injection.job_label import job_label
+from injection.kinds import job_label
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry

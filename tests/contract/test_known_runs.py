@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.drain.view import DrainView
+from agent.drain.decisions import DrainView
 from agent.rundir.files import RunDir
 from launcher_shim.c10d.clean_up import FOLLOWED_MAX
 from launcher_shim.c10d.rounds.decision import next_round

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.launcher.check import LauncherPolicy
-from agent.launcher.watcher import LauncherWatcher
+from agent.launcher_check import LauncherPolicy
+from agent.launcher_watch import LauncherWatcher
 from agent.rundir.files import RunDir
-from agent.rundir.launch_report import read_launch
 from agent.rundir.programs import program
+from agent.rundir.reports import read_launch
 from launcher_shim.c10d.state_codec import SENTINEL
 from launcher_shim.pod.launch import Launch
 from launcher_shim.rundir import layout

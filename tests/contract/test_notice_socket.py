@@ -19,9 +19,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.drain import notice_socket
-from agent.drain.notice import LINE_LENGTH, Notice, read_notice
-from agent.drain.notice_socket import CONNECTIONS_MAX, NoticeSocket, Phase
+from agent.drain import notice as notice_socket
+from agent.drain.notice import (
+    CONNECTIONS_MAX,
+    LINE_LENGTH,
+    Notice,
+    NoticeSocket,
+    Phase,
+    read_notice,
+)
 from rdzv.errors import ConfigError, RecordError
 from tests.support.tasks import beside
 from tests.support.waiting import DEADLINE_S

@@ -14,9 +14,8 @@ from time import monotonic
 
 import pytest
 
-from agent.peers import line
-from agent.peers.line import PeerAway, PeerMute, TcpLine, dial
-from agent.peers.neighbour import Neighbour
+from agent import neighbour as line
+from agent.neighbour import Neighbour, PeerAway, PeerMute, TcpLine, dial
 from agent.telemetry import http
 from rdzv.records.job import Member
 from tests.support.faults.cut_node import CutNode, cut_node

@@ -11,8 +11,8 @@ from itertools import count
 
 import pytest
 
+from agent.neighbour import PeerAway
 from agent.parts import MemberParts, job_client, member_parts
-from agent.peers.line import PeerAway
 from agent.surroundings import MemberSettings
 from launcher_shim.c10d.rounds.records import LOST, Node, Round
 from rdzv.peers import Sign, Unreached

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.rundir.launch_report import read_stacks
-from agent.stuck.frames import stance
+from agent.rundir.reports import read_stacks
+from agent.stuck import stance
 from launcher_shim.pod import ranks as desk
 from launcher_shim.rundir import layout
 from muster import waiting as library

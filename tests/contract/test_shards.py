@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from agent.shards.request import ShardRequest
+from agent.shards import ShardRequest
 from muster.orders import ShardOrder
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import RecordError

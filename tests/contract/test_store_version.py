@@ -14,7 +14,7 @@ from time import monotonic
 import pytest
 
 from agent import process
-from agent.store_version import StoreVersion
+from agent.upkeep import StoreVersion
 from rdzv.errors import StoreUnavailable
 from rdzv.store import DEFAULT_TIMEOUT_S, StoreStatus
 from rdzv.store.memory.client import MemoryEngine, MemoryStore

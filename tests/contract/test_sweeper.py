@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from agent.sweeper import Sweeper
+from agent.upkeep import Sweeper
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.rounds.stages import SHARED_RUN
 from rdzv.job import JobClient

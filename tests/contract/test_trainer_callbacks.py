@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.rundir.progress import read_line
+from agent.rundir.reports import read_line
 from muster.resuming import mark, marked, world_tag
 from rdzv.drain.gate import Gate
 from rdzv.records.drain import LastCommit

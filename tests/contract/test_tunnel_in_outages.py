@@ -16,10 +16,9 @@ import pytest
 
 from agent.tunnel import worker_end
 from agent.tunnel.certificate import make_pem
-from agent.tunnel.connections import Ends
-from agent.tunnel.handshake import call
+from agent.tunnel.connections import Ends, call_peer
 from agent.tunnel.identity import TunnelIdentity, read_identity
-from agent.tunnel.launcher_end import UNREACHED_S, LauncherEnd
+from agent.tunnel.tunnel import UNREACHED_S, LauncherEnd
 from agent.tunnel.worker_end import WorkerEnd
 from launcher_shim.horovod.exec.frames import (
     ABANDON,
@@ -246,7 +245,7 @@ async def test_a_node_that_has_lost_its_launcher_and_the_store_holds_no_command(
     await pods.register(pods.worker_key.pin)
     async with loaded(pods.worker_client), pods.agent(), running(pods.worker_end()):
         for attempt in (1, 2):
-            ends = await call(pods.member(pods.worker_key.pin), pods.launcher_key)
+            ends = await call_peer(pods.member(pods.worker_key.pin), pods.launcher_key)
             ends.writer.write(encode_attaching(Attaching(HOST, SESSION, attempt)))
             assert await kind_of_answer(ends) == (ATTACHED, b"")
             before = pods.held

@@ -15,10 +15,9 @@ import pytest
 
 from agent.parts import member_parts, tunnel_of
 from agent.surroundings import MemberSettings, Sockets
-from agent.tunnel import absence, handshake, worker_end
+from agent.tunnel import connections, worker_end
 from agent.tunnel.certificate import make_pem
-from agent.tunnel.connections import Ends
-from agent.tunnel.handshake import HandshakeError, call, encode_hello
+from agent.tunnel.connections import Ends, HandshakeError, call_peer, encode_hello
 from agent.tunnel.identity import TunnelIdentity, read_identity
 from launcher_shim.horovod.exec.frames import (
     ABANDON,
@@ -144,7 +143,7 @@ async def pod(
 @pytest.fixture(autouse=True)
 def watched_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is given up soon after a gap in the watch, and each of these has just begun."""
-    monkeypatch.setattr(absence, "RETURN_S", 0.0)
+    monkeypatch.setattr(connections, "RETURN_S", 0.0)
 
 
 @pytest.fixture
@@ -283,12 +282,12 @@ async def long_hello(launcher: Pod, worker: Pod) -> None:
 
 async def stranger(launcher: Pod, worker: Pod) -> None:
     with pytest.raises(HandshakeError):
-        await call(worker_record(launcher), key(7))
+        await call_peer(worker_record(launcher), key(7))
 
 
 async def another_worker(launcher: Pod, worker: Pod) -> None:
     with pytest.raises(HandshakeError):
-        await call(worker_record(launcher), key(1))
+        await call_peer(worker_record(launcher), key(1))
 
 
 async def without_the_key(launcher: Pod, worker: Pod) -> None:
@@ -301,7 +300,7 @@ async def without_the_key(launcher: Pod, worker: Pod) -> None:
     began[1].close()
     forged = TunnelIdentity(key(7).pem, own.certificate)
     with suppress(HandshakeError, OSError):
-        ends = await call(worker_record(launcher), forged)
+        ends = await call_peer(worker_record(launcher), forged)
         # The client's side of TLS 1.3 is through before its certificate was looked at.
         try:
             ends.writer.write(encode_attaching(Attaching(worker.host, SESSION, 1)))
@@ -337,7 +336,7 @@ async def replayed(launcher: Pod, worker: Pod) -> None:
 
     server = await asyncio.start_server(record, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    ends = await call(replace(worker_record(launcher), tunnel_port=port), key(0))
+    ends = await call_peer(replace(worker_record(launcher), tunnel_port=port), key(0))
     ends.writer.write(encode_attaching(Attaching(worker.host, SESSION, 1)))
     assert await frames_of(ends, 1) == [Frame(ATTACHED)]
     before = len(worker.opened)
@@ -353,7 +352,7 @@ async def removed(launcher: Pod, worker: Pod) -> None:
     await launcher.leave()
     await see(worker.client, "launcher", gone=True)
     with pytest.raises(HandshakeError):
-        await call(record, key(0))
+        await call_peer(record, key(0))
 
 
 async def former_generation(launcher: Pod, worker: Pod) -> None:
@@ -367,7 +366,7 @@ async def former_generation(launcher: Pod, worker: Pod) -> None:
     await begin_next_life(worker.client.store, KEYS, seen)
     await until(lambda: worker.registrar.generation == 2)
     with pytest.raises(HandshakeError):
-        await call(record, key(0))
+        await call_peer(record, key(0))
 
 
 UNKNOWN = "its certificate is that of no present member of this job"
@@ -413,7 +412,7 @@ async def test_i8_the_launcher_of_another_job_is_refused(tmp_path: Path) -> None
     ):
         record = worker.client.membership.snapshot().members["node-0"]
         with pytest.raises(HandshakeError):
-            await call(record, key(0))
+            await call_peer(record, key(0))
         assert worker.opened == []
 
 
@@ -431,7 +430,7 @@ async def test_i8_at_a_workers_address_somebody_else_gets_no_command(job: tuple[
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(HandshakeError, match="at its address is not the sidecar of node-0"):
-        await call(replace(worker_record(launcher), tunnel_port=port), key(0))
+        await call_peer(replace(worker_record(launcher), tunnel_port=port), key(0))
     server.close()
     assert bytes(came) == b""
 
@@ -439,7 +438,7 @@ async def test_i8_at_a_workers_address_somebody_else_gets_no_command(job: tuple[
 async def test_i8_who_says_nothing_is_waited_for_no_longer_than_a_while(
     job: tuple[Pod, Pod], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshake, "HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(connections, "HANDSHAKE_TIMEOUT_S", 0.2)
     assert await ended(port_of(job[1])) == b""
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from agent.rundir.launch_report import read_plain_starts
+from agent.rundir.reports import read_plain_starts
 from launcher_shim.pod import torchrun_options
 from launcher_shim.rundir import layout
 from tests.support.sidecars.processes import PATIENCE_S

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.rundir.progress import read_ranks
+from agent.rundir.reports import read_ranks
 from tests.support.training.drain_job import (
     DRAINED_STATUS,
     STEPS_BETWEEN,

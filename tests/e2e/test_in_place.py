@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.rundir.progress import read_ranks
+from agent.rundir.reports import read_ranks
 from tests.support.training.drain_job import DRAINED_STATUS, gone, released, terminate
 from tests.support.training.in_place_log import assert_each_sample_once
 from tests.support.training.job import FORM_TIMEOUT_S, Job, RunJob

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.rundir.progress import read_lines
+from agent.rundir.reports import read_lines
 from tests.support.sources import ROOT
 from tests.support.store.etcd_cluster import find_etcd
 from tests.support.training.machines import END_TIMEOUT_S, Network, network

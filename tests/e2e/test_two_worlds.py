@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.rundir.progress import read_lines
+from agent.rundir.reports import read_lines
 from tests.support.training.drain_job import draining_job
 from tests.support.training.job import Job, RunJob
 from tests.support.training.pods import Node

@@ -12,7 +12,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from agent.peers.line import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, Dial, PeerAway, PeerMute
+from agent.neighbour import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, Dial, PeerAway, PeerMute
 from launcher_shim.c10d.rounds.records import LOST
 from rdzv.errors import RecordError
 from rdzv.peers import Suspicion

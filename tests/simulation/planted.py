@@ -26,11 +26,10 @@ import rdzv.members.registration
 import rdzv.members.templates
 import rdzv.shard_ledger
 import rdzv.snapshot
-from agent.drain.notice_socket import Phase
+from agent.drain.notice import OwnDrainRecord, Phase
 from agent.drain.own import OwnDrain
-from agent.drain.own_record import OwnDrainRecord
 from agent.hosts import HostDelivery
-from agent.peers.watch import PeerWatch
+from agent.neighbour_watch import PeerWatch
 from launcher_shim.c10d.rounds.decision import why_it_ends
 from launcher_shim.c10d.rounds.decision_loop import DecisionLoop, RoundKey
 from launcher_shim.c10d.rounds.inputs import RoundPolicy

@@ -11,9 +11,8 @@ from functools import cached_property
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from agent.drain.notice import Notice, Source
-from agent.drain.notice_socket import Phase
-from agent.rundir.failure_report import FailureReport
+from agent.drain.notice import Notice, Phase, Source
+from agent.rundir.reports import FailureReport
 from agent.running import LEAVE_TIMEOUT_S
 from launcher_shim.pod.hold import FINISHING, OutgoingNotice, reserve_s
 from launcher_shim.rundir import layout

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from agent.shards.request import ShardReply, ShardRequest
+from agent.shards import ShardReply, ShardRequest
 from muster.orders import ShardOrder
 from muster.shard_log import ShardLog
 from rdzv.records.shards import Intervals, ShardWorld, union

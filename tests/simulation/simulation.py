@@ -121,8 +121,8 @@ def _alone() -> Iterator[None]:
         with ExitStack() as stack:
             for name, value in {
                 "agent.drain.gate_writer.POLL_S": POLL_S,
-                "agent.world.keeper.TRAIN_LOOK_S": LOOK_S,
-                "agent.world.keeper.CHANGE_LOOK_S": LOOK_S / 5,
+                "agent.world_keeper.TRAIN_LOOK_S": LOOK_S,
+                "agent.world_keeper.CHANGE_LOOK_S": LOOK_S / 5,
             }.items():
                 stack.enter_context(patch(name, value))
             yield

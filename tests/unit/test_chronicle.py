@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.drain.coordinator import Chronicle
+from agent.drain.decisions import Chronicle
 from rdzv.records.drain import Commit, Drain
 from rdzv.snapshot import Snapshot
 

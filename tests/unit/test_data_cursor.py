@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.rundir.progress import read_line, read_ranks
+from agent.rundir.reports import read_line, read_ranks
 from muster.gate import parse
 from muster.progress import BLOCK_BYTES, ProgressFile
 from muster.saved_steps import CURSOR_MAX_BYTES, CommittedStep, SavedSteps, decode, encode

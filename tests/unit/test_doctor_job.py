@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from agent.verdict.cures import cure
+from agent.verdict.decision import cure
 from agent.verdict.states import STATES, Check, State
 from agent.verdict.view import JobView
 from console.doctor.command import the_one_thing

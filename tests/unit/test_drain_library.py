@@ -24,7 +24,7 @@ import muster.draining
 import muster.gate
 import muster.progress
 from agent.rundir.files import RunDir
-from agent.rundir.progress import read_ranks
+from agent.rundir.reports import read_ranks
 from muster import boundary, saved_steps
 from muster.draining import Drain
 from muster.gate import GateFile

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from agent.tunnel.absence import ABSENT_S, LOOK_S, Absence
+from agent.tunnel.connections import ABSENCE_LOOK_S, ABSENT_S, Absence
 from agent.tunnel.worker_end import HOLD_INTERVAL_S
 from launcher_shim.horovod.exec.frames import Attaching, patience_s
 from launcher_shim.horovod.exec.session import CommandSession, Worker
@@ -80,7 +80,7 @@ async def test_it_is_killed_in_time_where_the_lease_was_granted_just_before(
     await asyncio.sleep(lease_ttl_s + STORE_LATE_S)
     absence = Absence(ABSENT_S)
     assert not absence.lasts(now(), LONG_S)
-    await asyncio.sleep(ABSENT_S + LOOK_S)  # the look before was a moment too early
+    await asyncio.sleep(ABSENT_S + ABSENCE_LOOK_S)  # the look before was a moment too early
     assert absence.lasts(now(), LONG_S)
     session.abandon("no member any more")
     await worker.exited.wait()

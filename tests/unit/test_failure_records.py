@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.rundir.failure_report import MASK, masked, read_failures
+from agent.rundir.reports import MASK, masked, read_failures
 from rdzv.errors import RecordError
 from rdzv.records.troubles import Failure, after, is_alike, is_told, ordinal
 from rdzv.store import KeyValue

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from injection import launch_remarks, launches
+from injection import cautions, launches
 from injection.injection import Request, inject
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (
@@ -25,7 +25,7 @@ from tests.support.injection.injecting import (
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 SENTENCES = {
     name: text
-    for name, text in vars(launch_remarks).items()
+    for name, text in vars(cautions).items()
     if name.isupper() and isinstance(text, str) and "{name}" in text
 }
 NO_SIZE: dict[str, str | None] = {"min_nodes": None, "max_nodes": None}
@@ -44,8 +44,8 @@ def overridden(options: str, launcher: str = "torchrun") -> str:
 
 
 JOBS_BOUNDS = "note: container c: the job's 2:4 overrides the number of nodes in its command"
-APART = "note: " + launch_remarks.APART.format(name="c", launcher="torchrun")
-NO_LAUNCHER = "warning: " + launch_remarks.NO_LAUNCHER.format(name="c")
+APART = "note: " + cautions.APART.format(name="c", launcher="torchrun")
+NO_LAUNCHER = "warning: " + cautions.NO_LAUNCHER.format(name="c")
 OF_ACCELERATE = "--num_machines 2 --machine_rank 1 --main_process_ip h --rdzv_backend=c10d"
 ENDPOINT = "--rdzv-id=1 --rdzv_endpoint=$H:29400 --rdzv-conf=timeout=900"
 
@@ -72,7 +72,7 @@ ENDPOINT = "--rdzv-id=1 --rdzv_endpoint=$H:29400 --rdzv-conf=timeout=900"
         ("torchrun --nnodes=3 t.py --split 2:4", [JOBS_BOUNDS]),
         (
             "torchrun --local-addr=$IP t.py",
-            ["warning: " + launch_remarks.ADDRESS_WINS.format(name="c")],
+            ["warning: " + cautions.ADDRESS_WINS.format(name="c")],
         ),
         ("conda run -n env torchrun --standalone t.py", [overridden("--standalone")]),
         (
@@ -88,7 +88,7 @@ ENDPOINT = "--rdzv-id=1 --rdzv_endpoint=$H:29400 --rdzv-conf=timeout=900"
         ("python3 -m accelerate.commands.launch --multi_gpu t.py", []),
         (
             "python3 -m accelerate.commands.launch t.py",
-            ["warning: " + launch_remarks.ONE_PROCESS.format(name="c")],
+            ["warning: " + cautions.ONE_PROCESS.format(name="c")],
         ),
         ("accelerate launch --use_deepspeed --num_machines 1 t.py", [JOBS_BOUNDS]),
         (
@@ -255,9 +255,7 @@ def test_a_launch_line_gives_min_and_max_if_nothing_else_does(
     assert sized(text, **{**NO_SIZE, **flags}) == size
     fixed = [note for note in about(text, **{**NO_SIZE, **flags}) if "the job waits" in note]
     assert fixed == (
-        ["warning: " + launch_remarks.FIXED.format(name="c", nodes=size[0])]
-        if size[0] == size[1]
-        else []
+        ["warning: " + cautions.FIXED.format(name="c", nodes=size[0])] if size[0] == size[1] else []
     )
 
 
@@ -276,7 +274,7 @@ def test_a_number_that_only_a_shell_knows_is_no_size(line: str) -> None:
 
 def test_a_megabyte_of_words_is_searched_in_bounds() -> None:
     words = ["torchrun", "--standalone"] * 200_000
-    found = launches.launches({"command": words, "args": ["torchrun " * 100_000]})
+    found = launches.found_launches({"command": words, "args": ["torchrun " * 100_000]})
     assert len(found) == launches.LAUNCHERS_MOST
     assert all(len(one.words) <= launches.OPTIONS_MOST for one in found)
 

@@ -16,7 +16,7 @@ from agent.config.table import load, settings_of
 from agent.rundir.files import torch_environment
 from injection import facts
 from injection.injection import Request, inject
-from injection.job_label import job_label
+from injection.kinds import job_label
 from rdzv.errors import ConfigError
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (

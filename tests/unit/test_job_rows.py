@@ -11,7 +11,7 @@ import pytest
 
 from console.job.beside import NOT_RUNNING, beside, not_running
 from console.job.rows import PodFacts, job_grid, job_line, pod_grid, pod_lines
-from injection.job_label import job_label
+from injection.kinds import job_label
 
 NOW = 1_000_000.0
 

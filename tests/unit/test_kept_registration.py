@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from agent import kept_registration
-from agent.kept_registration import KeptRegistration
+from agent import running
 from agent.rundir.files import State
+from agent.running import KeptRegistration
 from rdzv.members.registration import Held
 from tests.support.waiting import DEADLINE_S
 
@@ -68,7 +68,7 @@ async def test_i6_a_write_that_outlasts_its_wait_lands_before_a_newer_one() -> N
 async def test_a_write_that_fails_after_its_wait_is_logged_and_retried(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kept_registration, "RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(running, "RETRY_PAUSE_S", 0.01)
     caplog.set_level("INFO")
     disk: Any = Disk(fails=True)
     kept = KeptRegistration(disk, "uid")

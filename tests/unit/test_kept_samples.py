@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent.rundir.progress import read_ranks
+from agent.rundir.reports import read_ranks
 from agent.verdict.last_save import LastSave
 from muster import process, saved_steps
 from muster.data import ElasticSampler

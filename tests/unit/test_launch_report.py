@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from agent.rundir.launch_report import LaunchReport
-from agent.rundir.launch_report import read_launch as read_report
+from agent.rundir.reports import LaunchReport
+from agent.rundir.reports import read_launch as read_report
 from launcher_shim.pod import launch
 from launcher_shim.pod import launch as process_table
 from launcher_shim.pod.launch import REPORT_MAX_BYTES, Reporter, read_launch

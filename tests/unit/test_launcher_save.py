@@ -12,7 +12,7 @@ import pytest
 
 import muster
 import muster.horovod
-from agent.rundir.progress import read_ranks
+from agent.rundir.reports import read_ranks
 from muster.gate import GateFile
 from muster.progress import ProgressFile
 from rdzv.drain.decision import decide

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.launcher.check import (
+from agent.launcher_check import (
     FINE,
     LauncherObservations,
     LauncherPolicy,
@@ -15,7 +15,7 @@ from agent.launcher.check import (
     decide,
     observe,
 )
-from agent.rundir.launch_report import LaunchReport
+from agent.rundir.reports import LaunchReport
 from rdzv.records.troubles import REMARKS, Bypass
 from rdzv.store import KeyValue
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.sweeper import orphans
+from agent.upkeep import orphans
 from rdzv.keys import JobKeys
 from rdzv.members.gone import KEPT_MIN, kept, leftovers, lost_members
 from rdzv.records.job import Job

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import muster
 import muster.progress
-from agent.rundir.progress import is_gone, read_line, read_lines, read_ranks
+from agent.rundir.reports import is_gone, read_line, read_lines, read_ranks
 from launcher_shim.rundir.rank_reports import is_whole
 from muster.progress import BLOCK_BYTES, ProgressFile
 from muster.resuming import world_tag

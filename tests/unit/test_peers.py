@@ -10,7 +10,7 @@ from itertools import combinations, product
 
 import pytest
 
-from agent.peers.watch import has_failed
+from agent.neighbour_watch import has_failed
 from launcher_shim.c10d.rounds.records import LOST, Round
 from rdzv.peers import (
     VETO_S,

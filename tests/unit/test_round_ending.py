@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from agent.drain.view import DrainView
+from agent.drain.decisions import DrainView
 from rdzv.drain.decision import DrainDecision, decide
 from rdzv.drain.gate import Gate, Here, RoundEnding, ending_in, local
 from rdzv.drain.inputs import (

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.rundir import lock as module
-from agent.rundir.lock import lock
+from agent import process as module
+from agent.process import locked
 from launcher_shim.rundir import layout
 from rdzv.errors import ConfigError
 
@@ -24,16 +24,16 @@ def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_second_sidecar_is_told_whose_the_directory_is(tmp_path: Path) -> None:
     with (
-        lock(tmp_path, "w0"),
+        locked(tmp_path, "w0"),
         pytest.raises(ConfigError, match=rf"in use by the sidecar of w0 \(pid {os.getpid()}\)"),
     ):
-        lock(tmp_path, "w9")
+        locked(tmp_path, "w9")
     assert (tmp_path / layout.LOCK).read_text().startswith("w0 "), "left as it was"
 
 
 def test_it_is_free_again_once_its_owner_is_gone(tmp_path: Path) -> None:
-    lock(tmp_path, "w0").close()
-    with lock(tmp_path, "w1"):
+    locked(tmp_path, "w0").close()
+    with locked(tmp_path, "w1"):
         assert (tmp_path / layout.LOCK).read_text() == f"w1 (pid {os.getpid()})"
     assert (tmp_path / layout.LOCK).stat().st_mode & 0o777 == 0o600
 
@@ -42,16 +42,16 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("kept")
     (tmp_path / layout.LOCK).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="cannot be locked"):
-        lock(tmp_path, "w0")
+        locked(tmp_path, "w0")
     assert (tmp_path / "elsewhere").read_text() == "kept"
 
 
 def test_a_pipe_in_its_place_is_an_answer_in_one_sentence(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / layout.LOCK)
     with pytest.raises(ConfigError, match=r"cannot be locked \(lock is no regular file\)"):
-        lock(tmp_path, "w0")
+        locked(tmp_path, "w0")
     (tmp_path / layout.LOCK).unlink()
-    lock(tmp_path, "w0").close()
+    locked(tmp_path, "w0").close()
 
 
 def test_a_volume_without_locks_is_told_and_used(
@@ -61,5 +61,5 @@ def test_a_volume_without_locks_is_told_and_used(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with caplog.at_level(logging.WARNING), lock(tmp_path, "w0"):
+    with caplog.at_level(logging.WARNING), locked(tmp_path, "w0"):
         assert "has no locks" in caplog.text

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import muster.gate
 import muster.progress
-from agent.rundir.progress import read_ranks
+from agent.rundir.reports import read_ranks
 from muster.resuming import ALONE, FIRST, TAG, save_tag, world_tag
 from rdzv.drain.gate import Gate, Here, local
 from rdzv.drain.inputs import LiveRound

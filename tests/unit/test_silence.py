@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-import agent.stuck.silence
-from agent.stuck.silence import Pulse
+import agent.stuck
+from agent.stuck import Pulse
 from rdzv.records.progress import RankProgress
 
 LEAST_S, LOOK_S = 30.0, 5.0
@@ -92,8 +92,8 @@ PLANTED = {
 
 @pytest.mark.parametrize("rule", PLANTED)
 def test_a_planted_bug_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent.stuck.silence, rule, PLANTED[rule])
-    monkeypatch.setattr(agent.stuck.silence, "STARTS_LOOKS", 0 if rule == "STARTS" else 3)
+    monkeypatch.setattr(agent.stuck, rule, PLANTED[rule])
+    monkeypatch.setattr(agent.stuck, "STARTS_LOOKS", 0 if rule == "STARTS" else 3)
     assert any(_fails(case) for case in CASES)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.sweeper import stale_worker_keys
+from agent.upkeep import stale_worker_keys
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.rounds.stages import SHARED_RUN
 from rdzv.keys import JobKeys

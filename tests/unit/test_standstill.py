@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-import agent.stuck.frames
-import agent.verdict.standstill
-from agent.stuck.frames import stance
+import agent.stuck
+import agent.verdict.runs
+from agent.stuck import stance
 from agent.verdict.decision import verdict
-from agent.verdict.standstill import standstill
+from agent.verdict.runs import standstill
 from console.job.pods import pods_of
 from launcher_shim.c10d.rounds.records import Seat
 from launcher_shim.rundir.rank_reports import StackFrame, frames_of_faulthandler, frames_of_py_spy
@@ -143,7 +143,7 @@ def world(*stacks: Sequence[StackFrame] | str) -> str:
         state = frames if isinstance(frames, str) else "S"
         still = stance(rank, state, () if isinstance(frames, str) else frames)
         told.append(PodSaves(f"n{rank}", "", "digits", 3, still=(still,)))
-    found = agent.verdict.standstill.standstill([one.member for one in told], told)
+    found = agent.verdict.runs.standstill([one.member for one in told], told)
     if found is None:
         return "busy"
     return ",".join(str(one.rank) for _, one in found.causes)
@@ -182,22 +182,22 @@ def test_the_rank_that_is_not_where_the_others_wait_is_named(
 
 NEVER = re.compile(r"(?!)")
 PLANTED: dict[str, tuple[str, object]] = {
-    "a save is as any other call": ("agent.stuck.frames._SAVERS", NEVER),
-    "an evaluation is as any other call": ("agent.stuck.frames._EVALUATING", NEVER),
-    "a compilation is as any other call": ("agent.stuck.frames._COMPILERS", NEVER),
-    "a wait at the gate is as any other": ("agent.stuck.frames._MUSTER", NEVER),
-    "no call waits for others": ("agent.stuck.frames._COLLECTIVES", NEVER),
-    "what takes minutes counts": ("agent.verdict.standstill.BUSY", ()),
+    "a save is as any other call": ("agent.stuck._SAVERS", NEVER),
+    "an evaluation is as any other call": ("agent.stuck._EVALUATING", NEVER),
+    "a compilation is as any other call": ("agent.stuck._COMPILERS", NEVER),
+    "a wait at the gate is as any other": ("agent.stuck._MUSTER", NEVER),
+    "no call waits for others": ("agent.stuck._COLLECTIVES", NEVER),
+    "what takes minutes counts": ("agent.verdict.runs.BUSY", ()),
     "those in another operation are not looked for": (
-        "agent.verdict.standstill._minority",
+        "agent.verdict.runs._minority",
         lambda ranks: [],
     ),
     "the way to a call does not count": (
-        "agent.stuck.frames._lines",
+        "agent.stuck._lines",
         lambda frames: ["train.py:1"],
     ),
     "a stopped process is as any other": (
-        "agent.stuck.frames.StillRank",
+        "agent.stuck.StillRank",
         lambda rank, doing, *more: StillRank(
             rank, "script" if doing == "stopped" else doing, *more
         ),
@@ -243,7 +243,7 @@ def test_the_verdict_says_how_a_rank_came_to_the_line_where_the_others_wait() ->
     stacks = (OF_LOSS, OF_COUNT, OF_LOSS)
     ranks = [(f"n{rank}", stance(rank, "S", frames)) for rank, frames in enumerate(stacks)]
     told = [PodSaves(pod, "", "digits", 3, still=(one,)) for pod, one in ranks]
-    found = agent.verdict.standstill.standstill([pod for pod, _ in ranks], told)
+    found = agent.verdict.runs.standstill([pod for pod, _ in ranks], told)
     assert found is not None
     assert found.why == (
         "rank 1 (n1) waits in all_reduce (train.py:60), called from train.py:84, train.py:80;"
@@ -255,7 +255,7 @@ def test_a_sidecar_that_does_not_report_the_way_is_not_taken_for_a_rank_apart() 
     ranks = [stance(rank, "S", OF_LOSS) for rank in range(3)]
     ranks[2] = replace(ranks[2], via="")
     told = [PodSaves(f"n{one.rank}", "", "digits", 3, still=(one,)) for one in ranks]
-    found = agent.verdict.standstill.standstill([one.member for one in told], told)
+    found = agent.verdict.runs.standstill([one.member for one in told], told)
     assert found is not None
     assert found.causes == ()
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.telemetry.counted_store import CountedStore
-from agent.telemetry.store_metrics import UNSEEN_MAX, StoreMetrics
+from agent.telemetry.metrics import UNSEEN_MAX, CountedStore, StoreMetrics
 from rdzv.errors import StoreUnavailable
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore

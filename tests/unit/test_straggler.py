@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import agent.stuck.frames
-from agent.rundir.progress import read_line
-from agent.verdict.straggler import straggler, waits_of
+import agent.stuck
+from agent.rundir.reports import read_line
+from agent.verdict.runs import straggler, waits_of
 from muster import waiting
 from muster.waiting import WaitingShare
 from rdzv.drain.saves import steady
@@ -93,8 +93,8 @@ def test_shares_survive_the_store() -> None:
 
 
 def test_library_and_sidecar_know_the_same_collective_operations() -> None:
-    assert waiting.COLLECTIVES.pattern == agent.stuck.frames._COLLECTIVES.pattern
-    assert waiting.PYTHONS.pattern == agent.stuck.frames._PYTHONS.pattern
+    assert waiting.COLLECTIVES.pattern == agent.stuck._COLLECTIVES.pattern
+    assert waiting.PYTHONS.pattern == agent.stuck._PYTHONS.pattern
 
 
 @pytest.mark.parametrize("python", PYTHONS)

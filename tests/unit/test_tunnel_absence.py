@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.tunnel.absence import ABSENT_S, RETURN_S, Absence
+from agent.tunnel.connections import ABSENT_S, RETURN_S, Absence
 
 LONG_S = 3600.0
 

@@ -7,8 +7,7 @@ import json
 
 import pytest
 
-from agent.world.report import report_of
-from agent.world.shown import shown
+from agent.world_report import report_of, shown
 from launcher_shim.c10d.rounds.records import Seat
 from rdzv.records.progress import RankInWorld, RankProgress
 from rdzv.records.template import Sizes

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.rundir.progress import is_gone, read_lines
+from agent.rundir.reports import is_gone, read_lines
 from rdzv.records.progress import RankProgress
 
 

@@ -243,7 +243,7 @@ LEASE_TTL_S = 10
 """The sidecar's lease in seconds, if it is not delivered."""
 MARGIN_S = 5
 """Addition to the lease, in seconds: for another sidecar to start, and to be found. A worker whose
-launcher is gone with its sidecar has been killed by then: see ``agent/tunnel/absence.py``."""
+launcher is gone with its sidecar has been killed by then: see ``agent/tunnel/connections.py``."""
 ABANDONED_GRACE_S = 1.5
 """Seconds between SIGTERM and SIGKILL of a command whose launcher's side is gone. A longer time
 helps a worker that tidies up, and is taken from the margin."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
-from agent.tunnel import peers
+from agent.tunnel import identity
 from launcher_shim.exit_status import EXIT_TERMINATED, EXIT_UNKNOWN
 from launcher_shim.horovod.exec import client
 from launcher_shim.horovod.exec import frames as lease
@@ -55,21 +55,23 @@ def who_is_admitted() -> None:
     """A launcher calls present workers, of this generation, by their pins; nobody else does."""
     there = _membership("lab")
     launcher, worker = there.members["l"], there.members["a"]
-    assert peers.calling(there, 1, "aa") == launcher
-    assert peers.called(there, 1, _host(worker)) == worker
+    assert identity.calling_peers(there, 1, "aa") == launcher
+    assert identity.called_peer(there, 1, _host(worker)) == worker
     no_peer: Sequence[Callable[[], object]] = (
-        lambda: peers.calling(there, 1, "dd"),  # a stranger's certificate
-        lambda: peers.calling(there, 1, ""),  # as in the record of a member without a tunnel
-        lambda: peers.calling(there, 1, "bb"),  # a worker's
-        lambda: peers.calling(there, 2, "aa"),  # the launcher of a former generation
-        lambda: peers.calling(there, None, "aa"),
-        lambda: peers.calling(_membership("ab"), 1, "aa"),  # it has left
-        lambda: peers.called(there, 2, _host(worker)),
-        lambda: peers.called(there, 1, token_of("a", "uid-before")),
-        lambda: peers.called(_membership("lb"), 1, _host(worker)),
+        lambda: identity.calling_peers(there, 1, "dd"),  # a stranger's certificate
+        lambda: identity.calling_peers(
+            there, 1, ""
+        ),  # as in the record of a member without a tunnel
+        lambda: identity.calling_peers(there, 1, "bb"),  # a worker's
+        lambda: identity.calling_peers(there, 2, "aa"),  # the launcher of a former generation
+        lambda: identity.calling_peers(there, None, "aa"),
+        lambda: identity.calling_peers(_membership("ab"), 1, "aa"),  # it has left
+        lambda: identity.called_peer(there, 2, _host(worker)),
+        lambda: identity.called_peer(there, 1, token_of("a", "uid-before")),
+        lambda: identity.called_peer(_membership("lb"), 1, _host(worker)),
     )
     for number, asked in enumerate(no_peer):
-        with suppress(peers.NoPeer):
+        with suppress(identity.NoPeer):
             found = asked()
             raise AssertionError(f"case {number}: {found} is admitted")
     stays = (
@@ -80,7 +82,7 @@ def who_is_admitted() -> None:
         (_membership("lab", pin="ee"), 1, worker, False),  # its sidecar has been started again
     )
     for snapshot, generation, peer, present in stays:
-        assert peers.is_present(snapshot, generation, peer) is present
+        assert identity.is_present(snapshot, generation, peer) is present
 
 
 def frames_come_once_and_in_order() -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from agent.tunnel import peers
+from agent.tunnel import identity
 from launcher_shim.horovod.exec import client
 from launcher_shim.horovod.exec.client import RemoteCommand, UnknownEnd
 from launcher_shim.horovod.exec.command import WorkerCommand
@@ -33,7 +33,7 @@ class Mutation:
 
 
 def _any_pin(snapshot: Snapshot, generation: int | None, pin: str) -> Member:
-    peers._same_generation(snapshot, generation)
+    identity._same_generation(snapshot, generation)
     return next(one for one in snapshot.members.values() if one.role == "launcher")
 
 
@@ -58,11 +58,11 @@ def _present_by(*parts: str) -> Callable[[Snapshot, int | None, Member], bool]:
 
 
 def _by_name(snapshot: Snapshot, generation: int | None, host: str) -> Member:
-    peers._same_generation(snapshot, generation)
+    identity._same_generation(snapshot, generation)
     for one in snapshot.members.values():
         if one.name == host.partition(".")[0]:
             return one
-    raise peers.NoPeer("no such name")
+    raise identity.NoPeer("no such name")
 
 
 def _hear_twice(stream: Stream, frame: Frame) -> Frame | None:
@@ -97,34 +97,34 @@ def _attach_again(session: CommandSession, writer: Any, attaching: Attaching) ->
     _attach(session, writer, attaching._replace(attempt=session._attempt + 1))
 
 
-_calling, _receive, _finish = peers.calling, Stream.receive, Worker.finish
+_calling, _receive, _finish = identity.calling_peers, Stream.receive, Worker.finish
 _hear, _run, _attach = RemoteCommand._hear, RemoteCommand.run, CommandSession.attach
 _slots = itertools.count()
 
 MUTATIONS = (
     Mutation(
-        "the caller's pin", "who_is_admitted", lambda: patch.object(peers, "calling", _any_pin)
+        "the caller's pin", "who_is_admitted", lambda: patch.object(identity, "calling", _any_pin)
     ),
     Mutation(
         "only a launcher calls",
         "who_is_admitted",
-        lambda: patch.object(peers, "calling", _any_member_calls),
+        lambda: patch.object(identity, "calling", _any_member_calls),
     ),
     Mutation(
         "the generation of a handshake",
         "who_is_admitted",
-        lambda: patch.object(peers, "_same_generation", lambda snapshot, generation: None),
+        lambda: patch.object(identity, "_same_generation", lambda snapshot, generation: None),
     ),
     Mutation(
         "the incarnation in a host's name",
         "who_is_admitted",
-        lambda: patch.object(peers, "called", _by_name),
+        lambda: patch.object(identity, "called", _by_name),
     ),
     *(
         Mutation(
             f"{left_out} of a peer that is connected",
             "who_is_admitted",
-            partial(patch.object, peers, "is_present", _present_by(*kept)),
+            partial(patch.object, identity, "is_present", _present_by(*kept)),
         )
         for left_out, kept in (
             ("the generation", ("member", "pod_uid", "pin")),

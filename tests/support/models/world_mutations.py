@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-import agent.world.report
+import agent.world_report
 import rdzv.world
 from muster.world import conduct
 from muster.world.conduct import FORM, IDLE, LEAVE, Order, WorldRank
@@ -55,7 +55,7 @@ def _decide(change: Callable[[WorldDecision, WorldSnapshot], WorldDecision]) -> 
     def decide(now: float, since_s: float, snapshot: WorldSnapshot, policy: Any) -> WorldDecision:
         return change(original(now, since_s, snapshot, policy), snapshot)
 
-    return [patch(f"{one}.decide", decide) for one in ("rdzv.world", "agent.world.keeper")]
+    return [patch(f"{one}.decide", decide) for one in ("rdzv.world", "agent.world_keeper")]
 
 
 def _obey(
@@ -145,14 +145,14 @@ def sigterm_before_formed() -> list[Patch]:
 @mutation("drain", "I11")
 def vote_too_low() -> list[Patch]:
     """A vote does not count the step that a rank may have begun."""
-    original = agent.world.report._vote
+    original = agent.world_report._vote
 
     def vote(parts: Any, change: Any, before: Any) -> Any:
         step, epoch = original(parts, change, before)
         fresh = before is None or before.voted != change.epoch
         return (max(one.step for one in parts) if step is not None and fresh else step), epoch
 
-    return [patch.object(agent.world.report, "_vote", vote)]
+    return [patch.object(agent.world_report, "_vote", vote)]
 
 
 # --- the rank ---

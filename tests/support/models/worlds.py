@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple
 
-import agent.world.report
-import agent.world.shown
+import agent.world_report
 import rdzv.world
 from launcher_shim.c10d.rounds.records import Seat
 from muster.world import conduct
@@ -260,7 +259,7 @@ class Worlds:
         own = self._is_in_own_round(name, pod)
         key = (state.change, state.members, name, own, pod.line.number > 0)
         if (order := self._orders.get(key)) is None:
-            content = agent.world.shown.shown(
+            content = agent.world_report.shown(
                 state.change,
                 0 if state.change.phase == "fall-back" else state.world,
                 [member for member, _ in state.members],
@@ -282,7 +281,7 @@ class Worlds:
         if key not in self._reported:
             line = RankProgress(0, 1, "", pod.line.step, True, False, in_world=_part(pod.line))
             seat = Seat(name, "n", pod.seat)
-            self._reported[key] = agent.world.report.report_of([line], seat, pod.asked, pod.report)
+            self._reported[key] = agent.world_report.report_of([line], seat, pod.asked, pod.report)
         return self._reported[key]  # type: ignore[no-any-return]
 
     def _decide(self, state: Job, now: float) -> Job | None:

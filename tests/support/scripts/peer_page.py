@@ -10,8 +10,7 @@ from time import monotonic
 
 from agent.config.sidecar import Config
 from agent.config.table import load
-from agent.telemetry.http import serving
-from agent.telemetry.loop_lag import LoopLag
+from agent.telemetry.http import LoopLag, serving
 from agent.telemetry.metrics import Metrics
 
 

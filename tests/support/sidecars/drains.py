@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from agent.drain.notice import Notice, Source
-from agent.drain.notice_socket import Phase
+from agent.drain.notice import Notice, Phase, Source
 from agent.parts import drains_of, job_client, member_parts
 from agent.surroundings import MemberSettings
 from launcher_shim.c10d.rounds.mirrored_run import own

@@ -12,7 +12,7 @@ from threading import Thread
 
 from agent.rundir.files import RunDir
 from agent.rundir.gate_page import GatePage
-from agent.rundir.progress import read_line
+from agent.rundir.reports import read_line
 from rdzv.drain.gate import Gate
 from rdzv.records.progress import RankProgress
 

@@ -11,9 +11,8 @@ import asyncio
 import errno
 from collections.abc import Callable
 
-from agent.rundir.failure_report import FailureReport
 from agent.rundir.files import RunDir, State
-from agent.rundir.launch_report import LaunchReport
+from agent.rundir.reports import FailureReport, LaunchReport
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.rank_reports import StackFrame, StepLine
 from rdzv.records.progress import RankProgress

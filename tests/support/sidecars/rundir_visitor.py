@@ -17,8 +17,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from agent.rundir.launch_report import read_launch
-from agent.rundir.progress import read_lines
+from agent.rundir.reports import read_launch, read_lines
 from launcher_shim.pod.launch import Reporter
 from muster.gate import GateFile
 from muster.progress import ProgressFile

@@ -12,8 +12,7 @@ from dataclasses import replace
 from random import Random
 
 from agent.parts import member_parts
-from agent.shards.desk import ShardDesk
-from agent.shards.request import ShardReply, ShardRequest
+from agent.shards import ShardDesk, ShardReply, ShardRequest
 from agent.surroundings import MemberSettings
 from muster.orders import ShardOrder
 from muster.shard_log import ShardLog

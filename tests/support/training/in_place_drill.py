@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.rundir.progress import read_ranks
+from agent.rundir.reports import read_ranks
 from launcher_shim.c10d.rounds.stages import SHARED_RUN
 from rdzv.records.world import WorldChange
 from tests.support.training.drain_job import DRAINED_STATUS, gone, terminate

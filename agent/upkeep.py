@@ -1,21 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deletes what pods that are gone have left in the store; the oldest listed member does it."""
+"""The upkeep of the store: deletes what gone pods have left, and checks the server's version.
+
+The oldest listed member deletes; each sidecar logs whether the version is fit for a job, as
+``muster doctor`` says.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.rounds.stages import SHARED_RUN
-from rdzv.errors import RecordError
+from rdzv.errors import RecordError, StoreError
+from rdzv.job import JobClient
 from rdzv.keys import GenerationKeys, last_name
 from rdzv.members.gone import kept, leftovers, oldest
-from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
+from rdzv.reconcile import DueWrite, Kernel, Loop, Outlook, Reconciler
 from rdzv.records.history import ROUNDS_PER_LIFE, HistoryEntry
+from rdzv.sentences import Diary
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, KeyValue
+from rdzv.store.etcd.answers import FLOOR, judge_version
 
 WORKERS = (b"/worker/attempt_", b"init/")
 """Prefixes of the keys of torch's workers there. Keys of other clients are left alone."""
@@ -81,7 +89,7 @@ def orphans(keys: GenerationKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -
     return oldest(of_gone, kept(snapshot))
 
 
-PAUSE_S = 5.0
+SWEEP_PAUSE_S = 5.0
 """Pause between two sweeps, in seconds: there is no hurry, and a burst of changes needs one
 sweep."""
 
@@ -92,7 +100,9 @@ BATCH_MAX = 50
 class Sweeper(Reconciler):
     """The sweeper: it keeps the store's size independent of how many pods a job has ever had."""
 
-    def __init__(self, kernel: Kernel, me: str, pod_uid: str, *, pause_s: float = PAUSE_S) -> None:
+    def __init__(
+        self, kernel: Kernel, me: str, pod_uid: str, *, pause_s: float = SWEEP_PAUSE_S
+    ) -> None:
         super().__init__(kernel, "sweeper")
         self._me = me
         self._pod_uid = pod_uid
@@ -131,3 +141,45 @@ def _deletion(kvs: list[KeyValue]) -> DueWrite:
     # A key that was written since then is in use: the whole batch is decided again.
     unchanged = [Compare(kv.key, "mod", "=", kv.mod_revision) for kv in kvs]
     return DueWrite(lambda: (unchanged, [Delete(kv.key) for kv in kvs]))
+
+
+log = logging.getLogger(__name__)
+
+VERSION_LOOK_S = 3600.0
+"""Interval of the check, in seconds: members of a cluster are replaced while a job runs, also by
+older ones, and no event tells of it."""
+
+
+class StoreVersion(Loop):
+    """The check of the store member that this sidecar talks to, at start and every ``repeat_s``.
+
+    An unfit version causes a warning and no more: the operator of the job may have no other.
+    """
+
+    def __init__(
+        self, client: JobClient, clock: Callable[[], float], *, repeat_s: float = VERSION_LOOK_S
+    ) -> None:
+        super().__init__(clock)
+        self._client = client
+        self._repeat_s = repeat_s
+        self._diary = Diary(log)
+
+    async def step(self) -> Outlook:
+        """Check once the store can be read, then every ``repeat_s``."""
+        if not self._client.mirror.loaded:
+            return Outlook(partial(self._client.mirror.changed_after, 0))
+        try:
+            status = await self._client.store.status()
+        except StoreError as error:
+            log.info("cannot read the version of the store: %s", error)
+        else:
+            self._log_change(status.endpoint, status.version)
+        return Outlook(look_at_s=self.clock() + self._repeat_s)
+
+    def _log_change(self, endpoint: str, version: str) -> None:
+        level, why = judge_version(version)
+        fault = level == "fault"
+        sentence = f"the store at {endpoint}: {why}" + (f": use {FLOOR}, or later" if fault else "")
+        extra = {"event": "store_version", "version": version}
+        severity = logging.WARNING if fault else logging.INFO
+        self._diary.say(sentence, level=severity, extra=extra, topic=why)

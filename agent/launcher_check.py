@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import field, replace
 
-from agent.rundir.launch_report import LaunchReport
+from agent.rundir.reports import LaunchReport
 from launcher_shim.pod.torchrun_options import bounds
 from rdzv.dataclass import dataclass
 from rdzv.records.troubles import Bypass

@@ -1,28 +1,144 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers the requests of one pod's ranks for shards, one after another.
+"""Dynamic shards in the sidecar: the requests of this pod's ranks, and the answers.
 
-Each answer is decided by what the mirror shows and written with compares; if they fail, it is
-decided again. A rank repeats a request whose answer it did not get, which is harmless.
+A rank sends one line to ``shards.sock`` for each request. Each answer is decided by what the mirror
+shows and written with compares; if they fail, it is decided again. A rank repeats a request whose
+answer it did not get, which is harmless.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
 from random import Random
+from typing import Self
 
-from agent.drain.view import RoundSource
-from agent.shards.request import ShardReply, ShardRequest
+from agent.drain.decisions import RoundSource
+from agent.rundir.pod_socket import PodSocket
 from rdzv import shard_requests
+from rdzv.dataclass import dataclass
 from rdzv.drain.inputs import LiveRound
-from rdzv.errors import LeaseLost, StoreError
+from rdzv.errors import LeaseLost, RecordError, StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
+from rdzv.records.codec import take
+from rdzv.records.shards import Intervals, Plan, Saved, places_of, saves_of
 from rdzv.sentences import Diary
 from rdzv.shard_ledger import ShardLedger, ShardProgress, ShardView, progress, progress_warning
 from rdzv.shard_requests import Answer, Ask, answer_transaction
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare
+
+LINE_BYTES_MAX = 1 << 20
+"""Bound on a line: a rank whose loop takes pieces from many places at once stays far below."""
+
+PLACES_MAX = 1 << 62
+NAME_LENGTH_MAX = 80
+WHERE = "a request for shards"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRequest:
+    """The request of a rank; the fields are those that ``rdzv.shard_requests.Ask`` explains.
+
+    ``name`` is the data set's. ``master`` names the rank's round of torchrun, and is empty for one
+    that names its ``world`` itself.
+    """
+
+    name: str
+    master: str
+    world: str
+    ranks: int
+    local_rank: int
+    plan: Plan
+    start: int
+    epoch: int
+    left: Intervals
+    used: Intervals
+    saves: tuple[Saved, ...]
+    want: int
+    confirmed: int = 0
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Self:
+        """Parse one line; raise ``RecordError`` if it is malformed."""
+        try:
+            fields = json.loads(line.decode())
+        except (ValueError, RecursionError) as error:
+            raise RecordError(f"{WHERE} is no JSON ({error})") from error
+        if not isinstance(fields, dict):
+            raise RecordError(f"{WHERE} is {type(fields).__name__}, expected an object")
+        seed = fields.get("seed")
+        plan = Plan(
+            _number(fields, "size", 1),
+            _number(fields, "shard_size", 1),
+            None if seed is None else take(WHERE, fields, "seed", int),
+        )
+        name = take(WHERE, fields, "name", str)
+        if not 0 < len(name) <= NAME_LENGTH_MAX:
+            raise RecordError(f"{WHERE}: a name has 1 to {NAME_LENGTH_MAX} characters")
+        return cls(
+            name=name,
+            master=take(WHERE, fields, "master", str, ""),
+            world=take(WHERE, fields, "world", str, ""),
+            ranks=_number(fields, "ranks", 1),
+            local_rank=_number(fields, "local_rank", 0),
+            plan=plan,
+            start=_number(fields, "start", 0),
+            epoch=_number(fields, "epoch", 0),
+            left=places_of(WHERE, fields.get("left", [])),
+            used=places_of(WHERE, fields.get("used", [])),
+            saves=saves_of(WHERE, fields.get("saves", [])),
+            want=_number(fields, "want", 0),
+            confirmed=_number(fields, "confirmed", 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReply:
+    """The reply to a rank.
+
+    ``wait``: why there is no answer now, so that the rank asks again. ``lost``: why nothing that it
+    does counts any more. ``refused``: its user's mistake. ``batch_s`` is how many seconds of work a
+    rank should ask for at once, which limits the rate at which all of them write to the store.
+    """
+
+    given: Intervals = ()
+    done: bool = False
+    wait: str = ""
+    lost: str = ""
+    refused: str = ""
+    batch_s: float = 0.0
+
+    def line(self) -> bytes:
+        """Encode the reply as one line of JSON."""
+        return (
+            json.dumps(
+                {
+                    "given": self.given,
+                    "done": self.done,
+                    "wait": self.wait,
+                    "lost": self.lost,
+                    "refused": self.refused,
+                    "batch_s": self.batch_s,
+                },
+                separators=(",", ":"),
+            ).encode()
+            + b"\n"
+        )
+
+
+def _number(fields: dict[str, object], name: str, least: int) -> int:
+    """Take one number of at least ``least``; one that is counted from 0 may be left out."""
+    value = take(WHERE, fields, name, int, None if least else 0)
+    if not least <= value <= PLACES_MAX:
+        raise RecordError(f"{WHERE}: {name!r} is {value}, expected a number from {least} on")
+    return value
+
 
 log = logging.getLogger(__name__)
 
@@ -190,3 +306,41 @@ class ShardDesk:
 
 def _present(membership: Snapshot) -> dict[str, str]:
     return {name: member.pod_uid for name, member in membership.members.items()}
+
+
+CONNECTIONS_MAX = 256
+"""The ranks of one pod, and some to spare; a connection beyond them is closed, and retried."""
+
+
+class ShardSocket:
+    """A server on the socket ``path``; None: do not listen. ``answer`` answers one request."""
+
+    def __init__(
+        self, path: Path | None, answer: Callable[[ShardRequest], Awaitable[ShardReply]]
+    ) -> None:
+        self.answer = answer
+        self._socket = PodSocket(
+            path, self._serve, limit=LINE_BYTES_MAX, connections_max=CONNECTIONS_MAX
+        )
+
+    async def run(self) -> None:
+        """Serve until cancelled; raise ``ConfigError`` if the path is too long for a socket."""
+        await self._socket.run()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A client that disconnects loses nothing: its next request says everything again.
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                reply = await self._reply(reader)
+                writer.write(reply.line())
+                await writer.drain()
+
+    async def _reply(self, reader: asyncio.StreamReader) -> ShardReply:
+        try:
+            request = ShardRequest.from_line(await reader.readuntil(b"\n"))
+        except asyncio.LimitOverrunError as error:
+            raise ConnectionAbortedError(f"a request without end: {error}") from error
+        except RecordError as error:
+            log.warning("a request is refused: %s", error, extra={"event": "shards_refused"})
+            return ShardReply(refused=str(error))
+        return await self.answer(request)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores who ended a world, and with what: the newest failure of this pod's workers.
+"""The watch over the launcher beside this sidecar: whether it uses it, and who ended its world.
 
-A torchrun that loses a worker leaves its round at once, and nothing else makes it do so before the
-round's record says that the world must form again. So the round is what is waited for, and the
-errors of the ranks are read then.
+Each change of what ``agent.launcher_check`` finds is published once: in the log, in the store
+(where ``muster status`` reads it), and as a metric. A torchrun that loses a worker leaves its round
+at once, and nothing else makes it do so before the round's record says that the world must form
+again. So the round is what is waited for, and the errors of the ranks are read then, the newest of
+them stored.
 """
 
 from __future__ import annotations
@@ -15,27 +17,153 @@ from dataclasses import replace
 from functools import partial
 from time import time
 
-from agent.rundir.failure_report import FailureReport
+from agent import launcher_check
+from agent.launcher_check import (
+    FINE,
+    LauncherObservations,
+    LauncherPolicy,
+    LauncherView,
+    observe,
+)
 from agent.rundir.files import RunDir
+from agent.rundir.reports import FailureReport, LaunchReport
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.rounds.records import LOST
+from launcher_shim.c10d.rounds.stages import torch_run_id
 from rdzv.drain.inputs import LiveRound, LiveRounds
-from rdzv.errors import StoreError
+from rdzv.errors import RecordError, StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.reconcile import Loop, Outlook
 from rdzv.records.history import HistoryEntry
 from rdzv.records.quarantine import Terms
-from rdzv.records.troubles import Failure, after, is_alike, is_told
-from rdzv.store import Operation, Put
+from rdzv.records.troubles import KINDS, REMARKS, Bypass, Failure, after, is_alike, is_told
+from rdzv.store import Delete, Operation, Put
 
 log = logging.getLogger(__name__)
+
+LAUNCH_LOOK_S = 2.0
+"""Poll interval of the run directory; the standard library has no file notification."""
+
+
+class LauncherWatcher(Loop):
+    """The watcher of one member's launcher; ``ready`` returns whether launchers may start."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        client: JobClient,
+        registrar: Registrar,
+        endpoint: Endpoint,
+        policy: LauncherPolicy,
+        *,
+        ready: Callable[[], bool],
+        clock: Callable[[], float],
+        look_s: float = LAUNCH_LOOK_S,
+    ) -> None:
+        super().__init__(clock)
+        self.finding = FINE
+        self._run_dir = run_dir
+        self._client = client
+        self._registrar = registrar
+        self._endpoint = endpoint
+        self._policy = policy
+        self._ready = ready
+        self._look_s = look_s
+        self._seen = LauncherObservations()
+
+    def by_kind(self) -> dict[str, float]:
+        """Return 1 for the kind that is found now, 0 for the others."""
+        return {kind: float(kind == self.finding.kind) for kind in KINDS[1:]}
+
+    @property
+    def slots(self) -> int:
+        """The workers of this pod: what its torchrun started, else what its sidecar was given."""
+        return self.finding.slots or self._registrar.identity.slots
+
+    async def step(self) -> Outlook:
+        """Look at the launcher, and publish what has changed."""
+        sight = self._sight(*await asyncio.to_thread(self._read))
+        now = self.clock()
+        self._seen = observe(now, self._seen, sight, self._policy)
+        self._log_change(launcher_check.decide(now, self._seen, sight, self._policy))
+        await self._write()
+        return Outlook(look_at_s=self.clock() + self._look_s)
+
+    def _read(self) -> tuple[LaunchReport | None, bool, bool, tuple[str, ...]]:
+        run_dir = self._run_dir
+        commands = run_dir.commands() is not None
+        return run_dir.launch(), bool(run_dir.ranks()), commands, run_dir.plain_starts()
+
+    def _sight(
+        self, launch: LaunchReport | None, ranks: bool, commands: bool, plain: tuple[str, ...]
+    ) -> LauncherView:
+        me, snapshot = self._registrar.identity, self._client.membership.snapshot()
+        driven = commands or (launch is not None and launch.launcher == "horovodrun")
+        driven = driven or any(one.role == "launcher" for one in snapshot.members.values())
+        rendezvous = self._endpoint.rendezvous()
+        return LauncherView(
+            expected=self._ready() and me.role == "worker" and not driven,
+            over=self._endpoint.any_closed,
+            launch=launch,
+            runs={
+                torch_run_id(run_id): agent.foreign_size
+                for run_id, agent in self._endpoint.launchers()
+                if agent.claim.named
+            },
+            others=frozenset(
+                torch_run_id(run_id)
+                for run_id, run in rendezvous.items()
+                for node in run.snapshot().nodes.values()
+                if node.member != me.member and node.state != "left"
+            ),
+            ranks=ranks,
+            workers=self._endpoint.workers,
+            plain=plain,
+        )
+
+    def _log_change(self, finding: Bypass) -> None:
+        if finding == self.finding:
+            return
+        before, self.finding = self.finding, finding
+        if not finding.kind:
+            if before.kind in REMARKS:
+                return  # nothing was wrong
+            log.info("the launcher uses its sidecar correctly again", extra={"event": "launcher"})
+            return
+        level = logging.INFO if finding.kind in REMARKS | {"unseen"} else logging.WARNING
+        sentence = f"{self._registrar.identity.member}: {finding.sentence}"
+        log.log(level, "%s", sentence, extra={"event": "launcher", "kind": finding.kind})
+
+    async def _write(self) -> None:
+        """Store the finding if the store has another one; a failed write is retried later."""
+        registrar = self._registrar
+        lease_id, generation = registrar.lease_id, registrar.generation
+        if generation is None or lease_id is None:
+            return
+        here = registrar.keys.in_generation(generation)
+        key = here.bypass(registrar.identity.member)
+        kv = self._client.mirror.kvs.get(key)
+        try:
+            stored = Bypass.from_kv(kv) if kv is not None and kv.lease == lease_id else FINE
+        except RecordError:
+            stored = FINE
+        if stored == self.finding and (kv is None) == (not self.finding.kind):
+            return
+        change: Operation = Delete(key)
+        if self.finding.kind:
+            change = Put(key, self.finding.to_json(), lease_id)
+        try:
+            await self._client.store.txn([registrar.guard(generation).holds()], [change])
+        except StoreError as error:
+            log.debug("retrying to report the launcher to the store: %s", error)
+
 
 OTHERS_S = 2.0
 """Time that an error waits for the record of another one, which may be its cause, or alike."""
 
-RETRY_S = 1.0
-TRIES = 30
+REPORT_RETRY_S = 1.0
+REPORT_TRIES = 30
 """Number of attempts to store a record: the log has it in any case."""
 
 UNREPORTED = "a worker ended and reported no Python error: it was killed, or exited by itself"
@@ -127,10 +255,10 @@ class FailureReporter(Loop):
             failure.sentence,
             extra={"event": "failed", "round": world.number, "rank": failure.rank},
         )
-        for _ in range(TRIES):
+        for _ in range(REPORT_TRIES):
             if await self._stored(failure, progressed=progressed):
                 return
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(REPORT_RETRY_S)
 
     async def _are_alike(self, failure: Failure) -> bool:
         """Return whether the world ended by the same error of another member."""

@@ -13,8 +13,7 @@ from dataclasses import replace
 from time import time
 
 from agent.rundir.files import RunDir
-from agent.world.report import report_of, seat_name
-from agent.world.shown import IDLE, prefix_of, root_of, shown
+from agent.world_report import IDLE, prefix_of, report_of, root_of, seat_name, shown
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.own_node import Evaluation
