@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of the settings of ``muster inject`` that nothing else has.
+"""Parsers of the settings of ``muster inject`` that nothing else has, and faults between them.
 
-Every function takes text and raises ``ValueError`` that says what was expected.
+Every parser takes text and raises ``ValueError`` that says what was expected.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from agent.config import parsers as texts
 from injection.facts import RESOURCES, Asked, quantity
+from rdzv.flags import named
 
 SECRET_KEYS = ("ca.crt", "tls.crt", "tls.key", "username", "password")
 
@@ -94,3 +96,23 @@ def resources(text: str) -> Asked:
             raise ValueError(f"expected {name}=REQUEST or {name}=REQUEST:LIMIT, as in cpu=50m:500m")
         asked[name] = (request, limit or None)
     return asked
+
+
+def store_faults(
+    endpoints: Sequence[str], secret: str | None, keys: Sequence[str]
+) -> Iterator[str]:
+    """Yield one sentence for each fault between the store's addresses and the keys of its Secret."""
+    given = named("--etcd-endpoints")
+    encrypted = {endpoint.startswith("https://") for endpoint in endpoints}
+    if len(encrypted) > 1:
+        yield f"{given}: some are https:// and some are not: write all alike"
+    elif encrypted == {True} and (secret is None or "ca.crt" not in keys):
+        yield (
+            f"{given} are https://: name a Secret with --etcd-secret, and ca.crt among its"
+            " --etcd-secret-keys"
+        )
+    elif encrypted == {False} and secret is not None and {"ca.crt", "tls.crt"} & {*keys}:
+        yield (
+            f"{given} are not https://, so the certificates of --etcd-secret would serve nothing:"
+            " write https://host:port, or --etcd-secret-keys username,password"
+        )

@@ -6,7 +6,7 @@ A setting stays on the template, as an annotation: another call without flags do
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,9 +14,8 @@ from agent.config import parsers as texts
 from agent.config.job import size_faults
 from agent.config.table import Setting, field, settings_of
 from injection import parsers
-from injection.parsers import SECRET_KEYS
+from injection.parsers import SECRET_KEYS, store_faults
 from rdzv.errors import ConfigError
-from rdzv.sentences import named
 
 DOMAIN = "muster.dev/"
 LABEL = DOMAIN + "job"
@@ -340,26 +339,7 @@ class TemplateSettings:
         yield from size_faults(values)
         match values:
             case {"etcd_endpoints": (*endpoints,), "etcd_secret": secret}:
-                yield from _store_faults(endpoints, secret, values.get("etcd_secret_keys") or ())
-
-
-def _store_faults(
-    endpoints: Sequence[str], secret: str | None, keys: Sequence[str]
-) -> Iterator[str]:
-    given = named("--etcd-endpoints")
-    encrypted = {endpoint.startswith("https://") for endpoint in endpoints}
-    if len(encrypted) > 1:
-        yield f"{given}: some are https:// and some are not: write all alike"
-    elif encrypted == {True} and (secret is None or "ca.crt" not in keys):
-        yield (
-            f"{given} are https://: name a Secret with --etcd-secret, and ca.crt among its"
-            " --etcd-secret-keys"
-        )
-    elif encrypted == {False} and secret is not None and {"ca.crt", "tls.crt"} & {*keys}:
-        yield (
-            f"{given} are not https://, so the certificates of --etcd-secret would serve nothing:"
-            " write https://host:port, or --etcd-secret-keys username,password"
-        )
+                yield from store_faults(endpoints, secret, values.get("etcd_secret_keys") or ())
 
 
 TABLE = settings_of(TemplateSettings)

@@ -59,9 +59,7 @@ def who_is_admitted() -> None:
     assert identity.called_peer(there, 1, _host(worker)) == worker
     no_peer: Sequence[Callable[[], object]] = (
         lambda: identity.calling_peers(there, 1, "dd"),  # a stranger's certificate
-        lambda: identity.calling_peers(
-            there, 1, ""
-        ),  # as in the record of a member without a tunnel
+        lambda: identity.calling_peers(there, 1, ""),  # as a member without a tunnel has
         lambda: identity.calling_peers(there, 1, "bb"),  # a worker's
         lambda: identity.calling_peers(there, 2, "aa"),  # the launcher of a former generation
         lambda: identity.calling_peers(there, None, "aa"),
