@@ -14,6 +14,10 @@ from agent.config import parsers as texts
 from injection.facts import RESOURCES, Asked, quantity
 from rdzv.flags import named
 
+TEXT_LENGTH = 4096
+"""Maximum length of a setting's text: room for the endpoints of a large store. An annotation may
+have 256 KiB, and every user who may create a pod may write one."""
+
 SECRET_KEYS = ("ca.crt", "tls.crt", "tls.key", "username", "password")
 
 _FIELD_PART = re.compile(r"\{metadata\.(labels|annotations)\['[A-Za-z0-9._/-]+'\]\}", re.ASCII)
@@ -101,7 +105,7 @@ def resources(text: str) -> Asked:
 def store_faults(
     endpoints: Sequence[str], secret: str | None, keys: Sequence[str]
 ) -> Iterator[str]:
-    """Yield one sentence for each fault between the store's addresses and the keys of its Secret."""
+    """Yield one sentence for each fault between the store's endpoints and its Secret."""
     given = named("--etcd-endpoints")
     encrypted = {endpoint.startswith("https://") for endpoint in endpoints}
     if len(encrypted) > 1:

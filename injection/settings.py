@@ -14,7 +14,7 @@ from agent.config import parsers as texts
 from agent.config.job import size_faults
 from agent.config.table import Setting, field, settings_of
 from injection import parsers
-from injection.parsers import SECRET_KEYS, store_faults
+from injection.parsers import SECRET_KEYS, TEXT_LENGTH, store_faults
 from rdzv.errors import ConfigError
 
 DOMAIN = "muster.dev/"
@@ -24,10 +24,6 @@ ASKS = DOMAIN + "inject"
 """The label by which a pod asks the controller for its sidecar, or a namespace for all its pods."""
 
 _DEFAULT_KEYS = "ca.crt,tls.crt,tls.key"
-
-TEXT_LENGTH = 4096
-"""Maximum length of a setting's text: room for the endpoints of a large store. An annotation may
-have 256 KiB, and every user who may create a pod may write one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
