@@ -23,10 +23,14 @@ from tests.support.injection.injecting import (
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
+ON_LAUNCHES = (
+    *("OVERRIDDEN", "NNODES", "FIXED", "WINS", "HIDDEN", "ADDRESS_WINS", "HALVES", "KEPT", "APART"),
+    *("ONE_PROCESS", "BY_DEEPSPEED", "FOREIGN", "IN_MPI", "NO_LAUNCHER", "NO_HOROVODRUN"),
+)
 SENTENCES = {
     name: text
     for name, text in vars(cautions).items()
-    if name.isupper() and isinstance(text, str) and "{name}" in text
+    if name in ON_LAUNCHES and isinstance(text, str) and "{name}" in text
 }
 NO_SIZE: dict[str, str | None] = {"min_nodes": None, "max_nodes": None}
 STATIC = "--nnodes=2:4 --node_rank=$RANK --master_addr=$HOST --master-port 29500 t.py"

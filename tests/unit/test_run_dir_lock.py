@@ -19,7 +19,7 @@ from rdzv.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RELEASE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.0)
 
 
 def test_a_second_sidecar_is_told_whose_the_directory_is(tmp_path: Path) -> None:
