@@ -21,7 +21,7 @@ from benchmarks.figures import Bar, Figure, of_medians
 from benchmarks.node_processes import Sidecar, Torchrun
 from benchmarks.processor_time import cpu_s
 from benchmarks.resident_memory import rss_mib
-from console.local.processes import child
+from console.local import processes
 
 STARTS = 7
 REST_S = 60.0
@@ -78,7 +78,7 @@ async def _start(run_dir: Path, endpoint: str) -> tuple[float, float]:
         return time.monotonic() - began_s, cpu_s(sidecar.pid)
     finally:
         assert sidecar.process is not None
-        await child.end(sidecar.process, 5.0)
+        await processes.end_child(sidecar.process, 5.0)
 
 
 async def _at_rest(run_dir: Path, endpoint: str, rest_s: float) -> tuple[float, float]:

@@ -17,11 +17,10 @@ from random import Random
 from typing import Literal
 
 from benchmarks.node_processes import REPOSITORY
-from console.local.launch.horovod_line import read_horovod_line
-from console.local.launch.settings import LAUNCHER, LocalSettings, Pod
-from console.local.processes import child
-from console.local.processes.marked import end_all, marked
-from console.local.processes.ports import free_ports
+from console.local import processes
+from console.local.launch_line import read_horovod_line
+from console.local.processes import end_all, free_ports, marked
+from console.local.settings import LAUNCHER, LocalSettings, Pod
 from launcher_shim.horovod.hosts import token_of
 from launcher_shim.rundir import layout
 from rdzv.store.access import Access
@@ -189,7 +188,7 @@ class HorovodJob:
         self, command: Sequence[str], environment: Mapping[str, str], log: str
     ) -> Process:
         """Start a process that ends with the job."""
-        process = await child.start(command, environment, self.directory / log)
+        process = await processes.start_child(command, environment, self.directory / log)
         self._children.append(process)
         return process
 

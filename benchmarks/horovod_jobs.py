@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.horovod_job import CHANGE_TIMEOUT_S, END_TIMEOUT_S, HorovodJob, Host
-from console.local.launch.settings import (
+from console.local import processes
+from console.local.payload import ExecHost, Horovodrun
+from console.local.processes import until_ready
+from console.local.settings import (
     LAUNCHER,
     horovodrun_environment,
     sidecar_command,
     sidecar_environment,
 )
-from console.local.nodes.payload import ExecHost, Horovodrun
-from console.local.processes import child
-from console.local.processes.readiness import until_ready
 from launcher_shim.rundir import layout
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
@@ -130,7 +130,7 @@ class MusterJob(HorovodJob):
             status = await agent.wait()
         if status:
             raise RuntimeError(f"the container of {host.token} ended with {status}")
-        await child.end(self._sidecars.pop(host), END_TIMEOUT_S)
+        await processes.end_child(self._sidecars.pop(host), END_TIMEOUT_S)
 
     async def end(self) -> None:
         await super().end()

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.etcd_server import free_port
-from console.local.launch.settings import read_delivery
-from console.local.processes import child
-from console.local.processes.readiness import until_ready
+from console.local import processes
+from console.local.processes import until_ready
+from console.local.settings import read_delivery
 
 REPOSITORY = Path(__file__).parent.parent
 SCRIPT = REPOSITORY / "benchmarks" / "training.py"
@@ -83,7 +83,7 @@ class Torchrun:
         self.process: Process | None = None
 
     async def start(self) -> None:
-        self.process = await child.start(self._command, self._environment, self._log)
+        self.process = await processes.start_child(self._command, self._environment, self._log)
 
     @property
     def ended(self) -> bool:
@@ -150,7 +150,7 @@ class Sidecar:
         self.process: Process | None = None
 
     async def start(self) -> None:
-        self.process = await child.start(
+        self.process = await processes.start_child(
             (sys.executable, "-m", "console.main", "agent"), self._environment, self._log
         )
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from benchmarks.etcd_server import free_port
-from console.local.processes import child
+from console.local import processes
 
 LISTEN_TIMEOUT_S = 30.0
 LOOK_S = 0.05
@@ -41,7 +41,9 @@ async def sshd(directory: Path) -> AsyncIterator[tuple[str, ...]]:
     }
     words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     listen = ("-D", "-e", "-f", "/dev/null", "-p", str(port), "-o", "ListenAddress=127.0.0.1")
-    daemon = await child.start((program, *listen, *words), dict(os.environ), directory / "log")
+    daemon = await processes.start_child(
+        (program, *listen, *words), dict(os.environ), directory / "log"
+    )
     try:
         await until(lambda: "listening" in (directory / "log").read_text())
         yield (
@@ -50,7 +52,7 @@ async def sshd(directory: Path) -> AsyncIterator[tuple[str, ...]]:
             f"{getpass.getuser()}@127.0.0.1",
         )
     finally:
-        await child.end(daemon, LISTEN_TIMEOUT_S)
+        await processes.end_child(daemon, LISTEN_TIMEOUT_S)
 
 
 def _make_folders(directory: Path) -> None:

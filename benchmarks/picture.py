@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from benchmarks.figures import Figure
-from console.local.report.picture import Axis
+from console.local.picture import Axis
 
 WIDTH = 900
 _LEFT, _RIGHT = 168, 866

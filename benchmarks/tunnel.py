@@ -21,7 +21,7 @@ from benchmarks.figures import Bar, Figure, of_medians
 from benchmarks.node_processes import Sidecar
 from benchmarks.openssh import sshd, until
 from benchmarks.resident_memory import rss_mib
-from console.local.processes import child
+from console.local import processes
 from launcher_shim.rundir import layout
 
 STARTS = 30
@@ -132,8 +132,8 @@ async def _tunnel(root: Path) -> AsyncIterator[Tunnel]:
         run_dir = root / "node-0"
         environ = {**os.environ, "MUSTER_RUN_DIR": str(run_dir)}
         command = (*sidecars[1].wrapper, str(run_dir / layout.PROGRAMS / layout.MUSTER_EXEC))
-        agent = await child.start(command, environ, root / "agent.log")
-        stack.push_async_callback(child.end, agent, END_TIMEOUT_S)
+        agent = await processes.start_child(command, environ, root / "agent.log")
+        stack.push_async_callback(processes.end_child, agent, END_TIMEOUT_S)
         await until((run_dir / layout.EXEC_SOCKET).exists)
         host = sidecars[1].torch_environment()["MUSTER_HOST"]
         kubexec = root / "launcher" / layout.KUBEXEC

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout of ``--help``: examples first, commands by task, exit statuses last."""
+"""The layout of ``--help``: examples first, commands by task, exit statuses last.
+
+With what to install where a command needs the packages of the extra ``controller``.
+"""
 
 from __future__ import annotations
 
@@ -228,3 +231,18 @@ class CommandsByTask(click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the epilog without its examples."""
         _write_rest(self.epilog, formatter)
+
+
+PACKAGES = frozenset({"aiohttp", "kubernetes", "yaml"})
+"""The names by which they are imported."""
+
+
+def missing_extra(error: ModuleNotFoundError) -> str:
+    """Return what to install if the import of one of them has failed; empty for any other."""
+    package = (error.name or "").partition(".")[0]
+    if package not in PACKAGES:
+        return ""
+    return (
+        f"the cluster cannot be asked without the package {package}: pip install"
+        " 'muster-elastic[controller]'"
+    )

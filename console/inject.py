@@ -14,8 +14,7 @@ import click
 
 from agent.verdict.states import Level
 from console.help import Command
-from console.style import coloured
-from console.wrapping import wrapped
+from console.styling import coloured, wrapped
 from injection import injection
 from injection.injection import Request
 from injection.remarks import Remark

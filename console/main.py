@@ -13,10 +13,8 @@ from pathlib import Path
 
 import click
 
-from console.extra import missing
-from console.help import CommandsByTask, Entry
-from console.style import TERMINAL, coloured
-from console.wrapping import wrapped
+from console.help import CommandsByTask, Entry, missing_extra
+from console.styling import TERMINAL, coloured, wrapped
 from launcher_shim.exit_status import (
     EXIT_BROKEN_PIPE,
     EXIT_DEFECT,
@@ -54,19 +52,17 @@ TASKS = {
             "console.submit.command:submit", "Make a training job in the cluster, and follow it."
         ),
         "scaleout": Entry(
-            "console.remote.scaling.scaleout:scaleout", "Add pods to a job, and wait for them."
+            "console.remote.scaleout:scaleout", "Add pods to a job, and wait for them."
         ),
-        "scalein": Entry(
-            "console.remote.scaling.scalein:scalein", "Save, then take pods away from a job."
-        ),
+        "scalein": Entry("console.remote.scalein:scalein", "Save, then take pods away from a job."),
         "delete": Entry("console.submit.delete:delete", "Save on all ranks, then delete a job."),
     },
     "Look at a job": {
         "list": Entry("console.job.jobs:list_jobs", "List the jobs of a namespace, or of a store."),
         "get": Entry("console.job.jobs:get", "Show a job and its pods, one a row."),
         "status": Entry("console.job.status:status", "Show a job's state, its pods and rounds."),
-        "top": Entry("console.top.command:top", "Show one job on one screen, with keys."),
-        "hosts": Entry("console.job.hosts:hosts", "List hosts available to launchers."),
+        "top": Entry("console.job.top:top", "Show one job on one screen, with keys."),
+        "hosts": Entry("console.job.status:hosts", "List hosts available to launchers."),
         "logs": Entry("console.logs.command:logs", "Show what training prints, by rank."),
         "history": Entry(
             "console.job.history:history", "Show joins, leaves, failures, drains and rounds."
@@ -76,18 +72,18 @@ TASKS = {
         "drain": Entry(
             "console.job.drain_command:drain", "Save on all ranks, then let a pod or a node leave."
         ),
-        "set": Entry("console.job.bounds:set_values", "Change a job's limits while it trains."),
+        "set": Entry("console.job.by_hand:set_values", "Change a job's limits while it trains."),
         "pause": Entry("console.job.pause:pause", "Save and stop a job, until it is resumed."),
         "resume": Entry("console.job.pause:resume", "Resume a paused job from its last save."),
-        "admit": Entry("console.job.admit:admit", "End a pod's quarantine."),
+        "admit": Entry("console.job.by_hand:admit", "End a pod's quarantine."),
         "forget": Entry(
-            "console.job.forget:forget", "Forget the last save, to train from scratch."
+            "console.job.by_hand:forget", "Forget the last save, to train from scratch."
         ),
     },
     "Set up a store": {
         "store": Entry("console.store:store", "An etcd-like store for laptops and tests."),
         "store-role": Entry(
-            "console.store_role:store_role", "Print or make one job's user and rights in the store."
+            "console.store:store_role", "Print or make one job's user and rights in the store."
         ),
     },
     "Run in a cluster": {
@@ -102,15 +98,15 @@ TASKS = {
         ),
     },
     "About Muster": {
-        "help": Entry("console.topics:show_help", "Show the help of a command, or store-options."),
-        "version": Entry("console.version:version", "Print the versions of Muster, Python, torch."),
+        "help": Entry("console.about:show_help", "Show the help of a command, or store-options."),
+        "version": Entry("console.about:version", "Print the versions of Muster, Python, torch."),
     },
 }
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
     if asked:
-        from console.version import described
+        from console.about import described
 
         click.echo(described())
         ctx.exit()
@@ -171,7 +167,7 @@ def main() -> None:
         _complain(str(error))
         sys.exit(_status(error))
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and (said := missing(error)):
+        if isinstance(error, ModuleNotFoundError) and (said := missing_extra(error)):
             _complain(said)
             sys.exit(EXIT_USAGE)
         import traceback

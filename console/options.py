@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""click options: one for each setting of a configuration, and those that several commands share."""
+"""click options: one for each setting of a configuration, and those that several commands share.
+
+The names of jobs and pods are completed by the shell: soon, or none, and never an error.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -16,14 +20,69 @@ import click
 from agent.config.job import STORE_SETTINGS, AccessConfig, JobConfig, StoreConfig
 from agent.config.parsers import duration_s
 from agent.config.table import Configuration, load, settings_of
-from console.completion import job_names
-from console.context_file import defaults
-from console.extra import missing
-from console.help import STORE_SECTION, SectionedOption
-from console.running import found, running
-from console.whereabouts import ClusterOptions, is_cluster_known, with_cluster_options
+from console.help import STORE_SECTION, SectionedOption, missing_extra
+from console.whereabouts import (
+    ClusterOptions,
+    defaults_of_file,
+    found_running,
+    is_cluster_known,
+    running_jobs,
+    with_cluster_options,
+)
 from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.sentences import named, variable_of
+
+T = TypeVar("T")
+
+PATIENCE_S = 2.0
+"""Time until the shell gets the names that are known by then: a user waits for each of them."""
+
+
+def job_names(ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
+    """Return the jobs of ``muster local`` here and of the cluster's namespace that begin so."""
+    local = [job.job for job in _or_nothing(running_jobs)]
+    return _beginning(begun, [*local, *_in_time(lambda: _of_cluster(ctx, pods=False))])
+
+
+def pod_names(ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
+    """Return the pods of the job, or of all jobs of the namespace, that begin so."""
+    return _beginning(begun, _in_time(lambda: _of_cluster(ctx, pods=True)))
+
+
+def _beginning(begun: str, names: list[str]) -> list[str]:
+    return sorted({name for name in names if name.startswith(begun)})
+
+
+def _of_cluster(ctx: click.Context, *, pods: bool) -> list[str]:
+    params = ctx.params
+    if params.get("etcd_endpoints") or os.environ.get("MUSTER_ETCD_ENDPOINTS"):
+        return []
+    options = ClusterOptions(*(params.get(one) for one in ("kubeconfig", "context", "namespace")))
+    options = options.completed(defaults_of_file(os.environ), os.environ)
+    if not (options.kubeconfig or options.context or is_cluster_known(os.environ)):
+        return []
+    # Late, as it needs the client of the API server, and only here.
+    names_in: Callable[..., list[str]] = import_module("console.remote.pods").names_in
+    job = params.get("named") or params.get("job") or ""
+    return names_in(options, job=str(job) if pods else "", pods=pods, timeout_s=PATIENCE_S)
+
+
+def _or_nothing(look: Callable[[], list[T]]) -> list[T]:
+    try:
+        return look()
+    except Exception:
+        # A shell would print it amid what its user types; the command itself says what is wrong.
+        return []
+
+
+def _in_time(look: Callable[[], list[str]]) -> list[str]:
+    """Return what ``look`` finds within ``PATIENCE_S``; it is left behind if it takes longer."""
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.extend(_or_nothing(look)), daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    return list(found)
+
 
 _SHORT = {"--namespace": "-n"}
 """Short forms of settings."""
@@ -117,7 +176,7 @@ def _located(
         with_local = _with_running_job(flags, options.namespace, job)
         if with_local != flags:
             return with_local, None
-    chosen = defaults(os.environ)
+    chosen = defaults_of_file(os.environ)
     if not asks_cluster and "etcd_endpoints" in chosen:
         chosen = {name: text for name, text in chosen.items() if not _is_set(name)}
         return {name: value or chosen.get(name) for name, value in flags.items()}, None
@@ -142,7 +201,7 @@ def _in_cluster(elsewhere: str, *, required: bool) -> Callable[..., Any] | None:
     try:
         return cast(Callable[..., Any], getattr(import_module(module), name))
     except ModuleNotFoundError as error:
-        said = missing(error)
+        said = missing_extra(error)
         if not said:
             raise
         if required:
@@ -158,7 +217,7 @@ def _with_running_job(
 
     Only names in ``flags`` are filled in. ``namespace`` and ``job``: as the user names them.
     """
-    local = found({**flags, "namespace": namespace, "job": job}, os.environ)
+    local = found_running({**flags, "namespace": namespace, "job": job}, os.environ)
     if local is None:
         return dict(flags)
     click.echo(f"muster: {local}", err=True)
@@ -171,7 +230,7 @@ def _check_usual_store(job: str | None, endpoint: str) -> None:
 
     Raises ``StoreUnavailable`` if nothing listens at ``endpoint``, which is meant then.
     """
-    jobs = ", ".join(one.job for one in running())
+    jobs = ", ".join(one.job for one in running_jobs())
     here = f"muster local runs job {jobs} here" if jobs else "no muster local runs here"
     if not listens(endpoint):
         raise StoreUnavailable(

@@ -7,10 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from agent.verdict.states import Level
-from console.doctor.finding import Finding
 from console.doctor.job import explain
-from console.doctor.report import EndpointReport, EtcdMember, Report, RightsReport
-from console.job.outage import cause
+from console.doctor.report import EndpointReport, EtcdMember, Finding, Report, RightsReport
+from console.job.reading import outage_cause
 from rdzv.sentences import named
 from rdzv.store import StoreStatus
 from rdzv.store.etcd.answers import FLOOR, NO_SPACE_CURE, is_embedded, judge_version
@@ -68,7 +67,7 @@ def _endpoint(one: EndpointReport) -> Iterator[Finding]:
         return
     if one.status is None:
         trouble = "refuses this client" if one.refused else "does not answer"
-        why = one.error if one.refused else cause(one.error)
+        why = one.error if one.refused else outage_cause(one.error)
         remedy = (
             "give --etcd-user with --etcd-password-file, or a client certificate, that the store"
             " knows"

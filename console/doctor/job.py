@@ -9,8 +9,8 @@ from agent.verdict.clocks import sentence, skews
 from agent.verdict.decision import launcher_cure, verdict
 from agent.verdict.states import STATES, Level
 from agent.verdict.view import JobView
-from console.doctor.finding import Finding
-from console.job.known import meant, missing
+from console.doctor.report import Finding
+from console.job.reading import meant_job, missing_job
 from rdzv.drain.standing import phase_of
 from rdzv.keys import JobKeys
 from rdzv.records.history import shown_round
@@ -24,7 +24,7 @@ def explain(view: JobView, now_unix_s: float, others: Collection[JobKeys] = ()) 
     """
     if view.job is None:
         wanted = JobKeys(view.namespace, view.name)
-        return [Finding("members", "warning", missing(wanted), meant(wanted, others))]
+        return [Finding("members", "warning", missing_job(wanted), meant_job(wanted, others))]
     found = verdict(view, now_unix_s)
     meaning = STATES[found.state]
     why = f": {found.why}" if found.why else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from agent.config.job import JobConfig
 from console.help import near
-from console.job.known import missing
+from console.job.reading import missing_job
 from rdzv.errors import ConfigError, JobNotFound, MembershipError
 from rdzv.job import JobClient
 from rdzv.records.job import Job
@@ -17,7 +17,7 @@ def present_job(config: JobConfig, client: JobClient, snapshot: Snapshot) -> Job
     if snapshot.job is not None:
         return snapshot.job
     if not client.mirror.kvs:
-        raise JobNotFound(missing(client.keys))
+        raise JobNotFound(missing_job(client.keys))
     raise ConfigError(
         f"the record of job {config.job} is not there, or cannot be read: see muster status"
     )

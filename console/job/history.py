@@ -18,8 +18,7 @@ from agent.verdict.view import moment
 from console.help import Command
 from console.job.reading import following, look
 from console.options import configured_by, job_named, shown_with
-from console.style import coloured, on_terminal
-from console.wrapping import wrapped
+from console.styling import coloured, on_terminal, wrapped
 from rdzv.records.history import HistoryEntry, shown_round
 
 _LEVELS: Mapping[str, Level] = {

@@ -20,8 +20,7 @@ from agent.telemetry.logs import printable
 from agent.verdict.states import Level
 from agent.verdict.view import JobView, present_view
 from console.job.reading import connected, following, look
-from console.style import COLOURS, is_styled, on_terminal
-from console.wrapping import broken, columns_of
+from console.styling import COLOURS, broken, columns_of, is_styled, on_terminal
 
 CLOCK_INTERVAL_S = 1.0
 

@@ -2,18 +2,20 @@
 """Rows of ``muster list`` and ``muster get``: a job, and a pod of it. Pure.
 
 They are made of what ``muster status --json`` says, here or in a sidecar of the job, and of what
-the API server says of its pods, if there is one.
+the API server says of its pods, if there is one. Pods that do not run are beside a view that a
+sidecar draws: its store does not know them, so they come with the command, as a variable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from agent.verdict.states import STATES, Level
 from console.job.output import Grid, Toned
-from console.job.pods import LEVELS
+from console.job.status_json import LEVELS
 from injection.kinds import job_label
 from rdzv.sentences import counted, duration
 
@@ -390,3 +392,35 @@ def _number(count: int | None) -> str:
 
 def _age(age_s: float | None) -> str:
     return "-" if age_s is None else duration(age_s)
+
+
+NOT_RUNNING = "MUSTER_NOT_RUNNING"
+"""The variable: JSON, with an object a pod."""
+
+SENT_MOST = 20
+"""The most pods that are sent: a command has room for 128 KiB."""
+
+WHY_MOST = 500
+"""Longest reason that is sent, in characters."""
+
+_KNOWN = {one.name for one in fields(PodFacts)}
+
+
+def beside(pods: Iterable[PodFacts]) -> dict[str, str]:
+    """Return the variable for those of a job's pods whose sidecar does not run: pure."""
+    idle = [one for one in pods if not one.runs]
+    sent = [{**asdict(one), "why": one.why[:WHY_MOST]} for one in idle[:SENT_MOST]]
+    if len(idle) > SENT_MOST:
+        more = f"and {counted(len(idle) - SENT_MOST, 'more pod')}"
+        sent.append(asdict(PodFacts(more, "Pending", runs=False)))
+    return {NOT_RUNNING: json.dumps(sent)} if sent else {}
+
+
+def not_running(environ: Mapping[str, str], now_unix_s: float) -> list[PodLine]:
+    """Return the rows of those pods; none if a newer version sends what cannot be read: pure."""
+    try:
+        sent = json.loads(environ.get(NOT_RUNNING) or "[]")
+        pods = [PodFacts(**{key: one[key] for key in _KNOWN & one.keys()}) for one in sent]
+        return pod_lines(None, pods, now_unix_s)
+    except (AttributeError, TypeError, ValueError):
+        return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster status``: members and rounds of a job."""
+"""``muster status``, ``muster hosts``: members and rounds of a job, and hosts for launchers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from agent.verdict.decision import verdict
 from agent.verdict.states import STATES, Level
 from agent.verdict.view import JobView
 from console.help import Command
-from console.job.beside import not_running
 from console.job.jobs import list_jobs
 from console.job.output import Face, Grid, Toned, show
-from console.job.pods import pods_of
-from console.job.rows import pod_grid
-from console.job.status_json import status_json
+from console.job.rows import not_running, pod_grid
+from console.job.status_json import pods_of, status_json
 from console.options import configured_by, job_named, shown_with
-from console.running import found as running_job
+from console.whereabouts import found_running as running_job
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.records.job import Member
 from rdzv.sentences import counted
@@ -275,3 +273,46 @@ def _line(view: JobView) -> str:
     )
     found = replace(verdict(view, time()), since_unix_s=0.0)
     return f"{found.lines(view.name, 0.0)[0]}; {_headline(view)}{runs}"
+
+
+@click.command(
+    cls=Command,
+    epilog="\b\nExamples:\n  muster hosts digits\n  muster hosts digits -w -o json",
+)
+@job_named
+@configured_by(JobConfig)
+@shown_with
+def hosts(config: JobConfig, as_json: bool, watch: bool, interval_s: float) -> None:
+    """Show the hosts of a job, oldest first: those that are listed now.
+
+    A sidecar's own list may keep a host for a few seconds after it was lost.
+    """
+    face = Face(_host_grids, _host_line, _hosts_json)
+    show(config, face, as_json=as_json, watch=watch, interval_s=interval_s)
+
+
+def _host_grids(view: JobView) -> list[Grid]:
+    rows = tuple(
+        (host.token, str(host.slots), member.name, member.address, member.node)
+        for host, member in view.hosts()
+    )
+    return [Grid(view.listing.reason, ("HOST", "SLOTS", "MEMBER", "ADDRESS", "NODE"), rows)]
+
+
+def _host_line(view: JobView) -> str:
+    return " ".join(f"{host.token}:{host.slots}" for host, _ in view.hosts()) or "(no host)"
+
+
+def _hosts_json(view: JobView) -> object:
+    return {
+        "hosts": [
+            {
+                "host": host.token,
+                "slots": host.slots,
+                "member": member.name,
+                "address": member.address,
+                "node": member.node,
+            }
+            for host, member in view.hosts()
+        ],
+    }

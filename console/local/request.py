@@ -19,13 +19,16 @@ from agent.config.job import JobConfig, size_faults
 from agent.config.sidecar import Config
 from agent.config.table import load, settings_of
 from console.job.reading import look
-from console.local.launch.horovod_line import HorovodLine
-from console.local.launch.launch_line import LaunchLine, read_launch_line
-from console.local.launch.script_check import interpreter_of, script_fault
-from console.local.launch.settings import MAX_NODES, LocalSettings
-from console.local.nodes.events import Event, Reach, read_event
-from console.local.report.printed_steps import read_pattern
+from console.local.launch_line import (
+    HorovodLine,
+    LaunchLine,
+    interpreter_of,
+    read_launch_line,
+    script_fault,
+)
+from console.local.script_progress import read_pattern
 from console.local.session import Directories
+from console.local.settings import MAX_NODES, Event, LocalSettings, Reach, read_event
 from rdzv.errors import ConfigError, JobNotFound
 from rdzv.records.template import Sizes
 from rdzv.sentences import counted

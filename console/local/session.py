@@ -23,25 +23,23 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from console.local.ending import (
+from console.local.job_in_store import RoundFollower, following
+from console.local.processes import adopt_orphans
+from console.local.run import LocalRun
+from console.local.screen import (
     Native,
+    Repeats,
+    draw_table,
     print_line,
     show_last_words,
     show_result,
     show_traceback,
     write_report,
 )
-from console.local.followed_job import following
-from console.local.launch.settings import LocalSettings, own_environment
-from console.local.nodes.events import Event
-from console.local.nodes.run import LocalRun
-from console.local.processes.marked import adopt_orphans
-from console.local.report.repeats import Repeats
-from console.local.report.rounds import RoundFollower
-from console.local.report.timeline import Moment, Timeline
-from console.local.table import draw_table
-from console.running import RunningJob, locked, published
-from console.wrapping import broken
+from console.local.settings import Event, LocalSettings, own_environment
+from console.local.timeline import Moment, Timeline
+from console.styling import broken
+from console.whereabouts import RunningJob, locked, published_run
 from launcher_shim.exit_status import EXIT_FAULT, EXIT_KILLED
 from rdzv.keys import JobKeys
 
@@ -208,7 +206,7 @@ async def _run(
             own = RunningJob(
                 job.endpoints, settings.namespace, settings.job, os.getpid(), str(logs)
             )
-            known = await stack.enter_async_context(_in_thread(published(own)))
+            known = await stack.enter_async_context(_in_thread(published_run(own)))
             if known and not as_json:
                 print_line(screen, f"from another shell: {LOOK}")
         run = LocalRun(
@@ -249,7 +247,7 @@ async def _swept(run: str) -> AsyncIterator[Path]:
     adopt_orphans()
     directory = await asyncio.to_thread(tempfile.mkdtemp, prefix="muster-")
     sweeper = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "console.local.processes.sweeper", run, directory),
+        *(sys.executable, "-P", "-m", "console.local.processes", run, directory),
         stdin=asyncio.subprocess.PIPE,
         env=own_environment(os.environ),
         start_new_session=True,

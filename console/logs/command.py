@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster logs``: the lines of a job's training containers, by rank, world after world."""
+"""``muster logs``: the lines of a job's training containers, by rank, world after world.
+
+Those of a job that ``muster local`` runs come from its files, which have no times. So past lines
+are shown node by node. Lines that come have the time at which they are read.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import os
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from time import time_ns
 
 import click
 
@@ -15,20 +23,133 @@ from agent.config.job import JobConfig
 from agent.config.table import load
 from agent.telemetry.logs import printable
 from console.help import Command
-from console.job.reading import look
-from console.logs.asking import history_of
-from console.logs.following import JobLogs
-from console.logs.of_local import LocalLogs
+from console.job.reading import following, look
+from console.logs.following import JobLogs, Print
+from console.logs.lines import Line, Origin, Source, rank_of, shown
 from console.logs.printing import Pages, PrintedLine, Selection, first_failure, world_of
-from console.logs.ranks import rank_of
+from console.logs.sources import history_of
 from console.remote.passing import no_job
-from console.remote.pods import pods_of
-from console.remote.reach import ClusterOptions, cluster, through_the_api_server
-from console.running import ended, found
-from console.style import is_styled
-from console.whereabouts import is_cluster_known
+from console.remote.pods import ClusterOptions, cluster, pods_of, through_the_api_server
+from console.styling import is_styled
+from console.whereabouts import RunningJob, ended_run, found_running, is_cluster_known, running_jobs
 from rdzv.errors import ConfigError, JobNotFound
 from rdzv.records.history import HistoryEntry
+
+LOOK_S = 0.2
+"""Interval at which files are read: the order of lines of two nodes is known to this."""
+
+PIECE_BYTES = 2**16
+LINE_MAX = 2**20
+"""The longest line in one piece, in characters."""
+
+SIDECAR = "sidecar.log"
+
+
+@dataclass(slots=True)
+class LogFile:
+    """One file, and how far it is read."""
+
+    path: Path
+    source: Source
+    offset: int = 0
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
+    _rest: str = ""
+
+    def lines(self) -> Iterator[str]:
+        """Yield the whole lines that are new; blocks on the disk."""
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            while piece := file.read(PIECE_BYTES):
+                self.offset += len(piece)
+                *whole, self._rest = (self._rest + self._decoder.decode(piece)).split("\n")
+                yield from whole
+                if len(self._rest) > LINE_MAX:
+                    yield self._rest
+                    self._rest = ""
+
+    def all(self) -> Iterator[str]:
+        """Yield what is new of a file that is written no more, also a line without its end."""
+        yield from self.lines()
+        if self._rest:
+            yield self._rest
+
+
+@dataclass(slots=True)
+class LocalLogs:
+    """The logs of one job of ``muster local``; ``ended``: nothing is added to them."""
+
+    job: RunningJob
+    pages: Pages
+    print: Print
+    tail: int | None = None
+    with_sidecar: bool = False
+    ended: bool = False
+    _files: dict[Path, LogFile] = field(default_factory=dict)
+
+    def show_past(self) -> None:
+        """Print the lines up to now, node by node; blocks on the disk."""
+        self._find()
+        self._show_past()
+
+    async def follow(self, config: JobConfig) -> None:
+        """Print the lines up to now, and those that come, to the job's end."""
+        await asyncio.to_thread(self.show_past)
+        worlds = asyncio.create_task(self._follow_worlds(config), name="worlds")
+        try:
+            while True:
+                runs = await asyncio.to_thread(self._runs)
+                await self.look()
+                if not runs:
+                    return
+                if worlds.done():
+                    worlds.result()
+                await asyncio.sleep(LOOK_S)
+        finally:
+            worlds.cancel()
+
+    def _show_past(self) -> None:
+        """Print what is there, node by node; blocks on the disk."""
+        for one in self._files.values():
+            lines = one.all() if self.ended else one.lines()
+            past = lines if self.tail is None else deque(lines, self.tail)
+            for text in past:
+                if not self.pages.wanted.all:
+                    continue  # their rank and world are not known
+                self.print(PrintedLine(shown(text), Origin(one.source)))
+
+    def _find(self) -> None:
+        """Find the files of nodes that are new; blocks on the disk."""
+        for path in sorted(Path(self.job.logs).glob("*/*.log")):
+            if path in self._files or (path.name == SIDECAR and not self.with_sidecar):
+                continue
+            also = "sidecar" if path.name == SIDECAR else ""
+            self._files[path] = LogFile(path, Source(path.parent.name, also))
+
+    async def look(self) -> None:
+        """Print the lines that have come since the last look."""
+        await asyncio.to_thread(self._find)
+        for one in self._files.values():
+            for text in await asyncio.to_thread(list, one.lines()):
+                for line in self.pages.print(Line(time_ns(), one.source, text)):
+                    self.print(line)
+        for line in self.pages.rest():  # a new world may say nothing for long
+            self.print(line)
+
+    def _runs(self) -> bool:
+        return any(one.pid == self.job.pid for one in running_jobs())
+
+    async def _follow_worlds(self, config: JobConfig) -> None:
+        began = False
+        async with following(config) as views:
+            async for view in views:
+                self.pages.take_in(view.history)
+                self.pages.seat({member.name: member.slots for member, _, _ in view.members()})
+                if not began:
+                    self.pages.begin()
+                    began = True
+
 
 _EXAMPLES = """\b
 Examples:
@@ -89,7 +210,7 @@ def logs(
     name = job or os.environ.get("MUSTER_JOB")
     asked = {"job": name, "namespace": options.namespace}
     wanted = Selection(rank_of(rank_text), world_of(world_text))
-    local = None if options.kubeconfig or options.context else found(asked, os.environ)
+    local = None if options.kubeconfig or options.context else found_running(asked, os.environ)
     if why and follow:
         raise ConfigError(
             "--why shows one error; --follow shows lines as they come: give one of them"
@@ -98,7 +219,7 @@ def logs(
         pages = Pages(wanted)
         _show_local(LocalLogs(local, pages, Screen().print, tail, with_sidecar), follow, why)
         return
-    before = None if options.kubeconfig or options.context else ended(name, options.namespace)
+    before = None if options.kubeconfig or options.context else ended_run(name, options.namespace)
     if before is not None and not (name and is_cluster_known(os.environ)):
         _show_ended(LocalLogs(before, Pages(wanted), Screen().print, tail, with_sidecar), why)
         return

@@ -12,20 +12,19 @@ from time import time
 import click
 
 from agent.config.parsers import duration_s
-from console.job.job_table import JobTable, form_of
+from console.job.jobs import JobTable, form_of
 from console.job.rows import UNREADABLE, JobLine, StatusObject, job_line
-from console.remote.followed import (
+from console.remote.passing import no_job
+from console.remote.pods import JobPod, cluster, jobs_in, pods_of, with_right
+from console.remote.sidecar import (
     AGAIN_S,
     StatusNews,
+    able,
+    ask,
     first_line,
     last_object,
     sentence,
 )
-from console.remote.passing import no_job
-from console.remote.pods import JobPod, jobs_in, pods_of
-from console.remote.reach import cluster
-from console.remote.refusals import with_right
-from console.remote.sidecar import able, ask
 from console.whereabouts import ClusterOptions
 from controller.cluster.api import ClusterApi
 from injection.kinds import job_label

@@ -13,18 +13,15 @@ import click
 
 from agent.telemetry.logs import printable
 from console.job.drain import ASKED_BY, requester
-from console.job.node_drain import nothing_on, show, who_leaves, worst
-from console.remote.followed import Lines, object_in
+from console.job.drain_command import nothing_on, show, who_leaves, worst
 from console.remote.passing import (
     ANSWER_S,
     UNKNOWN_WORDS,
     in_a_sidecar,
     no_job,
 )
-from console.remote.pods import JobPod, jobs_in, pods_of
-from console.remote.reach import cluster
-from console.remote.refusals import FORBIDDEN, with_right
-from console.remote.sidecar import ask
+from console.remote.pods import FORBIDDEN, JobPod, cluster, jobs_in, pods_of, with_right
+from console.remote.sidecar import Lines, ask, object_in
 from console.remote.terminal import TAIL, ReaderGone
 from console.whereabouts import ClusterOptions
 from controller.cluster.api import ClusterApi

@@ -22,15 +22,11 @@ from click.core import ParameterSource
 
 from agent.config.job import STORE_SETTINGS
 from console.help import near
-from console.job.beside import beside
-from console.job.job_table import JobTable
+from console.job.jobs import JobTable
 from console.job.output import print_grids
-from console.job.rows import job_line, pod_grid, pod_lines
-from console.remote.followed import AGAIN_S, Lines, last_object
-from console.remote.pods import JobPod, jobs_in, pod_named, pods_of
-from console.remote.reach import cluster
-from console.remote.refusals import with_right
-from console.remote.sidecar import able, ask_one
+from console.job.rows import beside, job_line, pod_grid, pod_lines
+from console.remote.pods import JobPod, cluster, jobs_in, pod_named, pods_of, with_right
+from console.remote.sidecar import AGAIN_S, Lines, able, ask_one, last_object
 from console.remote.terminal import ReaderGone, ShownOutput, environment, harmless
 from console.whereabouts import ClusterOptions
 from controller.cluster.api import ClusterApi

@@ -1,20 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pods of a job, as the API server shows them."""
+"""The cluster that a command is about, by the options of kubectl, and the pods of a job in it.
+
+A refusal for want of rights is one sentence for the user.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
+import click
+
+from console.help import CLUSTER_SECTION, SectionedOption
 from console.job.rows import PodFacts
-from console.remote.reach import cluster
-from console.whereabouts import ClusterOptions
+from console.whereabouts import ClusterOptions as ClusterOptions
+from console.whereabouts import defaults_of_file, with_cluster_options
 from controller.cluster import paths
+from controller.cluster.access import access_of
 from controller.cluster.api import ClusterApi, Object
 from controller.owner_kinds import Owner
 from controller.owners import pod_seen
@@ -22,6 +32,40 @@ from injection import sidecar
 from injection.kinds import job_label
 from injection.settings import LABEL
 from rdzv.errors import ClusterRefused
+
+
+@asynccontextmanager
+async def cluster(options: ClusterOptions) -> AsyncIterator[ClusterApi]:
+    """Open the API server; ``namespace`` of the client is the one given, else the context's.
+
+    Raises ``ConfigError``.
+    """
+    access = await asyncio.to_thread(access_of, os.environ, options.kubeconfig, options.context)
+    async with ClusterApi(access, options.namespace) as api:
+        yield api
+
+
+def through_the_api_server(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command with those of ``ClusterOptions``, as its argument ``options``."""
+
+    @functools.wraps(command)
+    def read(
+        kubeconfig: str | None, context: str | None, namespace: str | None, **arguments: Any
+    ) -> Any:
+        options = ClusterOptions(kubeconfig, context, namespace)
+        options = options.completed(defaults_of_file(os.environ), os.environ)
+        return command(options=options, **arguments)
+
+    namespace_option = click.option(
+        "-n",
+        "--namespace",
+        cls=SectionedOption,
+        section=CLUSTER_SECTION,
+        metavar="NAME",
+        help="Namespace of the job.  [default: (that of the context)]",
+    )
+    return with_cluster_options(namespace_option(read))
+
 
 PAGE = 500
 NOT_FOUND = 404
@@ -261,3 +305,30 @@ async def _first_names(api: ClusterApi, *, job: str, pods: bool, timeout_s: floa
     page = await api.get(path, timeout_s, accept=NAMES)
     found = [one["metadata"] for one in page.get("items") or []]
     return [one["name"] if pods else one["labels"][LABEL] for one in found]
+
+
+FORBIDDEN = 403
+
+
+@contextmanager
+def with_right(command: str, right: str, namespace: str | None) -> Iterator[None]:
+    """Raise a refusal for want of rights again, as a sentence that names what to ask for.
+
+    ``right``: a verb and a resource, as in ``create pods/exec``. ``namespace`` None: of all.
+    """
+    try:
+        yield
+    except ClusterRefused as error:
+        if error.status != FORBIDDEN:
+            raise
+        raise ClusterRefused(forbidden(command, right, namespace, str(error)), FORBIDDEN) from error
+
+
+def forbidden(command: str, right: str, namespace: str | None, error: str) -> str:
+    """Return the sentence; ``error``: its text, with what Kubernetes says at its end."""
+    where = "all namespaces" if namespace is None else f"namespace {namespace}"
+    said = error.partition(f"with {FORBIDDEN}: ")[2] or error
+    return (
+        f"{command} may not {right} in {where}: ask for that right, as in"
+        f" docs/verbs.md#rights (Kubernetes: {said})"
+    )

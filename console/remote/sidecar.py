@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks a job's store through a sidecar: it runs the same command there, next to its settings."""
+"""Commands in a sidecar of a job, next to its store's settings: asked once, or followed.
+
+What comes back is bounded, whoever writes it: a pod may have anything in the place of its sidecar,
+and a sidecar may hang with its store.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from console.remote.pods import JobPod
+from console.job.rows import UNREADABLE, StatusObject
+from console.remote.pods import FORBIDDEN, JobPod, forbidden
 from controller.cluster.api import ClusterApi
 from controller.cluster.executed import Ran, Wrote
-from rdzv.errors import ClusterRefused, ClusterUnavailable
+from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable
 
 NOT_FOUND = 404
 
@@ -117,3 +126,159 @@ def _why(pods: Sequence[JobPod]) -> str:
         return ": the job has no pods"
     waiting = next((f": {one.name}: {one.why_pending}" for one in pods if one.why_pending), "")
     return waiting or f": {', '.join(f'{one.name} ({one.phase})' for one in pods[:3])}"
+
+
+LINE_MAX = 2**20
+"""The longest line that is read, in characters: the state of a job of 2,000 pods."""
+
+AGAIN_S = 2.0
+AGAIN_MOST_S = 10.0
+"""Pause before a sidecar is asked again. It doubles up to the second while those that run
+say nothing."""
+
+SILENCE_S = 120.0
+"""Time without a line after which a sidecar is asked again: a new command says the present state,
+or why it cannot."""
+
+ERR_MAX = 4096
+"""Length of the beginning of stderr that is kept, in characters."""
+
+
+class Lines:
+    """The whole lines of a text that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._size = 0
+
+    def take(self, text: str) -> list[str]:
+        """Return the lines that ``text`` completes; raises ``ValueError`` for one too long."""
+        first, *others = text.split("\n")
+        self._pieces.append(first)
+        self._size += len(first)
+        lines: list[str] = []
+        if others and self._size <= LINE_MAX:
+            *lines, rest = ["".join(self._pieces), *others]
+            self._pieces, self._size = [rest], len(rest)
+        if max(self._size, *map(len, others), 0) > LINE_MAX:
+            raise ValueError(f"it wrote a line of more than {LINE_MAX >> 20} MiB")
+        return lines
+
+
+def object_in(line: str) -> dict[str, Any] | None:
+    """Return the JSON object that a sidecar has written as one line; None if it is none."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def last_object(text: str) -> dict[str, Any] | None:
+    """Return the object of the last line of ``text`` that has one; None without one."""
+    found = map(object_in, reversed(text.splitlines()))
+    return next((one for one in found if one is not None), None)
+
+
+def sentence(error: ClusterError, command: str, namespace: str) -> str:
+    """Return why no sidecar answers ``command``, for its user."""
+    if isinstance(error, ClusterRefused) and error.status == FORBIDDEN:
+        return forbidden(command, "create pods/exec", namespace, str(error))
+    return str(error)
+
+
+def first_line(text: str) -> str:
+    """Return what an error says before it explains itself."""
+    return text.strip().partition("\n")[0].removeprefix("muster: ")
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedCommand:
+    """A command to follow. ``argv``: its words, without ``muster``; ``command``: the user's own.
+
+    ``present``: the pods of the job, as they were listed last. ``line`` gets each line, ``fail``
+    a sentence if no sidecar says anything, or one says too much.
+    """
+
+    command: str
+    argv: Sequence[str]
+    present: Callable[[], Sequence[JobPod]]
+    line: Callable[[str], None]
+    fail: Callable[[str], None]
+
+    async def run(self, api: ClusterApi) -> None:
+        """Follow it in one sidecar after the other, until cancelled."""
+        pause_s = AGAIN_S
+        while True:
+            spoke, why = await self._in_one(api)
+            if why:
+                self.fail(why)
+            costs = not spoke and bool(able(self.present()))
+            pause_s = min(2 * pause_s, AGAIN_MOST_S) if costs else AGAIN_S
+            await asyncio.sleep(pause_s)
+
+    async def _in_one(self, api: ClusterApi) -> tuple[bool, str]:
+        """Follow it in one sidecar; return whether it wrote a line, and what to say of its end."""
+        lines, err, spoke = Lines(), "", False
+        clock, pods = asyncio.get_running_loop().time, self.present()
+
+        def wrote(is_stderr: bool, text: str) -> None:
+            nonlocal err, spoke
+            if is_stderr:
+                err = (err + text)[:ERR_MAX]
+                return
+            for one in lines.take(text):
+                spoke = True
+                silence.reschedule(clock() + SILENCE_S)
+                self.line(one)
+
+        try:
+            async with asyncio.timeout(SILENCE_S) as silence:
+                ran = await ask(api, pods, self.argv, timeout_s=None, wrote=wrote)
+        except TimeoutError:
+            why = "" if spoke else f"its sidecars have said nothing for {SILENCE_S:g} s"
+            return spoke, why
+        except ClusterError as error:
+            return spoke, sentence(error, self.command, api.namespace)
+        # A pod that goes ends the command. The next sidecar says whether anything is wrong.
+        return spoke, "" if spoke else _end(ran, err, self.argv[0])
+
+
+def _end(ran: Ran, err: str, verb: str) -> str:
+    """Return what a command without a line said of its end; nothing if it ended well."""
+    ended = f"muster {verb} in a sidecar ended with {ran.status}" if ran.status else ""
+    return first_line(err) or ended
+
+
+@dataclass(slots=True)
+class StatusNews:
+    """The state of one job, as its sidecars say it. ``pods``: as they were listed last.
+
+    ``status``: the newest object, None before the first one; ``trouble``: why there is no newer.
+    """
+
+    pods: Sequence[JobPod]
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    status: StatusObject | None = None
+    trouble: str = "no sidecar has answered yet"
+
+    def take(self, line: str) -> None:
+        """Take in a line of ``muster status --json``."""
+        found = object_in(line)
+        if found is None:
+            self.fail(UNREADABLE)
+            return
+        self.status, self.trouble = found, ""
+        self.changed.set()
+
+    def fail(self, trouble: str) -> None:
+        """Note why no sidecar answers. What was said last stays, while one may say more."""
+        self.trouble = trouble
+        if not able(self.pods):
+            self.status = None
+        self.changed.set()
+
+    async def follow(self, api: ClusterApi, command: str, interval_s: float) -> None:
+        """Keep ``status`` up to date, until cancelled."""
+        argv = ("status", "--json", "--watch", "--interval", f"{interval_s:g}s")
+        await FollowedCommand(command, argv, lambda: self.pods, self.take, self.fail).run(api)

@@ -12,9 +12,8 @@ from hashlib import blake2b
 from typing import Any
 
 from console.job.drain import ASKED_BY, requester
-from console.remote.followed import Lines
-from console.style import TERMINAL, is_styled
-from console.wrapping import columns_of
+from console.remote.sidecar import Lines
+from console.styling import TERMINAL, columns_of, is_styled
 from controller.cluster.executed import KEPT_MOST
 
 PRINTED_MOST = 10_000

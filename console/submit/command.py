@@ -16,20 +16,22 @@ from ruamel.yaml import YAML
 
 from agent.telemetry.logs import printable
 from console.help import Command
-from console.remote.reach import ClusterOptions, cluster, through_the_api_server
-from console.style import coloured
-from console.submit.creating import (
+from console.remote.pods import ClusterOptions, cluster, through_the_api_server
+from console.styling import coloured, wrapped
+from console.submit.following import Followed, Outputs, follow
+from console.submit.manifest import (
+    Form,
+    ManifestObject,
     called,
     create,
     gets_sidecar,
     has_mpi_jobs,
+    objects,
     path_of,
     refuse_taken,
+    rendered,
 )
-from console.submit.following import Followed, Outputs, follow
-from console.submit.manifest import Form, Object, objects, rendered
 from console.submit.submission import GRACE_S, RETRIES, Submission, SubmitOptions, read_submission
-from console.wrapping import wrapped
 from controller.cluster.api import ClusterApi
 from injection.injection import Request, inject
 from injection.settings import TABLE
@@ -261,7 +263,7 @@ async def submit_job(
         return status
 
 
-async def _dismiss(api: ClusterApi, namespace: str, job: str, workers: Object) -> None:
+async def _dismiss(api: ClusterApi, namespace: str, job: str, workers: ManifestObject) -> None:
     """Delete the workers of a launcher that has ended; the exit status stays the job's."""
     try:
         await api.delete(path_of(workers, namespace))
@@ -271,7 +273,7 @@ async def _dismiss(api: ClusterApi, namespace: str, job: str, workers: Object) -
     _say(f"deleted {called(workers)}, which would wait for another launcher")
 
 
-def planned(made: Sequence[Object], store: NamedStore | None) -> str:
+def planned(made: Sequence[ManifestObject], store: NamedStore | None) -> str:
     """Return the objects as YAML, with the sidecar if ``store`` is given; print warnings.
 
     Raises ``ConfigError`` if the job would train without Muster.
@@ -296,7 +298,7 @@ def planned(made: Sequence[Object], store: NamedStore | None) -> str:
     return outcome.text if store is not None else text
 
 
-def _read_again(made: Sequence[Object], store: NamedStore | None) -> list[Object]:
+def _read_again(made: Sequence[ManifestObject], store: NamedStore | None) -> list[ManifestObject]:
     return list(YAML(typ="safe").load_all(planned(made, store)))
 
 
@@ -311,7 +313,7 @@ async def _who_adds(
     api: ClusterApi,
     namespace: str,
     job: Submission,
-    made: Sequence[Object],
+    made: Sequence[ManifestObject],
     store: NamedStore | None,
 ) -> str:
     """Return a sentence about who adds the sidecar; raises ``ConfigError`` if nobody does."""
@@ -345,7 +347,7 @@ def summary(job: Submission, form: Form, namespace: str, how: str) -> list[str]:
     ]
 
 
-def _followed(job: Submission, form: Form, namespace: str, owner: Object) -> Followed:
+def _followed(job: Submission, form: Form, namespace: str, owner: ManifestObject) -> Followed:
     container = str(job.template.container.get("name"))
     selector = f"batch.kubernetes.io/job-name={job.name}"
     if form == "MPIJob":

@@ -15,15 +15,19 @@ import click
 
 from agent.config.parsers import duration_s
 from agent.telemetry.logs import printable
-from console.completion import job_names
 from console.help import Command
-from console.remote.pods import JobPod, pods_of
-from console.remote.reach import ClusterOptions, cluster, through_the_api_server
-from console.remote.refusals import with_right
+from console.options import job_names
+from console.remote.pods import (
+    ClusterOptions,
+    JobPod,
+    cluster,
+    pods_of,
+    through_the_api_server,
+    with_right,
+)
 from console.remote.sidecar import ask
 from console.remote.terminal import harmless
-from console.submit.creating import state
-from console.submit.manifest import MADE_BY, SUBMIT, WORKERS
+from console.submit.manifest import MADE_BY, SUBMIT, WORKERS, state
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from launcher_shim.exit_status import EXIT_DONE

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from console.doctor import examine
+from console.doctor import command as examine
 from rdzv.keys import JobKeys
 from rdzv.records.job import Job
 from rdzv.store import Put
@@ -27,7 +27,7 @@ from tests.support.store.patient_store import PatientEtcdStore
 
 IN_ITS_TIME = """
 from tests.support.sidecars.patient import LIMITS, main
-LIMITS["doctor"]["console.doctor.examine.CALL_TIMEOUT_S"] = 20.0
+LIMITS["doctor"]["console.doctor.command.CALL_TIMEOUT_S"] = 20.0
 main()
 """
 """Runs the command line; no store is too slow for it, and a frozen member takes it 20 s."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from console.local.processes.marked import NODE_MARK, RUN_MARK, end_all, marked
+from console.local.processes import NODE_MARK, RUN_MARK, end_all, marked
 from launcher_shim.horovod.exec.frames import (
     ABANDON,
     ACK,

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from console.job.rows import JobLine
-from console.logs.asking import follow_history
-from console.remote import followed, get, passing, terminal
+from console.job.top import TopScene
+from console.logs.sources import follow_history
+from console.remote import get, passing, sidecar, terminal, top
 from console.remote.get import Scope
 from console.remote.passing import Passed
 from console.remote.pods import pods_of
-from console.top import in_cluster
-from console.top.screen import TopScene
 from console.whereabouts import ClusterOptions
 from controller.cluster.api import ClusterApi
 from controller.cluster.executed import Ran
@@ -42,9 +41,9 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             async with ClusterApi(api.access, options.namespace) as one:
                 yield one
 
-        monkeypatch.setattr(in_cluster, "cluster", opened)
+        monkeypatch.setattr(top, "cluster", opened)
         monkeypatch.setattr(passing, "cluster", opened)
-        monkeypatch.setattr(followed, "AGAIN_S", 0.01)
+        monkeypatch.setattr(sidecar, "AGAIN_S", 0.01)
         await api.put("/api/v1/namespaces/team/pods/digits-0", pod())
         yield api
 
@@ -106,7 +105,7 @@ async def row_of_top(_fake: FakeApi, holds: Callable[[JobLine], bool]) -> JobLin
     def row(scene: TopScene) -> JobLine:
         return scene.line(0.0)
 
-    scenes = in_cluster.scenes(HERE, "digits")
+    scenes = top.scenes(HERE, "digits")
     async with asyncio.timeout(DEADLINE_S), aclosing(scenes):  # type: ignore[type-var]
         async for scene in scenes:
             if holds(row(scene)):
@@ -129,7 +128,7 @@ async def test_a_line_without_an_end_is_said_in_the_row(fake: FakeApi, row_of: R
 async def test_a_silent_sidecar_is_said_in_the_row(
     fake: FakeApi, row_of: RowOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followed, "SILENCE_S", 0.2)
+    monkeypatch.setattr(sidecar, "SILENCE_S", 0.2)
     fake.containers.execute = silent
     row = await row_of(fake, lambda row: "said nothing" in row.why)
     assert row.why == "its sidecars have said nothing for 0.2 s"
@@ -160,7 +159,7 @@ async def test_a_sidecar_that_falls_silent_is_asked_again_without_a_word(
         return await silent(asked)
 
     fake.containers.execute = execute
-    monkeypatch.setattr(followed, "SILENCE_S", 0.2)
+    monkeypatch.setattr(sidecar, "SILENCE_S", 0.2)
     whys = set()
 
     def is_saving(row: JobLine) -> bool:

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from console.logs import following, reading
-from console.logs.containers import LoggedPod, logged_pod
+from console.logs import following, sources
 from console.logs.following import JobLogs
 from console.logs.lines import Line
 from console.logs.printing import Pages, PrintedLine, Selection
-from console.logs.reading import Reader
+from console.logs.sources import LoggedPod, Reader, logged_pod
 from controller.cluster.api import ClusterApi
 from controller.cluster.executed import Ran
 from rdzv.errors import ClusterRefused, ClusterUnavailable, JobNotFound
@@ -86,7 +85,7 @@ class Sidecars:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PAUSE_S", 0.01)
+    monkeypatch.setattr(sources, "PAUSE_S", 0.01)
     monkeypatch.setattr(following, "OVER_S", 0.5)
 
 
@@ -240,7 +239,7 @@ async def test_no_line_comes_twice_after_a_connection_broke() -> None:
     assert await read(logs, Shown(a=seen()), 3) == ["one", "two", "three"]
     first, second = logs.asked
     assert first["since_s"] is None
-    assert second["since_s"] >= reading.OVERLAP_S
+    assert second["since_s"] >= sources.OVERLAP_S
 
 
 async def test_pieces_of_a_long_line_are_all_there() -> None:

@@ -31,7 +31,7 @@ from tests.support.waiting import DEADLINE_S
 NODES = {"a": "north", "b": "north", "c": "south"}
 ONE_A_WRITE = (
     "-c",
-    "import console.job.node_drain; console.job.node_drain.TOGETHER_MOST = 1; "
+    "import console.job.drain_command; console.job.drain_command.TOGETHER_MOST = 1; "
     "from tests.support.sidecars.patient import main; main()",
 )
 """Starts no more than one drain in a transaction."""

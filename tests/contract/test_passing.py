@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from console.job.beside import not_running
-from console.job.job_table import JobTable
+from console.job.jobs import JobTable
+from console.job.rows import not_running
 from console.remote import get, passing
 from console.remote.passing import Passed
 from console.remote.sidecar import SHELL

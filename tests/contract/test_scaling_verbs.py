@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from console.remote.scaling import scalein, scaleout
-from console.remote.scaling.claim import OperationClaim, claim_of
-from console.remote.scaling.departure import WhoLeaves
-from console.remote.scaling.scalein import scale_in
-from console.remote.scaling.scaleout import More, scale_out
+from console.remote import scalein, scaleout
+from console.remote.scaled_owner import OperationClaim, claim_of
+from console.remote.scalein import scale_in
+from console.remote.scaleout import More, scale_out
+from console.remote.scaling_plan import WhoLeaves
 from rdzv.errors import ClusterRefused, ConfigError
 from tests.support.containers import Asked
 from tests.support.scaled_cluster import COST, PODS, ScaledCluster, scaled

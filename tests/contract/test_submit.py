@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from console.remote.reach import ClusterOptions
+from console.remote.pods import ClusterOptions
 from console.submit import command as submission
 from console.submit import delete as deletion
-from console.submit.creating import create, gets_sidecar, has_mpi_jobs, refuse_taken
 from console.submit.delete import delete_job
 from console.submit.following import Followed, Outputs, follow
-from console.submit.manifest import objects
+from console.submit.manifest import create, gets_sidecar, has_mpi_jobs, objects, refuse_taken
 from console.submit.submission import Submission, SubmitOptions, read_submission
 from controller.cluster.api import ClusterApi
 from controller.cluster.executed import Ran
@@ -190,7 +189,7 @@ async def test_an_mpijob_is_made_where_its_kind_is(fake: FakeApi, api: ClusterAp
 async def submitted(
     fake: FakeApi, monkeypatch: pytest.MonkeyPatch, *command: str, **how: Any
 ) -> int:
-    monkeypatch.setattr("console.remote.reach.access_of", lambda *_: fake.access)
+    monkeypatch.setattr("console.remote.pods.access_of", lambda *_: fake.access)
     given = {"store": None, "detach": True, **how}
     options = ClusterOptions(namespace="team")
     return await submission.submit_job(options, job(*command), [], **given)
@@ -323,7 +322,7 @@ async def test_following_outlives_an_outage_and_ends_with_a_deletion(
 async def deleted(
     fake: FakeApi, monkeypatch: pytest.MonkeyPatch, name: str = "digits", **how: Any
 ) -> None:
-    monkeypatch.setattr("console.remote.reach.access_of", lambda *_: fake.access)
+    monkeypatch.setattr("console.remote.pods.access_of", lambda *_: fake.access)
     given = {"now": False, "timeout_s": DEADLINE_S, "yes": False, **how}
     await delete_job(ClusterOptions(namespace="team"), name, **given)
 

@@ -12,8 +12,8 @@ import pytest
 
 from agent.config.job import JobConfig
 from agent.config.table import load
+from console.doctor.command import examine
 from console.doctor.diagnosis import diagnose
-from console.doctor.examine import examine
 from console.job.reading import look
 from rdzv.errors import Compacted, StoreError, StoreRefused
 from rdzv.pacing import Patience

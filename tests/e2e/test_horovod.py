@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from console.local.launch.settings import LAUNCHER
+from console.local.settings import LAUNCHER
 from launcher_shim.exit_status import EXIT_TERMINATED
 from tests.support.horovod.cluster import HorovodCluster, Roster
 from tests.support.horovod.drains import Drains, draining

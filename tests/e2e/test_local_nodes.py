@@ -27,13 +27,12 @@ import pytest
 from rich.console import Console
 
 import console
-import console.local.nodes.node
-import console.local.nodes.run
-from console.local.launch.launch_line import LaunchLine
-from console.local.launch.settings import LocalSettings
-from console.local.nodes.events import read_event
-from console.local.processes.marked import marked, send_to_all
+import console.local.node
+import console.local.run
+from console.local.launch_line import LaunchLine
+from console.local.processes import marked, send_to_all
 from console.local.session import Directories, run_session
+from console.local.settings import LocalSettings, read_event
 from launcher_shim.exit_status import EXIT_UNAVAILABLE
 
 ROOT = Path(console.__file__).parent.parent
@@ -310,7 +309,7 @@ async def test_what_becomes_of_a_run(
     drill: Drill, monkeypatch: pytest.MonkeyPatch, story: Story
 ) -> None:
     for limit in ("LEAVE_TIMEOUT_S", "NOTICE_TIMEOUT_S"):
-        monkeypatch.setattr(console.local.nodes.node, limit, PATIENCE_S)
+        monkeypatch.setattr(console.local.node, limit, PATIENCE_S)
     running = await drill.begin(*story.arguments, **story.settings)
     for step in story.steps:
         do, *words = step.split()
@@ -353,8 +352,8 @@ async def test_a_sidecar_that_is_not_ready_in_time_ends_its_node_and_says_why(
     drill: Drill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await asyncio.to_thread(drill.write_sidecar_log, "node-0", '{"message": "no lease yet"}')
-    monkeypatch.setattr(console.local.nodes.node, "sidecar_command", lambda: ("sleep", "600"))
-    monkeypatch.setattr(console.local.nodes.node, "READY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(console.local.node, "sidecar_command", lambda: ("sleep", "600"))
+    monkeypatch.setattr(console.local.node, "READY_TIMEOUT_S", 1.0)
     assert await (await drill.begin("0", nodes=1, native=False)) == EXIT_UNAVAILABLE
     assert drill.happened("failed", "ready") == {"node-0": "failed"}
     assert "its sidecar is not ready after 1 s: no lease yet" in drill.screen.getvalue()
@@ -378,7 +377,7 @@ async def ends_without_waiting_for_stragglers(
     running: asyncio.Task[int], monkeypatch: pytest.MonkeyPatch
 ) -> int:
     """The status of a run that was told to end, and must not need the time-out for that."""
-    monkeypatch.setattr(console.local.nodes.run, "CLOSE_TIMEOUT_S", 4 * PATIENCE_S)
+    monkeypatch.setattr(console.local.run, "CLOSE_TIMEOUT_S", 4 * PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S):
         return await running
 
@@ -408,9 +407,9 @@ async def test_a_node_that_is_being_frozen_while_the_run_ends_does_not_stay_froz
     drill: Drill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, frozen, let_go = threading.Event(), threading.Event(), threading.Event()
-    interrupt = console.local.nodes.node.LocalNode.interrupt
+    interrupt = console.local.node.LocalNode.interrupt
 
-    async def noted(node: console.local.nodes.node.LocalNode) -> None:
+    async def noted(node: console.local.node.LocalNode) -> None:
         asked.set()
         await interrupt(node)
 
@@ -426,8 +425,8 @@ async def test_a_node_that_is_being_frozen_while_the_run_ends_does_not_stay_froz
             let_go.set()
             frozen.wait(5)
 
-    monkeypatch.setattr(console.local.nodes.node.LocalNode, "interrupt", noted)
-    monkeypatch.setattr(console.local.nodes.node, "send_to_all", send_slowly)
+    monkeypatch.setattr(console.local.node.LocalNode, "interrupt", noted)
+    monkeypatch.setattr(console.local.node, "send_to_all", send_slowly)
     running = await drill.begin("0", nodes=1, events=("stop:node-0@world1+1s",))
     await drill.shown("stop", "node-0")
     assert not frozen.is_set()

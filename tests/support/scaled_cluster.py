@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from console.remote.scaling.job import ScaledJob
+from console.remote.scaled_job import ScaledJob
 from controller.cluster.api import ClusterApi
 from controller.cluster.executed import Ran
 from tests.support.cluster_api import FakeApi

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import serialization
 from agent.config.job import JobConfig
 from agent.config.sidecar import Config
 from agent.config.table import load
-from console.local.launch.launch_line import LaunchLine
-from console.local.launch.settings import LocalSettings, Pod, sidecar_environment
+from console.local.launch_line import LaunchLine
+from console.local.settings import LocalSettings, Pod, sidecar_environment
 from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.store import Put, access

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import muster
-from console.job.outage import cause, endpoint_is_local
+from console.job.reading import endpoint_is_local, outage_cause
 from console.main import ALIASES, TASKS
 from console.main import main as command_line
 from console.main import muster as program
@@ -192,7 +192,7 @@ def test_version_names_what_a_report_needs(arguments: list[str]) -> None:
     ],
 )
 def test_why_a_store_cannot_be_reached(trouble: str, said: str) -> None:
-    assert said in cause(trouble)
+    assert said in outage_cause(trouble)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from console import completion
+from console import options as completion
 from console.main import muster
-from console.running import RunningJob, published
+from console.whereabouts import RunningJob, published_run
 
 ASKED: list[dict[str, Any]] = []
 
@@ -46,7 +46,7 @@ def test_jobs_of_the_cluster_are_offered(line: str) -> None:
 
 
 def test_jobs_of_muster_local_are_offered_too() -> None:
-    with published(RunningJob("127.0.0.1:1", "local", "dinner", os.getpid())):
+    with published_run(RunningJob("127.0.0.1:1", "local", "dinner", os.getpid())):
         assert offered("muster status di") == ["digits", "dinner"]
 
 

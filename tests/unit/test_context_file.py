@@ -11,9 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from agent.config.job import JobConfig
-from console.context_file import defaults
 from console.options import configured_by, job_named
-from console.whereabouts import ClusterOptions, is_cluster_known
+from console.whereabouts import ClusterOptions, defaults_of_file, is_cluster_known
 from rdzv.errors import ConfigError
 
 GONE: list[tuple[ClusterOptions, str | None]] = []
@@ -124,7 +123,7 @@ def test_the_file_has_defaults_for_the_store(home: Path) -> None:
 def test_wrong_content_is_one_sentence_with_the_path(home: Path, text: str, says: str) -> None:
     write(home, text)
     with pytest.raises(ConfigError) as error:
-        defaults({"XDG_CONFIG_HOME": str(home / "config")})
+        defaults_of_file({"XDG_CONFIG_HOME": str(home / "config")})
     assert says in str(error.value)
     assert "config.yaml" in str(error.value)
     assert "\n" not in str(error.value)
@@ -132,9 +131,9 @@ def test_wrong_content_is_one_sentence_with_the_path(home: Path, text: str, says
 
 def test_a_missing_or_empty_file_is_no_default(home: Path) -> None:
     environ = {"XDG_CONFIG_HOME": str(home / "config")}
-    assert defaults(environ) == {}
+    assert defaults_of_file(environ) == {}
     write(home, "# nothing yet\n")
-    assert defaults(environ) == {}
+    assert defaults_of_file(environ) == {}
 
 
 def test_a_kubeconfig_that_does_not_exist_is_no_cluster(home: Path) -> None:

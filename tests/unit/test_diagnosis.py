@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from console.doctor.diagnosis import diagnose
-from console.doctor.finding import Finding
-from console.doctor.report import EndpointReport, EtcdMember, Report, RightsReport
+from console.doctor.report import EndpointReport, EtcdMember, Finding, Report, RightsReport
 from rdzv.store import StoreStatus
 
 GB = 1_000_000_000

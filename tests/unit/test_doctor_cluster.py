@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from console.doctor.cluster.examine import SECRETS_MOST, examine, needed_secrets
-from console.doctor.cluster.findings import findings_of
-from console.doctor.cluster.seen import AskingPod, ChartPart, Cluster, Hook, Probe
+from console.doctor.cluster_findings import findings_of
+from console.doctor.in_cluster import SECRETS_MOST, examine_cluster, needed_secrets
+from console.doctor.report import AskingPod, ChartPart, Cluster, Hook, Probe
 from rdzv.errors import ClusterRefused, ClusterUnavailable
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
@@ -185,7 +185,7 @@ class Guarded:
 
 async def test_a_secret_that_may_not_be_read_is_noted_and_those_after_it_are_looked_at() -> None:
     api: Any = Guarded()
-    seen = await examine(api, lambda: NOW)
+    seen = await examine_cluster(api, lambda: NOW)
     told = [one for one in said(seen) if one[0] == "access"]
     assert [level for _, level, _ in told] == ["fault", "note"]
     assert "namespace open has no Secret digits-muster-store" in told[0][2]
@@ -232,6 +232,6 @@ class Split:
 async def test_members_that_lead_are_asked_of_etcd_itself(
     monkeypatch: pytest.MonkeyPatch, elected: tuple[set[int], ...], leaders: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("console.doctor.cluster.examine.ELECTED_S", 0.0)
+    monkeypatch.setattr("console.doctor.in_cluster.ELECTED_S", 0.0)
     api: Any = Split(*elected)
-    assert (await examine(api, lambda: NOW)).leaders == leaders
+    assert (await examine_cluster(api, lambda: NOW)).leaders == leaders

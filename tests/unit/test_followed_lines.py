@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from console.remote.followed import LINE_MAX, Lines, StatusNews, last_object
 from console.remote.pods import JobPod
+from console.remote.sidecar import LINE_MAX, Lines, StatusNews, last_object
 
 RUNS = JobPod("team", "a", "uid-a", phase="Running", sidecar="muster", sidecar_runs=True)
 

@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from console.job.beside import NOT_RUNNING, beside, not_running
-from console.job.rows import PodFacts, job_grid, job_line, pod_grid, pod_lines
+from console.job.rows import (
+    NOT_RUNNING,
+    PodFacts,
+    beside,
+    job_grid,
+    job_line,
+    not_running,
+    pod_grid,
+    pod_lines,
+)
 from injection.kinds import job_label
 
 NOW = 1_000_000.0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from console.remote.scaling.owner import scaled_owner
+from console.remote.scaled_owner import scaled_owner
 from controller.admission.decision import decide
 from controller.cluster import paths
 from controller.owner_kinds import owner_of, replicas_of

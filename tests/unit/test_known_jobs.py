@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from console.job import known
-from console.job.known import jobs_in
+from console.job import reading
+from console.job.reading import jobs_in
 from rdzv.keys import ROOT, JobKeys
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
@@ -35,7 +35,7 @@ async def test_a_namespace_is_read_alone() -> None:
 async def test_many_jobs_of_others_hide_none_of_a_namespace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(known, "JOBS_MAX", 2)
+    monkeypatch.setattr(reading, "JOBS_MAX", 2)
     store = await filled(*(JobKeys("a", name).job for name in "xyz"), JobKeys("b", "x").job)
     assert await names(store) == ["a/x", "a/y"]
     assert await names(store, "b") == ["b/x"]
@@ -44,6 +44,6 @@ async def test_many_jobs_of_others_hide_none_of_a_namespace(
 async def test_keys_that_are_of_no_job_cost_a_bounded_number_of_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(known, "JOBS_MAX", 3)
+    monkeypatch.setattr(reading, "JOBS_MAX", 3)
     store = await filled(*(f"{ROOT}{number}" for number in range(9)), JobKeys("a", "x").job)
     assert await names(store) == []

@@ -16,7 +16,7 @@ import pytest
 import muster
 import muster.gate
 import muster.progress
-from console.job.forget import forgetting
+from console.job.by_hand import forgetting
 from muster import resuming
 from muster.resuming import world_tag
 from rdzv.drain.decision import decide

@@ -14,9 +14,8 @@ from click.testing import CliRunner, Result
 from agent.config.job import JobConfig
 from agent.verdict.view import JobView
 from console.local import command, request
-from console.local.launch.launch_line import read_launch_line
-from console.local.launch.script_check import interpreter_of, script_fault
-from console.local.nodes.events import Reach, read_event
+from console.local.launch_line import interpreter_of, read_launch_line, script_fault
+from console.local.settings import Reach, read_event
 from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.records.template import Sizes
 from rdzv.snapshot import Snapshot, listing_of

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from console.local import command
-from console.local.launch.settings import LocalSettings
+from console.local.settings import LocalSettings
 
 LINE = ("--", "torchrun", __file__)
 

@@ -8,10 +8,9 @@ import io
 import pytest
 from rich.console import Console
 
-from console.local.ending import Native, result_rows, show_result
-from console.local.report.picture import draw_picture
-from console.local.report.progress import Progress
-from console.local.report.timeline import Kind, Timeline
+from console.local.picture import draw_picture
+from console.local.screen import Native, result_rows, show_result
+from console.local.timeline import Kind, Progress, Timeline
 from tests.support.clocks.hand import HandClock
 
 

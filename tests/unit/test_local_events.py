@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.local.nodes.events import ACTIONS, Event, by_world, read_event
+from console.local.settings import ACTIONS, Event, by_world, read_event
 from rdzv.errors import ConfigError
 
 nodes = st.integers(0, 9999).map("node-{}".format)

@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from console.local.report.final_report import MAX_BYTES, last_words, read_last_words
+from console.local.payload import MAX_BYTES, last_words, read_last_words
 
 TORCHRUN_FAILS = """\
 E1121 14:25:30.433000 6579 torch/distributed/x.py:1002] failed (exitcode: 1) local_rank: 0

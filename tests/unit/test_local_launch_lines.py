@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from console.local.launch.horovod_line import HorovodLine
-from console.local.launch.launch_line import LaunchLine, read_launch_line
-from console.local.launch.settings import LocalSettings, horovodrun_environment
-from console.local.processes.marked import NODE_MARK, RUN_MARK
-from console.local.report.final_report import last_words
-from console.local.report.outcome import Ending, after_horovodrun, horovod_status
-from console.local.report.progress import Progress
-from console.local.report.worlds import Worlds
+from console.local.launch_line import HorovodLine, LaunchLine, read_launch_line
+from console.local.payload import Ending, after_horovodrun, horovod_status, last_words
+from console.local.processes import NODE_MARK, RUN_MARK
+from console.local.settings import LocalSettings, horovodrun_environment
+from console.local.timeline import Progress, Worlds
 from rdzv.errors import ConfigError
 
 

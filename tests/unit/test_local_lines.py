@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from console.local.report.picture import draw_picture
-from console.local.report.progress import Progress
-from console.local.report.repeats import SHOWN_TIMES, Repeats
-from console.local.report.summary import closing_lines, facts
-from console.local.report.timeline import Moment, Timeline
+from console.local.costs import closing_lines, facts
+from console.local.picture import draw_picture
+from console.local.screen import SHOWN_TIMES, Repeats
+from console.local.timeline import Moment, Progress, Timeline
 from tests.support.clocks.hand import HandClock
 
 

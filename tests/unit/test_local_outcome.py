@@ -3,7 +3,7 @@
 
 import pytest
 
-from console.local.report.outcome import Closing, Ending, Next, after_exit, job_status, shell_status
+from console.local.payload import Closing, Ending, Next, after_exit, job_status, shell_status
 
 SUCCEEDED = Closing(True, frozenset({"node-0"}))
 FAILED = Closing(False, frozenset({"node-0"}))

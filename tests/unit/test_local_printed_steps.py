@@ -18,17 +18,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from console.local.nodes.node import LocalNode
-from console.local.nodes.printed_progress import Look, PrintedProgress
-from console.local.report.printed_steps import (
+from console.local.node import LocalNode
+from console.local.script_progress import (
     PATTERN_CPU_S,
+    Look,
+    PrintedProgress,
     PrintedSteps,
+    WorkerProcess,
     find_step,
+    find_workers,
     read_pattern,
 )
-from console.local.report.progress import Progress
-from console.local.report.worker_processes import WorkerProcess, find_workers
-from console.local.report.worlds import Worlds
+from console.local.timeline import Progress, Worlds
 from rdzv.errors import ConfigError
 from tests.support.waiting import wait_until
 

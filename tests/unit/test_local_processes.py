@@ -15,10 +15,9 @@ from random import Random
 import pytest
 
 import console
-from console.local.launch.settings import read_delivery
-from console.local.nodes.node import start_nothing_again
-from console.local.processes.marked import NODE_MARK, RUN_MARK, end_all, marked, send_to_all
-from console.local.processes.ports import free_ports
+from console.local.node import start_nothing_again
+from console.local.processes import NODE_MARK, RUN_MARK, end_all, free_ports, marked, send_to_all
+from console.local.settings import read_delivery
 from launcher_shim.pod.ranks import restart_steps
 
 ROOT = Path(console.__file__).parent.parent
@@ -99,7 +98,7 @@ def test_a_stopped_node_goes_on(run: str) -> None:
 def test_the_sweeper_ends_the_run_when_its_parent_is_gone(run: str, tmp_path: Path) -> None:
     disks = tmp_path / "disks"
     (disks / "1").mkdir(parents=True)
-    command = [sys.executable, "-m", "console.local.processes.sweeper", run, str(disks)]
+    command = [sys.executable, "-m", "console.local.processes", run, str(disks)]
     sweeper = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
     process = start(["sleep", "600"], run, "node-0")
     wait_until(lambda: marked(run) == {process.pid})

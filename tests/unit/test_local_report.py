@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from console.local import ending, session
-from console.local.launch.launch_line import LaunchLine
-from console.local.launch.settings import LocalSettings
+from console.local import screen as ending
+from console.local import session
+from console.local.launch_line import LaunchLine
+from console.local.settings import LocalSettings
 
 
 @pytest.mark.parametrize("status", [0, 3])

@@ -12,10 +12,10 @@ from typing import cast
 from rich.console import Console
 
 from agent.verdict.view import JobView
-from console.local.nodes.run import LocalRun
-from console.local.nodes.standing import awaited, node_standing
-from console.local.report.progress import Progress
-from console.local.table import STEPS_UNKNOWN_AFTER_S, draw_table
+from console.local.run import LocalRun
+from console.local.screen import STEPS_UNKNOWN_AFTER_S, draw_table
+from console.local.standing import awaited, node_standing
+from console.local.timeline import Progress
 from rdzv.records.drain import Commit, Drain, Outcome
 from rdzv.records.job import Job
 from rdzv.snapshot import Snapshot, listing_of

@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.local.report.outages import Outages
-from console.local.report.outcome import Closing
-from console.local.report.picture import WIDTH, Axis, draw_picture, nice_step
-from console.local.report.progress import Progress
-from console.local.report.rounds import RoundFollower
-from console.local.report.timeline import Moment, Timeline
+from console.local.job_in_store import Outages, RoundFollower
+from console.local.payload import Closing
+from console.local.picture import WIDTH, Axis, draw_picture, nice_step
+from console.local.timeline import Moment, Progress, Timeline
 from launcher_shim.c10d.rounds.records import ClosedWhy, Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry

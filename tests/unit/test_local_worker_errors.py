@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from console.local.report.same_failure import EARLY_S, TIMES, SameFailure
-from console.local.report.worker_errors import WorkerErrors, WorkerFailure
+from console.local.worker_watch import EARLY_S, TIMES, SameFailure, WorkerErrors, WorkerFailure
 
 FAILED = (
     "E1122 23:20:16.655000 14947 torch/distributed/elastic/multiprocessing/api.py:1002]"

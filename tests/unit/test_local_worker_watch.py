@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from console.local.nodes.worker_watch import WorkerWatch
-from console.local.report.rounds import RoundFollower
-from console.local.report.timeline import Moment, Timeline
+from console.local.job_in_store import RoundFollower
+from console.local.timeline import Moment, Timeline
+from console.local.worker_watch import WorkerWatch
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue, WatchEvent

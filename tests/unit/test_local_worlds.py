@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from console.local.report.progress import Progress, newest_rank_0, read_progress
-from console.local.report.worlds import MAX_POINTS, World, Worlds
+from console.local.timeline import MAX_POINTS, Progress, World, Worlds, newest_rank_0, read_progress
 from muster.progress import ProgressFile
 
 

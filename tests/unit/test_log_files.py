@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from console.logs.command import LINE_MAX, LocalLogs, LogFile
 from console.logs.lines import Source
-from console.logs.of_local import LINE_MAX, LocalLogs, LogFile
 from console.logs.printing import Pages
-from console.running import RunningJob
+from console.whereabouts import RunningJob
 from rdzv.records.history import HistoryEntry
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from random import Random
 
-from console.logs.merging import HOLD_S, Merge
+from console.logs.following import HOLD_S, Merge
 
 
 def drained(merge: Merge[str], now_s: float) -> list[str]:

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from console.logs.lines import Line, Source, shown, stamped
+from console.logs.lines import LAST, NOBODY, Line, Source, rank_of, shown, stamped
 from console.logs.printing import NOW, Pages, Selection, first_failure, world_of
-from console.logs.ranks import LAST, NOBODY, rank_of
 from rdzv.errors import ConfigError
 from rdzv.records.history import Happening, HistoryEntry
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from console import options
-from console.job.outage import cause
+from console.job.reading import outage_cause
 from console.main import main as command_line
 
 HERE = "and no store is named (nothing listens at 127.0.0.1:2379): start a job by muster local, or"
@@ -125,9 +125,9 @@ def test_muster_alone_prints_its_help(
     ],
 )
 def test_a_server_that_is_no_etcd_is_named_as_that(trouble: str) -> None:
-    assert cause(trouble) == "what answers there is no etcd, but a web server or a proxy"
+    assert outage_cause(trouble) == "what answers there is no etcd, but a web server or a proxy"
 
 
 def test_a_name_server_that_does_not_answer_is_named() -> None:
     trouble = "hostname lookup error:address lookup failed: Could not contact DNS servers"
-    assert cause(trouble) == "the name is not known, or no name server answers"
+    assert outage_cause(trouble) == "the name is not known, or no name server answers"

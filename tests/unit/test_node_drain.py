@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from console.job.node_drain import nothing_on, who_leaves, worst
+from console.job.drain_command import nothing_on, who_leaves, worst
 from console.remote.node_drain import jobs_on
 from console.remote.pods import JobPod
 

@@ -10,8 +10,7 @@ import pytest
 
 from console.main import TASKS
 from console.remote.passing import Passed, passed_on
-from console.remote.pods import steps_asked_for
-from console.remote.refusals import forbidden
+from console.remote.pods import forbidden, steps_asked_for
 from console.remote.terminal import cut_sequence, harmless
 
 PLACES = {name: one.place for task in TASKS.values() for name, one in task.items()}

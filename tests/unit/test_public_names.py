@@ -13,7 +13,7 @@ import pytest
 
 import muster
 import muster.data
-from console.local.demo import SCRIPT as SCRIPT_OF_DEMO
+from console.local.command import SCRIPT as SCRIPT_OF_DEMO
 from muster import FORMER
 from tests.support.sources import ROOT
 

@@ -22,9 +22,9 @@ from console import options
 from console.job import jobs, status
 from console.logs.command import logs
 from console.options import configured_by, job_named
-from console.remote.scaling.scalein import scalein
-from console.remote.scaling.scaleout import scaleout
-from console.running import RunningJob, found, locked, published, running
+from console.remote.scalein import scalein
+from console.remote.scaleout import scaleout
+from console.whereabouts import RunningJob, found_running, locked, published_run, running_jobs
 from rdzv.errors import ConfigError
 
 STORE = "127.0.0.1:1234"
@@ -64,7 +64,7 @@ def all_jobs(config: AccessConfig, namespace: str | None) -> None:
 
 
 def test_a_list_of_jobs_is_of_the_store_of_the_one_that_runs() -> None:
-    with published(job()):
+    with published_run(job()):
         assert CliRunner().invoke(all_jobs, []).stdout == f"{STORE}\n"
         assert CliRunner().invoke(all_jobs, ["--namespace", "x"]).stdout == "127.0.0.1:2379\n"
 
@@ -73,7 +73,7 @@ def test_a_status_without_a_job_is_of_the_one_that_runs(monkeypatch: pytest.Monk
     shown: list[str] = []
     monkeypatch.setattr(jobs, "_show_all", lambda config, *_: shown.append(*config.etcd_endpoints))
     monkeypatch.setattr(status, "show", lambda config, *_, **__: shown.append(config.job))
-    with published(job()):
+    with published_run(job()):
         CliRunner().invoke(status.status, [], catch_exceptions=False)
     CliRunner().invoke(status.status, [], catch_exceptions=False)
     assert shown == ["local", "127.0.0.1:2379"]
@@ -85,14 +85,14 @@ def test_a_status_of_one_of_several_is_of_the_one_that_is_named(
 ) -> None:
     shown: list[str] = []
     monkeypatch.setattr(status, "show", lambda config, *_, **__: shown.append(config.job))
-    with published(job("a")), published(job("b", "127.0.0.1:9")):
+    with published_run(job("a")), published_run(job("b", "127.0.0.1:9")):
         CliRunner().invoke(status.status, words, catch_exceptions=False)
         assert isinstance(CliRunner().invoke(status.status, []).exception, ConfigError)
     assert shown == ["b"]
 
 
 def test_a_command_finds_the_job_that_runs() -> None:
-    with published(job()):
+    with published_run(job()):
         ran = CliRunner().invoke(show, [])
         assert ran.stdout == "local in local at 127.0.0.1:1234\n"
         assert ran.stderr.startswith("muster: job local of muster local, pid ")
@@ -102,7 +102,7 @@ def test_a_command_finds_the_job_that_runs() -> None:
         assert "muster local runs job local here" in another.stderr
         assert "x is looked for at 127.0.0.1:2379" in another.stderr
         assert CliRunner().invoke(other, []).stdout == "127.0.0.1:2379\n"
-    assert running() == []
+    assert running_jobs() == []
     assert isinstance(CliRunner().invoke(show, []).exception, ConfigError)
 
 
@@ -118,30 +118,30 @@ def test_a_command_finds_the_job_that_runs() -> None:
 def test_a_store_or_another_job_that_is_named_counts(
     flags: dict[str, str | None], environ: dict[str, str]
 ) -> None:
-    with published(job()):
-        assert found(flags, environ) is None
-        assert found({}, {}) == job()
+    with published_run(job()):
+        assert found_running(flags, environ) is None
+        assert found_running({}, {}) == job()
 
 
 def test_of_several_the_user_chooses() -> None:
-    with published(job("a")), published(job("b", "127.0.0.1:9")):
-        assert found({"job": "b"}, {}) == job("b", "127.0.0.1:9")
+    with published_run(job("a")), published_run(job("b", "127.0.0.1:9")):
+        assert found_running({"job": "b"}, {}) == job("b", "127.0.0.1:9")
         with pytest.raises(ConfigError, match=r"a \(pid \d+, 127.0.0.1:1234\), b \(pid"):
-            found({}, {})
+            found_running({}, {})
 
 
 def test_one_job_of_a_store_is_run_once() -> None:
-    with published(job()):
+    with published_run(job()):
         with pytest.raises(ConfigError, match=f"is in use by muster local, pid {os.getpid()}"):
-            published(job()).__enter__()
-        with published(job("another")):
-            assert len(running()) == 2
+            published_run(job()).__enter__()
+        with published_run(job("another")):
+            assert len(running_jobs()) == 2
 
 
 def test_the_file_of_a_run_that_was_killed_is_stale(state: Path) -> None:
     code = (
         "import sys, time\n"
-        "from console.running import RunningJob, published\n"
+        "from console.whereabouts import RunningJob, published\n"
         "with published(RunningJob('127.0.0.1:1234', 'local', 'local', 7)):\n"
         "    print('there', flush=True)\n"
         "    time.sleep(600)\n"
@@ -149,20 +149,20 @@ def test_the_file_of_a_run_that_was_killed_is_stale(state: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"there\n"
-        assert [one.pid for one in running()] == [7]
+        assert [one.pid for one in running_jobs()] == [7]
         process.send_signal(signal.SIGKILL)
         process.wait(60)
     assert len(list(state.iterdir())) == 1
-    assert running() == []
+    assert running_jobs() == []
     assert list(state.iterdir()) == []
-    with published(job()):
-        assert running() == [job()]
+    with published_run(job()):
+        assert running_jobs() == [job()]
 
 
 def test_a_file_that_is_none_of_ours_does_no_harm(state: Path) -> None:
     state.mkdir(parents=True)
     with locked(state / "x.json", "no JSON", "x", "wait"), locked(state / "y.json", "[]", "y", ""):
-        assert running() == []
+        assert running_jobs() == []
 
 
 def test_a_directory_of_logs_is_for_one_run(tmp_path: Path) -> None:
@@ -182,9 +182,9 @@ def test_a_home_that_takes_no_writes_is_no_fault(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    with published(job()) as known:
+    with published_run(job()) as known:
         assert not known
-    assert running() == []
+    assert running_jobs() == []
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
@@ -195,11 +195,11 @@ def test_a_file_system_without_locks_is_no_fault(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with published(job()) as known:
+    with published_run(job()) as known:
         assert not known
     with locked(state / "logs", "{}", "--log-dir logs", "choose another directory") as held:
         assert not held
-    assert running() == []
+    assert running_jobs() == []
     assert list(state.iterdir()) == []
 
 
@@ -212,7 +212,7 @@ def test_a_state_directory_of_another_user_is_no_fault(
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(Path, "open", refused)
-    with published(job()) as known:
+    with published_run(job()) as known:
         assert not known
 
 
@@ -230,7 +230,7 @@ def has_run(folder: Path, name: str, text: str, *, killed: bool = False) -> None
         one.file.parent.mkdir(parents=True, exist_ok=True)
         one.file.write_text(json.dumps(asdict(one)))
         return
-    with published(one):
+    with published_run(one):
         pass
 
 
@@ -247,7 +247,7 @@ def test_logs_of_a_job_that_has_ended_are_its_files(tmp_path: Path) -> None:
         error = CliRunner().invoke(logs, ["digits", *option]).exception
         assert isinstance(error, ConfigError)
         assert "no longer known" in str(error)
-    assert running() == []
+    assert running_jobs() == []
 
 
 @pytest.mark.usefixtures("no_cluster")
@@ -261,7 +261,7 @@ def test_logs_of_a_job_that_was_killed_are_found(tmp_path: Path) -> None:
 )
 def test_a_job_of_muster_local_is_not_scaled(words: tuple[click.Command, ...]) -> None:
     command, *options = words
-    with published(job("digits")):
+    with published_run(job("digits")):
         error = CliRunner().invoke(command, ["digits", *map(str, options)]).exception
     assert isinstance(error, ConfigError)
     assert "muster drain NODE takes one out after a save" in str(error)

@@ -9,11 +9,28 @@ from typing import Any
 import pytest
 
 from console.remote.pods import JobPod
-from console.remote.scaling.arrival import arrival, came, hosts, waiting, withdrawn
-from console.remote.scaling.claim import OperationClaim, claim_of, claim_patch, refusal
-from console.remote.scaling.departure import COST, WhoLeaves, ahead_of, departure
-from console.remote.scaling.owner import ScaledOwner, scaled_owner
-from console.remote.scaling.pods import ScaledPod, joined, scaled_pod
+from console.remote.scaled_owner import (
+    OperationClaim,
+    ScaledOwner,
+    ScaledPod,
+    claim_of,
+    claim_patch,
+    claim_refusal,
+    joined,
+    scaled_owner,
+    scaled_pod,
+)
+from console.remote.scaling_plan import (
+    COST,
+    WhoLeaves,
+    ahead_of,
+    arrival,
+    came,
+    departure,
+    hosts,
+    waiting,
+    withdrawn,
+)
 from controller.owner_kinds import Owner
 from injection.kinds import KINDS
 from rdzv.errors import ConfigError
@@ -221,8 +238,10 @@ def test_one_operation_at_a_time() -> None:
     claim = OperationClaim("scaleout to 8", "me@desk", 100.0, "t")
     held = claim_of(claim_patch(claim))
     assert held == claim
-    assert "me@desk runs scaleout to 8 on it, until 1970-01-01T00:01:40Z" in refusal(held, 99.0)
-    assert refusal(held, 100.0) == ""
+    assert "me@desk runs scaleout to 8 on it, until 1970-01-01T00:01:40Z" in claim_refusal(
+        held, 99.0
+    )
+    assert claim_refusal(held, 100.0) == ""
     assert claim_of({"metadata": {"annotations": {"muster.dev/scaling": "?"}}}) is None
 
 

@@ -14,7 +14,7 @@ import agent.verdict.runs
 from agent.stuck import stance
 from agent.verdict.decision import verdict
 from agent.verdict.runs import standstill
-from console.job.pods import pods_of
+from console.job.status_json import pods_of
 from launcher_shim.c10d.rounds.records import Seat
 from launcher_shim.rundir.rank_reports import StackFrame, frames_of_faulthandler, frames_of_py_spy
 from rdzv.keys import JobKeys

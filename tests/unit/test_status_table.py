@@ -7,15 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from console import style
+from console import styling
 from console.job import status
-from console.job.beside import NOT_RUNNING, beside
 from console.job.history import _details, _line
-from console.job.known import meant
 from console.job.output import Grid, Toned, rendered
-from console.job.pods import pods_of, rate
-from console.job.rows import PodFacts
+from console.job.reading import meant_job
+from console.job.rows import NOT_RUNNING, PodFacts, beside
 from console.job.status import _grids
+from console.job.status_json import pods_of, rate
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.records.drain import LastCommit
@@ -127,10 +126,10 @@ def test_no_color_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert style.is_styled(Terminal())  # type: ignore[arg-type]
-    assert "✗" in style.symbol("fault", Terminal())  # type: ignore[arg-type]
+    assert styling.is_styled(Terminal())  # type: ignore[arg-type]
+    assert "✗" in styling.symbol("fault", Terminal())  # type: ignore[arg-type]
     monkeypatch.setenv("NO_COLOR", "1")
-    assert style.symbol("fault", Terminal()) == "fault   "  # type: ignore[arg-type]
+    assert styling.symbol("fault", Terminal()) == "fault   "  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -143,11 +142,11 @@ def test_no_color_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_job_that_was_meant_is_named(wanted: JobKeys, hint: str) -> None:
-    assert meant(wanted, [JobKeys("default", "digits"), JobKeys("local", "light")]) == hint
+    assert meant_job(wanted, [JobKeys("default", "digits"), JobKeys("local", "light")]) == hint
 
 
 def test_a_store_without_jobs_says_what_to_look_for() -> None:
-    assert meant(JobKeys("default", "x"), []).startswith("see whether its pods have started")
+    assert meant_job(JobKeys("default", "x"), []).startswith("see whether its pods have started")
 
 
 def test_ranks_follow_the_order_of_the_world() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from console.submit.delete import lost_steps, stays
-from console.submit.following import error_in
-from console.submit.progress import failure_of, progress_of
+from console.submit.following import error_in, failure_of, progress_of
 
 Object = dict[str, Any]
 

@@ -10,8 +10,7 @@ import pytest
 from console.job.output import rendered
 from console.job.rows import PodFacts
 from console.job.status_json import status_json
-from console.top.keys import Verb, meaning_of, moved, verb_of
-from console.top.screen import TopScene, top_grids
+from console.job.top import TopScene, Verb, meaning_of, moved, top_grids, verb_of
 from rdzv.records.drain import LastCommit
 from rdzv.records.history import HistoryEntry
 from rdzv.records.progress import PodSaves

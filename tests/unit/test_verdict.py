@@ -11,7 +11,7 @@ import pytest
 from agent.verdict.decision import STUCK_S, JobVerdict, verdict
 from agent.verdict.states import STATES
 from agent.verdict.view import FAILING_S, JobView
-from console.job.pods import pods_of
+from console.job.status_json import pods_of
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry

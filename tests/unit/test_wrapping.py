@@ -9,7 +9,7 @@ import pty
 
 import pytest
 
-from console.wrapping import broken, wrapped
+from console.styling import broken, wrapped
 
 TEXT = "warning  access  authentication is off: see docs/security.md#set-up, which takes 30 s"
 

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from console.local.launch.horovod_line import read_horovod_line
-from console.local.launch.settings import LAUNCHER, LocalSettings
-from console.local.nodes.payload import ExecHost, Horovodrun, Payload
-from console.local.processes.marked import NODE_MARK, RUN_MARK, children
+from console.local.launch_line import read_horovod_line
+from console.local.payload import ExecHost, Horovodrun, Payload
+from console.local.processes import NODE_MARK, RUN_MARK, children
+from console.local.settings import LAUNCHER, LocalSettings
 from launcher_shim.exit_status import EXIT_DONE
 from launcher_shim.horovod.hosts import token_of
 from launcher_shim.rundir import layout

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from console.local.launch.settings import LAUNCHER
-from console.local.processes.marked import send
+from console.local.processes import send
+from console.local.settings import LAUNCHER
 from launcher_shim.exit_status import EXIT_DONE
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Drain

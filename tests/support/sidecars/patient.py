@@ -36,10 +36,10 @@ LIMITS: Mapping[str, dict[str, float]] = {
         "console.doctor.diagnosis.READ_FAULT_S": NEVER_S,
         "console.doctor.diagnosis.WRITE_WARNING_S": NEVER_S,
         "console.doctor.diagnosis.WRITE_FAULT_S": NEVER_S,
-        "console.doctor.examine.READ_FAULT_S": NEVER_S,
-        "console.doctor.examine.READS_TIMEOUT_S": CALL_S,
-        "console.doctor.examine.CALL_TIMEOUT_S": CALL_S,
-        "console.doctor.examine.PROBE_LEASE_S": 600,
+        "console.doctor.command.READ_FAULT_S": NEVER_S,
+        "console.doctor.command.READS_TIMEOUT_S": CALL_S,
+        "console.doctor.command.CALL_TIMEOUT_S": CALL_S,
+        "console.doctor.command.PROBE_LEASE_S": 600,
     },
     "status": {**_READING, "console.job.status.AUTH_TIMEOUT_S": 60.0},
     "notice": {"console.notice.ANSWER_TIMEOUT_S": CALL_S},
@@ -58,7 +58,7 @@ def main() -> None:
     if command == "doctor":
         # It tries a job's rights by calls that have the store client's own limits.
         patient_store = import_module("tests.support.store.patient_store")
-        _put("console.doctor.examine.open_store", patient_store.PatientEtcdStore)
+        _put("console.doctor.command.open_store", patient_store.PatientEtcdStore)
     command_line()
 
 

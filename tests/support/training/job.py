@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 
-from console.local.launch.launch_line import LaunchLine
-from console.local.launch.settings import LocalSettings, launcher_environment, read_delivery
+from console.local.launch_line import LaunchLine
+from console.local.settings import LocalSettings, launcher_environment, read_delivery
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access

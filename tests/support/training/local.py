@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from console.local.processes.marked import holding
+from console.local.processes import holding
 from tests.support.training.pods import ROOT
 from tests.support.waiting import DEADLINE_S, wait_until
 

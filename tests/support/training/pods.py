@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Literal
 
 import console
-from console.local.launch.settings import LocalSettings, Pod, sidecar_command, sidecar_environment
-from console.local.processes.marked import end_all, holding, send_to_all
+from console.local.processes import end_all, holding, send_to_all
+from console.local.settings import LocalSettings, Pod, sidecar_command, sidecar_environment
 from tests.support.ports import free_ports
 from tests.support.store.tcp_proxy import TcpProxy
 from tests.support.waiting import Timeline
@@ -33,7 +33,7 @@ END_TIMEOUT_S = 240.0
 
 _SWEEPER = """
 import sys, time
-from console.local.processes.marked import end_all, holding
+from console.local.processes import end_all, holding
 sys.stdin.read()
 end_all(lambda: holding(sys.argv[1]), set(), time.monotonic() + 60)
 """

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster set``, ``muster admit``, ``muster forget``: values of a job that an operator changes.
+
+Its bounds while it trains, a member's quarantine, and the saves that its next start needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from time import time
+from typing import Any
+
+import click
+
+from agent.config.job import JobConfig
+from agent.config.parsers import count, duration_s, sizes
+from agent.verdict.view import JobView, present_view
+from console.help import Command
+from console.job.changing import check_versions, no_member, present_job
+from console.job.drain import requester, write
+from console.job.reading import connected
+from console.options import configured_by, job_named, pod_names, printed
+from rdzv.errors import ConfigError, MembershipError
+from rdzv.keys import JobKeys
+from rdzv.records.history import HistoryEntry, entry_operations
+from rdzv.records.job import Job, change_between
+from rdzv.snapshot import Snapshot, listing_of
+from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
+
+NODES_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The values given on the command line, None if not given; ``desired`` is 0 for ``none``."""
+
+    least: int | None = None
+    most: int | None = None
+    desired: int | None = None
+    sizes: tuple[int, ...] | None = None
+    unit: int | None = None
+    gather_s: float | None = None
+
+    def of(self, job: Job) -> Job:
+        """Return the job with these values; raises ``ConfigError`` if they are not valid for it."""
+        if self.sizes and self.unit is not None and self.unit > 1:
+            raise ConfigError("--sizes and --unit are both given: give --sizes alone")
+        # Sizes replace a unit, and a unit replaces sizes.
+        chosen = job.allowed_sizes if self.sizes is None else self.sizes
+        unit = job.unit if self.unit is None else self.unit
+        if self.sizes:
+            unit = 1
+        elif self.unit is not None and self.unit > 1:
+            chosen = ()
+        after = replace(
+            job,
+            min_workers=job.min_workers if self.least is None else self.least,
+            max_workers=job.max_workers if self.most is None else self.most,
+            desired=job.desired if self.desired is None else self.desired or None,
+            allowed_sizes=chosen,
+            unit=unit,
+            gather_s=job.gather_s if self.gather_s is None else self.gather_s,
+        )
+        if fault := _fault(after):
+            raise ConfigError(f"the job stays as it is: {fault}")
+        return after
+
+
+def _fault(job: Job) -> str:
+    if fault := job.sizes.fault:
+        return fault
+    least, most, desired = job.min_workers, job.max_workers, job.desired
+    if desired is not None and not least <= desired <= most:
+        return (
+            f"desired is {desired}, not between min {least} and max {most}: give --desired another"
+            " number, or none"
+        )
+    return ""
+
+
+def consequence(view: JobView, after: Job) -> str:
+    """Describe what changes for the members once the job is ``after``; empty if nothing does."""
+    before = view.listing
+    changed = listing_of(replace(view.snapshot, job=after), view.places)
+    there = len(before.listed) + len(before.standby)
+    gone = len({*before.listed} & {*changed.standby})
+    come = len({*before.standby} & {*changed.listed})
+    short = after.sizes.smallest - len(changed.listed)
+    trains = any(run.state == "training" for run in view.runs)
+    sentences = []
+    if gone:
+        sentences.append(
+            f"{gone} of {there} members will stand by"
+            + (": they save with all others and leave the world" if trains else "")
+        )
+    if come:
+        sentences.append(f"{come} of {there} members no longer stand by, and may join")
+    if short > 0:
+        sentences.append(f"{short} more members are needed before a new world forms")
+    return "; ".join(sentences)
+
+
+@click.command(
+    "set",
+    cls=Command,
+    epilog="""\b
+Examples:
+  muster set digits --max 8
+  muster set digits --min 2 --max 8 --sizes 2,4,8
+  muster set digits --desired none
+""",
+)
+@job_named
+@configured_by(JobConfig)
+@click.option("--min", "least", metavar="N", help="Smallest world.")
+@click.option("--max", "most", metavar="N", help="Largest world; extra pods stand by.")
+@click.option("--desired", metavar="N|none", help="Nodes that a new world waits for.")
+@click.option("--sizes", "chosen", metavar="N,…|any", help="World sizes that are allowed.")
+@click.option("--unit", metavar="N", help="World size must be a multiple of N.")
+@click.option(
+    "--gather", metavar="TIME", help="Collect newcomers this long, and admit them together."
+)
+@partial(printed, says="One JSON object.")
+def set_values(
+    config: JobConfig,
+    least: str | None,
+    most: str | None,
+    desired: str | None,
+    chosen: str | None,
+    unit: str | None,
+    gather: str | None,
+    as_json: bool,
+) -> int:
+    """Change the limits of JOB while it trains; omitted limits stay as they are.
+
+    Pods that no longer fit save with all others, and stand by. The new values hold until pods start
+    with others: the newest template wins.
+    """
+    nodes = count(1, NODES_MAX)
+    wanted = Wanted(
+        _read("--min", nodes, least),
+        _read("--max", nodes, most),
+        _read("--desired", _nodes_or_none, desired),
+        _read("--sizes", sizes, chosen),
+        _read("--unit", nodes, unit),
+        _read("--gather", duration_s(0, 86_400), gather),
+    )
+    if wanted == Wanted():
+        raise ConfigError("nothing to set: give --min, --max, --desired, --sizes, --unit, --gather")
+    before, after, follows = asyncio.run(_set(config, wanted))
+    if as_json:
+        click.echo(json.dumps(_json(config.job, before, after, follows)))
+        return 0
+    change = change_between(before, after)
+    click.echo(f"job {config.job}: {change or 'it has these values already, nothing changes'}")
+    if follows:
+        click.echo(follows)
+    return 0
+
+
+async def _set(config: JobConfig, wanted: Wanted) -> tuple[Job, Job, str]:
+    """Write the values; return the job before and after, and the consequence for members."""
+    done: tuple[Job, Job, str] | None = None
+    async with connected(config) as client:
+
+        def plan(snapshot: Snapshot) -> GuardedWrites | None:
+            nonlocal done
+            before = present_job(config, client, snapshot)
+            after = wanted.of(before)
+            if after == before:
+                done = done or (before, after, "")
+                return None
+            check_versions(config.job, snapshot)
+            done = before, after, consequence(present_view(client), after)
+            who = requester(socket.gethostname())
+            entry = HistoryEntry("set", who, change_between(before, after), time())
+            here = Compare(client.keys.job, "mod", "=", before.mod_revision)
+            return [here], [Put(client.keys.job, after.to_json()), *client.history(entry)]
+
+        await write(client, plan)
+    assert done is not None
+    return done
+
+
+def _json(name: str, before: Job, after: Job, follows: str) -> dict[str, object]:
+    return {
+        "job": name,
+        "changed": bool(change_between(before, after)),
+        "before": _values(before),
+        "now": _values(after),
+        "follows": follows,
+    }
+
+
+def _values(job: Job) -> dict[str, object]:
+    return {
+        "min": job.min_workers,
+        "max": job.max_workers,
+        "desired": job.desired,
+        "sizes": list(job.allowed_sizes),
+        "unit": job.unit,
+        "gather_s": job.gather_s,
+    }
+
+
+def _nodes_or_none(text: str) -> int:
+    return 0 if text == "none" else count(1, NODES_MAX)(text)
+
+
+def _read(flag: str, parse: Callable[[str], Any], text: str | None) -> Any:
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {text!r} is wrong: {error}") from error
+
+
+@click.command(
+    cls=Command,
+    epilog="\b\nExample:\n  muster admit trainer-3 --job digits",
+)
+@configured_by(JobConfig)
+@click.argument("member", shell_complete=pod_names)
+def admit(config: JobConfig, member: str) -> int:
+    """End the quarantine of MEMBER: it may join the next world, and its failures are forgotten.
+
+    muster status names the quarantined pods, and when the quarantine ends by itself.
+    """
+    asyncio.run(_admit(config, member))
+    click.echo(f"{member} may take part again")
+    return 0
+
+
+async def _admit(config: JobConfig, member: str) -> None:
+    keys = JobKeys(config.namespace, config.job)
+    async with connected(config) as client:
+        _check(config, client.membership.snapshot(), member)
+
+        def plan(snapshot: Snapshot) -> GuardedWrites | None:
+            record = snapshot.quarantines.get(member)
+            if snapshot.job is None or record is None or not record.out:
+                return None
+            key = keys.in_generation(snapshot.job.generation).quarantine(member)
+            entry = HistoryEntry(
+                "admit",
+                member,
+                f"let in by hand by {requester(socket.gethostname())}",
+                time(),
+                details={"deaths": record.deaths, "pod_uid": record.pod_uid},
+            )
+            present = [kv.key for kv in client.mirror.under(keys.history)]
+            history = entry_operations(keys, entry, snapshot.revision, present)
+            return [Compare(key, "mod", "=", record.mod_revision)], [Delete(key), *history]
+
+        await write(client, plan)
+
+
+def _check(config: JobConfig, snapshot: Snapshot, name: str) -> None:
+    member = snapshot.members.get(name)
+    if member is None:
+        raise no_member(config.job, name, snapshot)
+    if snapshot.quarantine_of(member) is None:
+        raise MembershipError(f"{name} is not quarantined: nothing to admit, see muster status")
+
+
+@click.command(
+    cls=Command,
+    epilog="Example: muster forget digits",
+)
+@job_named
+@configured_by(JobConfig)
+def forget(config: JobConfig) -> int:
+    """Forget the last step that all ranks have saved, to train from scratch.
+
+    The next start then does not insist on that step. Checkpoints stay: delete them yourself, or the
+    script loads them. A world that trains is not disturbed, and its next save counts.
+    """
+    click.echo(asyncio.run(_forget(config)))
+    return 0
+
+
+async def _forget(config: JobConfig) -> str:
+    """Forget the last commit; return a sentence about the result."""
+    keys = JobKeys(config.namespace, config.job)
+    async with connected(config) as client:
+        before = client.membership.snapshot()
+        if before.commit_to_start_from is None and keys.last_commit not in before.corrupt:
+            return f"job {config.job} has no last commit: there is nothing to forget"
+
+        def plan(snapshot: Snapshot) -> GuardedWrites | None:
+            present = [kv.key for kv in client.mirror.under(keys.history)]
+            return forgetting(keys, snapshot, requester(socket.gethostname()), time(), present)
+
+        await write(client, plan)
+    last = before.last_commit
+    subject = "a last commit that could not be read" if last is None else f"step {last.step}"
+    return (
+        f"forgotten: {subject}; the next start of job {config.job} goes on from whatever its"
+        " checkpoint directory has, or trains from scratch"
+    )
+
+
+def forgetting(
+    keys: JobKeys, snapshot: Snapshot, author: str, at_unix_s: float, present: list[str]
+) -> GuardedWrites | None:
+    """Return the transaction that forgets the last commit; None if there is nothing to forget.
+
+    A readable record stays, marked, because later commits need epochs above its own. ``present``:
+    the history keys that are known to exist.
+    """
+    last = snapshot.commit_to_start_from
+    if last is not None:
+        operation: Operation = Put(keys.last_commit, replace(last, forgotten=True).to_json())
+        compares = [Compare(keys.last_commit, "mod", "=", last.mod_revision)]
+        why = f"the last commit, step {last.step}, is forgotten"
+    elif keys.last_commit in snapshot.corrupt:
+        operation = Delete(keys.last_commit)
+        compares = [Compare(keys.last_commit, "mod", "<", snapshot.revision + 1)]
+        why = "the last commit, which could not be read, is forgotten"
+    else:
+        return None
+    entry = HistoryEntry("forget", author, why, at_unix_s)
+    return compares, [operation, *entry_operations(keys, entry, snapshot.revision, present)]
