@@ -12,7 +12,7 @@ from typing import Literal
 
 from agent.config import parsers as texts
 from injection.facts import RESOURCES, Asked, quantity
-from rdzv.flags import named
+from rdzv.sentences import named
 
 TEXT_LENGTH = 4096
 """Maximum length of a setting's text: room for the endpoints of a large store. An annotation may

@@ -21,8 +21,7 @@ from agent.config.job import JobConfig
 from agent.config.parsers import count, duration_s, sizes
 from agent.verdict.view import JobView, present_view
 from console.help import Command
-from console.job.changing import check_versions, no_member, present_job
-from console.job.drain import requester, write
+from console.job.changing import check_versions, no_member, present_job, requester, write
 from console.job.reading import connected
 from console.options import configured_by, job_named, pod_names, printed
 from rdzv.errors import ConfigError, MembershipError

@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drain of one member by hand, and writes to a job that an operator asks for."""
+"""The drain of one member by hand: asked for, followed, cancelled."""
 
 from __future__ import annotations
 
 import asyncio
-import getpass
 import math
-import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from time import monotonic, time
 
 from agent.config.job import JobConfig
 from agent.verdict.view import present_view
-from console.job.changing import no_member
+from console.job.changing import no_member, requester, write
 from console.job.reading import connected, news
 from launcher_shim.pod.hold import reserve_s
 from rdzv.drain.decision import is_enough
 from rdzv.drain.standing import phase_of
 from rdzv.drain.transactions import cancel, first_write, take_over
-from rdzv.errors import MembershipError, StoreAmbiguous, StoreFull, StoreUnavailable
+from rdzv.errors import MembershipError
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
@@ -29,9 +27,7 @@ from rdzv.mirror import Mirror
 from rdzv.records.drain import Drain
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot, listing_of
-from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put, Range, Store
-
-WRITE_TIMEOUT_S = 10.0
+from rdzv.store import Compare, GuardedWrites
 
 LOST_S = 3.0
 """Time for a member whose lease has expired to return, before it is reported as lost."""
@@ -46,8 +42,6 @@ AGAIN_S = 10.0
 STATUS = {"committed": 0, "expired": 3, "cancelled": 4, "lost": 5, "uncommitted": 6}
 """Exit status by the outcome of the drain."""
 
-ASKED_BY = "MUSTER_ASKED_BY"
-"""The variable with the author of a request that a sidecar carries out."""
 
 Report = Callable[[str, str, str, str], None]
 
@@ -236,65 +230,3 @@ async def _change_from(membership: Membership, snapshot: Snapshot, timeout_s: fl
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await membership.changed_from(snapshot)
-
-
-def requester(host: str) -> str:
-    """Return the author of a request, ``user@host``; the user's number if it has no name."""
-    if asked_by := os.environ.get(ASKED_BY):
-        return asked_by
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        # As in the sidecar's container; OSError since Python 3.13.
-        user = str(os.getuid())
-    return f"{user}@{host}"
-
-
-async def write(
-    client: JobClient,
-    plan: Callable[[Snapshot], GuardedWrites | None],
-) -> None:
-    """Write what ``plan`` makes of the newest snapshot; plan again after a conflicting write.
-
-    Raises ``StoreError`` after ``WRITE_TIMEOUT_S``, ``StoreRefused`` at once; ``plan`` returns None
-    once nothing is left to write.
-    """
-    store, mirror, membership = client.store, client.mirror, client.membership
-    try:
-        async with asyncio.timeout(WRITE_TIMEOUT_S):
-            while (planned := plan(membership.snapshot())) is not None:
-                try:
-                    result = await store.txn(*planned)
-                    revision, written = result.revision, result.succeeded
-                except StoreAmbiguous:
-                    # After a read, ``plan`` sees whether the write was applied, or plans it again;
-                    # should the first one still land, the compares let only one of the two pass.
-                    read = await store.range(client.keys.job, timeout_s=WRITE_TIMEOUT_S)
-                    revision, written = read.revision, False
-                except StoreFull:
-                    applied = await _applied(store, planned[1])
-                    if applied is None:
-                        raise
-                    revision, written = applied, True
-                await mirror.reached(revision)
-                if written:
-                    return
-    except TimeoutError:
-        raise StoreUnavailable(
-            f"the store did not confirm the write within {WRITE_TIMEOUT_S:g} s: see muster status"
-            " whether it was written, then retry"
-        ) from None
-
-
-async def _applied(store: Store, operations: Sequence[Operation]) -> int | None:
-    """Return the revision at which the store shows ``operations`` as applied; None if it does not.
-
-    Only puts and deletes are checked.
-    """
-    touched = [one for one in operations if isinstance(one, (Put, Delete))]
-    read = await store.txn([], [Range(one.key) for one in touched])
-    for one, response in zip(touched, read.responses, strict=True):
-        wanted = [one.value] if isinstance(one, Put) else []
-        if not isinstance(response, tuple) or [kv.value for kv in response] != wanted:
-            return None
-    return read.revision

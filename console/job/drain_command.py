@@ -18,7 +18,8 @@ from agent.config.parsers import duration_s, free_text
 from agent.config.table import settings_of
 from agent.telemetry.logs import printable
 from console.help import Command
-from console.job.drain import STATUS, DrainByHand, write
+from console.job.changing import write
+from console.job.drain import STATUS, DrainByHand
 from console.job.reading import connected, look_at_all
 from console.options import configured_by, pod_names, printed
 from launcher_shim.exit_status import EXIT_DONE, EXIT_UNAVAILABLE

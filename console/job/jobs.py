@@ -24,7 +24,7 @@ from agent.verdict.view import JobView
 from console.help import Command
 from console.job.output import CLOCK_INTERVAL_S, Grid, print_grids, rendered
 from console.job.reading import following, look, look_at_all
-from console.job.rows import JobLine, job_grid, job_line, pod_grid
+from console.job.rows import WHY, JobLine, PodLine, job_line
 from console.job.status_json import status_json
 from console.options import configured_by, job_names, shown_with
 from console.styling import is_styled, on_terminal
@@ -273,3 +273,28 @@ def _line(view: JobView) -> JobLine:
     now_unix_s = time()
     status: Mapping[str, object] = status_json(view, now_unix_s)
     return job_line(view.namespace, view.name, status, (), now_unix_s)
+
+
+def job_headings(*, wide: bool, everywhere: bool) -> tuple[str, ...]:
+    """Return the headings of a table of jobs."""
+    first = ("NAMESPACE",) if everywhere else ()
+    more = ("SAVED STEP", "PODS", "PENDING") if wide else ()
+    return (*first, "NAME", "PHASE", "NODES", "STEP", "RATE", "ETA", "SAVED", "AGE", *more, WHY)
+
+
+def pod_headings(*, wide: bool) -> tuple[str, ...]:
+    """Return the headings of a table of pods."""
+    more = ("ADDRESS", "VERSION") if wide else ()
+    return ("POD", "STATE", "RANK", "NODE", "SPOT", "STEP", "AGE", *more, WHY)
+
+
+def job_grid(jobs: Sequence[JobLine], *, wide: bool, everywhere: bool) -> Grid:
+    """Return the table of jobs."""
+    headings = job_headings(wide=wide, everywhere=everywhere)
+    rows = tuple(job.cells(wide=wide, everywhere=everywhere) for job in jobs)
+    return Grid("", headings, rows, key=headings.index("NAME"))
+
+
+def pod_grid(pods: Sequence[PodLine], *, wide: bool) -> Grid:
+    """Return the table of a job's pods."""
+    return Grid("", pod_headings(wide=wide), tuple(pod.cells(wide=wide) for pod in pods))

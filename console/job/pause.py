@@ -17,8 +17,7 @@ from agent.config.parsers import free_text
 from agent.telemetry.logs import printable
 from agent.verdict.view import JobView, present_view
 from console.help import Command
-from console.job.changing import check_versions, present_job
-from console.job.drain import requester, write
+from console.job.changing import check_versions, present_job, requester, write
 from console.job.reading import connected, news
 from console.options import configured_by, job_named, printed
 from rdzv.drain.standing import asked

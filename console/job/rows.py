@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from agent.verdict.states import STATES, Level
-from console.job.output import Grid, Toned
+from console.job.output import Toned
 from console.job.status_json import LEVELS
 from injection.kinds import job_label
 from rdzv.sentences import counted, duration
@@ -185,31 +185,6 @@ class JobLine:
             "pod_count": len(self.pods),
             "pending": self.pending,
         }
-
-
-def job_headings(*, wide: bool, everywhere: bool) -> tuple[str, ...]:
-    """Return the headings of a table of jobs."""
-    first = ("NAMESPACE",) if everywhere else ()
-    more = ("SAVED STEP", "PODS", "PENDING") if wide else ()
-    return (*first, "NAME", "PHASE", "NODES", "STEP", "RATE", "ETA", "SAVED", "AGE", *more, WHY)
-
-
-def pod_headings(*, wide: bool) -> tuple[str, ...]:
-    """Return the headings of a table of pods."""
-    more = ("ADDRESS", "VERSION") if wide else ()
-    return ("POD", "STATE", "RANK", "NODE", "SPOT", "STEP", "AGE", *more, WHY)
-
-
-def job_grid(jobs: Sequence[JobLine], *, wide: bool, everywhere: bool) -> Grid:
-    """Return the table of jobs."""
-    headings = job_headings(wide=wide, everywhere=everywhere)
-    rows = tuple(job.cells(wide=wide, everywhere=everywhere) for job in jobs)
-    return Grid("", headings, rows, key=headings.index("NAME"))
-
-
-def pod_grid(pods: Sequence[PodLine], *, wide: bool) -> Grid:
-    """Return the table of a job's pods."""
-    return Grid("", pod_headings(wide=wide), tuple(pod.cells(wide=wide) for pod in pods))
 
 
 def job_line(

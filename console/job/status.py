@@ -18,9 +18,9 @@ from agent.verdict.decision import verdict
 from agent.verdict.states import STATES, Level
 from agent.verdict.view import JobView
 from console.help import Command
-from console.job.jobs import list_jobs
+from console.job.jobs import list_jobs, pod_grid
 from console.job.output import Face, Grid, Toned, show
-from console.job.rows import not_running, pod_grid
+from console.job.rows import not_running
 from console.job.status_json import pods_of, status_json
 from console.options import configured_by, job_named, shown_with
 from console.whereabouts import found_running as running_job

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import click
 
 from agent.telemetry.logs import printable
-from console.job.drain import ASKED_BY, requester
+from console.job.changing import ASKED_BY, requester
 from console.job.drain_command import nothing_on, show, who_leaves, worst
 from console.remote.passing import (
     ANSWER_S,

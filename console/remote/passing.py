@@ -22,9 +22,9 @@ from click.core import ParameterSource
 
 from agent.config.job import STORE_SETTINGS
 from console.help import near
-from console.job.jobs import JobTable
+from console.job.jobs import JobTable, pod_grid
 from console.job.output import print_grids
-from console.job.rows import beside, job_line, pod_grid, pod_lines
+from console.job.rows import beside, job_line, pod_lines
 from console.remote.pods import JobPod, cluster, jobs_in, pod_named, pods_of, with_right
 from console.remote.sidecar import AGAIN_S, Lines, able, ask_one, last_object
 from console.remote.terminal import ReaderGone, ShownOutput, environment, harmless

@@ -23,7 +23,7 @@ from agent.config.parsers import count as count_of
 from agent.config.parsers import duration_s
 from agent.telemetry.logs import printable
 from agent.verdict.view import moment
-from console.job.drain import requester
+from console.job.changing import requester
 from console.job.rows import UNREADABLE
 from console.remote.pods import ClusterOptions, JobPod, pods_of, through_the_api_server
 from console.remote.scaled_owner import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from console.job.drain import ASKED_BY, requester
+from console.job.changing import ASKED_BY, requester
 from console.remote.sidecar import Lines
 from console.styling import TERMINAL, columns_of, is_styled
 from controller.cluster.executed import KEPT_MOST

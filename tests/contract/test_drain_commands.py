@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from console.job.drain import write
+from console.job.changing import write
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.errors import StoreFull
 from rdzv.store import Compare, Delete, Operation, Put

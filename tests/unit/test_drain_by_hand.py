@@ -8,7 +8,7 @@ import pwd
 
 import pytest
 
-from console.job.drain import requester
+from console.job.changing import requester
 
 NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 

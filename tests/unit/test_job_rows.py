@@ -9,16 +9,8 @@ from typing import Any
 
 import pytest
 
-from console.job.rows import (
-    NOT_RUNNING,
-    PodFacts,
-    beside,
-    job_grid,
-    job_line,
-    not_running,
-    pod_grid,
-    pod_lines,
-)
+from console.job.jobs import job_grid, pod_grid
+from console.job.rows import NOT_RUNNING, PodFacts, beside, job_line, not_running, pod_lines
 from injection.kinds import job_label
 
 NOW = 1_000_000.0

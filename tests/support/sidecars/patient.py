@@ -19,7 +19,7 @@ CALL_S = 80.0
 """Ends what hangs, before the test gives the command up."""
 
 _READING = {"console.job.reading.REACH_TIMEOUT_S": CALL_S}
-_WRITING = {**_READING, "console.job.drain.WRITE_TIMEOUT_S": CALL_S}
+_WRITING = {**_READING, "console.job.changing.WRITE_TIMEOUT_S": CALL_S}
 
 _SAME = {"why": "doctor"}
 """Two names of one command. Older versions, which this runs as well, have no table of them."""
