@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A change of a job by hand: checks before it, its author, and its write, planned again if needed."""
+"""A change of a job by hand: checks before it, its author, and the write, repeated if needed."""
 
 from __future__ import annotations
 

@@ -141,8 +141,8 @@ def test_one_job_of_a_store_is_run_once() -> None:
 def test_the_file_of_a_run_that_was_killed_is_stale(state: Path) -> None:
     code = (
         "import sys, time\n"
-        "from console.whereabouts import RunningJob, published\n"
-        "with published(RunningJob('127.0.0.1:1234', 'local', 'local', 7)):\n"
+        "from console.whereabouts import RunningJob, published_run\n"
+        "with published_run(RunningJob('127.0.0.1:1234', 'local', 'local', 7)):\n"
         "    print('there', flush=True)\n"
         "    time.sleep(600)\n"
     )
