@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from rdzv.pacing import Doubling
 from rdzv.peers import Sign
+from rdzv.reconcile import Loop, Outlook
 from rdzv.records.job import Member
 
 PATH = "/peer/"
@@ -148,7 +149,7 @@ STEADY_S = 5.0
 """Age of a line whose end is no failure: the next one is opened at once."""
 
 
-class Neighbour:
+class Neighbour(Loop):
     """One incarnation of one member.
 
     ``sign``: the sign of its loss, as long as a line that was open has broken and no other one
@@ -159,6 +160,7 @@ class Neighbour:
     def __init__(
         self, member: Member, dial: Dial, clock: Callable[[], float], changed: Callable[[], None]
     ) -> None:
+        super().__init__(clock)
         self.member = member
         self.sign: Sign | None = None
         self.reached = False
@@ -167,41 +169,36 @@ class Neighbour:
         self.written = False
         """Whether the present loss was written: once it is taken back, it is not written again."""
         self._dial = dial
-        self._clock = clock
+        self._failures = 0
         self._changed = changed
 
-    async def run(self) -> None:
-        """Keep a line open until cancelled."""
-        failures = 0
-        while True:
-            try:
-                line = await self._dial(self.member)
-            except PeerAway as away:
-                failures += 1
-                if self.reached:
-                    self._note(away.sign)
-            except PeerMute:
-                failures += 1
-                self._note(None)
-            else:
-                self.reached = True
-                self._note(None)
-                if await self._outlast(line) >= STEADY_S:
-                    failures = 0
-                else:
-                    failures += 1
-            if failures:
-                await asyncio.sleep(DIAL_PAUSE.after(failures - 1))
+    async def step(self) -> Outlook:
+        """Keep one line open until it ends; return when to open the next."""
+        self._failures += 1
+        try:
+            line = await self._dial(self.member)
+        except PeerAway as away:
+            if self.reached:
+                self._note(away.sign)
+        except PeerMute:
+            self._note(None)
+        else:
+            self.reached = True
+            self._note(None)
+            if await self._outlast(line) >= STEADY_S:
+                self._failures = 0
+                return Outlook(again=True)
+        return Outlook(look_at_s=self.clock() + DIAL_PAUSE.after(self._failures - 1))
 
     async def _outlast(self, line: IdleLine) -> float:
         """Wait until the line ends; return how long it was open, in seconds."""
-        opened_s = self._clock()
+        opened_s = self.clock()
         try:
             if await line.ended():
                 self._note("silent")
         finally:
             line.close()
-        return self._clock() - opened_s
+        return self.clock() - opened_s
 
     def _note(self, sign: Sign | None) -> None:
         if sign is None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from time import time
 
 from agent.rundir.files import RunDir
@@ -25,7 +26,7 @@ from rdzv.job import JobClient
 from rdzv.keys import RunKeys
 from rdzv.members.lease import Registered
 from rdzv.members.registrar import Registrar
-from rdzv.reconcile import first_of
+from rdzv.reconcile import Loop, Outlook
 from rdzv.records.codec import by_last_name
 from rdzv.records.history import HistoryEntry
 from rdzv.records.world import WorldChange, WorldReport
@@ -45,7 +46,7 @@ TURN_S = 0.2
 """Seconds between the turns of two members to write what is due."""
 
 
-class WorldKeeper:
+class WorldKeeper(Loop):
     """The keeper. ``clock`` is monotonic, in seconds; ``port``: that of the ranks' store."""
 
     def __init__(
@@ -58,12 +59,12 @@ class WorldKeeper:
         port: int,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__(clock)
         self._run_dir = run_dir
         self._client = client
         self._registrar = registrar
         self._endpoint = endpoint
         self._store = f"127.0.0.1:{port}"
-        self._clock = clock
         self._member = registrar.identity.member
         self._policy = WorldPolicy()
         self._former: set[tuple[int, int]] = set()
@@ -78,25 +79,20 @@ class WorldKeeper:
         self._content = b""
         self._diary = Diary(log)
 
-    async def run(self) -> None:
-        """Take part until cancelled."""
-        mirror = self._client.mirror
-        while True:
-            sequence = mirror.sequence
-            look_s = LOOK_S
-            try:
-                if not self._content:
-                    self._content = await asyncio.to_thread(self._restore)
-                look_s = await self._step()
-            except (StoreError, LeaseLost) as error:
-                self._diary.say(f"retrying a write about the world: {error}")
-                look_s = LOOK_S
-            except OSError as error:
-                self._diary.say(f"the run directory cannot be used, retrying: {error.strerror}")
-            if look_s == LOOK_S:
-                await asyncio.sleep(look_s)
-            else:
-                await first_of(mirror.changed_after(sequence), timeout_s=look_s)
+    async def step(self) -> Outlook:
+        """Take part in what is due; while nothing goes on, a change of the store wakes nothing."""
+        sequence = self._client.mirror.sequence
+        look_s = LOOK_S
+        try:
+            if not self._content:
+                self._content = await asyncio.to_thread(self._restore)
+            look_s = await self._take_part()
+        except (StoreError, LeaseLost) as error:
+            self._diary.say(f"retrying a write about the world: {error}")
+        except OSError as error:
+            self._diary.say(f"the run directory cannot be used, retrying: {error.strerror}")
+        changed = partial(self._client.mirror.changed_after, sequence)
+        return Outlook(None if look_s == LOOK_S else changed, self.clock() + look_s)
 
     def _restore(self) -> bytes:
         content = self._run_dir.content(layout.WORLD)
@@ -104,7 +100,7 @@ class WorldKeeper:
             self._run_dir.put(layout.WORLD, IDLE)
         return content or IDLE
 
-    async def _step(self) -> float:
+    async def _take_part(self) -> float:
         """Look at the ranks and the store once, act, and return when to look again."""
         found, asked = self._present(), self._shown
         if found is None:
@@ -214,7 +210,7 @@ class WorldKeeper:
         change, reports = self._read(keys)
         revision = self._client.mirror.certain_revision
         snapshot = self._snapshot(rendezvous, evaluation, change, reports)
-        now = self._clock()
+        now = self.clock()
         since_s = self._lasting.since_s(now, snapshot, self._client.mirror.healthy_for_s(now))
         decision = decide(now, since_s, snapshot, self._policy)
         self._diary.say(f"the world: {decision.reason}")
@@ -303,17 +299,17 @@ class WorldKeeper:
                 details |= {"members": list(before.seats), "step": before.step}
             entry = HistoryEntry("world", self._member, decision.reason, time(), details)
             operations += self._client.history(entry)
-        result = await self._client.store.txn(compares, operations)
+        result = await self._client.commit(compares, operations)
         self._due = None
-        if result.succeeded:
-            log.info(
-                "the world: %s: %s",
-                decision.action,
-                decision.reason,
-                extra={"event": "world", "action": decision.action, "epoch": change.epoch},
-            )
-        await self._client.mirror.shown(result.revision)
-        if result.succeeded and decision.action == "formed":
+        if not result.succeeded:
+            return
+        log.info(
+            "the world: %s: %s",
+            decision.action,
+            decision.reason,
+            extra={"event": "world", "action": decision.action, "epoch": change.epoch},
+        )
+        if decision.action == "formed":
             root = root_of(keys)
             # torch's clients put a slash before the name of a key.
             there, present = f"/{root}", f"/{prefix_of(root, before.number)}"

@@ -32,6 +32,7 @@ from agent.neighbour import keep_alive, path_of
 from agent.telemetry.metrics import CONTENT_TYPE, Metrics
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
+from rdzv.reconcile import Loop, Outlook
 from rdzv.sentences import named
 
 log = logging.getLogger(__name__)
@@ -44,32 +45,32 @@ LOGGED_S = 1.0
 """Lag above which a warning is logged, in seconds: a third of the usual renewal interval."""
 
 
-class LoopLag:
+class LoopLag(Loop):
     """The time by which sleeps of ``PROBE_INTERVAL_S`` are too long; ``clock`` is in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+        super().__init__(clock)
         self._lags: deque[float] = deque([0.0], maxlen=REMEMBERED)
+        self._due_s: float | None = None
 
     @property
     def worst_s(self) -> float:
         """The worst lag of the last probes, in seconds."""
         return max(self._lags)
 
-    async def run(self) -> None:
-        """Measure the lag until cancelled."""
-        while True:
-            due_s = self._clock() + PROBE_INTERVAL_S
-            await asyncio.sleep(PROBE_INTERVAL_S)
-            lag_s = max(0.0, self._clock() - due_s)
-            self._lags.append(lag_s)
-            if lag_s > LOGGED_S:
-                log.warning(
-                    "the event loop was blocked for %.1f s: the lease may expire, and others may"
-                    " count this member as lost",
-                    lag_s,
-                    extra={"event": "loop_lag", "lag_s": round(lag_s, 3)},
-                )
+    async def step(self) -> Outlook:
+        """Measure by how much this look is too late."""
+        lag_s = 0.0 if self._due_s is None else max(0.0, self.clock() - self._due_s)
+        self._lags.append(lag_s)
+        if lag_s > LOGGED_S:
+            log.warning(
+                "the event loop was blocked for %.1f s: the lease may expire, and others may"
+                " count this member as lost",
+                lag_s,
+                extra={"event": "loop_lag", "lag_s": round(lag_s, 3)},
+            )
+        self._due_s = self.clock() + PROBE_INTERVAL_S
+        return Outlook(look_at_s=self._due_s)
 
 
 UNHEALTHY_LAG_S = 30.0

@@ -212,10 +212,8 @@ class UninjectedPods:
         async with Collection(
             self._api, path, lambda one: one["metadata"]["name"]
         ).following() as c:
-            sequence = 0
-            while True:
-                await c.changed_after(sequence)
-                sequence, here = c.sequence, {str(name) for name in c.items.values()}
+            async for there in c.changes():
+                here = {str(name) for name in there.values()}
                 for name in followed.keys() - here:
                     followed.pop(name).cancel()
                 for name in here - followed.keys():

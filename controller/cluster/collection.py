@@ -68,6 +68,14 @@ class Collection(Generic[T]):
         while self.sequence <= sequence:
             await self._changed.wait()
 
+    async def changes(self) -> AsyncIterator[Mapping[str, T]]:
+        """Yield all objects, by UID, after the first list and after each change of some."""
+        sequence = 0
+        while True:
+            await self.changed_after(sequence)
+            sequence = self.sequence
+            yield self._items
+
     @asynccontextmanager
     async def following(self) -> AsyncIterator[Collection[T]]:
         """Follow the objects within the context; a defect ends it with an exception group."""

@@ -85,13 +85,8 @@ class Container:
 
     def reap(self) -> None:
         """Take the exit status of every child that has ended."""
-        while True:
-            try:
-                pid, waited = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        while (ended := _ended_child()) is not None:
+            pid, waited = ended
             if self._process is not None and pid == self._process.pid:
                 status = _shell_status(waited)
                 self._process.returncode = status  # it is reaped: Popen must not wait for it
@@ -157,6 +152,15 @@ def _become_parent_of_orphans() -> None:
         log.warning("this Python has no ctypes: processes that detach themselves are not ended")
         return
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _ended_child() -> Optional[Tuple[int, int]]:
+    """Take the number and status of one child that has ended; None if there is none."""
+    try:
+        pid, waited = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (pid, waited) if pid else None
 
 
 def _shell_status(waited: int) -> int:

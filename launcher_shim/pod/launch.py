@@ -169,26 +169,22 @@ class Reporter:
         self._path = os.path.join(run_directory, layout.LAUNCH, layout.LAUNCHER)
         self._started = os.urandom(6).hex()
         self._reported: Optional[Launch] = None
+        self._looks = 0
 
-    async def run(self) -> None:
-        """Poll until cancelled, or until a report cannot be written.
+    def look(self) -> Optional[float]:
+        """Report a change; return when to look again, in seconds, or None: there is no reporting.
 
         Raises ``OSError`` if ``/proc`` cannot be read.
         """
-        if not self._asked_for():
-            return
-        looks = 0
-        while True:
-            launch = look(descendants(os.getpid()))
-            if launch != self._reported:
-                if not self.report(launch):
-                    return
-                self._reported = launch
-            looks += 1
-            await asyncio.sleep(LOOK_EARLY_S if looks < LOOKS_EARLY else LOOK_S)
-
-    def _asked_for(self) -> bool:
-        return os.path.isdir(os.path.dirname(self._path))
+        if not self._looks and not os.path.isdir(os.path.dirname(self._path)):
+            return None
+        launch = look(descendants(os.getpid()))
+        if launch != self._reported:
+            if not self.report(launch):
+                return None
+            self._reported = launch
+        self._looks += 1
+        return LOOK_EARLY_S if self._looks < LOOKS_EARLY else LOOK_S
 
     def report(self, launch: Launch) -> bool:
         """Write a report; return whether it was written."""

@@ -11,7 +11,6 @@ another one py-spy shows them, if the image has it.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -89,21 +88,21 @@ class StackReporter:
         self._answered = ""
         self._ended = False
 
-    async def run(self) -> None:
-        """Answer until cancelled."""
-        loop = asyncio.get_running_loop()
-        try:
-            while True:
-                await loop.run_in_executor(None, self.turn)
-                await asyncio.sleep(LOOK_S)
-        finally:
-            self._ended = True
+    def end(self) -> None:
+        """Wait for no rank any longer: the command has ended."""
+        self._ended = True
 
-    def turn(self) -> None:
-        """Answer a question that is new; may block for as long as ranks take to write."""
+    def look(self) -> float:
+        """Answer a question that is new; return when to look again, in seconds.
+
+        It may block for as long as ranks take to write.
+        """
         question = read_question(self._directory)
-        if question is None or question.ask == self._answered:
-            return
+        if question is not None and question.ask != self._answered:
+            self._answer(question)
+        return LOOK_S
+
+    def _answer(self, question: Question) -> None:
         self._answered = question.ask
         answer = {"schema": 1, "ask": question.ask, "ranks": self._stacks(question.ranks)}
         path = os.path.join(self._directory, layout.LAUNCH, layout.STACKS)
@@ -294,11 +293,10 @@ class StepWatch:
         self._path = os.path.join(run_directory, layout.PROGRESS)
         self._count = count_from(read_steps(self._path))
 
-    async def run(self) -> None:
-        """Poll the ranks' steps until cancelled."""
-        while True:
-            await asyncio.sleep(STEPS_LOOK_S)
-            self.made()
+    def look(self) -> float:
+        """Read the ranks' steps; return when to look again, in seconds."""
+        self.made()
+        return STEPS_LOOK_S
 
     def made(self) -> Optional[int]:
         """Read the ranks' steps; return how many were made, None while no rank reports any."""

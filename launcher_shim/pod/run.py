@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from typing import Dict, Mapping, Optional, Sequence, Set
+from typing import Callable, Dict, Mapping, Optional, Sequence, Set
 
 from launcher_shim.exit_status import (
     ENDING_SIGNALS,
@@ -148,14 +148,16 @@ class CommandRun:
         self._passed.clear()
         self._container.start(self._command, environ)
         reporter = Reporter(self._run_dir.path)
-        reporting = asyncio.ensure_future(reporter.run())
+        stacks = StackReporter(self._run_dir.path)
+        reporting = asyncio.ensure_future(_poll(reporter.look))
         reporting.add_done_callback(_on_reporting_ended)
         beside = [reporting]
         if watch is not None:
-            beside.append(asyncio.ensure_future(watch.run()))
+            beside.append(asyncio.ensure_future(_poll(watch.look)))
         if self._delivered is not None:
-            beside.append(asyncio.ensure_future(StackReporter(self._run_dir.path).run()))
+            beside.append(asyncio.ensure_future(_poll(stacks.look)))
         await self._container.ended.wait()
+        stacks.end()
         for task in beside:
             task.cancel()
         reporter.withdraw()
@@ -356,6 +358,19 @@ async def _with_interface(environ: Dict[str, str]) -> Dict[str, str]:
     interface, sentence = needed
     log.info("%s", sentence)
     return {**environ, GLOO_INTERFACE: interface}
+
+
+async def _poll(look: Callable[[], Optional[float]]) -> None:
+    """Call ``look`` in a thread after each pause that it returns, in seconds; end with None.
+
+    What it looks at, the files of ranks and the processes, gives no notification of a change.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        pause_s = await loop.run_in_executor(None, look)
+        if pause_s is None:
+            return
+        await asyncio.sleep(pause_s)
 
 
 def _on_reporting_ended(reporting: asyncio.Task[None]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from itertools import chain, repeat
 from time import monotonic
 
 import pytest
@@ -89,7 +90,7 @@ async def test_a_head_has_no_body_and_nothing_else_is_allowed(pages: Pages) -> N
 
 async def test_a_loop_that_cannot_keep_time_is_not_healthy() -> None:
     found = Pages()
-    readings = iter([0.0, 100.0, 100.0])
+    readings = chain([0.0], repeat(100.0))
     found.lag = LoopLag(lambda: next(readings))
     probing = asyncio.create_task(found.lag.run())
     async with serving(found.config, found.lag, lambda: None, found.metrics):

@@ -111,7 +111,7 @@ async def test_a_store_that_was_emptied_confirms_nothing() -> None:
 async def test_a_loss_that_is_over_when_looked_at_was_one_all_the_same() -> None:
     store = MemoryStore(MemoryEngine(now))
     own = await own_node(store)
-    running = asyncio.create_task(own.run(lambda: None))
+    running = asyncio.create_task(own.run())
     node = Node("a", "asking", "n", 1, "10.0.0.1", 7, 0)
     own.aim(node)
     revision = await own.written(node)
@@ -165,7 +165,7 @@ async def test_a_record_that_was_lost_before_its_write_was_answered_is_written_a
         own.see(WatchEvent("delete", gone))
 
     store.meanwhile = lose
-    running = asyncio.create_task(own.run(lambda: None))
+    running = asyncio.create_task(own.run())
     own.aim(Node("a", "asking", "n", 1, "10.0.0.1", 7, 0))
     await store.lost.wait()
     batches = store.watch(RUN.node("a"), store.engine.revision + 1)
@@ -193,7 +193,7 @@ async def test_a_store_restored_unnoticed_is_not_asked_again_and_again_for_a_rec
     store = Restored(MemoryEngine(now))
     own = await own_node(store)
     node = Node("a", "asking", "n", 1, "10.0.0.1", 7, 0)
-    running = asyncio.create_task(own.run(lambda: None))
+    running = asyncio.create_task(own.run())
     own.aim(node)
     await own.written(node)
     # What the record rests on is there again at once, and the watch tells of nothing yet.

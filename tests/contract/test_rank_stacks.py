@@ -60,7 +60,7 @@ def answer(folder: Path, one: desk.AskedRank) -> tuple[str, str]:
     """What the rank does and where, by the answer of ``muster-run``."""
     question = {"ask": "1-1", "ranks": [list(one)]}
     (folder / layout.STACKS_ASKED).write_text(json.dumps(question))
-    desk.StackReporter(str(folder)).turn()
+    desk.StackReporter(str(folder)).look()
     found = read_stacks(folder, "1-1")
     assert found is not None
     said = stance(0, *found[one.pid])
@@ -95,7 +95,7 @@ def test_a_rank_that_is_to_end_gives_its_stacks_first(tmp_path: Path) -> None:
             question = {"ask": f"{end.started}", "ranks": [list(one)], "end": [list(end)]}
             assert desk.state_of(one) not in desk.STILL
             (tmp_path / layout.STACKS_ASKED).write_text(json.dumps(question))
-            desk.StackReporter(str(tmp_path)).turn()
+            desk.StackReporter(str(tmp_path)).look()
             found = read_stacks(tmp_path, f"{end.started}")
             assert found is not None
             assert found[one.pid][1] != []

@@ -177,8 +177,8 @@ class Idle:
     def __init__(self, path: str) -> None:
         self.path = path
 
-    async def run(self) -> None:
-        return
+    def look(self) -> float | None:
+        return None
 
     def withdraw(self) -> None:
         return

@@ -20,7 +20,7 @@ from launcher_shim.pod import launch
 from launcher_shim.pod import launch as process_table
 from launcher_shim.pod.launch import REPORT_MAX_BYTES, Reporter, read_launch
 from launcher_shim.pod.launch import Launch as Report
-from launcher_shim.pod.run import _on_reporting_ended
+from launcher_shim.pod.run import _on_reporting_ended, _poll
 from launcher_shim.rundir import layout
 
 DELIVERED = {
@@ -236,7 +236,7 @@ async def test_a_report_that_cannot_go_on_is_said_and_no_more(
         raise PermissionError(13, "Permission denied", "/proc")
 
     monkeypatch.setattr(launch, "look", look)
-    reporting = asyncio.ensure_future(Reporter(str(asked_for)).run())
+    reporting = asyncio.ensure_future(_poll(Reporter(str(asked_for)).look))
     reporting.add_done_callback(_on_reporting_ended)
     with caplog.at_level(logging.ERROR):
         await asyncio.wait([reporting])

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ROOMS = ("rdzv", "agent", "launcher_shim", "controller")
 
-LOOPS_MAX = 33
+LOOPS_MAX = 25
 """Classes with an endless loop of their own; most move bytes, or run in users' containers."""
 FIRST_COMPLETED_MAX = 2
 """Hand-written waits for the first of several things; others go through ``rdzv.reconcile``."""

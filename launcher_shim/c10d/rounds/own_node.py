@@ -12,7 +12,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from random import Random
 
@@ -31,6 +30,7 @@ from rdzv.dataclass import dataclass
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.job import JobClient
 from rdzv.members.lease import Registered
+from rdzv.reconcile import Loop, Outlook
 from rdzv.sentences import Diary
 from rdzv.store import Compare, KeyValue, Operation, Put, Range, Store, WatchEvent
 
@@ -48,10 +48,10 @@ class Handing:
     round_revision: int
 
 
-class OwnNode:
+class OwnNode(Loop):
     """The node key of this sidecar's member, kept at its desired value as long as ``run`` runs.
 
-    ``handed`` is called when a change that ``run``'s ``handing`` proposed has been written.
+    ``handing`` may propose a change if none is due; ``handed`` is called when it has been written.
     """
 
     def __init__(
@@ -62,13 +62,16 @@ class OwnNode:
         store: Store,
         registered: Registered,
         random: Random,
+        handing: Callable[[], Handing | None] = lambda: None,
         handed: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__()
         self._key = key
         self._round_key = round_key
         self._store = store
         self._registered = registered
         self._random = random
+        self._handing = handing
         self._handed = handed
         self._diary = Diary(log)
         self._node: Node | None = None
@@ -77,7 +80,6 @@ class OwnNode:
         self._was_lost = False
         self._stored: KeyValue | None = None
         self._stored_as_of = 0
-        self._stirred = asyncio.Event()
         self._settled = asyncio.Event()
 
     @property
@@ -96,8 +98,8 @@ class OwnNode:
         self.stir()
 
     def stir(self) -> None:
-        """Wake ``run``: an input of the next write may have changed."""
-        self._stirred.set()
+        """Look again: an input of the next write may have changed."""
+        self.wake()
         self._settle()
 
     def see(self, event: WatchEvent) -> None:
@@ -105,7 +107,7 @@ class OwnNode:
         kv = event.kv
         if kv.mod_revision >= self._stored_as_of:
             self._note_stored(kv if event.kind == "put" else None, kv.mod_revision)
-            self._stirred.set()
+            self.wake()
 
     def forget(self) -> None:
         """Accept any revision again: the store was restored or emptied."""
@@ -124,24 +126,20 @@ class OwnNode:
             await settled.wait()
         return self._stored_as_of
 
-    async def run(self, handing: Callable[[], Handing | None]) -> None:
-        """Write changes until cancelled; ``handing`` may propose one if none is due."""
-        while True:
-            self._stirred.clear()
-            try:
-                if await self._step(handing):
-                    continue
-            except LeaseLost:
-                self._diary.say(
-                    "the lease is lost: the node is written once its member is registered again"
-                )
-            except StoreError as error:
-                self._diary.say(f"retrying to write the node record: {error}")
-                await asyncio.sleep(self._random.uniform(0.2, 1.0) * RETRY_S)
-                continue
-            with suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_S if self._due() else None):
-                    await self._stirred.wait()
+    async def step(self) -> Outlook:
+        """Write what is due; without a lease or after a lost race, soon again."""
+        try:
+            if await self._write():
+                return Outlook(again=True)
+        except LeaseLost:
+            self._diary.say(
+                "the lease is lost: the node is written once its member is registered again"
+            )
+        except StoreError as error:
+            self._diary.say(f"retrying to write the node record: {error}")
+            await asyncio.sleep(self._random.uniform(0.2, 1.0) * RETRY_S)
+            return Outlook(again=True)
+        return Outlook(look_at_s=self.clock() + RETRY_S if self._due() else math.inf)
 
     def _holds(self) -> bool:
         return (
@@ -155,7 +153,7 @@ class OwnNode:
         on_lease = stored is not None and stored.lease == self._registered.lease()
         return self._node is not None and not (self._holds() and on_lease)
 
-    async def _step(self, handing: Callable[[], Handing | None]) -> bool:
+    async def _write(self) -> bool:
         """Write once if something is due; return whether to check again at once."""
         now, lease = self._node, self._registered.lease()
         if now is None or lease is None:
@@ -165,7 +163,7 @@ class OwnNode:
         if self._due():
             wanted = now
         else:
-            proposal = handing()
+            proposal = self._handing()
             if proposal is None:
                 return False
             wanted = proposal.node

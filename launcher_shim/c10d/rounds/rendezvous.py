@@ -78,6 +78,7 @@ class Rendezvous:
             store=client.store,
             registered=registered,
             random=random,
+            handing=self._handing,
             handed=self._handed,
         )
         self._round_key = RoundKey(keys, drains, client.store, registered, random)
@@ -122,7 +123,7 @@ class Rendezvous:
     async def run(self) -> None:
         """Follow the mirror and write what is due, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._own.run(self._handing), name=f"node of {self.run_id}")
+            tasks.create_task(self._own.run(), name=f"node of {self.run_id}")
             tasks.create_task(self._decisions.run(), name=f"rounds of {self.run_id}")
 
     def remember(self, last_seen: Round) -> None:
