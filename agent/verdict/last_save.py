@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.dataclass import dataclass
-from rdzv.drain.saves import verdict
-from rdzv.records.drain import LastCommit
+from rdzv.records.drain import LastCommit, verdict
 from rdzv.records.progress import HOROVODRUN, PodSaves
 from rdzv.sentences import duration
 

@@ -42,9 +42,9 @@ from console.styling import coloured, symbol, wrapped
 from console.whereabouts import ClusterOptions, defaults_of_file
 from launcher_shim.exit_status import EXIT_DONE, EXIT_FAULT, EXIT_UNAVAILABLE
 from rdzv.errors import StoreError, StoreRefused
-from rdzv.job import read_all
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
+from rdzv.mirror import read_all
 from rdzv.sentences import counted
 from rdzv.store import Compare, Delete, Put, Store
 from rdzv.store.access import Access

@@ -19,10 +19,9 @@ from agent.config.job import AccessConfig, JobConfig
 from agent.verdict.view import JobView, present_view, view_of
 from console.help import near
 from rdzv.errors import ConfigError, JobNotFound, StoreError, StoreRefused, StoreUnavailable
-from rdzv.job import read_all
 from rdzv.keys import ROOT, JobKeys, job_of
 from rdzv.membership import snapshot_of
-from rdzv.mirror import HEALTHY_S, Mirror
+from rdzv.mirror import HEALTHY_S, Mirror, read_all
 from rdzv.sentences import named
 from rdzv.store import Store
 from rdzv.store.etcd.client import open_store

@@ -18,11 +18,11 @@ from console.local.payload import Closing
 from console.local.settings import LocalSettings
 from console.local.timeline import FINISHED, Timeline
 from launcher_shim.c10d.rounds.records import Round
-from rdzv.drain.saves import NO_CURSOR
 from rdzv.errors import RecordError
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.mirror import Mirror
+from rdzv.records.drain import NO_CURSOR
 from rdzv.records.history import HistoryEntry
 from rdzv.sentences import counted
 from rdzv.store import KeyValue, WatchEvent

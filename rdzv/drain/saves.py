@@ -21,7 +21,7 @@ from typing import NamedTuple
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound, unchanged
 from rdzv.keys import JobKeys
 from rdzv.records.codec import KEPT
-from rdzv.records.drain import LastCommit
+from rdzv.records.drain import LastCommit, verdict
 from rdzv.records.progress import HOROVODRUN, STEPS_MAX, PodSaves, RankProgress
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, GuardedWrites, Put
@@ -30,9 +30,6 @@ CURSORS = "the data cursors of step "
 TAGS = "the save tags of step "
 DIFFER = (CURSORS, TAGS)
 """The starts of the sentences about a difference."""
-
-NO_CURSOR = "not kept: the script gives no data cursor (it may keep its own place)"
-NO_VERDICT = "not kept: an older version saved it, which does not say"
 
 SHOWN_GROUPS = 3
 SHOWN_CHARACTERS = 80
@@ -108,11 +105,6 @@ def samples_of(said: Iterable[str]) -> str:
     """
     verdicts = sorted(filter(None, said))
     return next((one for one in verdicts if one != KEPT), verdicts[0] if verdicts else "")
-
-
-def verdict(samples: str, cursor: str) -> str:
-    """Return whether a commit keeps the samples, and why not: it has a verdict in any case."""
-    return samples or (NO_VERDICT if cursor else NO_CURSOR)
 
 
 def with_agreement(last: LastCommit, said: Sequence[Said]) -> LastCommit:

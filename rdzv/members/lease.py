@@ -17,9 +17,10 @@ from time import time
 
 from rdzv.dataclass import dataclass
 from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError, StoreFull, StoreRefused
-from rdzv.job import JobClient, read_all
+from rdzv.job import JobClient
 from rdzv.members.registration import Held, Identity, Register
 from rdzv.membership import snapshot_of
+from rdzv.mirror import read_all
 from rdzv.records.history import HistoryEntry
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, GuardedWrites, KeyValue, Operation, Put, Range, Store

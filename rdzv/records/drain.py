@@ -42,6 +42,14 @@ SIGNS = ENDING_SOURCES | {CONTROLLER}
 """Sources of Kubernetes, which also shows whether the pod ends; any other is an order, which stays
 until it is cancelled."""
 
+NO_CURSOR = "not kept: the script gives no data cursor (it may keep its own place)"
+NO_VERDICT = "not kept: an older version saved it, which does not say"
+
+
+def verdict(samples: str, cursor: str) -> str:
+    """Return whether a commit keeps the samples, and why not: it has a verdict in any case."""
+    return samples or (NO_VERDICT if cursor else NO_CURSOR)
+
 
 @dataclass(frozen=True, slots=True)
 class Drain:

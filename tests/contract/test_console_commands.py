@@ -18,10 +18,9 @@ from dataclasses import replace
 import pytest
 
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
-from rdzv.drain.saves import NO_CURSOR
 from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
-from rdzv.records.drain import Drain, LastCommit
+from rdzv.records.drain import NO_CURSOR, Drain, LastCommit
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job, Member
 from rdzv.records.progress import PodSaves

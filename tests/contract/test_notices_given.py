@@ -23,9 +23,9 @@ from controller.notice_executor import NoticeExecutor
 from controller.notices import NoticePolicy, node_seen
 from controller.owners import PREEMPTED, pod_seen
 from rdzv.drain.transactions import take_over
-from rdzv.job import read_all
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
+from rdzv.mirror import read_all
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job

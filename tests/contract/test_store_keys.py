@@ -15,8 +15,8 @@ import pytest
 from launcher_shim.c10d.values.transactions import MAX_VALUE_BYTES
 from launcher_shim.tcpstore.wire import KEY_MAX
 from rdzv.errors import LeaseLost, StoreFull, StoreRefused
-from rdzv.job import PagedRead, Paging, read_all
 from rdzv.keys import JobKeys
+from rdzv.mirror import PagedRead, Paging, read_all
 from rdzv.store import Compare, KeyValue, Put, Range, Store, TxnResult
 from rdzv.store.etcd.client import EtcdStore
 from tests.support.store.backend import PATIENT_DRIVERS, Backend, following

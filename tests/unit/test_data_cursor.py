@@ -16,10 +16,10 @@ from muster.gate import parse
 from muster.progress import BLOCK_BYTES, ProgressFile
 from muster.saved_steps import CURSOR_MAX_BYTES, CommittedStep, SavedSteps, decode, encode
 from rdzv.drain.gate import Gate, Here, local
-from rdzv.drain.saves import NO_VERDICT, Said, difference, differing, saves_of
+from rdzv.drain.saves import Said, difference, differing, saves_of
 from rdzv.drain.saves import newest_saved as decide_last
 from rdzv.records import codec
-from rdzv.records.drain import LastCommit, Vote
+from rdzv.records.drain import NO_VERDICT, LastCommit, Vote
 from rdzv.records.progress import PodSaves, RankProgress
 from tests.support.commits import (
     HERE,

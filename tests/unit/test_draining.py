@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from rdzv.drain.decision import DrainDecision, decide, ends_round, join_agreed, joins_wait
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound, observe
-from rdzv.drain.saves import NO_CURSOR
 from rdzv.drain.standing import granted, phase_of
 from rdzv.drain.transactions import cancel, transaction
 from rdzv.keys import JobKeys
-from rdzv.records.drain import Commit, Drain, LastCommit, Vote
+from rdzv.records.drain import NO_CURSOR, Commit, Drain, LastCommit, Vote
 from rdzv.records.job import Incarnation, Job
 from rdzv.records.shards import Plan, PodShards, ShardWorld, Share, TrainedShards
 from rdzv.shard_ledger import ShardLedger

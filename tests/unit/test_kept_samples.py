@@ -19,9 +19,9 @@ from muster.data import ElasticSampler
 from muster.progress import BLOCK_BYTES, ProgressFile
 from muster.saved_steps import CommittedStep, SavedSteps, encode
 from rdzv.drain.gate import Gate, Here, local
-from rdzv.drain.saves import NO_CURSOR, NO_VERDICT, samples_of, saves_of, verdict
 from rdzv.drain.saves import newest_saved as decide_last
-from rdzv.records.drain import LastCommit
+from rdzv.drain.saves import samples_of, saves_of
+from rdzv.records.drain import NO_CURSOR, NO_VERDICT, LastCommit, verdict
 from rdzv.records.progress import PodSaves
 from tests.support.commits import HERE, MASTER, ROUND, SAVE, becomes, rank, scene, vote
 

@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 
 from muster.saved_steps import SPREAD, SavedSteps
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
-from rdzv.drain.saves import (
-    NO_CURSOR,
-    newest_saved,
-    newest_transaction,
-    of_horovodrun,
-    saves_of,
-    timed,
-)
+from rdzv.drain.saves import newest_saved, newest_transaction, of_horovodrun, saves_of, timed
 from rdzv.keys import JobKeys
-from rdzv.records.drain import Commit, LastCommit, Phase
+from rdzv.records.drain import NO_CURSOR, Commit, LastCommit, Phase
 from rdzv.records.job import Job
 from rdzv.records.progress import HOROVODRUN, PodSaves, RankProgress
 from rdzv.records.shards import Plan, PodShards, Saved, ShardWorld, Share, TrainedShards

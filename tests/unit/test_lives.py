@@ -22,10 +22,9 @@ from muster.resuming import world_tag
 from rdzv.drain.decision import decide
 from rdzv.drain.gate import Gate
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
-from rdzv.drain.saves import NO_CURSOR
 from rdzv.drain.transactions import transaction
 from rdzv.keys import JobKeys
-from rdzv.records.drain import Commit, Drain, LastCommit, Vote
+from rdzv.records.drain import NO_CURSOR, Commit, Drain, LastCommit, Vote
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
 from rdzv.snapshot import Snapshot, listing_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.job import LEAST_KEYS, LONGEST_S, MOST_KEYS, QUICK, Paging
+from rdzv.mirror import LEAST_KEYS, LONGEST_S, MOST_KEYS, QUICK, Paging
 from rdzv.store import DEFAULT_TIMEOUT_S
 
 
