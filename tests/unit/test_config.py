@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings: flag = variable = row of one table; every fault is told at once."""
+"""Settings: flag = variable = row of one table; every fault is a sentence; what parts get."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.config import parsers as values
-from agent.config.job import JobConfig
+from agent.config.job import JobConfig, StoreConfig
 from agent.config.sidecar import DELIVERED_VARIABLES, Config
 from agent.config.table import load, settings_of, unknown_variables
+from agent.rundir.files import RunDir
+from agent.surroundings import MemberSettings, Sockets
+from controller.config import ControllerConfig
 from rdzv.errors import ConfigError
+from rdzv.sentences import named, variable_of
 
 NEEDED = {"MUSTER_JOB": "digits", "MUSTER_MIN": "2", "MUSTER_MAX": "4"}
 
@@ -226,3 +232,111 @@ def test_a_name_that_is_safe_in_a_shell_is_taken(text: str) -> None:
 def test_a_name_that_is_not_safe_in_a_shell_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a name has letters"):
         values.name(text)
+
+
+ROOT = Path(__file__).parents[2]
+FILES = [
+    path
+    for package in ("agent", "console", "controller", "injection", "launcher_shim", "rdzv")
+    for path in (ROOT / package).rglob("*.py")
+]
+OF_OTHER_COMMANDS = {"--wrap", "--no-wrap", "--container", "--pod-failure-policy"}
+"""Flags of ``muster inject`` that are no setting of the sidecar."""
+FLAGS = {
+    setting.flag
+    for kind in (Config, ControllerConfig, JobConfig, StoreConfig)
+    for setting in settings_of(kind).values()
+}
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--run-dir", "--run-dir (MUSTER_RUN_DIR)"),
+        ("--etcd-password-file", "--etcd-password-file (MUSTER_ETCD_PASSWORD_FILE)"),
+        ("--no-wrap", "--no-wrap (MUSTER_WRAP)"),
+    ],
+)
+def test_a_flag_is_named_with_its_variable(flag: str, sentence: str) -> None:
+    assert named(flag) == sentence
+
+
+def test_every_setting_has_the_variable_of_its_flag() -> None:
+    for kind in (Config, JobConfig, StoreConfig):
+        for setting in settings_of(kind).values():
+            assert setting.variable == variable_of(setting.flag)
+
+
+def test_a_flag_that_a_sentence_names_is_there() -> None:
+    given = {
+        node.args[0].value
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "named"
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert "--run-dir" in given
+    assert given - FLAGS <= OF_OTHER_COMMANDS
+
+
+def test_nobody_spells_a_variable_behind_its_flag_by_hand() -> None:
+    spelled = re.compile(r"--[a-z0-9-]+ \(MUSTER_")
+    hands = [path.name for path in FILES if spelled.search(path.read_text(encoding="utf-8"))]
+    assert hands == []
+
+
+def given_read(**environ: str) -> Config:
+    return load(Config, {}, {**NEEDED, **environ})
+
+
+def test_what_is_not_said_is_as_in_the_table_of_settings() -> None:
+    told = MemberSettings.of(given_read(), "uid")
+    assert told == MemberSettings(keys=told.keys, identity=told.identity)
+
+
+def test_what_is_said_reaches_the_parts() -> None:
+    told = MemberSettings.of(
+        given_read(
+            MUSTER_NAMESPACE="team",
+            MUSTER_LEASE_TTL="20s",
+            MUSTER_START_TIMEOUT="21s",
+            MUSTER_FIRST_CALL="22s",
+            MUSTER_LAST_CALL="23s",
+            MUSTER_GRACE_S="24s",
+            MUSTER_BELOW_MIN="commit",
+            MUSTER_C10D_PORT="2500",
+            MUSTER_UNIT="2",
+            MUSTER_GATHER="25s",
+        ),
+        "uid",
+    )
+    assert (told.keys.namespace, told.keys.job_name) == ("team", "digits")
+    who = told.identity
+    assert (who.pod_uid, str(who.template)) == ("uid", "min=2 max=4 unit=2 gather=25s")
+    assert (told.lease_ttl_s, told.start_timeout_s) == (20, 21)
+    assert (told.first_call_s, told.last_call_s, told.grace_s) == (22, 23, 24)
+    assert (told.below_min, told.launcher_port, told.relayed) == ("commit", 2500, False)
+
+
+@pytest.mark.parametrize(("role", "slots"), [("worker", 3), ("launcher", 0)])
+def test_a_launcher_has_no_slots(role: str, slots: int) -> None:
+    told = MemberSettings.of(given_read(MUSTER_ROLE=role, MUSTER_SLOTS="3"), "uid")
+    assert told.identity.slots == slots
+
+
+def test_where_the_relay_serves_the_port_the_sidecar_does_not(tmp_path: Path) -> None:
+    run_dir = RunDir(str(tmp_path))
+    config = given_read(MUSTER_C10D_PORT="0", MUSTER_RELAY_PORT="2600")
+    told = MemberSettings.of(config, "uid")
+    assert (told.launcher_port, told.relayed) == (2600, True)
+    sockets = Sockets.of(config, run_dir)
+    assert sockets.c10d_port is None
+    assert sockets.c10d_path == str(tmp_path / "c10d.sock")
+    assert sockets.notice_path == tmp_path / "notice.sock"
+    assert Sockets.of(given_read(), run_dir).c10d_port == 29400
+
+
+def test_by_default_nothing_listens() -> None:
+    assert Sockets() == Sockets(c10d_port=None, c10d_path=None, notice_path=None)

@@ -1,13 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration of torch's launcher beside a sidecar, whatever has made it."""
+"""torch's launcher in a container: its configuration, Gloo's interface, and its ends."""
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher_shim.pod.torchrun import overruled
+from launcher_shim.exit_status import EXIT_HOROVOD_REMOVED
+from launcher_shim.horovod.exec.client import (
+    LIMIT_S,
+    LOOK_S,
+    SEEN_S,
+    delay_exit,
+)
+from launcher_shim.pod import container
+from launcher_shim.pod.container import choose_interface, needed_interface, read_interfaces
+from launcher_shim.pod.delivery import images_own
+from launcher_shim.pod.torchrun import digest, meets_at, overruled
 
 HERE = {
     "PET_RDZV_BACKEND": "c10d",
@@ -98,3 +110,181 @@ def test_a_torch_without_such_a_field_is_not_guessed_at() -> None:
         overruled({"min_nodes": 1, "max_nodes": 1}, HERE, ())
     with pytest.raises(ValueError, match="PET_NNODES is 'many'"):
         overruled(STATIC, {**HERE, "PET_NNODES": "many"}, ())
+
+
+GLOO_HERE = {
+    "127.0.0.1": "lo",
+    "::1": "lo",
+    "10.0.0.2": "eth0",
+    "fd00::2": "eth0",
+    "172.17.0.1": "docker0",
+}
+
+
+@pytest.mark.parametrize(
+    ("address", "bound", "interface"),
+    [
+        ("10.0.0.2", None, "eth0"),
+        ("10.0.0.2", "127.0.0.1", "eth0"),
+        ("10.0.0.2", "127.0.1.1", "eth0"),  # in 127/8, and no interface has it
+        ("10.0.0.2", "172.17.0.1", "eth0"),
+        ("10.0.0.2", "10.0.0.2", None),
+        ("10.0.0.2", "fd00::2", None),  # two families of one interface
+        ("fd00::2", None, "eth0"),
+        ("fd00:0::2", "::1", "eth0"),
+        ("fd00::2", "FD00::2", None),
+    ],
+)
+def test_gloo_is_given_the_pods_interface_if_the_name_leads_elsewhere(
+    address: str, bound: str | None, interface: str | None
+) -> None:
+    needed = choose_interface(address, "node-a", bound, GLOO_HERE)
+    assert (needed and needed[0]) == interface
+
+
+def test_the_reason_names_what_gloo_would_use() -> None:
+    nowhere, elsewhere = (
+        choose_interface("10.0.0.2", "node-a", one, GLOO_HERE) for one in (None, "127.0.1.1")
+    )
+    assert nowhere is not None
+    assert elsewhere is not None
+    assert "the host name node-a does not resolve to 10.0.0.2" in nowhere[1]
+    assert "the host name node-a resolves to 127.0.1.1, not to 10.0.0.2" in elsewhere[1]
+
+
+@pytest.mark.parametrize(
+    ("environ", "address"),
+    [
+        ({"GLOO_SOCKET_IFNAME": "ib0"}, "10.0.0.2"),  # the user's counts
+        ({}, "127.0.0.1"),
+        ({}, "::1"),
+        ({}, "192.0.2.77"),  # no interface has it
+    ],
+)
+def test_nothing_is_given_where_it_is_not_needed(
+    environ: dict[str, str], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container, "read_interfaces", lambda: GLOO_HERE)
+    monkeypatch.setattr(container, "_bound_by", lambda name: None)
+    assert needed_interface(environ, address) is None
+
+
+def test_what_is_no_address_is_refused() -> None:
+    with pytest.raises(OSError, match="illegal IP address"):
+        needed_interface({}, "node-a.example")
+
+
+def test_the_kernel_names_the_interfaces() -> None:
+    found = read_interfaces()
+    names = {name for _, name in socket.if_nameindex()}
+    assert {*found.values()} <= names
+    assert found["127.0.0.1"] in names
+
+
+PASS_OVER_HERE = {
+    "PET_RDZV_BACKEND": "c10d",
+    "PET_RDZV_ENDPOINT": "localhost:29400",
+    "PET_RDZV_ID": "digits",
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "meets"),
+    [
+        ("--nproc-per-node=8 train.py --rdzv-id other", (29400, "digits")),
+        ("--rdzv-id two train.py", (29400, "two")),
+        ("--rdzv_id=two -m train", (29400, "two")),
+        ("--standalone --nnodes=1 train.py", None),
+        ("--rdzv-endpoint=10.0.0.1:29400 train.py", None),
+        ("--rdzv-backend=static train.py", None),
+        ("--rdzv-endpoint=127.0.0.1:29500 train.py", (29500, "digits")),
+        ("train.py --help", (29400, "digits")),
+        ("-r3 -t 3 --role=x -- train.py", (29400, "digits")),
+        ("-t3 --no-python ./train", (29400, "digits")),
+        ("", None),
+        ("--nproc-per-node 8", None),
+        ("-h", None),
+        ("--nproc-per-node=8 --help train.py", None),
+        ("--hel train.py", None),
+        ("--version", None),
+        ("--print-completion bash", None),
+    ],
+)
+def test_it_asks_for_one_that_comes_to_the_sidecar(
+    line: str, meets: tuple[int, str] | None
+) -> None:
+    assert meets_at(line.split(), PASS_OVER_HERE) == meets
+    assert meets_at(line.split(), {}) is None
+
+
+def test_launch_lines_differ_by_each_word() -> None:
+    lines = [["a.py"], ["b.py"], ["a.py", "x"], ["a.py x"], []]
+    assert len({digest(line) for line in lines}) == len(lines)
+    assert digest(["a.py"]) == digest(["a.py"])
+
+
+def test_it_becomes_the_next_one_in_the_path(tmp_path: Path) -> None:
+    ours, plain, image = (tmp_path / name / "torchrun" for name in ("run", "plain", "image"))
+    for program in (ours, plain, image):
+        program.parent.mkdir()
+        program.write_text("")
+        program.chmod(0o755)
+    plain.chmod(0o644)
+    linked = tmp_path / "link"
+    linked.symlink_to(ours.parent)
+    path = f"{ours.parent}:{linked}:{plain.parent}"
+    assert images_own("torchrun", str(ours), {"PATH": path}) is None
+    assert images_own("torchrun", str(ours), {"PATH": f"{path}:{image.parent}"}) == str(image)
+
+
+def write(run_dir: Path, hosts: str, least: int = 2) -> None:
+    (run_dir / "hosts").write_text("".join(f"{host}.0a0a0a0a:2\n" for host in hosts) + "rev-7:0\n")
+    (run_dir / "env").write_text(f"# of the sidecar\nPET_NNODES={least}:4\n")
+
+
+def waited_s(run_dir: Path, status: int = 143, changes: dict[float, str] | None = None) -> float:
+    """How long the end of a worker on host a is kept back; ``changes`` are lists to come."""
+    now = 100.0
+    left = dict(changes or {})
+
+    def sleep(duration_s: float) -> None:
+        nonlocal now
+        now += duration_s
+        for at_s in [at_s for at_s in left if now - 100.0 >= at_s]:
+            write(run_dir, left.pop(at_s))
+
+    delay_exit("a.0a0a0a0a", status, run_dir, lambda: now, sleep)
+    return now - 100.0
+
+
+def test_the_end_of_a_worker_whose_host_is_listed_is_told_at_once(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    assert waited_s(tmp_path) == 0
+
+
+@pytest.mark.parametrize("status", [0, EXIT_HOROVOD_REMOVED])
+def test_what_is_as_it_should_be_is_told_at_once(tmp_path: Path, status: int) -> None:
+    write(tmp_path, "b")
+    assert waited_s(tmp_path, status) == 0
+
+
+def test_with_enough_others_it_is_told_once_horovodrun_has_seen_the_list(tmp_path: Path) -> None:
+    write(tmp_path, "bc")
+    assert waited_s(tmp_path) == pytest.approx(SEEN_S, abs=LOOK_S)
+
+
+def test_below_min_it_is_told_after_another_has_come(tmp_path: Path) -> None:
+    write(tmp_path, "b")
+    assert waited_s(tmp_path, changes={40: "bc"}) == pytest.approx(40 + SEEN_S, abs=2 * LOOK_S)
+    write(tmp_path, "")
+    assert waited_s(tmp_path) == pytest.approx(LIMIT_S, abs=LOOK_S)
+
+
+@pytest.mark.parametrize("env", ["", "PET_NNODES=\n", None])
+def test_without_a_launchers_run_directory_nothing_is_kept_back(
+    tmp_path: Path, env: str | None
+) -> None:
+    if env is not None:
+        write(tmp_path, "b")
+        (tmp_path / "env").write_text(env)
+    assert waited_s(tmp_path) == 0

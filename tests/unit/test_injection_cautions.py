@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``muster inject`` says where it will not do what a user expects, in words that stay."""
+"""What ``muster inject`` says where it will not do what a user may think, and what pages show."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
+from textwrap import dedent, indent
+from typing import Any
 
 import pytest
 
+from agent.rundir.programs import PROGRAMS, program
 from injection import cautions
+from injection.cautions import NO_STORAGE
+from injection.injection import Request, inject
+from injection.settings import TABLE
+from injection.sidecar import RUN_DIR_SIZE
 from tests.support.injection.corpus import CORPUS
-from tests.support.injection.injecting import injected, manifest
+from tests.support.injection.injecting import FLAGS, injected, manifest
+from tests.support.sources import ROOT
+from tests.support.waiting import DEADLINE_S
 
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 SENTENCES = [
@@ -154,3 +164,123 @@ def test_the_page_has_every_sentence() -> None:
     page = " ".join(PAGE.read_text().split())
     for sentence in SENTENCES:
         assert re.sub(r"{(\w+)}", lambda found: found[1].upper(), sentence) in page
+
+
+def warned(text: str) -> bool:
+    levels = [note.level for note in injected(text).notes if "no volume that outlives" in note]
+    assert set(levels) <= {"warning"}
+    return bool(levels)
+
+
+def mounting(**volume: Any) -> str:
+    mount = {"name": "v", "mountPath": "/v"}
+    return manifest(
+        command=["torchrun"], volumeMounts=[mount], pod={"volumes": [{"name": "v", **volume}]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        (manifest(command=["torchrun", "t.py"]), True),
+        (mounting(emptyDir={"medium": "Memory"}), True),
+        (mounting(ephemeral={"volumeClaimTemplate": {}}), True),
+        (mounting(configMap={"name": "c"}), True),
+        (mounting(csi={"driver": "secrets-store.csi.k8s.io"}), True),
+        (mounting(hostPath={"path": "/dev/shm"}), True),
+        # A StatefulSet's own claim: no other pod has it.
+        (manifest("StatefulSet", command=["a"], volumeMounts=[{"name": "claimed"}]), True),
+        (manifest(command=["a"], pod={"volumes": [{"name": "v", "nfs": {}}]}), True),
+        (mounting(persistentVolumeClaim={"claimName": "c"}), False),
+        (mounting(nfs={"server": "s"}), False),
+        (mounting(csi={"driver": "gcsfuse.csi.storage.gke.io"}), False),
+        (mounting(hostPath={"path": "/mnt/lustre"}), False),
+        (manifest(command=["sh", "-c", "torchrun t.py --to s3://bucket/x"]), False),
+        (manifest(command=["a"], env=[{"name": "TO", "value": "gs://bucket"}]), False),
+        (manifest(command=["a"], env=[{"name": "PROXY", "value": "http://p"}]), True),
+        # Horovod's commits are in memory.
+        (CORPUS["elastic-mpi"], False),
+    ],
+)
+def test_a_checkpoint_that_goes_with_its_pod_is_warned_of(text: str, lost: bool) -> None:
+    assert warned(text) == lost
+    if lost:
+        assert any(NO_STORAGE.format(name="c") in note for note in injected(text).notes)
+
+
+def test_the_page_has_the_sentence() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    assert NO_STORAGE.format(name="NAME") in page
+
+
+DOCUMENT_ROOT = Path(__file__).parents[2]
+DOCUMENT_PAGE = (DOCUMENT_ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+EXAMPLES = sorted((DOCUMENT_ROOT / "examples" / "kubernetes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_page_leads_to_each_example(path: Path) -> None:
+    assert f"(../examples/kubernetes/{path.name})" in DOCUMENT_PAGE
+
+
+def test_the_page_leads_to_the_mpijob_which_is_taken_as_it_is() -> None:
+    path = DOCUMENT_ROOT / "examples" / "kubernetes" / "horovod" / "mpijob.yaml"
+    text = path.read_text(encoding="utf-8")
+    page = (DOCUMENT_ROOT / "docs" / "horovod.md").read_text(encoding="utf-8")
+    assert f"(../examples/kubernetes/horovod/{path.name})" in page
+    assert injected(text, job=None, min_nodes=None, max_nodes=None).text != text
+
+
+def test_the_pair_on_the_page_is_taken_as_it_says() -> None:
+    path = DOCUMENT_ROOT / "examples" / "kubernetes" / "horovod" / "pair.yaml"
+    text = path.read_text(encoding="utf-8")
+    sizes = {"min_nodes": "1", "max_nodes": "3"}
+    for name, role in (
+        ("Job/digits-launcher", "launcher"),
+        ("StatefulSet/digits-worker", "worker"),
+    ):
+        flags = {**FLAGS, **sizes, "horovod": role}
+        text = inject(text, Request(flags, {}, objects=(name,))).text
+    assert text.count('value: "9401"') == 2
+
+
+def test_the_sidecar_on_the_page_is_the_one_that_is_made() -> None:
+    text = (DOCUMENT_ROOT / "examples" / "kubernetes" / "deployment.yaml").read_text(
+        encoding="utf-8"
+    )
+    made = injected(text, job=None).text
+    part = made[made.index("      initContainers:") : made.index("      containers:")]
+    assert indent(dedent(part), "    ") in DOCUMENT_PAGE
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_an_image_must_have_is_on_the_page(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(program(name))
+    path.chmod(0o755)
+    done = subprocess.run(
+        [path, "--", "true"],
+        env={"PATH": "/none"},
+        timeout=DEADLINE_S,
+        check=False,
+        capture_output=True,
+    )
+    assert b"no python3 in the PATH" in done.stderr
+    (row,) = [line for line in DOCUMENT_PAGE.splitlines() if "no `python3`" in line]
+    assert f"with {done.returncode} where there is no Python" in row
+    assert f"`{name}`" in row
+    assert "`/bin/sh`" in row
+
+
+def test_every_option_on_the_page_is_there() -> None:
+    known = {setting.flag for setting in TABLE.values()}
+    known |= {"--no-wrap", "--object", "--template-path", "--diff", "--remove"}
+    lines = [
+        line
+        for line in DOCUMENT_PAGE.splitlines()
+        if "inject " in line and not re.search("kubectl drain|accelerate launch", line)
+    ]
+    named = set(re.findall(r"(?<!\S)--[a-z-]+", " ".join(lines)))
+    assert named
+    assert named <= known
+    assert RUN_DIR_SIZE.replace("Mi", " MiB") in DOCUMENT_PAGE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of ``muster list`` and ``muster get``: of what a sidecar and the API server say."""
+"""The rows of ``muster list`` and ``muster get``, and how the jobs of a store are found."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
+from console.job import reading
 from console.job.jobs import job_grid, pod_grid
+from console.job.reading import jobs_in
 from console.job.rows import NOT_RUNNING, PodFacts, beside, job_line, not_running, pod_lines
 from injection.kinds import job_label
+from rdzv.keys import ROOT, JobKeys
+from rdzv.store import Put
+from rdzv.store.memory.client import MemoryStore
 
 NOW = 1_000_000.0
 
@@ -133,3 +138,40 @@ def test_pods_that_do_not_run_come_with_a_command() -> None:
     assert [one.name for one in not_running(newer, NOW)] == ["d"]
     for wrong in ("[1]", "{}", "[{}]", "?"):
         assert not_running({NOT_RUNNING: wrong}, NOW) == []
+
+
+async def names(store: MemoryStore, namespace: str | None = None) -> list[str]:
+    found = await jobs_in(store, namespace=namespace, timeout_s=5)
+    return [f"{keys.namespace}/{keys.job_name}" for keys in found]
+
+
+async def filled(*keys: str) -> MemoryStore:
+    store = MemoryStore()
+    await store.txn([], [Put(key, b"") for key in keys])
+    return store
+
+
+async def test_a_namespace_is_read_alone() -> None:
+    jobs = (("a", "x"), ("a", "y"), ("a b", "x"), ("ab", "x"))
+    store = await filled(*(JobKeys(*job).job for job in jobs))
+    assert await names(store) == ["a/x", "a/y", "a b/x", "ab/x"]
+    assert await names(store, "a") == ["a/x", "a/y"]
+    assert await names(store, "a b") == ["a b/x"]
+    assert await names(store, "none") == []
+
+
+async def test_many_jobs_of_others_hide_none_of_a_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "JOBS_MAX", 2)
+    store = await filled(*(JobKeys("a", name).job for name in "xyz"), JobKeys("b", "x").job)
+    assert await names(store) == ["a/x", "a/y"]
+    assert await names(store, "b") == ["b/x"]
+
+
+async def test_keys_that_are_of_no_job_cost_a_bounded_number_of_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "JOBS_MAX", 3)
+    store = await filled(*(f"{ROOT}{number}" for number in range(9)), JobKeys("a", "x").job)
+    assert await names(store) == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of the launchers' logs is read."""
+"""What the launchers' logs say of workers: which part is read, failures, last words, outcomes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,29 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from console.local.job_in_store import RoundFollower
+from console.local.payload import (
+    MAX_BYTES,
+    Closing,
+    Ending,
+    Next,
+    after_exit,
+    job_status,
+    last_words,
+    read_last_words,
+    shell_status,
+)
 from console.local.timeline import Moment, Timeline
-from console.local.worker_watch import WorkerWatch
+from console.local.worker_watch import (
+    EARLY_S,
+    TIMES,
+    SameFailure,
+    WorkerErrors,
+    WorkerFailure,
+    WorkerWatch,
+)
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue, WatchEvent
@@ -120,3 +140,220 @@ def test_errors_that_are_read_once_the_next_round_is_open_end_a_job_that_never_t
     assert ended[:2] == [None, None]
     assert ended[2] is not None
     assert "the same error 3 times before any step" in ended[2]
+
+
+ERROR_FAILED = (
+    "E1122 23:20:16.655000 14947 torch/distributed/elastic/multiprocessing/api.py:1002]"
+    " failed (exitcode: {}) local_rank: {} (pid: 15071) of binary: /usr/bin/python"
+)
+PLAIN = """\
+Traceback (most recent call last):
+  File "train.py", line 1, in <module>
+    import nothere
+ModuleNotFoundError: No module named 'nothere'
+"""
+RANKED = """\
+rank 0
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "train.py", line 5, in <module>
+[rank0]:     raise RuntimeError("boom")
+[rank0]: RuntimeError: boom
+"""
+CAUSED = """\
+Traceback (most recent call last):
+  File "train.py", line 5, in <module>
+KeyError: 1
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+ValueError: no such epoch
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "exit_code", "sentence"),
+    [
+        (PLAIN, 1, "ModuleNotFoundError: No module named 'nothere'"),
+        (RANKED, 1, "RuntimeError: boom"),
+        (CAUSED, 1, "ValueError: no such epoch"),
+        (
+            RANKED + RANKED.replace("rank0", "rank1").replace("boom", "peer"),
+            1,
+            "RuntimeError: boom",
+        ),
+        ("", 3, "it ended with 3"),
+        (
+            "no GPU here\nW1122 23:20:16.6 1 torch/x.py:1] bye\n",
+            1,
+            "it ended with 1; the last line: no GPU here",
+        ),
+        ("", -9, "it was killed by SIGKILL"),
+        ("", -99, "it was killed by signal 99"),
+    ],
+)
+def test_a_failure_is_told_in_the_workers_words(said: str, exit_code: int, sentence: str) -> None:
+    log = said + ERROR_FAILED.format(exit_code, 2) + "\n"
+    assert WorkerErrors().take_in(log) == [WorkerFailure(2, sentence)]
+
+
+def test_a_log_may_come_in_any_pieces() -> None:
+    log = PLAIN + ERROR_FAILED.format(1, 0) + "\n" + RANKED + ERROR_FAILED.format(1, 1) + "\n"
+    errors = WorkerErrors()
+    found = [failure for letter in log for failure in errors.take_in(letter)]
+    assert found == WorkerErrors().take_in(log)
+    assert [failure.local_rank for failure in found] == [0, 1]
+
+
+def test_what_a_worker_of_a_former_round_said_is_not_told_again() -> None:
+    errors = WorkerErrors()
+    errors.take_in(PLAIN + ERROR_FAILED.format(1, 0) + "\n")
+    (second,) = errors.take_in(ERROR_FAILED.format(-9, 0) + "\n")
+    assert second.sentence == "it was killed by SIGKILL"
+
+
+BOOM = WorkerFailure(0, "RuntimeError: boom")
+
+
+def gives_up(*seen: tuple[WorkerFailure, int, float, bool]) -> list[bool]:
+    same = SameFailure()
+    return [
+        same.see(failure, number, lived_s, disturbed=disturbed)
+        for failure, number, lived_s, disturbed in seen
+    ]
+
+
+def test_the_same_early_failure_in_three_rounds_ends_the_job() -> None:
+    assert gives_up(*((BOOM, number, 1.0, False) for number in range(TIMES))) == [
+        *[False] * (TIMES - 1),
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        [(BOOM, 1, 1.0, False)] * 5,
+        [(BOOM, number, EARLY_S + 1, False) for number in range(5)],
+        [(BOOM, number, 1.0, True) for number in range(5)],
+        [(WorkerFailure(0, f"error {'abc'[n % 3]}"), n, 1.0, False) for n in range(6)],
+    ],
+    ids=["in one round", "after a while", "with a node gone", "always another"],
+)
+def test_what_may_pass_does_not_end_it(seen: list[tuple[WorkerFailure, int, float, bool]]) -> None:
+    assert not any(gives_up(*seen))
+
+
+def test_failures_that_differ_in_numbers_alone_are_the_same() -> None:
+    connects = (WorkerFailure(0, f"DistError: 127.0.0.1:{port} refused") for port in (1, 22, 333))
+    assert gives_up(*((failure, n, 1.0, False) for n, failure in enumerate(connects)))[-1]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "shown"),
+    [
+        ("RuntimeError: bad shape", "RuntimeError: bad shape"),
+        (
+            "RuntimeError: [pair.cc:545] Read error [127.0.0.1]:1: Connection reset by peer. GLHF!",
+            "it lost another worker (reset by peer)",
+        ),
+        (
+            "torch.distributed.api.SignalException: Process 7 got signal: 15",
+            "torchrun ended it with signal 15, as its world ends",
+        ),
+    ],
+)
+def test_an_error_that_follows_another_is_short(sentence: str, shown: str) -> None:
+    assert WorkerFailure(0, sentence).shown == shown
+
+
+TORCHRUN_FAILS = """\
+E1121 14:25:30.433000 6579 torch/distributed/x.py:1002] failed (exitcode: 1) local_rank: 0
+Traceback (most recent call last):
+  File "/opt/env/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+=====
+  exitcode  : 1 (pid: 7180)
+""".splitlines()
+
+
+def test_of_a_failure_the_scripts_own_traceback() -> None:
+    script = [
+        "epoch 1",
+        "W1121 14:25:30.433000 6579 torch/distributed/x.py:1] Setting OMP_NUM_THREADS",
+        "Traceback (most recent call last):",
+        '  File "train.py", line 3, in <module>',
+        "ValueError: no such epoch",
+    ]
+    assert last_words([*script, *TORCHRUN_FAILS], 1) == ["ValueError: no such epoch"]
+    assert last_words([*script, *TORCHRUN_FAILS], 9) == [script[0], *script[2:]]
+
+
+def test_of_a_script_that_is_not_torchruns_affair_what_there_is() -> None:
+    lines = ["Traceback (most recent call last):", '  File "train.py", line 3', "KeyError: 1"]
+    assert last_words(lines, 2) == lines[1:]
+    assert last_words(["trained", "", "test accuracy 98 %", ""], 1) == ["test accuracy 98 %"]
+    assert last_words([], 3) == []
+
+
+def test_of_a_torchrun_that_fails_by_itself_its_own_words() -> None:
+    lines = ["rank 0 starts", "Traceback (most recent call last):", "DistStoreError: timed out"]
+    assert last_words(lines, 1) == ["DistStoreError: timed out"]
+
+
+def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "torchrun.log"
+    assert read_last_words(log, 1) == []
+    log.write_bytes(b"\xff\n" * MAX_BYTES + b"the end\n")
+    assert read_last_words(log, 1) == ["the end"]
+
+
+SUCCEEDED = Closing(True, frozenset({"node-0"}))
+OUTCOME_FAILED = Closing(False, frozenset({"node-0"}))
+
+
+@pytest.mark.parametrize(
+    ("node", "status", "restarts_left", "closing", "expected"),
+    [
+        ("node-0", 0, 3, None, "done"),
+        ("node-0", 0, 0, SUCCEEDED, "done"),
+        ("node-0", 1, 3, None, "restart"),
+        ("node-0", 137, 1, None, "restart"),
+        ("node-0", 1, 0, None, "failed"),
+        ("node-0", 1, 3, OUTCOME_FAILED, "failed"),
+        ("node-1", 1, 3, OUTCOME_FAILED, "failed"),
+        ("node-0", 1, 3, SUCCEEDED, "failed"),
+        ("node-1", 1, 3, SUCCEEDED, "spare"),
+    ],
+)
+def test_what_comes_after_a_launcher_has_ended(
+    node: str, status: int, restarts_left: int, closing: Closing | None, expected: Next
+) -> None:
+    decision, reason = after_exit(node, status, restarts_left, closing)
+    assert decision == expected
+    assert reason
+
+
+@pytest.mark.parametrize(
+    ("endings", "status"),
+    [
+        ([Ending("node-0", "done", 0), Ending("node-1", "done", 0)], 0),
+        ([Ending("node-0", "failed", 3), Ending("node-1", "failed", 1)], 3),
+        ([Ending("node-0", "failed", 1), Ending("node-1", "done", 0)], 0),
+        ([Ending("node-0", "killed", 137), Ending("node-1", "done", 0)], 0),
+        ([Ending("node-0", "done", 0), Ending("node-1", "failed", 1)], 1),
+        ([Ending("node-0", "done", 0), Ending("node-1", "spare", 1)], 0),
+        ([Ending("node-0", "killed", 137), Ending("node-1", "failed", 2)], 2),
+        ([Ending("node-0", "killed", 137)], 137),
+        ([], 137),
+    ],
+)
+def test_the_status_is_the_jobs_own(endings: list[Ending], status: int) -> None:
+    assert job_status(endings)[0] == status
+
+
+def test_a_signal_reads_as_a_shell_tells_it() -> None:
+    assert shell_status(-9) == 137
+    assert shell_status(3) == 3

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster logs``: which rank and world a line is of, and what stands between two worlds."""
+"""``muster logs``: which rank and world a line is of, lines of files and of several pods."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from console.logs.command import LINE_MAX, LocalLogs, LogFile
+from console.logs.following import HOLD_S, Merge
 from console.logs.lines import LAST, NOBODY, Line, Source, rank_of, shown, stamped
 from console.logs.printing import NOW, Pages, Selection, first_failure, world_of
+from console.whereabouts import RunningJob
 from rdzv.errors import ConfigError
 from rdzv.records.history import Happening, HistoryEntry
 
@@ -230,3 +236,145 @@ def test_lines_that_horovodrun_prints_have_the_rank_that_it_says() -> None:
     assert not seating.has(origin, 1)
     origin, text = seating.origin(source, "[2] is no rank")
     assert (origin.label, text) == ("[digits-launcher]", "[2] is no rank")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> LogFile:
+    return LogFile(tmp_path / "torchrun.log", Source("node-0"))
+
+
+def add(file: LogFile, content: bytes) -> list[str]:
+    with file.path.open("ab") as log:
+        log.write(content)
+    return list(file.lines())
+
+
+def test_a_line_comes_once_it_is_whole(file: LogFile) -> None:
+    assert add(file, b"one\ntw") == ["one"]
+    assert add(file, b"") == []
+    assert add(file, "o \u2192".encode()[:-1]) == []
+    assert add(file, "\u2192".encode()[-1:] + b"\n") == ["two \u2192"]
+
+
+def test_a_line_that_never_ends_comes_in_pieces(file: LogFile) -> None:
+    pieces = add(file, b"x" * (3 * LINE_MAX))
+    rest = add(file, b"\nnext\n")
+    assert sum(map(len, [*pieces, *rest[:-1]])) == 3 * LINE_MAX
+    assert max(map(len, pieces)) < 2 * LINE_MAX
+    assert rest[-1] == "next"
+
+
+@pytest.mark.parametrize(
+    ("more", "lines"),
+    [
+        ({}, ["[node-0] a", "[node-0] b", "[node-1] c"]),
+        ({"tail": 1}, ["[node-0] b", "[node-1] c"]),
+        ({"tail": 0}, []),
+        ({"with_sidecar": True, "tail": 1}, ["[node-0 sidecar] s", "[node-0] b", "[node-1] c"]),
+    ],
+    ids=str,
+)
+def test_past_lines_are_node_by_node(
+    tmp_path: Path, more: dict[str, Any], lines: list[str]
+) -> None:
+    written = {"node-0/torchrun.log": "a\nb\n", "node-1/torchrun.log": "c\n"}
+    written["node-0/sidecar.log"] = "s\n"
+    for name, text in written.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    printed: list[str] = []
+    job = RunningJob("127.0.0.1:1", "local", "local", 1, str(tmp_path))
+    logs = LocalLogs(job, Pages(), lambda one: printed.append(str(one)), **more)
+    logs.show_past()
+    assert printed == lines
+
+
+def test_a_new_world_is_announced_though_it_says_nothing(tmp_path: Path) -> None:
+    printed: list[str] = []
+    job = RunningJob("127.0.0.1:1", "local", "local", 1, str(tmp_path))
+    logs = LocalLogs(job, Pages(), lambda one: printed.append(str(one)))
+    details = {"round": 2, "nodes": 1, "members": ["node-0"]}
+    logs.pages.take_in([HistoryEntry("round", "node-0", "", 1.0, details, 7)])
+    asyncio.run(logs.look())
+    assert printed == ["── world of 1 node: node-0 (round 2) ──"]
+
+
+def merging_drained(merge: Merge[str], now_s: float) -> list[str]:
+    found = []
+    while (item := merge.take(now_s)) is not None:
+        found.append(item)
+    return found
+
+
+def test_an_item_waits_for_an_earlier_one_of_another_source() -> None:
+    merge: Merge[str] = Merge()
+    a, b = merge.open(0), merge.open(0)
+    merge.put(a, 20, "later", 1, 0)
+    assert merge.take(0) is None
+    assert merge.due_s() == HOLD_S
+    merge.put(b, 10, "earlier", 1, 0.1)
+    assert merging_drained(merge, 0.1) == ["earlier"]  # and then b may have another one before 20
+    assert merging_drained(merge, 0.1 + HOLD_S) == ["later"]
+
+
+def test_no_item_waits_longer_than_the_hold_though_others_keep_coming() -> None:
+    merge: Merge[str] = Merge()
+    sources = [merge.open(0) for _ in range(3)]
+    merge.put(sources[0], 100, "old", 1, 0)
+    for number in range(10):
+        at_s = number * HOLD_S / 10
+        merge.put(sources[1], number, "new", 1, at_s)
+        merging_drained(merge, at_s)
+    assert "old" in merging_drained(merge, HOLD_S)
+
+
+def test_a_source_that_has_ended_is_not_waited_for() -> None:
+    merge: Merge[str] = Merge()
+    a, b = merge.open(0), merge.open(0)
+    merge.put(a, 20, "a", 1, 0)
+    merge.put(b, 30, "b", 1, 0)
+    merge.close(a)
+    merge.close(b)
+    assert merging_drained(merge, 0) == ["a", "b"]
+
+
+def test_a_quiet_source_holds_nobody_up() -> None:
+    merge: Merge[str] = Merge()
+    a = merge.open(0)
+    merge.open(0)
+    merge.put(a, 1, "a", 1, HOLD_S)
+    assert merging_drained(merge, HOLD_S) == ["a"]
+
+
+def test_each_source_keeps_its_own_order_and_all_come_out() -> None:
+    random, merge = Random(7), Merge[str]()
+    sources = {name: merge.open(0) for name in "abc"}
+    put: list[str] = []
+    got: list[str] = []
+    for number in range(300):
+        name = random.choice("abc")
+        merge.put(sources[name], random.randrange(50), f"{name}{number:03}", 1, number)
+        put.append(f"{name}{number:03}")
+        if number % 7 == 0:
+            got += merging_drained(merge, number)
+    for source in sources.values():
+        merge.close(source)
+    got += merging_drained(merge, 300)
+    for name in "abc":
+        assert [one for one in got if one[0] == name] == [one for one in put if one[0] == name]
+    assert len(got) == 300
+
+
+def test_sources_share_one_budget_of_memory() -> None:
+    merge: Merge[str] = Merge(budget_bytes=100)
+    a, b = merge.open(0), merge.open(0)
+    merge.put(a, 1, "huge", 1000, 0)
+    assert not merge.has_room(a)
+    assert merge.has_room(b)
+    merge.put(b, 2, "small", 40, 0)
+    assert merge.has_room(b)
+    merge.put(b, 3, "small", 40, 0)
+    assert not merge.has_room(b)
+    merging_drained(merge, HOLD_S)
+    assert merge.has_room(a)
+    assert merge.has_room(b)

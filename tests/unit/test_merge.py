@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of a compare-and-set only the sender's own wish is read."""
+"""Counters and compare-and-sets of launchers: only a sender's wish is read, one waiter is woken."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,8 @@ from launcher_shim.c10d.state_codec import (
     foreign_size,
     wish,
 )
+from launcher_shim.c10d.values.cell import ABSENT, Cell, Part, read_number, wrap_int64
+from launcher_shim.c10d.values.reads import Waiters
 
 ME = NodeDesc("10.0.0.1", 42, 0)
 OTHER = NodeDesc("10.0.0.2", 42, 0)
@@ -178,3 +181,64 @@ def test_fillers_make_no_world() -> None:
     assert filler(b"torchelastic/role_info/1") is not None
     assert filler(b"torchelastic/agent/terminal_state/num_members") is None
     assert filler(b"torchelastic/agent/terminal_state/last_member") == b""
+
+
+def counted_anew(cell: Cell) -> tuple[bytes | None, int]:
+    there = [part for part in (cell.base, *cell.addends.values()) if part.value is not None]
+    revision = max((part.mod_revision for part in there), default=0)
+    added = [part.value for part in cell.addends.values() if part.value is not None]
+    if not added or b"word" in added or cell.base.value == b"word":
+        return cell.base.value, revision
+    base = read_number(cell.base.value) if cell.base.value is not None else 0
+    return b"%d" % wrap_int64(base + sum(map(read_number, added))), revision
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_value_is_that_of_its_parts_whatever_becomes_of_them(seed: int) -> None:
+    random = Random(seed)
+    cell = Cell()
+    values = [None, b"1", b"-7", b"  12abc", b"9223372036854775807", *([b"word"] * (seed % 2))]
+    for revision in range(1, 300):
+        part = Part(random.choice(values), revision, revision)
+        if random.random() < 0.1:
+            cell.base = part
+        else:
+            cell.put_addend(f"a{random.randrange(8)}", part)
+        assert (cell.value(), cell.value_revision()) == counted_anew(cell)
+        assert cell.is_sum() == any(one.value is not None for one in cell.addends.values())
+
+
+def test_a_counter_without_addends_is_absent() -> None:
+    cell = Cell()
+    cell.put_addend("a", Part(b"1", 5, 5))
+    cell.put_addend("a", Part(None, 6, 0))
+    assert (cell.value(), cell.value_revision()) == (None, 0)
+    assert cell.base is ABSENT
+
+
+async def test_a_push_is_for_the_one_that_came_first() -> None:
+    waiters = Waiters()
+    with waiters.waiting({b"/q"}) as first, waiters.waiting({b"/q"}) as second:
+        waiters.pushed(b"/q")
+        assert (first.done.done(), second.done.done()) == (True, False)
+        waiters.pushed(b"/q")
+        assert second.done.done()
+    assert len(waiters) == 0
+
+
+async def test_a_push_is_not_spent_on_one_that_gives_up() -> None:
+    waiters = Waiters()
+    with waiters.waiting({b"/q"}) as first, waiters.waiting({b"/q"}) as second:
+        first.done.cancel()
+        waiters.pushed(b"/q")
+        assert second.done.done()
+    assert len(waiters) == 0
+
+
+async def test_what_one_has_found_itself_is_news_for_nobody_else() -> None:
+    waiters = Waiters()
+    with waiters.waiting({b"/q"}) as first, waiters.waiting({b"/q"}) as second:
+        waiters.shown(second, b"/q")
+        assert (first.done.done(), second.done.done()) == (False, True)
+        waiters.shown(second, b"/q")
+    assert len(waiters) == 0

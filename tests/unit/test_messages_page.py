@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sentences of Muster's own that the page of messages quotes are in the code."""
+"""Pages that quote the program: messages, launch lines, and texts that people search for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.launchers.life import COLUMNS
+from tests.support.launchers.page import PAGE, recorded, render
+from tests.support.launchers.refused import notes
+from tests.support.launchers.rows import ROWS, Row
 from tests.support.sources import ROOT, sources, tree
 
 OURS = (
@@ -66,3 +70,54 @@ def test_the_code_says_each_sentence_of_muster_that_the_page_quotes(
     assert len("".join(fragments)) > 12
     wanted = re.compile("\0".join(map(re.escape, fragments)))
     assert any(wanted.search(text) for text in said)
+
+
+def test_the_page_is_what_is_on_record() -> None:
+    assert PAGE.read_text() == render(), "run scripts/launchers-table"
+
+
+def test_no_cell_of_a_row_that_ran_fails_or_is_left_out() -> None:
+    for name, found in recorded()["rows"].items():
+        assert set(found) == set(COLUMNS), name
+        assert not [came for came in found.values() if came.startswith("fails")], name
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_inject_takes_the_line(row: Row) -> None:
+    notes(row.line)
+
+
+SEARCHED_PAGE = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
+SEARCHED = (
+    "Error waiting on exit barrier",
+    "node_rank is only used for static rdzv_backend",
+    "master_addr is only used for static",
+    "The IPv6 network addresses of (",
+    "cannot be retrieved (gai error: -2",
+    "Name or service not known",
+    "failed to connect to any network address",
+    "Connection refused",
+    "Unable to resolve hostname to a (local) address",
+    "Gloo connectFullMesh failed",
+    "Bootstrap : no socket interface found",
+    "SignalException: Process ",
+    " got signal: 15",
+    "recvValue failed",
+    "got 0 bytes",
+    "sendBytes failed",
+    "Broken pipe",
+    "exitcode: -9",
+    "KeyError: 'RANK'",
+    "NODE_RANK is not set",
+    "DistNetworkError",
+    "DistStoreError",
+    "EADDRINUSE",
+    "timed out",
+)
+"""Of torch, NCCL, Gloo and libraries around them; without what varies."""
+
+
+@pytest.mark.parametrize("text", SEARCHED)
+def test_the_page_of_messages_has_the_text(text: str) -> None:
+    headings = [line for line in SEARCHED_PAGE.splitlines() if line.startswith("### ")]
+    assert any(text in heading for heading in headings)

@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a command goes to a sidecar, and what is for this side."""
+"""Commands that a sidecar of a job runs: what goes to it, of which pods, and what comes back."""
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
+from typing import Any
 
 import click
 import pytest
 
+from console.job.drain_command import nothing_on, who_leaves, worst
 from console.main import TASKS
+from console.remote.node_drain import jobs_on
 from console.remote.passing import Passed, passed_on
-from console.remote.pods import forbidden, steps_asked_for
+from console.remote.pods import JobPod, forbidden, job_pod, steps_asked_for
+from console.remote.sidecar import LINE_MAX, Lines, StatusNews, last_object
 from console.remote.terminal import cut_sequence, harmless
+from controller.cluster.executed import Execution, Ran
+from tests.support.containers import status_of
 
 PLACES = {name: one.place for task in TASKS.values() for name, one in task.items()}
 
@@ -110,3 +117,287 @@ def test_a_sidecars_words_do_no_more_to_the_terminal_than_musters(said: str, sho
 def test_a_sequence_in_two_pieces_stays_one(begun: str) -> None:
     assert cut_sequence(f"text{begun}") == ("text", begun)
     assert cut_sequence("\x1b[0mtext") == ("\x1b[0mtext", "")
+
+
+def message(channel: int, content: bytes) -> bytes:
+    return bytes([channel]) + content
+
+
+def taken(*messages: bytes) -> Ran | str:
+    execution = Execution()
+    for one in messages:
+        execution.take(one)
+    return execution.ended()
+
+
+def status(ended: Ran | str) -> bytes:
+    return message(3, json.dumps(status_of(ended)).encode())
+
+
+def test_output_of_both_streams_and_the_exit_status() -> None:
+    told = (message(1, b"a\n"), message(2, b"warn\n"), message(1, b"b\n"))
+    assert taken(*told, status(Ran(0, "", ""))) == Ran(0, "a\nb\n", "warn\n")
+    assert taken(status(Ran(66, "", ""))) == Ran(66, "", "")
+
+
+def test_a_character_split_between_messages_is_whole() -> None:
+    assert taken(message(1, b"\xe2\x86"), message(1, b"\x92"), status(Ran(0, "", ""))) == Ran(
+        0, "→", ""
+    )
+
+
+def test_bytes_that_are_no_text_are_shown_as_replaced() -> None:
+    assert taken(message(1, b"\xff\xe2"), status(Ran(0, "", ""))) == Ran(0, "\ufffd\ufffd", "")
+
+
+def test_output_goes_to_its_reader_as_it_comes() -> None:
+    heard: list[tuple[bool, str]] = []
+    execution = Execution(lambda is_stderr, text: heard.append((is_stderr, text)))
+    execution.take(message(1, b"now"))
+    execution.take(message(2, b"why"))
+    assert heard == [(False, "now"), (True, "why")]
+    execution.take(status(Ran(1, "", "")))
+    assert execution.ended() == Ran(1, "", "")
+
+
+@pytest.mark.parametrize("channel", [1, 2, 3])
+def test_a_pod_that_writes_without_end_takes_no_memory_without_end(channel: int) -> None:
+    execution, piece = Execution(), message(channel, b"x" * 2**20)
+    for _ in range(64):
+        execution.take(piece)
+    with pytest.raises(ValueError, match="more than 64 MiB"):
+        execution.take(piece)
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        ((message(1, b"a"),), "the connection ended before the command did"),
+        ((status("no such container"),), "no such container"),
+        ((message(3, b"{"),), "its status cannot be read: {"),
+        ((message(3, b"[]"),), "its status cannot be read: []"),
+        ((b"", message(9, b"new"), message(3, b"{}")), "it failed without a reason"),
+    ],
+)
+def test_a_command_without_a_status_has_a_reason(messages: tuple[bytes, ...], why: str) -> None:
+    assert taken(*messages) == why
+
+
+RUNS: dict[str, Any] = {"state": {"running": {}}}
+
+
+def pod(**status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "namespace": "team",
+            "name": "digits-0",
+            "uid": "u",
+            "labels": {"muster.dev/job": "digits"},
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "ownerReferences": [
+                {
+                    "apiVersion": "apps/v1",
+                    "kind": "StatefulSet",
+                    "name": "digits",
+                    "uid": "s",
+                    "controller": True,
+                }
+            ],
+        },
+        "spec": {
+            "nodeName": "node-a",
+            "initContainers": [{"name": "muster", "env": []}],
+            "containers": [{"name": "trainer"}],
+        },
+        "status": status,
+    }
+
+
+def test_a_pod_that_trains() -> None:
+    found = job_pod(
+        pod(
+            phase="Running",
+            conditions=[{"type": "Ready", "status": "True"}],
+            initContainerStatuses=[{"name": "muster", **RUNS}],
+        ),
+        frozenset({"node-a"}),
+    )
+    assert (found.job, found.name, found.node, found.phase) == (
+        *("digits", "digits-0", "node-a", "Running"),
+    )
+    assert (found.ready, found.sidecar_runs, found.spot) == (True, True, True)
+    assert (found.sidecar, found.containers, found.why_pending) == ("muster", ("trainer",), "")
+    assert found.maker == ("StatefulSet", "digits")
+    assert found.owner is not None
+    assert found.created_unix_s == 1767225600.0
+
+
+def test_a_user_without_rights_to_nodes_knows_no_spot() -> None:
+    assert job_pod(pod(phase="Running")).spot is None
+    assert job_pod(pod(phase="Running"), frozenset()).spot is False
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "message": "no GPU"}]},
+            "no GPU",
+        ),
+        (
+            {
+                "initContainerStatuses": [{"name": "muster", **RUNS}],
+                "containerStatuses": [
+                    {
+                        "name": "trainer",
+                        "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no tag"}},
+                    }
+                ],
+            },
+            "ImagePullBackOff: no tag",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
+                ]
+            },
+            "its containers start",
+        ),
+    ],
+)
+def test_a_pending_pod_says_why(status: dict[str, Any], why: str) -> None:
+    assert job_pod(pod(phase="Pending", **status)).why_pending == why
+
+
+def test_a_pod_that_runs_says_which_container_does_not() -> None:
+    waits = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}
+    containers = [{"name": "trainer", "state": waits}]
+    found = job_pod(pod(phase="Running", containerStatuses=containers))
+    assert found.why_pending == "CrashLoopBackOff: back-off 40s"
+    assert job_pod(pod(phase="Running")).why_pending == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        ("--max-steps=1_000", 1000),
+        ("--max-steps " + "9" * 5000, None),
+        ("--max-steps=\u0664\u0662", None),
+    ],
+)
+def test_a_launch_line_names_its_last_step(words: str, steps: int | None) -> None:
+    found = pod()
+    found["spec"]["containers"][0]["args"] = words.split()
+    assert job_pod(found).steps == steps
+
+
+def node_pod(name: str, node: str, *, runs: bool = True, phase: str = "Running") -> JobPod:
+    return JobPod("team", name, f"uid-{name}", node=node, phase=phase, sidecar_runs=runs)
+
+
+def test_pods_that_stay_are_asked_first() -> None:
+    pods = [
+        node_pod("d-0", "north"),
+        node_pod("d-1", "south"),
+        node_pod("d-2", "north"),
+        node_pod("d-3", "east"),
+    ]
+    (job,) = jobs_on("north", [("digits", pods)])
+    assert job.leave == ("d-0", "d-2")
+    assert [one.name for one in job.pods] == ["d-1", "d-3", "d-0", "d-2"]
+
+
+def test_a_pod_without_a_running_sidecar_is_told_apart() -> None:
+    (job,) = jobs_on(
+        "north", [("digits", [node_pod("d-0", "north"), node_pod("d-1", "north", runs=False)])]
+    )
+    assert (job.leave, job.rest) == (("d-0",), ("d-1",))
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_pod_that_is_over_has_nothing_to_save(phase: str) -> None:
+    assert jobs_on("north", [("digits", [node_pod("d-0", "north", runs=False, phase=phase)])]) == []
+
+
+def test_jobs_come_by_name() -> None:
+    here = [(name, [node_pod(f"{name}-0", "north")]) for name in ("letters", "digits")]
+    elsewhere = ("words", [node_pod("words-0", "south")])
+    assert [one.name for one in jobs_on("north", [*here, elsewhere])] == ["digits", "letters"]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status"),
+    [([], 0), ([0, 0], 0), ([0, 6], 6), ([6, 4], 4), ([4, 3, 0], 3), ([3, 5, 6], 5), ([5, 69], 69)],
+)
+def test_the_worst_end_counts(statuses: list[int], status: int) -> None:
+    assert worst(statuses) == status
+
+
+def test_who_leaves_is_one_sentence() -> None:
+    assert who_leaves("d", ["a"], "north", 3) == "job d: a leaves node north; 2 of 3 stay"
+    assert who_leaves("d", ["a", "b"], "north", 2) == "job d: a, b leave node north; 0 of 2 stay"
+
+
+def test_an_empty_node_names_those_that_have_pods() -> None:
+    said = nothing_on("nroth", "namespace team", ["south", "north", "north", ""])
+    assert said == (
+        "nothing to drain: namespace team has no pod on node nroth: they are on north, south"
+    )
+    assert nothing_on("north", "job d", []) == "nothing to drain: job d has no pod on node north"
+
+
+FOLLOWED_RUNS = JobPod("team", "a", "uid-a", phase="Running", sidecar="muster", sidecar_runs=True)
+
+
+def test_lines_are_whole() -> None:
+    lines = Lines()
+    pieces = ("a", "b\nc", "\n", "\nd", "e\nf")
+    assert [lines.take(piece) for piece in pieces] == [
+        [],
+        ["ab"],
+        ["c"],
+        [
+            "",
+        ],
+        ["de"],
+    ]
+
+
+@pytest.mark.parametrize("before", ["", "whole\n", "x" * (LINE_MAX // 2)])
+def test_a_line_that_is_too_long_is_refused(before: str) -> None:
+    lines = Lines()
+    lines.take(before)
+    with pytest.raises(ValueError, match="a line of more than 1 MiB"):
+        lines.take("x" * (LINE_MAX + 1))
+    with pytest.raises(ValueError, match="a line of more than 1 MiB"):
+        Lines().take("x" * (LINE_MAX + 1) + "\n")
+
+
+def test_many_lines_may_come_at_once() -> None:
+    assert len(Lines().take("y" * 1000 + ("\n" + "x" * 1000) * 3000)) == 3000
+
+
+def test_news_are_whole_objects() -> None:
+    news = StatusNews([FOLLOWED_RUNS])
+    news.take('{"job": "digits"}')
+    news.take("muster: a remark")
+    assert news.status == {"job": "digits"}
+    assert news.trouble == "what its sidecar says cannot be read"
+    news.fail("its pod went")
+    assert (news.status, news.trouble) == ({"job": "digits"}, "its pod went")
+    news.take('{"job": "again"}')
+    assert (news.status, news.trouble) == ({"job": "again"}, "")
+
+
+def test_nothing_is_known_of_a_job_whose_sidecars_have_ended() -> None:
+    news = StatusNews([FOLLOWED_RUNS])
+    news.take('{"job": "digits"}')
+    news.pods = []
+    news.fail("no pod has a running sidecar")
+    assert news.status is None
+
+
+def test_the_last_object_of_a_text() -> None:
+    assert last_object('{"a": 1}\n{"b": 2}\nmuster: a remark\n') == {"b": 2}
+    assert last_object("[]\n" + "[" * 100_000) is None

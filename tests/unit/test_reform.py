@@ -1,21 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a world that has lost nobody forms again: newcomers, sizes, a pause."""
+"""When a world that has lost nobody forms again, whose turn the write is, and what it notes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.c10d.rounds.decision import decide
-from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
-from launcher_shim.c10d.rounds.observations import RoundObservations, observe
-from launcher_shim.c10d.rounds.records import Node, Progress, Round
+from launcher_shim.c10d.rounds.decision import decide, next_round
+from launcher_shim.c10d.rounds.decision_loop import TURN_S, order
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import (
+    NO_STEP,
+    START_MAX_S,
+    RanksSeen,
+    RoundObservations,
+    joins_from_s,
+    observe,
+)
+from launcher_shim.c10d.rounds.records import Node, Progress, Round, Seat
 from launcher_shim.c10d.rounds.world import LEAD_S, Reform, reform
+from rdzv.errors import RecordError
+from rdzv.reconcile import SPREAD, Turn
 from tests.support.records import kv, members, node, run, world
 
 POLICY = RoundPolicy(min_nodes=2, max_nodes=10, gather_s=60.0)
@@ -216,3 +227,153 @@ def test_everybody_who_stays_is_let_in_within_the_window(
             break
         now = min([seen.wake_at_s, *(at for at, _ in arrivals)])
         assert math.isfinite(now)
+
+
+def delay_s(member: str, members: list[str], random: Random) -> float:
+    return Turn(member, members, TURN_S).delay_s(random.random())
+
+
+def asking(member: str, revision: int) -> Node:
+    return Node(member, "asking", f"n-{member}", 1, member, 1, 0, mod_revision=revision)
+
+
+def seats(members: str) -> tuple[Seat, ...]:
+    return tuple(Seat(member, f"n-{member}", 1) for member in members)
+
+
+def word(members: str, newest: str, frozen: str = "") -> RunSnapshot:
+    nodes = {member: asking(member, 9 if member == newest else 1) for member in members}
+    return RunSnapshot(9, Round(1, frozen=seats(frozen)), nodes)
+
+
+def test_whose_write_made_it_due_is_first_then_the_ranks_then_the_others() -> None:
+    wanted = Round(1, complete=True, frozen=seats("cba"))
+    assert order(wanted, word("abcdx", newest="b")) == ["b", "c", "a", "d", "x"]
+
+
+def test_a_round_that_is_over_is_followed_by_its_own_nodes_first() -> None:
+    assert order(Round(2), word("abcd", newest="d", frozen="cb")) == ["d", "c", "b", "a"]
+
+
+def test_who_has_no_node_in_the_store_has_no_turn() -> None:
+    wanted = Round(1, complete=True, frozen=seats("cba"))
+    assert order(wanted, word("ab", newest="a")) == ["a", "b"]
+    assert order(Round(1), word("", newest="")) == []
+
+
+def test_the_first_writes_at_once_and_twice_as_many_at_each_turn() -> None:
+    members = [f"w-{number}" for number in range(1000)]
+    delays = [delay_s(member, members, Random(member)) for member in members]
+    assert delays[0] == 0
+    for turn in range(1, 11):
+        within = sum(delay < turn * TURN_S for delay in delays)
+        assert within <= 2 ** (turn - 1)
+    assert max(delays) <= 10 * TURN_S * (1 + SPREAD)
+
+
+@pytest.mark.parametrize(("late_s", "writers"), [(0.9 * TURN_S, 1), (0.6, 2)])
+def test_how_late_the_watch_is_decides_how_many_write_whatever_their_number(
+    late_s: float, writers: int
+) -> None:
+    for size in (3, 60, 1000):
+        members = [f"w-{number}" for number in range(size)]
+        writing = [m for m in members if delay_s(m, members, Random(m)) < late_s]
+        assert writing == members[:writers]
+
+
+def test_who_is_not_among_them_comes_last() -> None:
+    members = ["a", "b", "c"]
+    last = delay_s("spare", members, Random(1))
+    assert last >= max(delay_s(member, members, Random(1)) for member in members) > 0
+
+
+def test_a_member_that_others_have_evicted_costs_no_turn() -> None:
+    """Its record is the newest, and it is not there to decide."""
+    stored = word("abc", newest="a", frozen="abc")
+    evicted = replace(stored, membership=RoundMembers(frozenset("bc")))
+    assert order(Round(2), evicted) == ["b", "c", "a"]
+
+
+START_POLICY = RoundPolicy(2, 4)
+
+
+class StartSidecar:
+    """The sidecar of rank 0's pod; ``step``: what it sees of its ranks, None for nothing."""
+
+    def __init__(self, *, from_the_start: bool = True) -> None:
+        self.seen = RoundObservations()
+        self.ranks = RanksSeen(2)
+        self.current = world("ab")
+        if from_the_start:
+            self._look(99, Round(3))
+
+    def look(self, now: float, step: int | None) -> Round:
+        if step is not None:
+            self.ranks = self.ranks.at(now, 3, step)
+        self.current = self._look(now, self.current) or self.current
+        return self.current
+
+    def _look(self, now: float, current: Round) -> Round | None:
+        snapshot = run([node("a", "in"), node("b", "in")], current)
+        self.seen = observe(
+            *(now, self.seen, snapshot, START_POLICY),
+            healthy_s=99,
+            cut_off=False,
+            ranks=self.ranks,
+        )
+        return decide(now, snapshot, self.seen, START_POLICY).round if current.complete else None
+
+
+def test_a_start_is_measured_from_the_completion_to_the_first_boundary() -> None:
+    one = StartSidecar()
+    assert one.look(100, None).progress == ""
+    assert one.look(110, NO_STEP).progress == "loads"
+    begun = one.look(130, 41)
+    assert (begun.progress, begun.start_s) == ("steps", 30.0)
+    assert one.look(900, 800) == begun
+
+
+def test_ranks_that_import_muster_and_report_no_step_are_awaited_once() -> None:
+    one = StartSidecar()
+    one.look(100, NO_STEP)
+    assert one.look(699, NO_STEP).progress == "loads"
+    mute = one.look(700, NO_STEP)
+    assert (mute.progress, mute.start_s) == ("mute", START_MAX_S)
+    assert next_round(mute).progress == "mute"
+    assert one.look(800, 1).progress == "steps"
+
+
+def test_a_start_of_more_than_ten_minutes_is_awaited_in_each_world() -> None:
+    one = StartSidecar()
+    one.current = replace(one.current, start_s=30.0)
+    one.look(100, NO_STEP)
+    for formed_s in (700, 1400, 2100):
+        following = replace(next_round(one.look(formed_s, NO_STEP)), complete=True)
+        assert joins_from_s(following, formed_s) == formed_s + START_MAX_S
+
+
+def test_a_sidecar_that_came_later_does_not_measure_the_start() -> None:
+    one = StartSidecar(from_the_start=False)
+    one.current = replace(one.current, start_s=75.0)
+    one.look(100, NO_STEP)
+    begun = one.look(101, 1)
+    assert (begun.progress, begun.start_s) == ("steps", 75.0)
+
+
+def test_the_next_world_knows_the_last_start_and_has_made_no_step() -> None:
+    following = next_round(replace(world("ab"), progress="steps", start_s=30.0))
+    assert (following.progress, following.start_s) == ("", 30.0)
+
+
+def test_the_start_of_a_round_is_stored_and_may_be_missing() -> None:
+    begun = replace(world("ab"), progress="steps", start_s=30.5)
+    assert Round.from_kv(kv("round", 50, begun.to_json())) == begun
+    assert b"start_s" not in world("ab").to_json()
+    assert b"progress" not in world("ab").to_json()
+
+
+@pytest.mark.parametrize("changes", [{"progress": "idle"}, {"start_s": math.inf}])
+def test_an_untrue_start_is_no_record(changes: dict[str, object]) -> None:
+    bad = replace(world("ab"), **changes)  # type: ignore[arg-type]
+    with pytest.raises(RecordError):
+        Round.from_kv(kv("round", 50, bad.to_json()))

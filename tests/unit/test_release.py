@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One version in all places, what keeps a release from being made, and archives without a time."""
+"""Releases and images: one version, archives without a time, pinned needs; published figures."""
 
 from __future__ import annotations
 
 import io
+import json
+import re
 import tarfile
+import tomllib
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from cyclonedx.model.component import ComponentType
@@ -13,6 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import muster
+from benchmarks import gather
+from benchmarks.figures import Bar, Figure, of_medians, percentile
+from benchmarks.picture import draw_figures
 from release import bill, version
 from release.__main__ import texts_of
 from release.archives import not_after, of_everybody, rewrite, write_gzip
@@ -121,3 +128,127 @@ def test_a_bill_of_materials_is_of_its_schema_and_the_same_twice(tmp_path: Path)
         written.add((tmp_path / name).read_bytes())
     assert len(written) == 1
     assert b"muster-controller" in written.pop()
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def name_of(requirement: str) -> str:
+    return (
+        re.split(r"[\[=<>!~; ]", requirement, maxsplit=1)[0]
+        .lower()
+        .replace("_", "-")
+        .replace(".", "-")
+    )
+
+
+def pinned(name: str) -> dict[str, str]:
+    """Versions by name; each requirement must have a hash."""
+    found = {}
+    for requirement in re.sub(r"\\\n", " ", (ROOT / "scripts" / name).read_text()).splitlines():
+        if requirement and not requirement.startswith("#"):
+            pin, _, hashes = requirement.partition(" ")
+            project, _, version = pin.partition("==")
+            assert "--hash=sha256:" in hashes, requirement
+            found[name_of(project)] = version
+    return found
+
+
+def versions_tested() -> dict[str, str]:
+    """Versions that the tests run with, by name."""
+    found = {}
+    for name in ("constraints.txt", "constraints-tools.txt"):
+        for line in (ROOT / "scripts" / name).read_text().splitlines():
+            project, _, version = line.partition("==")
+            found[name_of(project)] = version
+    return found
+
+
+@pytest.mark.parametrize("name", ["sidecar-requirements.txt", "controller-requirements.txt"])
+def test_every_dependency_is_installed_at_the_version_that_the_tests_have(name: str) -> None:
+    wanted = {
+        "sidecar-requirements.txt": PROJECT["project"]["dependencies"],
+        "controller-requirements.txt": PROJECT["project"]["optional-dependencies"]["controller"],
+    }
+    image = pinned(name)
+    # The library of this repository is in the program's own wheel, too.
+    assert {name_of(each) for each in wanted[name]} - {"muster-elastic-lib"} <= image.keys()
+    assert image == {name: versions_tested()[name] for name in image}
+
+
+def test_the_training_image_of_the_quick_start_has_what_the_tests_have() -> None:
+    text = (ROOT / "examples" / "kubernetes" / "quickstart" / "Dockerfile").read_text()
+    image = dict(re.findall(r"([\w-]+)==([\d.]+)", text))
+    assert image == {name: versions_tested()[name] for name in ("torch", "numpy", "scikit-learn")}
+    (script,) = re.findall(r"^COPY (\S+) ", text, re.MULTILINE)
+    assert (ROOT / "examples" / script).is_file()
+
+
+@pytest.mark.parametrize("requirement", PROJECT["build-system"]["requires"])
+def test_the_build_has_what_builds_the_project(requirement: str) -> None:
+    version = pinned("sidecar-build-requirements.txt")[name_of(requirement)]
+    least, _, limit = requirement.partition(">=")[2].partition(",<")
+    assert int(least) <= int(version.split(".")[0]) < int(limit)
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "expected"), [(300, 0.99, 297), (100, 0.07, 7), (3, 0.5, 2), (1, 0.99, 1)]
+)
+def test_a_percentile_is_the_least_value_that_enough_do_not_exceed(
+    count: int, share: float, expected: int
+) -> None:
+    assert percentile([float(n) for n in range(count, 0, -1)], share) == expected
+
+
+@pytest.mark.parametrize(
+    ("bar", "ok"),
+    [
+        (Bar("value", "<=", 2), True),
+        (Bar("value", "<=", 1.9), False),
+        (Bar("value", "==", 2), True),
+        (Bar("ratio", ">=", 0.5), True),
+        (Bar("ratio", ">=", 0.51), False),
+        (None, True),
+    ],
+)
+def test_a_bar_judges_the_median_or_its_ratio(bar: Bar | None, ok: bool) -> None:
+    assert of_medians("x", "s", bar, [9, 2, 1], [4, 4, 1], "other").ok is ok
+
+
+def test_a_ratio_without_a_baseline_never_holds() -> None:
+    assert not Figure("x", 1, "s", Bar("ratio", ">=", 0.1), (1,)).ok
+
+
+def test_the_line_has_the_documented_fields() -> None:
+    line = json.loads(of_medians("x", "s", Bar("ratio", "<=", 3), [3], [2], "other").line())
+    assert line == {
+        "name": "x",
+        "value": 3.0,
+        "unit": "s",
+        "baseline": 2.0,
+        "ratio": 1.5,
+        "bar": "ratio <= 3",
+        "ok": True,
+    }
+
+
+def test_the_picture_is_sound_and_says_what_was_missed() -> None:
+    missed = of_medians("a < b & c", "s", Bar("value", "<=", 1), [3, 2, 4], [0.0], "other")
+    picture = draw_figures("title", [missed, Figure("y", 0.0, "1", None, ())])
+    assert ElementTree.fromstring(picture).tag.endswith("svg")
+    assert "value &lt;= 1, missed" in picture
+    assert picture.count("<circle") == 4
+
+
+def test_worlds_for_newcomers_and_the_share_of_time_trained() -> None:
+    def world(first_s: float, last_s: float) -> dict[str, object]:
+        at = [first_s + 0.5 * n for n in range(round((last_s - first_s) / 0.5) + 1)]
+        return {"points": [(moment, 1) for moment in at]}
+
+    undisturbed = {"worlds": [world(3, 200)]}
+    assert gather.judged(undisturbed) == (0, 1.0)
+    joined = {"worlds": [world(3, 60), world(67, 200), {"points": []}]}
+    assert gather.judged(joined) == (1, 1 - 7 / gather.JUDGED_S)
+    # The last world does not come about.
+    lost = {"worlds": [world(3, gather.BEGIN_S + gather.JUDGED_S / 2)]}
+    assert gather.judged(lost) == (0, 0.5)

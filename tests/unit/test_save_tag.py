@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The save tag: one for each world, the same on all of its ranks, and on record with its saves."""
+"""Checkpoints: the tag and the mark of their world, and what proves a file whole."""
 
 from __future__ import annotations
 
+import io
+import pickle
+import zipfile
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +18,8 @@ from hypothesis import strategies as st
 import muster.gate
 import muster.progress
 from agent.rundir.reports import read_ranks
+from muster.lightning_files import step_in, whole_step
+from muster.lightning_loops import recount
 from muster.resuming import ALONE, FIRST, TAG, save_tag, world_tag
 from rdzv.drain.gate import Gate, Here, local
 from rdzv.drain.inputs import LiveRound
@@ -158,3 +165,93 @@ def test_a_new_world_finds_the_tag_of_the_last_commit(pod: PodGate) -> None:
     committed = muster.last_commit()
     assert committed is not None
     assert committed.tag == ""
+
+
+WEIGHTS = bytes(range(256)) * 64
+
+
+def archive(state: Any, *, name: str = "archive/data.pkl") -> bytes:
+    """A checkpoint as ``torch.save`` lays it out: a description, weights, a table of contents."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as parts:
+        parts.writestr(name, pickle.dumps(state, protocol=2))
+        parts.writestr("archive/data/0", WEIGHTS)
+    return content.getvalue()
+
+
+WHOLE = archive(OrderedDict(epoch=3, global_step=70_000, state_dict={"w": [1, 2]}))
+
+
+def step_of(path: Path, content: bytes) -> int | None:
+    path.write_bytes(content)
+    return whole_step(str(path))
+
+
+def test_a_whole_file_tells_its_step(tmp_path: Path) -> None:
+    assert step_of(tmp_path / "a.ckpt", WHOLE) == 70_000
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, len(WHOLE) // 2, len(WHOLE) - 1])
+def test_a_file_that_was_cut_short_is_not_whole(tmp_path: Path, length: int) -> None:
+    assert step_of(tmp_path / "a.ckpt", WHOLE[:length]) is None
+
+
+def test_a_file_whose_end_was_written_before_its_middle_is_not_whole(tmp_path: Path) -> None:
+    for hole in (0, WHOLE.index(b"archive/data/0") - 30):
+        torn = WHOLE[:hole] + bytes(64) + WHOLE[hole + 64 :]
+        assert step_of(tmp_path / "a.ckpt", torn) is None
+
+
+def test_what_describes_the_rest_must_be_unharmed(tmp_path: Path) -> None:
+    at = WHOLE.index(b"state_dict")
+    assert step_of(tmp_path / "a.ckpt", WHOLE[:at] + b"X" + WHOLE[at + 1 :]) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"text", archive({"epoch": 3}), archive({"global_step": 7}, name="archive/other")],
+)
+def test_a_file_of_another_kind_has_no_step(tmp_path: Path, content: bytes) -> None:
+    assert step_of(tmp_path / "a.ckpt", content) is None
+
+
+def test_what_is_no_file_is_not_whole(tmp_path: Path) -> None:
+    assert whole_step(str(tmp_path)) is None
+    assert whole_step(str(tmp_path / "absent")) is None
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("step", [0, 255, 65_536, 2**40])
+def test_the_step_is_read_and_nothing_is_run(protocol: int, step: int) -> None:
+    class Harm:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return pytest.fail, ("it was run",)
+
+    state = {"other": "global", "before": Harm(), "global_step": step, "after": 3}
+    assert step_in(pickle.dumps(state, protocol)) == step
+
+
+def test_another_number_is_not_taken_for_the_step() -> None:
+    assert step_in(pickle.dumps({"a": "global_step", "global_step": "text", "n": 5})) is None
+    with pytest.raises(ValueError, match="pickle"):
+        step_in(b"")
+
+
+@pytest.mark.parametrize(
+    ("ready", "completed", "former", "present", "expected"),
+    [
+        (8, 7, 4, 2, (4, 3)),  # at the end of a step, as the callback saves
+        (8, 8, 4, 2, (4, 4)),
+        (9, 8, 4, 2, (4, 3)),  # a checkpoint by the clock, in the middle of a step
+        (3, 2, 4, 2, (0, -1)),
+        (6, 6, 1, 3, (18, 18)),
+    ],
+)
+def test_a_step_that_was_not_complete_is_none(
+    ready: int, completed: int, former: int, present: int, expected: tuple[int, int]
+) -> None:
+    counts = {"ready": ready, "started": ready, "processed": ready, "completed": completed}
+    progress = {"current": dict(counts), "total": dict(counts)}
+    recount({"loops": {"fit_loop": {"epoch_loop.batch_progress": progress}}}, former, present)
+    for counted in progress.values():
+        assert (counted["ready"], counted["completed"]) == expected

@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""By which of its pods' templates a job goes."""
+"""A job's templates and sizes; members that are gone, and when one registers once more."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.upkeep import orphans
+from rdzv.keys import JobKeys
+from rdzv.members.gone import KEPT_MIN, kept, leftovers, lost_members
 from rdzv.members.registration import Held, Identity, Register, plan
 from rdzv.members.templates import FORMER_TEMPLATES_MAX, adopted
+from rdzv.pacing import FIRST_PAUSE_S, Pacing
 from rdzv.records.drain import Drain
 from rdzv.records.job import Job, change_between
-from rdzv.records.template import JobTemplate
+from rdzv.records.template import JobTemplate, Sizes
 from rdzv.snapshot import Snapshot
+from tests.support.records import kv, member
 
 OLD, NEW = JobTemplate(2, 4), JobTemplate(2, 8, unit=4, gather_s=60)
 
@@ -181,3 +187,183 @@ def test_every_value_that_changes_is_said() -> None:
         " gather is 30s (before: 0s)"
     )
     assert change_between(after, after) == ""
+
+
+COUNTS = st.integers(1, 12)
+SIZES = st.builds(Sizes, COUNTS, COUNTS, st.lists(COUNTS, max_size=4).map(tuple), st.integers(1, 5))
+
+
+def permitted(sizes: Sizes, nodes: int) -> bool:
+    """The definition, size by size."""
+    chosen = nodes in sizes.allowed if sizes.allowed else nodes % sizes.unit == 0
+    return chosen and sizes.least <= nodes <= sizes.most
+
+
+@given(SIZES, st.integers(0, 14))
+def test_the_largest_size_is_allowed_and_none_between_is(sizes: Sizes, nodes: int) -> None:
+    expected = [size for size in range(1, nodes + 1) if permitted(sizes, size)]
+    assert sizes.largest(nodes) == max(expected, default=0)
+
+
+@given(SIZES)
+def test_the_smallest_and_the_full_size_are_the_ends_or_a_fault_is_told(sizes: Sizes) -> None:
+    every = [size for size in range(1, 13) if permitted(sizes, size)]
+    assert bool(sizes.fault) == (not every)
+    assert sizes.full == max(every, default=0)
+    if every:
+        assert sizes.smallest == min(every)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        (Sizes(3, 2), "min is 3, more than max, which is 2: raise max or lower min"),
+        (Sizes(3, 5, (2, 6)), "none of the sizes 2, 6 lies between min 3 and max 5"),
+        (Sizes(5, 7, unit=4), "no multiple of 4 lies between min 5 and max 7"),
+    ],
+)
+def test_sizes_that_no_world_can_have_are_told(sizes: Sizes, said: str) -> None:
+    assert sizes.fault.startswith(said)
+
+
+ttls_s = st.floats(2, 600)
+counts = st.integers(0, 100_000)
+seeds = st.integers(0, 2**32)
+
+
+@given(ttls_s, counts, counts, seeds)
+def test_no_pause_is_longer_than_a_lease_or_shorter_than_half_the_first(
+    ttl_s: float, failures: int, brief: int, seed: int
+) -> None:
+    pause_s = Pacing(ttl_s, failures, brief).pause_s(Random(seed))
+    assert FIRST_PAUSE_S / 2 <= pause_s <= ttl_s
+
+
+@given(ttls_s, counts, seeds)
+def test_with_each_failure_the_pause_doubles_until_it_is_a_lease_time(
+    ttl_s: float, failures: int, seed: int
+) -> None:
+    before = Pacing(ttl_s, failures)
+    before_s, after_s = (one.pause_s(Random(seed)) for one in (before, before.after_failure()))
+    longest_s = Random(seed).uniform(0.5, 1.0) * ttl_s
+    assert min(2 * before_s, longest_s) == after_s
+
+
+@given(ttls_s, seeds, seeds)
+def test_two_members_hardly_ever_wait_for_the_same_time(ttl_s: float, one: int, two: int) -> None:
+    pacing = Pacing(ttl_s, failures=5)
+    same = pacing.pause_s(Random(one)) == pacing.pause_s(Random(two))
+    assert same == (Random(one).random() == Random(two).random())
+
+
+@given(ttls_s, counts, st.floats(0, 1e9), seeds)
+def test_failures_are_forgotten_with_the_first_success(
+    ttl_s: float, failures: int, now_s: float, seed: int
+) -> None:
+    pacing = Pacing(ttl_s, failures).after_registering(now_s).after_loss(kept_s=ttl_s)
+    assert pacing.pause_s(Random(seed)) <= FIRST_PAUSE_S
+    assert pacing.complaint(now_s) is None
+
+
+@given(ttls_s, st.lists(st.floats(0, 0.99), min_size=2, max_size=40), st.floats(0, 1e6), seeds)
+def test_registrations_that_do_not_last_come_ever_later_and_are_told(
+    ttl_s: float, kept: list[float], began_s: float, seed: int
+) -> None:
+    pacing, now_s = Pacing(ttl_s), began_s
+    pauses_s = []
+    for share in kept:
+        pacing = pacing.after_registering(now_s).after_loss(share * ttl_s)
+        pauses_s.append(pacing.pause_s(Random(seed)))
+        now_s += pauses_s[-1]
+    assert pauses_s == sorted(pauses_s)
+    complaint = pacing.complaint(now_s)
+    assert complaint is not None
+    assert complaint.startswith(f"registered {len(kept)} times within {now_s - began_s:.1f} s: ")
+    assert f"for leases of {ttl_s:g} s?" in complaint
+    calm = pacing.after_registering(now_s).after_loss(ttl_s)
+    assert calm.complaint(now_s) is None
+    assert calm.pause_s(Random(seed)) <= FIRST_PAUSE_S
+
+
+@given(ttls_s, seeds)
+def test_a_single_loss_is_no_reason_to_complain_or_to_wait_for_long(
+    ttl_s: float, seed: int
+) -> None:
+    once = Pacing(ttl_s).after_registering(5.0).after_loss(kept_s=0.0)
+    assert once.complaint(6.0) is None
+    assert once.pause_s(Random(seed)) <= 2 * FIRST_PAUSE_S
+
+
+KEYS = JobKeys("team", "digits")
+HERE = KEYS.in_generation(3)
+RUN = HERE.run("digits")
+NONCE = "0123456789ab"
+
+
+SNAPSHOT = Snapshot(900, Job(1, 4, generation=3), {"here": member("here"), "x.y": member("x.y")})
+
+
+def test_names_of_gone_pods_stay_up_to_a_bound_and_the_newest_of_them() -> None:
+    gone = [kv(KEYS.incarnation(f"w-{n}"), 1000 - n) for n in range(KEPT_MIN + 3)]
+    found = leftovers(KEYS, SNAPSHOT, [*gone, kv(KEYS.incarnation("here"), 1)])
+    assert [one.mod_revision for one in found] == [798, 799, 800]
+
+
+def test_drains_of_gone_pods_stay_up_to_a_bound() -> None:
+    gone = [kv(HERE.drain(f"uid-{n}"), n + 1) for n in range(KEPT_MIN + 2)]
+    found = leftovers(KEYS, SNAPSHOT, [kv(HERE.drain("uid-here"), 1), *gone])
+    assert [one.key for one in found] == [HERE.drain("uid-0"), HERE.drain("uid-1")]
+
+
+def test_what_was_written_into_a_former_life_goes_at_once() -> None:
+    former = [kv(f"{KEYS.generations}{n}/c10d/digits/kv/a") for n in (1, 2)]
+    others = [kv(f"{KEYS.generations}{n}/c10d/digits/kv/a") for n in ("3", "4", "x", "")]
+    rest = [KEYS.job, KEYS.last_commit, HERE.commit, HERE.member("gone"), RUN.round]
+    rest += [KEYS.history_entry(1, "gone", "join"), HERE.vote(1, "gone"), RUN.node("gone")]
+    assert leftovers(KEYS, SNAPSHOT, [*former, *others, *map(kv, rest)]) == former
+
+
+@pytest.mark.parametrize(("most", "expected"), [(4, KEPT_MIN), (1000, 2000)])
+def test_a_cut_of_a_whole_job_costs_nobody_its_place(most: int, expected: int) -> None:
+    snapshot = replace(SNAPSHOT, job=Job(1, most, generation=3))
+    assert kept(snapshot) == expected
+    gone = [kv(KEYS.incarnation(f"w-{n}"), n + 1) for n in range(expected)]
+    assert leftovers(KEYS, snapshot, gone) == []
+
+
+def test_without_a_job_nothing_is_known_to_be_gone() -> None:
+    gone = [kv(KEYS.incarnation(f"w-{n}"), n + 1) for n in range(KEPT_MIN + 1)]
+    assert leftovers(KEYS, Snapshot(1), gone) == []
+
+
+@pytest.mark.parametrize(
+    "connection", [f"{NONCE}.7", f"{NONCE}.7:3", "0123456789abcdef" * 2, f"{'f' * 32}:12"]
+)
+@pytest.mark.parametrize("name", ["w-0", "w.0", f"w.{NONCE}", "w.1.2:3"])
+def test_records_of_connections_stay_while_their_member_is_here(name: str, connection: str) -> None:
+    records = [kv(RUN.operation(f"{name}.{connection}"), n + 1) for n in range(KEPT_MIN + 2)]
+    assert len(orphans(HERE, SNAPSHOT, records)) == 2
+    with_it = replace(SNAPSHOT, members={name: member(name)})
+    assert orphans(HERE, with_it, records) == []
+
+
+def test_nothing_but_such_records_is_taken_for_one() -> None:
+    odd = [RUN.operation("?"), RUN.operation("w-0"), RUN.value(b"ops/w-0"), RUN.node("w-0")]
+    odd.append(KEYS.in_generation(2).run("digits").operation(f"w-0.{NONCE}.1"))
+    assert orphans(HERE, SNAPSHOT, [kv(key) for key in odd for _ in range(KEPT_MIN + 1)]) == []
+
+
+A, B = member("a"), member("b", 2)
+BOTH = Snapshot(5, Job(1, 4), {"a": A, "b": B})
+
+
+def test_who_is_gone_without_a_goodbye_is_lost() -> None:
+    assert lost_members(BOTH, replace(BOTH, members={"a": A}), frozenset()) == (B,)
+
+
+def test_who_said_goodbye_is_not() -> None:
+    assert lost_members(BOTH, replace(BOTH, members={"a": A}), frozenset({"b"})) == ()
+
+
+def test_a_new_generation_loses_nobody() -> None:
+    assert lost_members(BOTH, Snapshot(6, Job(1, 4, generation=2)), frozenset()) == ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first line of ``muster status``: the state of a job, why, and what to do."""
+"""The first line of ``muster status``: the state of a job, why, and what a round waits for."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from dataclasses import replace
 import pytest
 
 from agent.verdict.decision import STUCK_S, JobVerdict, verdict
+from agent.verdict.runs import RunView
 from agent.verdict.states import STATES
 from agent.verdict.view import FAILING_S, JobView
 from console.job.status_json import pods_of
-from launcher_shim.c10d.rounds.records import Round
+from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
+from rdzv.records.job import Job
 from rdzv.records.progress import HOROVODRUN, PodSaves
 from rdzv.records.troubles import Bypass
 from rdzv.sentences import duration
+from rdzv.snapshot import Snapshot, listing_of
 from tests.support.records import member
 from tests.support.views import ASKS, FAILED, NOW_S, TRAINS, committing, reported, run, view
 
@@ -231,3 +234,35 @@ def test_pods_of_a_horovodrun_have_ranks_and_its_saves_are_not_missed() -> None:
     } == {"waiting", "excluded"}
     sentence = seen.last_save.sentence(NOW_S)
     assert sentence == "last save: unknown, the script saves by itself; at step 1,204, 9 s ago"
+
+
+FORMING_NOW_S = 1000.0
+
+
+def asks(name: str) -> Node:
+    return Node(name, "asking", "n", 1, "10.0.0.1", 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("least", "round_", "asking", "said"),
+    [
+        (1, Round(0), "ab", "all ask: it begins in moments"),
+        (1, Round(0), "a", "waiting for the torchrun of b (joined 40 s ago)"),
+        (
+            2,
+            Round(0),
+            "a",
+            "1 of at least 2 torchruns are connected; waiting for the torchrun of b",
+        ),
+        (1, Round(0, True, frozen=(Seat("a", "n", 1),)), "", ""),
+    ],
+    ids=["all", "one is silent", "below min", "complete"],
+)
+def test_what_a_round_waits_for_is_told(least: int, round_: Round, asking: str, said: str) -> None:
+    members = {name: member(name, min_workers=least) for name in "ab"}
+    snapshot = Snapshot(job=Job(least, 4), members=members, revision=5)
+    run = RunView("digits", round_, tuple(asks(name) for name in asking))
+    joined = HistoryEntry("join", "b", "", FORMING_NOW_S - 40)
+    view = JobView("team", "digits", snapshot, listing_of(snapshot), (run,), (joined,), {}, {})
+    assert view.awaited(run, FORMING_NOW_S).startswith(said)
+    assert bool(view.awaited(run, FORMING_NOW_S)) == bool(said)

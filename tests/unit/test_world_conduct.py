@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank obeys the orders for its world: pure decisions."""
+"""A rank obeys the orders for its world, in every order of their coming; what its pod reports."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,9 +23,14 @@ from muster.world.conduct import (
     Order,
     OrderFile,
     WorldRank,
+    comes_later,
     decide,
     parse,
 )
+from muster.world.reentry import fault_in_place
+from tests.support.models.explorer import explore, first_broken
+from tests.support.models.world_mutations import MUTATIONS, mutated
+from tests.support.models.worlds import Worlds
 
 IN_2 = WorldRank(number=2, step=7, epoch=5, formed=2, grouped=True, tried=2)
 """A rank that trains in world 2."""
@@ -168,3 +175,130 @@ def test_an_order_that_is_none_leaves_the_last_in_force(tmp_path: Path) -> None:
 def test_what_is_no_order(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"field|phase|decode"):
         parse(content)
+
+
+STATES = 60_000
+
+CASES: dict[str, Worlds] = {
+    "first-world": Worlds(begins=True, steps=1),
+    "join": Worlds(("join",), steps=1),
+    "drain": Worlds(("drain a",)),
+    "drain-cancelled": Worlds(("drain a", "cancel a"), steps=1),
+    "two-drains": Worlds(("drain a", "drain b"), steps=1),
+    "crash": Worlds(("crash",)),
+    "two-crashes": Worlds(("crash", "crash"), pods=3),
+    "crash-and-drain": Worlds(("crash", "drain a")),
+    "worker-dies": Worlds(("worker",)),
+    "cut": Worlds(("cut",)),
+    "collective-fails": Worlds(("glitch",)),
+    "collective-fails-and-pause": Worlds(("glitch", "pause")),
+    "collective-fails-and-last-drain": Worlds(("glitch", "drain a"), pods=1),
+    "half-a-step": Worlds(("half",)),
+    "sidecar-restarts-in-a-drain": Worlds(("restart", "drain a"), steps=1),
+    "sidecar-restarts-in-a-loss": Worlds(("restart", "crash")),
+    "store-away-in-a-drain": Worlds(("away", "drain a")),
+    "store-away-in-a-loss": Worlds(("away", "crash")),
+    "timeout": Worlds(("late", "drain a"), steps=1),
+    "drain-at-min": Worlds(("drain a",), least=2),
+}
+
+LARGE: dict[str, Worlds] = {
+    "join-and-steps": Worlds(("join",), steps=4),
+    "join-and-drain": Worlds(("join", "drain a")),
+    "join-at-min-and-drain": Worlds(("join", "drain a"), least=2),
+    "join-and-crash": Worlds(("join", "crash")),
+    "join-and-cut": Worlds(("join", "cut"), pods=1),
+    "newcomer-leaves-and-stays": Worlds(("join", "drain c", "cancel c")),
+    "two-drains-of-three": Worlds(("drain a", "drain b", "restart"), pods=3),
+    "everything": Worlds(("join", "drain a", "crash", "restart", "away", "late")),
+    "everything-of-three": Worlds(("drain a", "worker", "cut", "half", "restart", "late"), pods=3),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_i13_each_order_of_a_change(case: str) -> None:
+    explored = explore(CASES[case], STATES)
+    assert explored.exhausted
+    assert explored.ends > 0
+
+
+@pytest.mark.parametrize("case", LARGE)
+def test_i13_many_orders_of_several_changes(case: str) -> None:
+    assert first_broken(LARGE[case], range(100)) == ""
+
+
+@pytest.mark.parametrize("name", sorted(MUTATIONS))
+def test_planted_mistakes_are_found(name: str) -> None:
+    mutation = MUTATIONS[name]
+    model = {**CASES, **LARGE}[mutation.case]
+    with mutated(name):
+        broken = first_broken(type(model)(**_fields(model)), range(2000))
+    assert mutation.found in broken, broken
+
+
+def _fields(model: Worlds) -> dict[str, Any]:
+    names = ("faults", "pods", "steps", "begins", "least")
+    return {name: getattr(model, name) for name in names}
+
+
+def trainer(args: dict[str, Any], **given: Any) -> Any:
+    usual = {
+        "optim": "adamw_torch",
+        "n_gpu": 1,
+        "torch_compile": False,
+        "auto_find_batch_size": False,
+        "use_liger_kernel": False,
+        "debug": [],
+    }
+    own = {"model_init": None, "neftune_noise_alpha": None}
+    accelerator = SimpleNamespace(scaler=given.pop("scaler", None))
+    return SimpleNamespace(
+        args=SimpleNamespace(**{**usual, **args}), accelerator=accelerator, **{**own, **given}
+    )
+
+
+def test_plain_ddp_is_not_refused() -> None:
+    assert fault_in_place(trainer({})) == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "given", "named"),
+    [
+        ({}, {"is_deepspeed_enabled": True}, "a whole model on each rank"),
+        ({}, {"is_fsdp_enabled": True}, "a whole model on each rank"),
+        ({}, {"is_distributed_loading_by_transformers": True}, "a whole model on each rank"),
+        ({"n_gpu": 2}, {}, "a whole model on each rank"),
+        ({}, {"scaler": object()}, "fp16=True"),
+        ({}, {"model_init": list}, "model_init"),
+        ({}, {"neftune_noise_alpha": 5.0}, "neftune_noise_alpha"),
+        ({"torch_compile": True}, {}, "torch_compile"),
+        ({"auto_find_batch_size": True}, {}, "auto_find_batch_size"),
+        ({"use_liger_kernel": True}, {}, "use_liger_kernel"),
+        ({"debug": ["underflow_overflow"]}, {}, "debug"),
+        ({"optim": "galore_adamw_layerwise"}, {}, "optim='galore_adamw_layerwise'"),
+    ],
+)
+def test_what_cannot_be_handed_over_is_refused(
+    args: dict[str, Any], given: dict[str, Any], named: str
+) -> None:
+    assert named in fault_in_place(trainer(args, **given))
+
+
+@pytest.mark.parametrize(
+    ("order", "alone"),
+    [
+        (None, False),
+        ({"phase": "idle", "number": -1}, False),  # the first world: its launcher's ranks are there
+        ({"phase": "idle", "number": 1}, True),
+        ({"phase": "broken", "number": 3}, True),  # a rank that its launcher has started again
+        ({"phase": "fall-back", "number": 3}, False),
+    ],
+)
+def test_a_rank_that_comes_into_a_world_that_trains_waits_for_no_others(
+    tmp_path: Path, order: dict[str, Any] | None, alone: bool
+) -> None:
+    if order is not None:
+        (tmp_path / "world").write_text(json.dumps({"epoch": 4, **order}))
+    environ = {"MUSTER_RUN_DIR": str(tmp_path), "TORCHELASTIC_RUN_ID": "job"}
+    assert comes_later(environ) is alone
+    assert not comes_later({"MUSTER_RUN_DIR": str(tmp_path)})
