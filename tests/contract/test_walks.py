@@ -149,4 +149,4 @@ def test_from_a_manifest_to_one_with_the_sidecar() -> None:
     walk = Walk("muster inject")
     with walk:
         assert inject(PYTORCHJOB, Request(FLAGS, {})).chosen == 1
-    walk.stays_within(files=23, depth=31)
+    walk.stays_within(files=23, depth=17)

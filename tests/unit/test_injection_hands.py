@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from injection.injection import Request, inject
-from injection.removal import removed
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (
     POD,
@@ -18,6 +17,7 @@ from tests.support.injection.injecting import (
     loaded,
     manifest,
     pods,
+    removed,
     sidecars,
     variables,
 )

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from injection.removal import removed
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (
     again,
@@ -16,6 +15,7 @@ from tests.support.injection.injecting import (
     loaded,
     manifest,
     refused,
+    removed,
     sidecars,
     variables,
 )
