@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -20,8 +20,8 @@ from agent.config.table import settings_of
 from injection import sidecar
 from injection.facts import resources_for
 from injection.settings import DOMAIN
-from injection.workloads import steps
-from injection.yaml_tree import child, items, keys, text_of, value_of
+from injection.workloads import Words, further, walk
+from injection.yaml_tree import child, fields, items, text_of, value_of
 from rdzv.errors import ConfigError
 
 ANNOTATION = DOMAIN + "added"
@@ -101,13 +101,19 @@ def own_annotations(template: Node) -> dict[str, str]:
     return {name: value for name, value in values.items() if name.startswith(DOMAIN)}
 
 
-def injected(node: Node, path: str = "") -> Iterator[tuple[Node, str]]:
-    """Yield every template in ``node`` that has a record, and the path to it."""
-    if ANNOTATION in keys(child(node, "metadata", "annotations")):
-        yield node, path
-        return
-    for name, below in steps(node):
-        yield from injected(below, f"{path}.{name}" if path else name)
+def injected(node: Node) -> list[tuple[Node, str]]:
+    """Return every template in ``node`` that has a record, and the path to it."""
+    found: list[tuple[Node, str]] = []
+
+    def below(words: Words, one: Node) -> Iterable[tuple[Words, Node]]:
+        if ANNOTATION not in fields(child(one, "metadata", "annotations")):
+            return further(words, one)
+        found.append((one, ".".join(words)))
+        return ()
+
+    for _ in walk(node, below):
+        pass
+    return found
 
 
 _OUR_CONTAINER_FIELDS = [

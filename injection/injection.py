@@ -8,8 +8,8 @@ in twice, and Muster's own parts are always written anew.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ruamel.yaml.nodes import Node
 
@@ -21,8 +21,8 @@ from injection.remarks import Remark
 from injection.removal import removed
 from injection.settings import told
 from injection.text_edits import Splices
-from injection.workloads import Place, Template, Workload, at, steps, workloads
-from injection.yaml_tree import child, documents
+from injection.workloads import Manifest, Place, Template, Workload, at, walk
+from injection.yaml_tree import child
 from rdzv.errors import ConfigError
 
 WITHOUT_TEMPLATE = {
@@ -79,7 +79,7 @@ def sidecars(
     chosen: list[Place] = []
     notes: list[str] = []
     for number, workload in enumerate(objects):
-        held = list(injected(workload.node))
+        held = injected(workload.node)
         if template_path is not None:
             there = {id(template.node) for template in workload.templates_at(template_path)}
             meant = [(node, path) for node, path in held if id(node) in there]
@@ -139,7 +139,8 @@ def _without(workload: Workload, template_path: str | None) -> str:
     if (workload.group, workload.kind) in WITHOUT_TEMPLATE:
         return WITHOUT_TEMPLATE[(workload.group, workload.kind)]
     given = "" if template_path is None else f"nothing is at its {template_path}; "
-    path = next(_like_templates(workload.node), None)
+    nodes = walk(workload.node)
+    path = next((".".join(words) for words, node in nodes if words and _is_like_one(node)), None)
     if path is None:
         return f"{given}there is no pod template in it"
     if workload.known is None:
@@ -147,11 +148,8 @@ def _without(workload: Workload, template_path: str | None) -> str:
     return f"{given}if {path} is a pod template, say --template-path {path}"
 
 
-def _like_templates(node: Node, path: str = "") -> Iterator[str]:
-    if child(node, "spec", "containers") is not None and path:
-        yield path
-    for name, below in steps(node):
-        yield from _like_templates(below, f"{path}.{name}" if path else name)
+def _is_like_one(node: Node) -> bool:
+    return child(node, "spec", "containers") is not None
 
 
 def _matches(workload: Workload, pattern: str) -> bool:
@@ -193,24 +191,23 @@ class Injected:
 
 def inject(text: str, request: Request) -> Injected:
     """Put the sidecar into the pod templates of ``text``; raises ``ConfigError``."""
-    given = list(workloads(documents(text)))
-    chosen, left = targets(given, request.objects, request.template_path)
+    given = Manifest(text)
+    chosen, left = targets(given.objects, request.objects, request.template_path)
     remarks = [*map(Remark, left)]
     formers = [Former.of(target.template.node) for target in chosen]
+    before = given
     if ANNOTATION in text:
-        text = removed(text, [target.place for target in chosen])
-    roots = documents(text)
-    objects = list(workloads(roots))
-    splices, homes, touched = Splices(text), dict[int, Place](), dict[Place, int]()
+        before = Manifest(removed(given, [target.place for target in chosen]))
+    splices, homes, touched = Splices(before.text), dict[int, Place](), dict[Place, int]()
     for target, former in zip(chosen, formers, strict=True):
-        workload = objects[target.number]
-        template = _again(workload, target.template)
+        workload = before.objects[target.number]
+        template = replace(target.template, node=at(workload.node, target.template.path)[0][0])
         home = homes.setdefault(id(template.node), target.place)
         if home != target.place:  # an alias of a template that is done
             if home[0] != target.number:
                 raise removal.shared(
                     removal.place_name(workload, template.path),
-                    removal.place_name(objects[home[0]], home[1]),
+                    removal.place_name(before.objects[home[0]], home[1]),
                 )
             touched[target.place] = touched[home]
             continue
@@ -218,50 +215,45 @@ def inject(text: str, request: Request) -> Injected:
         try:
             settings = told(request.flags, former.annotations, request.environ)
             made = plan(workload, template, settings, own_annotations(template.node), former)
-            place(splices, roots, template, made)
+            place(splices, before.roots, template, made)
             touched[target.place] = made.container_index
         except ConfigError as error:
             raise ConfigError(label + str(error).replace("\n", "\n" + label)) from error
         remarks += [remark.about(workload.label) for remark in made.notes]
-    result = splices.result()
-    _check(result, text, touched)
-    after = list(workloads(documents(result)))
+    after = _checked(splices.result(), before, touched)
     meant = {target.number for target in chosen}
-    removal.check_unintended(objects, after, sorted(meant), touched)
-    removal.check_unintended(given, after, [n for n in range(len(given)) if n not in meant], {})
+    others = [n for n in range(len(given.objects)) if n not in meant]
+    removal.check_unintended(before.objects, after.objects, sorted(meant), touched)
+    removal.check_unintended(given.objects, after.objects, others, {})
     remarks = list({str(remark): remark for remark in remarks}.values())
     if errors := [remark for remark in remarks if remark.level == "error"]:
         if not request.allow_bypass:
             raise ConfigError("\n".join([*errors, ALLOW]))
         remarks = [remark.lowered() for remark in remarks]
-    return Injected(result, tuple(remarks), len(meant), len(left))
+    return Injected(after.text, tuple(remarks), len(meant), len(left))
 
 
 def take_out(text: str, patterns: Sequence[str] = (), template_path: str | None = None) -> Injected:
     """Take out every sidecar, or only those of some objects; raises ``ConfigError``."""
-    given = list(workloads(documents(text)))
-    places, notes = sidecars(given, patterns, template_path)
-    result = removed(text, places)
+    given = Manifest(text)
+    places, notes = sidecars(given.objects, patterns, template_path)
+    after = Manifest(removed(given, places))
     meant = {number for number, _ in places}
-    others = [n for n in range(len(given)) if n not in meant]
-    removal.check_unintended(given, list(workloads(documents(result))), others, {})
-    return Injected(result, tuple(map(Remark, notes)), len(meant), len(notes))
+    others = [n for n in range(len(given.objects)) if n not in meant]
+    removal.check_unintended(given.objects, after.objects, others, {})
+    return Injected(after.text, tuple(map(Remark, notes)), len(meant), len(notes))
 
 
-def _check(result: str, text: str, places: Collection[Place]) -> None:
-    """Raise ``ConfigError`` if the removal of the sidecar from ``result`` would not give ``text``.
+def _checked(result: str, before: Manifest, places: Collection[Place]) -> Manifest:
+    """Read ``result``; raise ``ConfigError`` if the removal of the sidecar does not undo it.
 
     No manifest is changed in a way that cannot be undone.
     """
     try:
-        undone = removed(result, places)
+        after = Manifest(result)
+        undone = removed(after, places)
     except ConfigError:
         undone = ""
-    if undone != text:
+    if undone != before.text:
         raise ConfigError(removal.UNSAFE_EDIT)
-
-
-def _again(workload: Workload, template: Template) -> Template:
-    """Return the same template in the tree of ``workload``."""
-    node: Node = next(node for node, path in at(workload.node, template.path))
-    return Template(node, template.path, template.role)
+    return after

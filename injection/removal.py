@@ -27,8 +27,8 @@ from injection.annotations import (
 from injection.failure_policy import DEFAULT_GRACE_S, GRACE, NEVER, POLICY, RESTART
 from injection.settings import LABEL, TABLE, annotation
 from injection.text_edits import Splices
-from injection.workloads import Place, Workload, at, steps, workloads
-from injection.yaml_tree import MERGE, child, documents, entry, items, keys, text_of, value_of
+from injection.workloads import Manifest, Place, Words, Workload, at, steps, walk
+from injection.yaml_tree import MERGE, child, entry, fields, items, text_of, value_of
 from rdzv.errors import ConfigError
 
 _PREFIXES = (
@@ -38,27 +38,25 @@ _PREFIXES = (
 _OURS = {"labels": {LABEL}, "annotations": {ANNOTATION, *map(annotation, TABLE)}}
 
 
-def removed(text: str, places: Collection[Place] | None = None) -> str:
-    """Take out of every template, or only of those at ``places``, what its record names.
+def removed(manifest: Manifest, places: Collection[Place] | None = None) -> str:
+    """Return the text without what the records of its templates, or of those at ``places``, name.
 
-    Returns ``text`` itself if there is no record. Raises ``ConfigError`` if it is no YAML.
+    It is the text itself if there is no record.
     """
-    splices = Splices(text)
-    objects = list(workloads(documents(text)))
-    found = {id(node): node for workload in objects for node, _ in injected(workload.node)}
-    around = {
-        id(node): beside
-        for workload in objects
-        for node, path in injected(workload.node)
-        for beside, _ in at(workload.node, path.rpartition(".")[0])
-    }
+    splices = Splices(manifest.text)
+    found: dict[int, tuple[Node, Node | None]] = {}
+    for workload in manifest.objects:
+        for template, path in injected(workload.node):
+            around = at(workload.node, path.rpartition(".")[0])
+            found[id(template)] = template, around[-1][0] if around else None
     if places is not None:
-        meant = {id(node) for number, path in places for node, _ in at(objects[number].node, path)}
-        found = {key: node for key, node in found.items() if key in meant}
-    for template in found.values():
+        objects = manifest.objects
+        meant = {id(node) for n, path in places for node, _ in at(objects[n].node, path)}
+        found = {key: one for key, one in found.items() if key in meant}
+    for template, beside in found.values():
         record = Record.of(template)
         assert record is not None
-        _Removal(splices, record, around.get(id(template))).run(template)
+        _Removal(splices, record, beside).run(template)
     return splices.result()
 
 
@@ -166,8 +164,6 @@ def _is_run_mount(item: Node) -> bool:
     return bool(value_of(item) == sidecar.RUN_MOUNT)
 
 
-Words = tuple[str, ...]
-"""The words of a path."""
 Part = tuple[Words, Node]
 
 _BESIDE = (RESTART, POLICY)
@@ -192,8 +188,8 @@ def check_unintended(
     """
     for number in numbers:
         ours = {path: index for (n, path), index in touched.items() if n == number}
-        was = list(_parts(before[number].node, ours))
-        now = list(_parts(after[number].node, ours))
+        was = _parts(before[number].node, ours)
+        now = _parts(after[number].node, ours)
         changed = _difference(was, now)
         if changed is not None:
             there = after if any(words == changed for words, _ in now) else before
@@ -213,41 +209,38 @@ def place_name(workload: Workload, path: str) -> str:
     return f"{workload.label}: {path}" if path else workload.label
 
 
-def _parts(node: Node, ours: Mapping[str, int], words: Words = ()) -> Iterator[Part]:
-    """Yield every part of an object, in order, except what inject changes in templates ``ours``."""
-    yield words, node
-    index = ours.get(".".join(words))
-    for name, below in steps(node):
-        where = (*words, name)
-        if name in _BESIDE and any(_is_around(words, path) for path in ours):
-            continue
-        if index is None:
-            yield from _parts(below, ours, where)
-        elif name == "spec":
-            yield from _parts_of_pod(below, index, where)
-        elif name != "metadata":
-            yield from _parts(below, {}, where)
+def _parts(node: Node, ours: Mapping[str, int]) -> list[Part]:
+    """Return every part of an object, in order, except what inject changes in templates ``ours``.
+
+    ``ours`` has the index of the training container of each.
+    """
+    around = {path.rpartition(".")[0] for path in ours}
+
+    def below(words: Words, one: Node) -> Iterable[Part]:
+        path = ".".join(words)
+        for name, inner in steps(one):
+            if path in around and name in _BESIDE:
+                continue
+            if path not in ours or name not in ("spec", "metadata"):
+                yield (name,), inner
+            elif name == "spec":
+                yield from _parts_of_pod(inner, ours[path])
+
+    return list(walk(node, below))
 
 
-def _is_around(words: Words, path: str) -> bool:
-    """Return whether the template at ``path`` is a value of the mapping at these words."""
-    return ".".join(words) == path.rpartition(".")[0]
-
-
-def _parts_of_pod(pod: Node, index: int, words: Words) -> Iterator[Part]:
+def _parts_of_pod(pod: Node, index: int) -> Iterator[Part]:
     for name, below in steps(pod):
-        where = (*words, name)
         if name in _OUR_PARTS:
             others = [i for i in items(below) if text_of(child(i, "name")) not in _OUR_PARTS[name]]
             for number, item in enumerate(others):
-                name = text_of(child(item, "name")) or str(number)
-                yield from _parts(item, {}, (*where, name))
+                yield ("spec", name, text_of(child(item, "name")) or str(number)), item
         elif name == "containers":
-            for number, (name, item) in enumerate(steps(below)):
+            for number, (container, item) in enumerate(steps(below)):
                 if number != index:
-                    yield from _parts(item, {}, (*where, name))
+                    yield ("spec", name, container), item
         elif name not in (GRACE, RESTART, "imagePullSecrets"):
-            yield from _parts(below, {}, where)
+            yield ("spec", name), below
 
 
 def _difference(before: Sequence[Part], after: Sequence[Part]) -> Words | None:
@@ -285,7 +278,7 @@ def _spread(objects: Sequence[Workload], number: int, changed: Words) -> ConfigE
                 continue
             number, used = others[0]
             nodes = dict(_parts(objects[number].node, {}))
-        if used and keys(nodes[used[:-1]]) and entry(nodes[used[:-1]], used[-1]) is None:
+        if used and fields(nodes[used[:-1]]) and entry(nodes[used[:-1]], used[-1]) is None:
             used, written = (*used[:-1], MERGE), written[:-1]
         return shared(
             place_name(objects[number], ".".join(used)),

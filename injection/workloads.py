@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ruamel.yaml.nodes import MappingNode, Node
 
 from injection.kinds import Kind, kind_of
-from injection.yaml_tree import child, items, keys, text_of, value_of
+from injection.yaml_tree import child, documents, fields, items, text_of, value_of
 
 Role = Literal["worker", "launcher"]
 Place = tuple[int, str]
@@ -100,31 +100,61 @@ class Workload:
         return "" if value is None or isinstance(value, dict | list) else str(value)
 
 
-def workloads(roots: list[Node]) -> Iterator[Workload]:
-    """Yield every object of a text, including those inside lists."""
-    for root in roots:
-        if text_of(child(root, "kind")).endswith("List") and child(root, "items") is not None:
-            yield from workloads(items(child(root, "items")))
-        elif isinstance(root, MappingNode):
-            yield Workload(root)
+class Manifest:
+    """A text and the objects in it, read once; raises ``ConfigError`` if it is no YAML."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.roots = documents(text)
+        self.objects = [Workload(node) for root in self.roots for node in _objects(root)]
 
 
-def at(node: Node, path: str, walked: str = "") -> Iterator[tuple[Node, str]]:
-    """Yield every node that a path leads to, and the path without wildcards to it."""
-    part, _, rest = path.partition(".")
-    if not part:
-        yield node, walked
-        return
-    for name, below in steps(node):
-        if part in ("*", name):
-            yield from at(below, rest, f"{walked}.{name}" if walked else name)
+def _objects(root: Node) -> list[Node]:
+    """Return the object of a document, or those of a list."""
+    if text_of(child(root, "kind")).endswith("List") and child(root, "items") is not None:
+        return [node for item in items(child(root, "items")) for node in _objects(item)]
+    return [root] if isinstance(root, MappingNode) else []
 
 
-def steps(node: Node) -> Iterator[tuple[str, Node]]:
-    """Yield the nodes directly below a node, each with the word that leads to it in a path."""
-    for index, item in enumerate(items(node)):
-        yield text_of(child(item, "name")) or str(index), item
-    for name in keys(node):
-        below = child(node, name)
-        assert below is not None
-        yield name, below
+def at(node: Node, path: str) -> list[tuple[Node, str]]:
+    """Return every node that a path leads to, and the path without wildcards to it."""
+    found = [(node, "")]
+    for part in path.split("."):
+        if not part:
+            break
+        found = [
+            (below, f"{walked}.{name}" if walked else name)
+            for over, walked in found
+            for name, below in steps(over)
+            if part in ("*", name)
+        ]
+    return found
+
+
+def steps(node: Node) -> list[tuple[str, Node]]:
+    """Return the nodes directly below a node, each with the word that leads to it in a path."""
+    listed = [(text_of(child(one, "name")) or str(n), one) for n, one in enumerate(items(node))]
+    return [*listed, *fields(node).items()]
+
+
+Words = tuple[str, ...]
+"""The words of a path."""
+
+
+def further(_: Words, node: Node) -> Iterable[tuple[Words, Node]]:
+    """Return all nodes directly below a node."""
+    return [((name,), below) for name, below in steps(node)]
+
+
+def walk(
+    node: Node, below: Callable[[Words, Node], Iterable[tuple[Words, Node]]] = further
+) -> Iterator[tuple[Words, Node]]:
+    """Yield a node and those below it, in order, with the words that lead to each.
+
+    ``below`` returns the next ones of a node, with the words that lead on to them.
+    """
+    left: list[tuple[Words, Node]] = [((), node)]
+    while left:
+        words, one = left.pop()
+        yield words, one
+        left += [((*words, *more), inner) for more, inner in reversed([*below(words, one)])]

@@ -7,7 +7,7 @@ comments, order, quotes, anchors and line breaks stay as they are, byte for byte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -52,12 +52,41 @@ def _parsed(text: str) -> list[Node]:
     except RecursionError:
         raise ConfigError("this is nested too deeply for a manifest") from None
     for root in roots:
-        _refuse_doubled_keys(root, set())
-        if _size(root, {}) > LARGEST:
-            raise ConfigError(
-                f"with its aliases written out this has more than {LARGEST} parts: no manifest has"
-            )
+        _check(root)
     return roots
+
+
+def _check(root: Node) -> None:
+    """Raise ``ConfigError`` for a key that is no text, or doubled, and for too many parts."""
+    sizes: dict[int, int] = {}
+    left = [root]
+    while left:
+        node = left[-1]
+        below = [*(value for _, value in entries(node)), *items(node)]
+        if id(node) in sizes:
+            left.pop()
+            # Each alias counts as everything that it stands for.
+            sizes[id(node)] = 1 + sum(sizes[id(inner)] for inner in below)
+            continue
+        sizes[id(node)] = LARGEST  # in case it contains itself
+        _refuse_doubled_keys(node)
+        left += [inner for inner in reversed(below) if id(inner) not in sizes]
+    if sizes[id(root)] > LARGEST:
+        raise ConfigError(
+            f"with its aliases written out this has more than {LARGEST} parts: no manifest has"
+        )
+
+
+def _refuse_doubled_keys(node: Node) -> None:
+    names: set[str] = set()
+    for key, _ in entries(node):
+        if not isinstance(key, ScalarNode):
+            raise ConfigError(f"line {line_of(key)}: a key must be text")
+        if key.value in names and key.value != MERGE:
+            raise ConfigError(
+                f"line {line_of(key)}: {key.value} is given twice in one mapping: remove one"
+            )
+        names.add(key.value)
 
 
 def entries(node: Node) -> list[Entry]:
@@ -75,22 +104,22 @@ def entry(node: Node, key: str) -> Entry | None:
     return next((pair for pair in entries(node) if pair[0].value == key), None)
 
 
-def keys(node: Node | None) -> list[str]:
-    """Return the keys of a mapping, including those merged into it; none for anything else."""
+def fields(node: Node | None) -> dict[str, Node]:
+    """Return the values of a mapping by key, those merged into it last; none for anything else."""
     if not isinstance(node, MappingNode):
-        return []
-    merged = [name for base in _bases(node) for name in keys(base)]
-    own = [str(key.value) for key, _ in entries(node) if key.value != MERGE]
-    return list(dict.fromkeys([*own, *merged]))
+        return {}
+    found = {str(key.value): value for key, value in entries(node) if key.value != MERGE}
+    for key, value in entries(node):
+        if key.value == MERGE:
+            for base in items(value) or [value]:
+                found = {**found, **{k: v for k, v in fields(base).items() if k not in found}}
+    return found
 
 
 def child(node: Node | None, *keys: str) -> Node | None:
     """Return the node under ``keys``, even if it comes through a merge key, or None."""
     for key in keys:
-        if node is None:
-            return None
-        written = entry(node, key)
-        node = written[1] if written else _merged(node, key)
+        node = fields(node).get(key)
     return node
 
 
@@ -102,13 +131,10 @@ def text_of(node: Node | None) -> str:
 def value_of(node: Node | None) -> Any:
     """Convert a node to plain Python: dict, list, str, int, bool, None."""
     if isinstance(node, MappingNode):
-        merged: dict[str, Any] = {}
-        for base in _bases(node):
-            merged = {**value_of(base), **merged}
-        own = {str(k.value): value_of(v) for k, v in entries(node) if k.value != MERGE}
-        return {**merged, **own}
+        found = fields(node)
+        return dict(zip(found, map(value_of, found.values()), strict=True))
     if isinstance(node, SequenceNode):
-        return [value_of(item) for item in items(node)]
+        return list(map(value_of, node.value))
     if node is None:
         return None
     match str(node.tag).rpartition(":")[2]:
@@ -157,43 +183,3 @@ def _whole_number(text: str) -> int | str:
         return int(text.replace("_", ""), 0)
     except ValueError:
         return text
-
-
-def _bases(node: MappingNode) -> Iterator[Node]:
-    for key, value in entries(node):
-        if key.value == MERGE:
-            yield from items(value) if isinstance(value, SequenceNode) else (value,)
-
-
-def _merged(node: Node, key: str) -> Node | None:
-    if not isinstance(node, MappingNode):
-        return None
-    found = (child(base, key) for base in _bases(node))
-    return next((value for value in found if value is not None), None)
-
-
-def _refuse_doubled_keys(node: Node, seen: set[int]) -> None:
-    if id(node) in seen:
-        return
-    seen.add(id(node))
-    names: set[str] = set()
-    for key, value in entries(node):
-        if not isinstance(key, ScalarNode):
-            raise ConfigError(f"line {line_of(key)}: a key must be text")
-        if key.value in names and key.value != MERGE:
-            raise ConfigError(
-                f"line {line_of(key)}: {key.value} is given twice in one mapping: remove one"
-            )
-        names.add(key.value)
-        _refuse_doubled_keys(value, seen)
-    for item in items(node):
-        _refuse_doubled_keys(item, seen)
-
-
-def _size(node: Node, sizes: dict[int, int]) -> int:
-    """Count a node and those below it, each alias as everything that it stands for."""
-    if id(node) not in sizes:
-        sizes[id(node)] = LARGEST  # in case it contains itself
-        below = [*(value for _, value in entries(node)), *items(node)]
-        sizes[id(node)] = 1 + sum(_size(inner, sizes) for inner in below)
-    return sizes[id(node)]

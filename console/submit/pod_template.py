@@ -9,8 +9,8 @@ from typing import Any
 
 from injection import facts
 from injection.facts import check_shape
-from injection.workloads import Template, workloads
-from injection.yaml_tree import documents, value_of
+from injection.workloads import Manifest, Template
+from injection.yaml_tree import value_of
 from rdzv.errors import ConfigError
 
 CONTAINER = "trainer"
@@ -52,7 +52,7 @@ def read_template(text: str, file: str, container: str | None, *, has_command: b
 
 
 def _read(text: str, wanted: str | None, *, has_command: bool) -> PodTemplate:
-    objects = list(workloads(documents(text)))
+    objects = Manifest(text).objects
     found = [(one, template) for one in objects for template in one.templates()]
     if others := [one.label for one in objects if not one.templates()]:
         raise ConfigError(f"{others[0]} has no pods: leave it out, and apply it by kubectl apply")

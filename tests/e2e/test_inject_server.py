@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from injection.injection import Request, inject
-from injection.removal import removed
 from tests.support.cluster.lab import ROOT, KubectlFailed, Kubelab, Object
 from tests.support.injection.corpus import CORPUS
+from tests.support.injection.injecting import removed
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.kubelab]

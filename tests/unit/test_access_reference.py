@@ -11,8 +11,8 @@ from controller.access.secret import RELEASE, JobName, job_of_pod
 from controller.admission.decision import Verdict, decide
 from controller.owner_kinds import owner_of
 from controller.owners import pod_of, pod_seen
-from injection.workloads import workloads
-from injection.yaml_tree import documents, value_of
+from injection.workloads import Manifest
+from injection.yaml_tree import value_of
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import FLAGS, environ, loaded, manifest
 from tests.support.injection.owners import pods_of
@@ -33,7 +33,7 @@ def admitted(pod: dict[str, Any], read: Any = None, release: str = "") -> tuple[
 @pytest.mark.parametrize("name", sorted(CORPUS))
 def test_every_pod_is_found_as_one_of_its_job_and_names_that_jobs_secret(name: str) -> None:
     """By its label, which the chart's NetworkPolicy goes by, too."""
-    for one in workloads(documents(CORPUS[name])):
+    for one in Manifest(CORPUS[name]).objects:
         document = value_of(one.node)
         if document.get("kind") == "Pod":
             document["metadata"].setdefault("annotations", {})["muster.dev/job"] = "digits"

@@ -18,8 +18,8 @@ from controller.cluster import paths
 from controller.owner_kinds import owner_of
 from injection.injection import Request, inject
 from injection.settings import TABLE, annotation
-from injection.workloads import workloads
-from injection.yaml_tree import documents, value_of
+from injection.workloads import Manifest
+from injection.yaml_tree import value_of
 from rdzv.errors import ConfigError
 from rdzv.sentences import named
 from tests.support.injection.corpus import CORPUS
@@ -60,9 +60,7 @@ def test_a_labelled_pod_is_what_inject_would_have_made(name: str) -> None:
         injected = inject(text, Request(FLAGS, {}, ("*",), allow_bypass=True)).text
     except ConfigError as error:
         pytest.fail(f"the corpus has what cannot be injected: {error}")
-    given, wanted = (
-        [value_of(one.node) for one in workloads(documents(t))] for t in (text, injected)
-    )
+    given, wanted = ([value_of(one.node) for one in Manifest(t).objects] for t in (text, injected))
     seen = 0
     for before, after in zip(given, wanted, strict=True):
         for path, pod, read in pods_of(before):

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from injection.injection import Request, inject
-from injection.removal import removed
 from rdzv.errors import ConfigError
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (
@@ -24,6 +23,7 @@ from tests.support.injection.injecting import (
     loaded,
     pods,
     refused,
+    removed,
     sidecars,
     variables,
 )

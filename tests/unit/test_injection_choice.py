@@ -10,9 +10,16 @@ from typing import Any
 import pytest
 
 from injection.injection import Injected, Request, inject, take_out
-from injection.removal import removed
 from rdzv.errors import ConfigError
-from tests.support.injection.injecting import FLAGS, again, loaded, pods, sidecars, variables
+from tests.support.injection.injecting import (
+    FLAGS,
+    again,
+    loaded,
+    pods,
+    removed,
+    sidecars,
+    variables,
+)
 
 UNNAMED = {**FLAGS, "job": None}
 

@@ -15,7 +15,6 @@ from controller.owner_kinds import owner_of
 from injection import failure_policy
 from injection.failure_policy import policy_for
 from injection.injection import Request, inject
-from injection.removal import removed
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (
     FLAGS,
@@ -25,6 +24,7 @@ from tests.support.injection.injecting import (
     loaded,
     manifest,
     refused,
+    removed,
     sidecars,
     variables,
 )

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from injection.injection import Request, inject
-from injection.removal import removed
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (
     POD,
@@ -20,6 +19,7 @@ from tests.support.injection.injecting import (
     manifest,
     pods,
     refused,
+    removed,
     sidecars,
     variables,
 )

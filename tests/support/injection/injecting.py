@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from injection.injection import Injected, Request, inject
+from injection.injection import Injected, Request, inject, take_out
 from injection.settings import TABLE
 from rdzv.errors import ConfigError
 
@@ -70,6 +70,11 @@ def edited(text: str, old: str, new: str) -> str:
 @functools.cache
 def injected(text: str, /, **flags: str | None) -> Injected:
     return inject(text, Request({**FLAGS, **flags}, {}))
+
+
+def removed(text: str) -> str:
+    """``text`` without any sidecar."""
+    return take_out(text).text
 
 
 def again(text: str, /, **flags: str | None) -> str:
