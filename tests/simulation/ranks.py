@@ -98,7 +98,7 @@ class Rank(BoundaryRank):
         nowhere = master.endswith(f":{NOWHERE_PORT.decode()}")
         if nowhere:
             job.timeline.add(pod.name, "is in a world of nowhere")
-        self.world = job.world(round, master, 1_000_000 if nowhere else size)
+        self.world = job.world_of(round, master, 1_000_000 if nowhere else size)
         self._process = (next(_PROCESSES), 0)
         self._first = ENTERED_STEP
         self._shards: RankShards | None = None
