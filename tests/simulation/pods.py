@@ -22,7 +22,7 @@ from rdzv.store import WatchEvent
 from tests.simulation.network import Link, SimulatedEngine, Weather
 from tests.simulation.nodes import JobShape, Sidecar
 from tests.simulation.plot import Launchers
-from tests.simulation.ranks import Rank, RoundId, World
+from tests.simulation.ranks import Rank, RoundId, Training, World
 from tests.simulation.shards import ShardHistory
 from tests.simulation.timeline import Timeline
 from tests.simulation.torchrun import RUN, Torchrun
@@ -73,9 +73,9 @@ class Pod:
     which torchrun of its command it is the turn, in this ``container``; ``took_part``: whether one
     of that container has come to a rendezvous. ``topology``: where its machine stands.
     ``cut_off``: its node has no way to the store, whichever sidecar runs. ``began_s``: when the
-    sidecar started. ``outcome``: of its drain, as ``muster-run`` was told. ``failures``: how often
-    its workers or its torchrun have ended by themselves, and no failure of it is on record beyond
-    that. ``worlds``: how many it has been in.
+    sidecar started. ``outcome``: of its drain, as ``muster-run`` was told after ``phases``.
+    ``failures``: how often its workers or its torchrun have ended by themselves, and no failure of
+    it is on record beyond that. ``worlds``: how many it has been in.
     """
 
     def __init__(
@@ -101,6 +101,8 @@ class Pod:
         self.cut_off = False
         self.began_s = 0.0
         self.outcome = ""
+        self.phases = [""]
+        self.training = Training()
         self._job = job
         self._lives = 0
         self.run_dir.on_hosts = lambda content: job.invariants.delivered(self, content)
@@ -299,7 +301,7 @@ class Pod:
 
     async def _last_phase(self, held: OutgoingNotice, source: Source) -> Phase:
         loop = self._job.loop
-        phases = [""]
+        phases = self.phases = [""]
         while (left_s := held.until_s(phases[-1]) - loop.time()) > INSTANT_S:
             sidecar = self.sidecar
             if sidecar is None:

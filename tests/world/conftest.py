@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 
 import pytest
 
 from tests.simulation.simulation import alone
 from tests.support.clocks.virtual import ScriptedLoop
-from tests.support.world import World
+from tests.world.world import World
 
-SEEDS = range(3)
+SEEDS = range(int(os.environ.get("MUSTER_TEST_WORLDS", "2")))
 """Each scenario is told in so many orders of turns."""
 
 

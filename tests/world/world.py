@@ -18,13 +18,17 @@ pods, the same network, the same invariants after every revision and every turn.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from typing import Any
 
+from agent.drain.notice import Notice, Source
+from launcher_shim.rundir import layout
+from rdzv.drain.gate import Gate
 from rdzv.drain.transactions import cancel
+from rdzv.errors import StoreUnavailable
 from rdzv.records.commit import Commit, LastCommit
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
@@ -32,6 +36,7 @@ from rdzv.snapshot import Snapshot
 from rdzv.store import Operation
 from rdzv.store.memory.client import transact
 from tests.simulation.invariants import Invariants
+from tests.simulation.network import Backup
 from tests.simulation.nodes import KEYS, JobShape
 from tests.simulation.plot import Launchers, Plot
 from tests.simulation.pods import Pod, SimulatedJob
@@ -45,7 +50,7 @@ LONGEST_S = 600.0
 """Ends a wait for what never comes, in virtual time."""
 
 HERE = KEYS.in_generation(1)
-ENDS_S = 20.0
+ENDS_S = 5.0
 """How long a scenario goes on after its last line, for the invariants."""
 
 
@@ -61,6 +66,13 @@ class ScriptedPod(Pod):
     def drained(self, left_s: float) -> None:
         """Give notice by hand, as ``muster drain`` in the pod does."""
         self.terminate(left_s, "control")
+
+    def notify(self, source: Source, left_s: float | None = None, reason: str = "test") -> None:
+        """Give notice to the sidecar alone, and go away; nothing ends the pod."""
+        sidecar = self.sidecar
+        assert sidecar is not None
+        notice = Notice(source, reason, left_s)
+        self._job.loop.call_soon(sidecar.own.notify, notice, context=sidecar.process.context)
 
     def restart(self) -> None:
         """Let the sidecar crash, and start another one at once."""
@@ -88,6 +100,39 @@ class ScriptedPod(Pod):
         process.frozen = True
         self._job.timeline.add(self.name, "its sidecar freezes")
         return lambda: self._job.loop.thaw(process)
+
+    def refuse_writes(self, prefix: str = "") -> None:
+        """Let the store take no write of it under ``prefix``; all is read as before."""
+
+        def refuse(operations: Sequence[Operation]) -> None:
+            if any(operation.key.startswith(prefix) for operation in operations):
+                raise StoreUnavailable("etcdserver: mvcc: database space exceeded")
+
+        assert self.link is not None
+        self.link.on_txn = refuse
+
+    def take_writes(self) -> None:
+        """Let the store take all its writes again."""
+        assert self.link is not None
+        self.link.on_txn = lambda operations: None
+
+    def crash_at_write(self, prefix: str) -> None:
+        """Let the sidecar crash as it is about to write under ``prefix``, and start anew."""
+
+        def crash(operations: Sequence[Operation]) -> None:
+            if any(operation.key.startswith(prefix) for operation in operations):
+                self.crash()
+                self._job.loop.call_later(1.0, self.start, context=self._job.director.context)
+                raise StoreUnavailable("crashed")
+
+        assert self.link is not None
+        self.link.on_txn = crash
+
+    @property
+    def gate(self) -> str:
+        """The phase of the gate that its ranks read."""
+        shown = self.run_dir.gate()
+        return "" if shown is None else Gate.from_json(layout.GATE, shown).phase
 
     @property
     def drain(self) -> Drain | None:
@@ -153,6 +198,24 @@ class Job(SimulatedJob):
         self.timeline.add("script", "the store is back for all")
         self.mend_all()
 
+    def lose_store(self, backup: Backup) -> None:
+        """Let the store be what it was at the time of ``backup``."""
+        self.timeline.add("script", f"the store is restored to revision {backup.revision}")
+        self.cut_all(refuses=True)
+        self.engine.restore(backup)
+        self.invariants.restored()
+        self.mend_all()
+
+    def refuse_writes(self) -> None:
+        """Let the store take no writes of the pods; all is read as before."""
+        for pod in self.pods.values():
+            pod.refuse_writes()
+
+    def take_writes(self) -> None:
+        """Let the store take all writes again."""
+        for pod in self.pods.values():
+            pod.take_writes()
+
     def put(self, *operations: Operation) -> None:
         """Write something, as whoever else might."""
         assert transact(self.engine, (), operations).succeeded
@@ -202,6 +265,16 @@ class Job(SimulatedJob):
         if self.ranks is not world:
             await self.trains(steps)
 
+    async def stands(self) -> None:
+        """Wait until no rank makes a step any more."""
+        made = -1
+        while made != (made := self.made):  # noqa: ASYNC110
+            await asyncio.sleep(2.0)
+
+    async def ends(self, *names: str) -> None:
+        """Wait until these pods are gone."""
+        await self.until(lambda: all(self[name].gone for name in names))
+
     async def settles(self) -> None:
         """Wait until everything has come right, and a world trains on."""
         await self.story.settle()
@@ -217,6 +290,11 @@ class Job(SimulatedJob):
     def commit(self) -> Commit:
         """The commit, as the store has it."""
         return self.snapshot.commit or Commit()
+
+    @property
+    def done(self) -> list[int]:
+        """The steps that a drain or a join has had all ranks save, in order."""
+        return [at.step for at in self.commits if at.phase == "done" and at.step is not None]
 
     @property
     def last_commit(self) -> LastCommit | None:
@@ -244,6 +322,11 @@ class Job(SimulatedJob):
     def step(self) -> int:
         """The last step that all ranks of the newest world have made."""
         return _whole(self.ranks) if self.ranks is not None else 0
+
+    @property
+    def made(self) -> int:
+        """The steps that ranks of all worlds have made."""
+        return sum(sum(world.trained.values()) for world in self.worlds.values())
 
     @property
     def lost(self) -> int:
@@ -296,17 +379,27 @@ class World:
         *,
         least: int = 1,
         most: int = 8,
+        patience_s: float = 0.0,
         launchers: Mapping[str, Launchers] | None = None,
         plot: Mapping[str, Any] | None = None,
         **shape: Any,
     ) -> Job:
-        """Start a pod for each name. ``shape``: see ``JobShape``; ``plot``: see ``Plot``."""
+        """Start a pod for each name, and their launchers once all are members.
+
+        ``patience_s``: for so long the script lets ranks stand still on purpose. ``shape``: see
+        ``JobShape``; ``plot``: see ``Plot``.
+        """
         kind = replace(Plot("scripted", {}, (len(names),)), **plot or {})
         job = Job(self._loop, JobShape(least, most, **shape), Random(self._seed), kind)
         self._job = job
+        job.invariants.liveness.patience_s = patience_s
         job.launchers.update(launchers or {})
         for name in names:
-            job.add(name)
+            super(Job, job).add(name)
+        await job.until(lambda: len(job.snapshot.members) == len(names))
+        if kind.trains:
+            for pod in job.present():
+                pod.start_container()
         return job
 
     @property
