@@ -34,6 +34,70 @@ async def test_i1_two_leave_while_one_joins(world: World) -> None:
     assert job.world == "cd"
 
 
+async def test_two_leaves_at_once_are_one_save_and_one_new_round(world: World) -> None:
+    job = await world.job("abcd")
+    await job.trains()
+    job["a"].sigterm(grace_s=120)
+    job["c"].sigterm(grace_s=120)
+    await job.ends("a", "c")
+    await job.settles()
+    assert (job.formed, job.lost, len(set(job.done))) == (["abcd", "bd"], 0, 1)
+
+
+async def test_a_leave_and_a_replacement_are_one_new_round(world: World) -> None:
+    job = await world.job("abc", least=3)
+    await job.trains()
+    job["b"].sigterm(grace_s=600)
+    job.when(lambda: job.commit.phase == "hold", lambda: job.add("d"))
+    await job.ends("b")
+    await job.settles()
+    assert (job.formed, job.lost) == (["abc", "acd"], 0)
+
+
+async def test_a_second_leave_while_the_others_form_again_keeps_nobody_waiting(
+    world: World,
+) -> None:
+    job = await world.job("abcd")
+    await job.trains()
+    job["a"].sigterm(grace_s=120)
+    job.when(lambda: not job.world, lambda: job["b"].sigterm(grace_s=120))
+    await job.ends("a", "b")
+    await job.settles()
+    assert (job.world, job.lost) == ("cd", 0)
+
+
+async def test_a_loss_during_a_drain_forms_a_world_without_the_leaver(world: World) -> None:
+    job = await world.job("abcd")
+    await job.trains()
+    job["b"].training.save_s = (20.0, 20.0)
+    job["b"].sigterm(grace_s=120)
+    await job.phase("commit")
+    job["a"].end_container()
+    await job.until(lambda: job.world == "cd")
+    await job.ends("b")
+    assert job.formed == ["abcd", "cd"]
+
+
+@pytest.mark.parametrize("how", ["rejoin", "fail"])
+async def test_a_leaver_that_asks_or_closes_the_run_is_parked_and_closes_nothing(
+    world: World, how: str
+) -> None:
+    """As torch 2.3 to 2.7 closes at SIGTERM, and any torch whose workers failed for good."""
+    job = await world.job("abc")
+    await job.trains()
+    job["b"].training.save_s = (20.0, 20.0)
+    job["b"].drained(120)
+    await job.phase("commit")
+    job["b"].order(how)
+    await job.until(lambda: job.world == "ac")
+    await job.passes(20)
+    assert job.formed == ["abc", "ac"]
+    assert not job.invariants.rounds.round.closed
+    if how == "rejoin" and not job["b"].outcome:
+        job.cancel("b")
+        await job.until(lambda: job.world == "abc")
+
+
 async def test_all_save_one_step_and_the_pod_goes(world: World) -> None:
     job = await world.job("abc")
     await job.trains()
@@ -156,7 +220,7 @@ async def test_cancelled_before_it_is_granted_training_goes_on(world: World) -> 
     await job.until(lambda: not job["b"].terminating)
     assert job["b"].run_dir.content("drain.json") is None
     await job.trains()
-    assert job.world == "ab"
+    assert job.formed == ["ab"]
     job["b"].sigterm(grace_s=120)
     await job.ends("b")
     assert job["b"].outcome == "committed"

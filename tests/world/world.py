@@ -32,8 +32,9 @@ from rdzv.errors import StoreUnavailable
 from rdzv.records.commit import Commit, LastCommit
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
+from rdzv.records.sizes import Sizes
 from rdzv.snapshot import Snapshot
-from rdzv.store import Operation
+from rdzv.store import Operation, Put
 from rdzv.store.memory.client import transact
 from tests.simulation.invariants import Invariants
 from tests.simulation.network import Backup
@@ -92,6 +93,36 @@ class ScriptedPod(Pod):
         self.cut_off = False
         if self.link is not None:
             self.link.mend()
+
+    def lose(self) -> None:
+        """Lose its machine, silently, with all that is on it."""
+        assert self._job.machines is not None
+        self._job.machines.part(self, self._job.present())
+        self.die()
+
+    def part(self, others: str, *, silent: bool = True) -> None:
+        """Let its machine not reach those of others; not ``silent``: lines break, and are back."""
+        machines, pods = self._job.machines, [self._job[name] for name in others]
+        assert machines is not None
+        machines.part(self, pods)
+        if not silent:
+            machines.join(self, pods)
+
+    def meet(self, others: str) -> None:
+        """Let its machine reach those of others again."""
+        assert self._job.machines is not None
+        self._job.machines.join(self, [self._job[name] for name in others])
+
+    def end_torchrun(self, after_s: float = 1.0) -> None:
+        """Kill the training container; a kubelet starts it again."""
+        self.end_container()
+        self._after(after_s, self.start_container)
+
+    def order(self, what: str) -> None:
+        """Let its workers fail: ``rejoin`` with restarts left, ``fail`` without."""
+        assert self.torchrun is not None
+        self._job.invariants.rounds.may_close |= what == "fail"
+        self.torchrun.order(what)
 
     def freeze(self) -> Callable[[], None]:
         """Stop the sidecar; return what lets it go on."""
@@ -220,6 +251,18 @@ class Job(SimulatedJob):
         """Write something, as whoever else might."""
         assert transact(self.engine, (), operations).succeeded
 
+    def set(self, **changes: Any) -> None:
+        """Change what the job is to be, as ``muster scale`` and ``muster pause`` do."""
+        stored = self.snapshot.job
+        assert stored is not None
+        changed = replace(stored, **changes)
+        self.go_by(replace(self.shape, least=changed.min_workers, most=changed.max_workers))
+        sizes = (changed.allowed_sizes, changed.unit)
+        self.sizes = Sizes(changed.min_workers, changed.max_workers, *sizes)
+        self.former_sizes.append(self.sizes)
+        self.paused = changed.paused
+        self.put(Put(KEYS.job, changed.to_json()))
+
     def cancel(self, name: str) -> None:
         """Do as ``muster drain --cancel`` does."""
         planned = cancel(KEYS, self.snapshot, self[name].pod_uid)
@@ -311,6 +354,13 @@ class Job(SimulatedJob):
         """The names of those who are in the newest complete round, in the order of the alphabet."""
         current = self.invariants.rounds.round
         return "".join(sorted(seat.member for seat in current.frozen)) if current.complete else ""
+
+    @property
+    def formed(self) -> list[str]:
+        """The names of those who were in each round, the oldest first."""
+        frozen = self.invariants.rounds.frozen
+        ours = sorted(number for run, number in frozen if run == RUN)
+        return ["".join(sorted(s.member for s in frozen[RUN, number])) for number in ours]
 
     @property
     def ranks(self) -> RankWorld | None:
