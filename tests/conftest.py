@@ -78,7 +78,7 @@ TOGETHER = (
 two, which take about as long, and those whose etcd members would suffer from each other's in the
 fourth."""
 
-COMPUTES = re.compile(r"tests/(chaos/test_drain_|simulation/|unit/)")
+COMPUTES = re.compile(r"tests/(chaos/test_drain_|simulation/|unit/|world/)")
 """Tests that wait for nothing, and whose time is virtual where they have any."""
 
 

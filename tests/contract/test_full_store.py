@@ -83,18 +83,6 @@ async def test_i5_a_restarted_sidecar_renews_its_former_lease_until_a_full_store
             assert list(engine.leases) == [member.lease_id]
 
 
-async def test_without_its_run_directory_it_renews_the_lease_of_its_own_record_all_the_same() -> (
-    None
-):
-    engine = MemoryEngine(now)
-    await first_life(engine)
-    before = record_of(engine)
-    engine.full = True
-    async with client(engine) as one, running(registrar(one, W_0, seed=1)):
-        await asyncio.sleep(5 * TTL_S)
-        assert record_of(engine) == before
-
-
 async def test_i6_a_pod_that_takes_a_name_over_renews_no_lease_of_the_one_before() -> None:
     engine = MemoryEngine(now)
     await first_life(engine)

@@ -192,15 +192,6 @@ async def test_a_host_that_the_store_has_no_word_of_goes() -> None:
         await scene.until(lambda: scene.hosts() == ["a", "c"])
 
 
-async def test_i2_one_that_drained_and_was_lost_behind_a_cut_goes_at_once() -> None:
-    async with delivering(A, B) as scene:
-        scene.drain_and_lose(B)
-        await scene.until(lambda: "b" not in scene.listed())
-        # Time stands still here, so that nobody has been missed for long enough.
-        scene.put(C)
-        await scene.until(lambda: scene.hosts() == ["a", "c"])
-
-
 async def test_the_history_is_read_once_however_many_have_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -235,18 +226,6 @@ async def a_spare_takes_over(scene: Scene) -> None:
     await scene.until(lambda: scene.hosts() == ["b", "c"])
 
 
-async def test_an_older_member_that_comes_back_takes_no_line_from_one_that_has_it() -> None:
-    async with delivering(OLDEST, YOUNGER) as scene:
-        await a_spare_takes_over(scene)
-        # What horovodrun has begun with stays, and it waits for nobody to be started.
-        back = replace(OLDEST, incarnation=9, since=1)
-        scene.put(back)
-        await scene.until(lambda: [m.name for m in scene.delivery.listing.standby] == ["a"])
-        assert scene.hosts() == ["b", "c"]
-        scene.leave(YOUNGER)
-        await scene.until(lambda: scene.hosts() == ["a", "c"])
-
-
 async def test_i4_a_host_that_is_back_at_once_keeps_its_line_from_an_older_one_that_filled_in() -> (
     None
 ):
@@ -258,15 +237,6 @@ async def test_i4_a_host_that_is_back_at_once_keeps_its_line_from_an_older_one_t
         await scene.until(lambda: scene.hosts() == ["a", "b", "c"])
         scene.put(replace(SPARE, incarnation=10, since=3))
         await scene.until(lambda: len(scene.hosts()) == 2)
-        assert scene.hosts() == ["b", "c"]
-
-
-async def test_a_sidecar_that_starts_again_leaves_the_lines_to_those_that_have_them() -> None:
-    async with delivering(OLDEST, YOUNGER) as scene:
-        await a_spare_takes_over(scene)
-    back = replace(OLDEST, incarnation=9, since=1)
-    async with delivering(back, YOUNGER, SPARE, run_dir=scene.run_dir) as scene:
-        await scene.until(lambda: [m.name for m in scene.delivery.listing.standby] == ["a"])
         assert scene.hosts() == ["b", "c"]
 
 
@@ -339,12 +309,6 @@ async def test_i2_who_drains_is_off_the_list_of_a_sidecar_that_cannot_register()
         registered.set()
         await scene.until(scene.delivery.delivered.is_set)
         assert scene.hosts() == ["a", "d"]
-
-
-async def test_i4_a_sidecar_that_cannot_register_leaves_one_host_whoever_leaves() -> None:
-    async with unregistered() as (scene, _):
-        scene.leave(A, B, C)
-        await scene.until(lambda: scene.hosts() == ["a"])
 
 
 async def test_a_leave_from_before_a_pod_registered_is_none_of_that_registration() -> None:

@@ -32,56 +32,6 @@ def last_step(one: Job) -> int:
     return -1 if last is None else last.step
 
 
-async def test_what_all_have_saved_is_where_the_next_world_begins() -> None:
-    async with job("abc", trains="abc", loop=EVERY_20) as one:
-        await one.until(lambda: last_step(one) >= 40)
-        last = one.snapshot.last_commit
-        assert last is not None
-        assert (last.periodic, last.round, last.epoch, last.job_uid) == (True, 0, 0, "uid-digits")
-        for pod in one.pods.values():
-            await pod.end_ranks()
-        await asyncio.sleep(4 * LOOK_S)
-        newest = last_step(one)
-        await one.form("abc", EVERY_20)
-        await one.training()
-        assert {pod.steps("begin")[0] for pod in one.pods.values()} == {newest}
-        await one.until(lambda: last_step(one) > newest)
-
-
-async def test_a_save_that_one_rank_does_not_make_is_told_and_never_counts() -> None:
-    async with job("abc", trains="abc", loop=EVERY_20, b=Loop(ranks=2), c=Loop()) as one:
-        await one.until(lambda: "a" in reports(one) and reports(one)["a"].steps != ())
-        await asyncio.sleep(10 * LOOK_S)
-        assert last_step(one) == -1
-        assert reports(one).keys() == {"a"}
-
-
-async def test_whoever_is_first_has_vanished_and_another_puts_it_on_record() -> None:
-    def saved(one: Job) -> list[tuple[int, ...]]:
-        return [told.steps for told in reports(one).values()]
-
-    async with job("abc", trains="abc", loop=Loop(saves_every=500)) as one:
-        await one.until(lambda: saved(one) == [(500,)] * 3)
-        assert last_step(one) == -1
-        await one.pods["a"].kill()
-        await one.until(lambda: last_step(one) == 500)
-
-
-async def test_a_commit_goes_first_and_periodic_saves_go_on_after_it() -> None:
-    async with job("abc", trains="abc", loop=EVERY_20) as one:
-        await one.until(lambda: last_step(one) > -1)
-        client = one.pods["b"].notice("sigterm", 120)
-        assert await client.release() == "committed"
-        last = one.snapshot.last_commit
-        assert last is not None
-        assert (last.periodic, last.epoch) == (False, 1)
-        await one.form("ac", EVERY_20)
-        await one.until(lambda: last_step(one) > last.step)
-        after = one.snapshot.last_commit
-        assert after is not None
-        assert (after.periodic, after.epoch, after.round) == (True, 1, 1)
-
-
 async def test_a_job_that_saves_each_step_tells_of_it_at_a_pace() -> None:
     writes: list[str] = []
 

@@ -162,14 +162,3 @@ async def test_progress_that_the_living_one_makes_clears_what_is_held_against_it
         await asyncio.sleep(1)
         one.told = [StepLine((1, 0), 1, 300)]
         await one.counts(0)
-
-
-async def test_of_two_who_die_at_once_one_is_the_first_and_the_other_does_not_count() -> None:
-    async with pod() as one, pod("b", one.store.engine) as two:
-        world = here("ab", one.store.engine.revision)
-        for each in (one, two):
-            each.follow.set()
-            each.keeping.died(replace(STAY, world=world))
-        await asyncio.sleep(20)
-        records = await one.store.range(HERE.quarantines, prefix=True)
-        assert len(records.kvs) == 1

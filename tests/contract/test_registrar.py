@@ -4,21 +4,18 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 from rdzv.errors import Fenced
-from rdzv.job import JobClient
-from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Held, Identity
 from rdzv.records.drain import Drain, Outcome
 from rdzv.records.history import HISTORY_LENGTH, HistoryEntry
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
-from tests.support.sidecars.jobs import KEYS, LosesOne, NoRoom, Unreliable, client, identity
+from tests.support.sidecars.jobs import KEYS, LosesOne, NoRoom, client, identity
 from tests.support.sidecars.processes import until as until_holds
 from tests.support.sidecars.registrars import (
     LONG_TTL_S,
@@ -32,46 +29,6 @@ from tests.support.sidecars.registrars import (
 from tests.support.store.cut import Cut
 
 pytestmark = pytest.mark.virtual
-
-
-async def test_ten_register_at_once_under_one_job() -> None:
-    async with client(MemoryEngine(now)) as one:
-        members = [registrar(one, identity(f"w-{n}")) for n in range(10)]
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(member.run()) for member in members]
-            await registered(*members)
-            await until(one, lambda s: len(s.members) == 10)
-            assert {member.generation for member in members} == {1}
-            for task in running:
-                task.cancel()
-
-
-async def test_who_stays_registered_renews_and_who_dies_lapses() -> None:
-    engine = MemoryEngine(now)
-    async with client(engine) as one, client(engine) as two:
-        alive, dead = registrar(one, identity("alive")), registrar(two, identity("dead"))
-        async with running(alive):
-            async with running(dead):
-                await registered(alive, dead)
-            died_s = now()
-            await until(one, lambda s: "dead" not in s.members)
-            assert now() - died_s <= TTL_S
-            assert "alive" in one.membership.snapshot().members
-
-
-async def test_i6_the_old_pod_of_a_name_is_fenced_and_changes_nothing_more() -> None:
-    engine = MemoryEngine(now)
-    async with client(engine) as one, client(engine) as two:
-        old, new = registrar(one, identity("w-0", "old")), registrar(two, identity("w-0", "new"))
-        async with running(old) as old_task:
-            await registered(old)
-            async with running(new):
-                await registered(new)
-                with pytest.raises(Fenced, match="pod new"):
-                    await old_task
-                await old.leave(timeout_s=1)
-                record = (await two.store.range(KEYS.in_generation(1).member("w-0"))).kvs[0]
-                assert b'"new"' in record.value
 
 
 class DrainedJustThen(Faults):
@@ -114,25 +71,6 @@ def of_job(name: str, job_uid: str) -> Identity:
     return replace(identity(name), job_uid=job_uid)
 
 
-async def test_a_late_pod_of_a_deleted_job_does_not_take_the_new_one_over() -> None:
-    async with client(MemoryEngine(now)) as one:
-        async with member_of(one, of_job("old-0", "deleted"), lease_ttl_s=LONG_TTL_S) as first:
-            pass
-        await first.leave(timeout_s=5)
-        new = [
-            registrar(one, of_job(f"new-{n}", "created again"), lease_ttl_s=LONG_TTL_S)
-            for n in range(2)
-        ]
-        async with running(new[0]) as one_task, running(new[1]) as other_task:
-            await registered(*new)
-            late = registrar(one, of_job("old-1", "deleted"), lease_ttl_s=LONG_TTL_S)
-            with pytest.raises(Fenced, match="created again with UID created again"):
-                await late.run()
-            assert [member.generation for member in new] == [2, 2]
-            assert not one_task.done()
-            assert not other_task.done()
-
-
 @pytest.mark.parametrize("job_uid", ["", "of a Job"])
 async def test_a_pod_of_another_kind_waits_until_the_job_of_that_name_has_ended(
     job_uid: str,
@@ -153,32 +91,6 @@ async def test_a_pod_of_another_kind_waits_until_the_job_of_that_name_has_ended(
         async with running(second):
             await registered(second)
             assert second.generation == 2
-
-
-async def test_a_job_that_a_late_pod_took_over_comes_back_to_its_pods() -> None:
-    async def live(member: Registrar) -> None:
-        while True:
-            with suppress(Fenced):
-                await member.run()
-            await member.let_in_again()
-
-    async with client(MemoryEngine(now)) as one, asyncio.TaskGroup() as tasks:
-        mine = [registrar(one, of_job(f"w-{n}", "mine"), lease_ttl_s=1.0) for n in range(2)]
-        lives = [tasks.create_task(live(member)) for member in mine]
-        await registered(*mine)
-        late = registrar(one, of_job("late", "never heard of"), lease_ttl_s=1.0)
-        async with running(late):
-            await until(one, lambda s: s.job is not None and s.job.uid == "never heard of")
-            await registered(late)
-            assert late.generation is not None
-            # What its launcher calls a round is none: no world has formed in this life.
-            value = KEYS.in_generation(late.generation).run("digits").value(b"round")
-            await one.store.txn([], [Put(value, b"1")])
-        await late.leave(timeout_s=5)
-        await until(one, lambda s: s.job is not None and s.job.uid == "mine", 30)
-        await until(one, lambda s: set(s.members) == {"w-0", "w-1"}, 60)
-        for life in lives:
-            life.cancel()
 
 
 async def test_who_was_fenced_comes_back_when_the_job_is_its_own_again() -> None:
@@ -202,47 +114,6 @@ async def test_who_was_fenced_comes_back_when_the_job_is_its_own_again() -> None
         async with running(member):
             await registered(member)
             assert member.generation == 3
-
-
-def set_by(one: JobClient) -> list[tuple[str, str]]:
-    """Who has changed the values of the job, and to what, by its history."""
-    entries = [HistoryEntry.from_kv(kv) for kv in one.mirror.under(KEYS.history)]
-    return [(entry.member, entry.why) for entry in entries if entry.what == "set"]
-
-
-async def test_a_roll_out_changes_the_bounds_of_the_job_and_refuses_nobody() -> None:
-    async with client(MemoryEngine(now)) as one, member_of(one):
-        new = registrar(one, replace(identity("w-1"), max_workers=9))
-        late = registrar(one, identity("w-2"))
-        async with running(new), running(late):
-            await registered(new)
-            await registered(late)
-            snapshot = one.membership.snapshot()
-            assert snapshot.job is not None
-            assert (snapshot.job.min_workers, snapshot.job.max_workers) == (1, 9)
-            assert len(one.membership.listing().listed) == 3
-            assert set_by(one) == [("w-1", "its template is the newest: max is 9 (before: 4)")]
-            await new.leave(timeout_s=5)
-        async with member_of(one, identity("w-3")):
-            assert [who for who, _ in set_by(one)] == ["w-1", "w-3"]  # the roll-out was taken back
-
-
-async def test_the_last_one_to_leave_notes_it_and_the_next_life_begins_at_once() -> None:
-    async with client(MemoryEngine(now)) as one:
-        # Who has stopped renewing leaves; its lease does not leave first.
-        members = [registrar(one, identity(f"w-{n}"), lease_ttl_s=LONG_TTL_S) for n in range(3)]
-        tasks = [asyncio.create_task(member.run()) for member in members]
-        await registered(*members)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(member.leave(timeout_s=5) for member in members))
-        await until(one, lambda s: not s.members)
-        job = one.membership.snapshot().job
-        assert job is not None
-        assert job.vacated
-        async with member_of(one, identity("w-0", "a new pod")) as again:
-            assert again.generation == 2
 
 
 async def test_a_store_that_was_emptied_is_seeded_again_with_the_held_generation() -> None:
@@ -307,18 +178,6 @@ async def test_a_goodbye_that_may_be_lost_is_said_again(what: str) -> None:
         assert job is not None
         assert job.vacated
         assert list(engine.leases) == []
-
-
-@pytest.mark.parametrize("seed", range(6))
-async def test_registering_survives_lost_requests_and_lost_answers(seed: int) -> None:
-    async with (
-        client(MemoryEngine(now), Unreliable(seed, 0.4)) as one,
-        member_of(one, seed=seed) as member,
-    ):
-        snapshot = one.membership.snapshot()
-        assert member.held is not None
-        assert snapshot.members["w-0"].incarnation == member.held.incarnation
-        assert snapshot.incarnations["w-0"].number == member.held.incarnation
 
 
 async def test_history_is_bounded() -> None:

@@ -35,25 +35,6 @@ async def come_back(one: Job, name: str, kept: Node) -> None:
     wire.agent = connect(after.rendezvous, wire.agent.claim.nonce, kept)
 
 
-async def test_a_node_that_the_store_has_lost_is_put_back_before_it_is_missed() -> None:
-    async with job(replace(QUICK, confirm_s=10.0, return_s=10.0), ttl_s=1.0, world="abc") as one:
-        await come_back(one, "b", await lost(one, "b"))
-        await one.until(lambda: "b" in one.sidecars["a"].rendezvous.snapshot().nodes)
-        await one.passed(2)
-        assert [t.restarts for t in one.everyone] == [0, 0, 0]
-        await one.node("d")
-        await one.world("abcd")
-
-
-async def test_a_torchrun_whose_world_went_on_without_it_asks_again() -> None:
-    async with job(QUICK, ttl_s=1.0, world="abc") as one:
-        kept = await lost(one, "b")
-        await one.world("ac")
-        await come_back(one, "b", kept)
-        await one.world("abc")
-        assert one.torchruns["b"].failure is None
-
-
 async def test_one_that_was_given_fillers_leaves_its_world_though_all_of_it_are_back() -> None:
     async with job(replace(QUICK, return_s=0.5), ttl_s=1.0) as one:
         for name in "ab":

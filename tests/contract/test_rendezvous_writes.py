@@ -27,7 +27,7 @@ from rdzv.reconcile import Kernel
 from rdzv.store import GuardedWrites, KeyValue, Put, WatchEvent
 from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
-from tests.support.sidecars.jobs import LosesOne, SlowAnswers, Unreliable
+from tests.support.sidecars.jobs import LosesOne, SlowAnswers
 from tests.support.sidecars.runs import (
     GENERATION,
     POLICY,
@@ -40,7 +40,6 @@ from tests.support.sidecars.runs import (
     until,
     world,
 )
-from tests.support.store.cut import Cut
 
 pytestmark = pytest.mark.virtual
 
@@ -54,21 +53,6 @@ async def test_a_join_is_one_write_of_the_joiners_own_key() -> None:
         assert not answer.complete
         assert a.node is not None
         assert a.node.state == "asking"
-
-
-@pytest.mark.parametrize("seed", range(4))
-async def test_worlds_form_over_a_store_that_loses_requests_and_answers(seed: int) -> None:
-    engine = MemoryEngine(now)
-    async with (
-        pod(engine, "a", Unreliable(seed, 0.3)) as a,
-        pod(engine, "b", Unreliable(seed + 100, 0.3)) as b,
-    ):
-        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
-        await asyncio.gather(*(client.join() for client in clients))
-        await until(lambda: all(map(complete, clients)), 20)
-        assert {client.state.participants[client.me] for client in clients} == {0, 1}
-        await clients[0].leave()
-        await until(lambda: bool(clients[1].get().wait_list))
 
 
 async def test_a_world_is_shown_at_once_where_the_watch_is_ahead_of_the_answer() -> None:
@@ -106,37 +90,6 @@ async def test_a_watch_that_lags_makes_no_storm_of_lost_races() -> None:
         assert max(lag.sent for lag in lags) <= 5
 
 
-async def test_i6_a_stale_incarnation_changes_nothing() -> None:
-    engine = MemoryEngine(now)
-    cut = Cut()
-    async with pod(engine, "a", cut, lease=1) as old:
-        client = Client(connect(old.rendezvous))
-        await client.join()
-        cut.cut()
-        client.agent.closed()
-        # Meanwhile another pod has taken the name over, and its torchrun asks.
-        async with pod(engine, "a", lease=2) as new:
-            await Client(connect(new.rendezvous)).join()
-            record = (await new.store.range(RUN.node("a"))).kvs
-            cut.mend()
-            await old.mirror.reached(record[0].mod_revision)
-            over = now() + 1.5
-            await until(lambda: now() > over or engine.revision > record[0].mod_revision)
-            assert (await new.store.range(RUN.node("a"))).kvs == record
-
-
-async def test_a_tombstone_that_could_not_be_written_is_written_later() -> None:
-    engine, cut = MemoryEngine(now), Cut()
-    async with world(engine, cut, None) as ((a, *_), clients):
-        cut.cut()
-        clients[0].agent.closed()
-        assert not clients[1].get().wait_list
-        cut.mend()
-        await until(lambda: bool(clients[1].get().wait_list))
-        assert a.node is not None
-        assert (a.node.state, a.node.left_reason) == ("left", "closed")
-
-
 async def test_a_key_that_lapsed_is_put_back_on_the_new_lease() -> None:
     engine = MemoryEngine(now)
     async with world(engine, None, None) as ((a, *_), clients):
@@ -155,20 +108,6 @@ async def test_a_key_that_lapsed_is_put_back_on_the_new_lease() -> None:
         assert (await direct.range(RUN.node("a"))).kvs[0].lease == 1000
 
 
-async def test_reads_are_answered_while_the_store_is_away_and_writes_wait() -> None:
-    engine, cut = MemoryEngine(now), Cut()
-    async with world(engine, cut, None) as ((a, *_), clients):
-        cut.cut()
-        assert complete(clients[0])
-        leaving = asyncio.create_task(clients[0].leave())
-        done, _ = await asyncio.wait([leaving], timeout=0.5)
-        assert not done
-        cut.mend()
-        await leaving
-        assert a.node is not None
-        assert a.node.state == "left"
-
-
 async def test_keys_of_a_round_are_filled_only_once_it_cannot_be() -> None:
     key = b"/torch.rendezvous.digits.0/MASTER_ADDR"
     async with world(MemoryEngine(now), None, None) as (_, clients):
@@ -179,18 +118,6 @@ async def test_keys_of_a_round_are_filled_only_once_it_cannot_be() -> None:
         assert agent.filler(key.replace(b".0/", b".7/")) is None
         assert agent.filler(b"/torch.rendezvous.digits.0/torchelastic/agent/last") is None
         assert agent.filler(b"/some/key") is None
-
-
-async def test_no_key_is_filled_once_an_agent_stands_in_the_exit_barrier() -> None:
-    async with world(MemoryEngine(now), None, None) as ((a, *_), clients):
-        await clients[0].agent.exit_barrier()
-        assert a.rendezvous.round.finishing
-        clients[1].agent.closed()
-        await until(lambda: "1 of 2" in a.rendezvous.reason)
-        assert clients[0].agent.filler(b"/torch.rendezvous.digits.0/MASTER_ADDR") is None
-        assert not clients[0].get().wait_list
-        await clients[0].close()
-        assert a.rendezvous.round.closed == "success"
 
 
 async def test_the_exit_barrier_survives_an_answer_that_is_lost() -> None:
@@ -277,19 +204,6 @@ async def test_i8_what_is_no_state_changes_nothing(blob: bytes) -> None:
         await client.join()
         assert await agent.compare_set(blob, client.blob) == client.blob
         assert engine.revision == revision + 1
-
-
-async def test_i8_corrupt_records_stop_nobody() -> None:
-    engine = MemoryEngine(now)
-    async with world(engine, None, None) as ((a, *_), clients):
-        direct = MemoryStore(engine)
-        junk = await direct.txn([], [Put(RUN.round, b"\xff junk"), Put(RUN.node("c"), b"{}")])
-        # Who saw the round puts it back.
-        await until(lambda: a.rendezvous.round.mod_revision > junk.revision)
-        kv = (await direct.range(RUN.round)).kvs[0]
-        assert Round.from_kv(kv).complete
-        assert all(map(complete, clients))
-        assert not clients[0].state.wait_list
 
 
 async def test_one_that_ends_before_it_has_begun_hears_of_the_store_no_more() -> None:

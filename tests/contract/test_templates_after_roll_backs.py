@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +14,11 @@ from agent.parts import MemberParts, member_parts
 from agent.surroundings import MemberSettings
 from rdzv.job import JobClient
 from rdzv.members.registration import Identity
-from rdzv.records.history import HistoryEntry
 from rdzv.store import Compare, Operation, Put, TxnResult
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, client, identity, surroundings
-from tests.support.sidecars.registrars import LONG_TTL_S, TTL_S, registered, until
+from tests.support.sidecars.registrars import TTL_S, registered, until
 from tests.support.tasks import beside
 
 pytestmark = pytest.mark.virtual
@@ -44,53 +42,6 @@ def most(one: JobClient) -> int:
     job = one.membership.snapshot().job
     assert job is not None
     return job.max_workers
-
-
-async def test_the_former_template_is_back_when_the_last_newer_pod_has_gone() -> None:
-    async with (
-        client(MemoryEngine(now)) as one,
-        pod(one, identity("a")),
-        AsyncExitStack() as roll_back,
-        AsyncExitStack() as roll_out,
-    ):
-        await roll_out.enter_async_context(pod(one, newer("new"), LONG_TTL_S))
-        await roll_back.enter_async_context(pod(one, identity("b")))
-        assert most(one) == 8
-        await roll_out.aclose()
-        gone_s = now()
-        await until(one, lambda s: s.job is not None and s.job.max_workers == 4)
-        assert now() - gone_s >= 3 * TTL_S
-        entries = [HistoryEntry.from_kv(kv) for kv in one.mirror.under(KEYS.history)]
-        said = [(entry.member, entry.why) for entry in entries if entry.what == "set"]
-        told = "no member with the newer template is left: max is 4 (before: 8)"
-        assert said[1:] == [("b", told)]
-
-
-async def test_a_lost_lease_takes_no_roll_out_back() -> None:
-    async with (
-        client(MemoryEngine(now)) as one,
-        pod(one, identity("a")),
-        pod(one, newer("new")) as new,
-    ):
-        first = new.registrar.held
-        assert new.registrar.lease_id is not None
-        await one.store.lease_revoke(new.registrar.lease_id)
-        await until(one, lambda s: "new" not in s.members)
-        await until(one, lambda s: "new" in s.members)
-        assert new.registrar.held != first
-        await asyncio.sleep(10 * TTL_S)
-        assert most(one) == 8
-
-
-async def test_who_comes_back_in_time_keeps_the_newer_template_in_force() -> None:
-    async with client(MemoryEngine(now)) as one, pod(one, identity("a")):
-        async with pod(one, newer("new")):
-            pass
-        await until(one, lambda s: "new" not in s.members)
-        await asyncio.sleep(2 * TTL_S)
-        async with pod(one, newer("again")):
-            await asyncio.sleep(10 * TTL_S)
-            assert most(one) == 8
 
 
 async def test_a_store_restored_right_after_a_roll_back_does_not_end_the_next_one(

@@ -114,7 +114,7 @@ def takes_part(node: Node) -> bool:
 def test_drains_in_a_row(run_job: RunJob, embedded: list[str], slots: int, drains: int) -> None:
     """By each way and at each place: fifteen are all of these once.
 
-    Thirty are proven in ``tests/contract/test_drains_in_a_row.py``, in virtual time.
+    Ten are proven in ``tests/world/test_drains.py``, in virtual time.
     """
     with draining_job(run_job, embedded, slots=slots, least=2, most=4) as job:
         a_row_of_drains(job, drains)
@@ -203,7 +203,7 @@ def test_a_save_that_fails_once(run_job: RunJob, embedded: list[str], caught: bo
 def test_a_save_that_outlasts_the_grace_is_given_up(
     run_job: RunJob, embedded: list[str], grace_s: float
 ) -> None:
-    """That it is in time, is proven in ``tests/contract/test_drains_deadlines.py``."""
+    """That it is in time, is proven in ``tests/world/test_drains.py``."""
     with draining_job(
         run_job,
         embedded,

@@ -36,6 +36,7 @@ class DrainInvariants:
         self._ends_lost: set[RoundId] = set()
         """The ends that a restored store has lost."""
         self._due_s: dict[str, float] = {}
+        self._outcomes: set[tuple[str, str]] = set()
         self._lifted: dict[tuple[str, str], int] = {}
         """By pod and outcome of each drain that was taken back after its grant: at which
         revision."""
@@ -70,7 +71,9 @@ class DrainInvariants:
         for uid, drain in after.drains.items():
             former = before.drains.get(uid)
             if drain.outcome and (former is None or not former.outcome):
-                self._check_outcome(before, drain)
+                if former is not None or (uid, drain.outcome) not in self._outcomes:
+                    self._check_outcome(before, drain)  # else it is put back, as the store lost it
+                self._outcomes.add((uid, drain.outcome))
         for uid in before.drains.keys() - after.drains.keys():
             self._lifted[uid, before.drains[uid].outcome] = after.revision
         commit = after.commit

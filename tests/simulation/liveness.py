@@ -45,6 +45,8 @@ class Liveness:
         self._out_since_s: dict[tuple[str, int], float] = {}
         self._paused_s = math.inf
         self._rules: object = None
+        self.patience_s = 0.0
+        """Time for which a script lets ranks stand still, beyond the bound."""
 
     @property
     def trained_s(self) -> float:
@@ -67,7 +69,7 @@ class Liveness:
         if "failing" in job.launchers.values():
             starts_s += job.shape.quarantine.worlds * job.start_s
         waits_s = starts_s + leave_s + mute_s
-        return LEASE_TTL_S + policy.confirm_s + gather_s + waits_s + SLACK_S
+        return LEASE_TTL_S + policy.confirm_s + gather_s + waits_s + SLACK_S + self.patience_s
 
     def trained(self, rank: Rank) -> None:
         """A rank has finished a step; all others of its world have begun it."""

@@ -152,7 +152,8 @@ FAIR = Weather()
 class Link:
     """One client's ``Store``: everything that it says goes through the network.
 
-    ``lag_s``: by how much its watch is late, with everything.
+    ``lag_s``: by how much its watch is late, with everything. ``on_txn`` is called with what a
+    transaction would write as it is sent; if it raises, nothing is.
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class Link:
         self.whole = True
         self.refuses = False
         self.lag_s = 0.0
+        self.on_txn: Callable[[Sequence[Operation]], object] = lambda operations: None
         self._loop = loop
         self._engine = engine
         self._network = network
@@ -256,6 +258,7 @@ class Link:
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> TxnResult:
         """Apply ``then`` if every compare holds, else ``otherwise``; atomically."""
+        self.on_txn(then)
         return await self._ask(
             "txn",
             lambda: transact(self._engine, compares, then, otherwise),

@@ -22,7 +22,7 @@ from rdzv.store import WatchEvent
 from tests.simulation.network import Link, SimulatedEngine, Weather
 from tests.simulation.nodes import JobShape, Sidecar
 from tests.simulation.plot import Launchers
-from tests.simulation.ranks import Rank, RoundId, World
+from tests.simulation.ranks import Rank, RoundId, Training, World
 from tests.simulation.shards import ShardHistory
 from tests.simulation.timeline import Timeline
 from tests.simulation.torchrun import RUN, Torchrun
@@ -73,8 +73,9 @@ class Pod:
     which torchrun of its command it is the turn, in this ``container``; ``took_part``: whether one
     of that container has come to a rendezvous. ``topology``: where its machine stands.
     ``cut_off``: its node has no way to the store, whichever sidecar runs. ``began_s``: when the
-    sidecar started. ``failures``: how often its workers or its torchrun have ended by themselves,
-    and no failure of it is on record beyond that. ``worlds``: how many it has been in.
+    sidecar started. ``outcome``: of its drain, as ``muster-run`` was told after ``phases``.
+    ``failures``: how often its workers or its torchrun have ended by themselves, and no failure of
+    it is on record beyond that. ``worlds``: how many it has been in.
     """
 
     def __init__(
@@ -99,6 +100,9 @@ class Pod:
         self.worlds = 0
         self.cut_off = False
         self.began_s = 0.0
+        self.outcome = ""
+        self.phases = [""]
+        self.training = Training()
         self._job = job
         self._lives = 0
         self.run_dir.on_hosts = lambda content: job.invariants.delivered(self, content)
@@ -285,6 +289,7 @@ class Pod:
             self.terminating, self.due_s = False, math.inf
             self.start_container()
             return
+        self.outcome = phase.outcome
         self._job.timeline.add(self.name, f"SIGTERM passes ({phase.outcome}): {phase.sentence}")
         self._job.invariants.let_go(self, phase.outcome, ends_s - reserve_s(left_s))
         self.end_container()
@@ -296,7 +301,7 @@ class Pod:
 
     async def _last_phase(self, held: OutgoingNotice, source: Source) -> Phase:
         loop = self._job.loop
-        phases = [""]
+        phases = self.phases = [""]
         while (left_s := held.until_s(phases[-1]) - loop.time()) > INSTANT_S:
             sidecar = self.sidecar
             if sidecar is None:
@@ -344,6 +349,8 @@ class SimulatedJob:
     ``template``: what a pod is started with that comes now; ``shape``: by what the job is to go in
     the end; ``shapes``: all that it may have gone by.
     """
+
+    pod_type = Pod
 
     def __init__(self, loop: SimulatedLoop, shape: JobShape, random: Random) -> None:
         self.loop = loop
@@ -397,7 +404,8 @@ class SimulatedJob:
             self.replaced.append(former)
         # A pod that comes for another one of its name may stand elsewhere.
         where = f"block-{self._uids % self.blocks}/rack-{self._uids % 3}" if self.blocks else ""
-        pod = self.pods[name] = Pod(self, name, f"uid-{name}{self._uids}", self.template, where)
+        uid = f"uid-{name}{self._uids}"
+        pod = self.pods[name] = self.pod_type(self, name, uid, self.template, where)
         pod.start()
         return pod
 
@@ -443,7 +451,7 @@ class SimulatedJob:
         self._numbers += 1
         return self._numbers
 
-    def world(self, round: RoundId, master: str, size: int) -> World:
+    def world_of(self, round: RoundId, master: str, size: int) -> World:
         """The world of ``round`` whose ranks meet at ``master``."""
         key = (round, master)
         if key not in self.worlds:

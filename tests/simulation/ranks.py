@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 from typing import TYPE_CHECKING
@@ -36,6 +37,25 @@ _PROCESSES = count(1)
 
 RoundId = tuple[str, int]
 """The run's id, and the number of the round."""
+
+
+@dataclass
+class Training:
+    """How the ranks of one pod train: ``save_s`` is how long a save takes, at least and at most.
+
+    The next ``save_errors`` saves that a drain asks for fail. ``saves_every``: steps between two
+    periodic checkpoints, which no drain asks for; 0: none. ``takes_part``: whether its script has
+    a ``muster.drain()``. While ``goes`` is clear its ranks stand still, as after SIGSTOP.
+    """
+
+    save_s: tuple[float, float] = SAVE_S
+    save_errors: int = 0
+    saves_every: int = SAVE_EVERY
+    takes_part: bool = True
+    goes: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.goes.set()
 
 
 class World:
@@ -98,7 +118,7 @@ class Rank(BoundaryRank):
         nowhere = master.endswith(f":{NOWHERE_PORT.decode()}")
         if nowhere:
             job.timeline.add(pod.name, "is in a world of nowhere")
-        self.world = job.world(round, master, 1_000_000 if nowhere else size)
+        self.world = job.world_of(round, master, 1_000_000 if nowhere else size)
         self._process = (next(_PROCESSES), 0)
         self._first = ENTERED_STEP
         self._shards: RankShards | None = None
@@ -126,6 +146,7 @@ class Rank(BoundaryRank):
             if self._shards is not None:
                 await self._shards.take(step)
             await asyncio.sleep(self._job.step_s * self._random.uniform(0.5, 1.5))
+            await self.pod.training.goes.wait()
             world.trained[name] = step
             self._job.invariants.trained(self, step)
             self._told = boundary.arrive(self._told, step)
@@ -135,7 +156,7 @@ class Rank(BoundaryRank):
             due = await self._follow()
             while due:
                 due = await self._save(step)
-            if step % SAVE_EVERY == 0:
+            if (every := self.pod.training.saves_every) and step % every == 0:
                 await self._save_unasked(step)
             if self._job.last_step is not None and step >= self._job.last_step:
                 await self._publish(takes_part=False)
@@ -182,9 +203,13 @@ class Rank(BoundaryRank):
 
     async def _save(self, step: int) -> bool:
         """Save, and say so; return whether the very same step is to be saved again."""
-        await asyncio.sleep(self._random.uniform(*SAVE_S))
-        fails = self._random.random() < FAILED_SAVES
-        if fails and self._job.disks_fail:
+        await asyncio.sleep(self._random.uniform(*self.pod.training.save_s))
+        await self.pod.training.goes.wait()
+        fails = self._random.random() < FAILED_SAVES and self._job.disks_fail
+        if self.pod.training.save_errors:
+            self.pod.training.save_errors -= 1
+            fails = True
+        if fails:
             self._say(f"could not save step {step}")
             self._told = boundary.fail(self._told, "the disk is full")
         elif self._shards is not None and not await self._shards.save(step):
@@ -198,7 +223,7 @@ class Rank(BoundaryRank):
 
     async def _save_unasked(self, step: int) -> None:
         """Save a periodic checkpoint; where that fails, it is not told of."""
-        await asyncio.sleep(self._random.uniform(*SAVE_S))
+        await asyncio.sleep(self._random.uniform(*self.pod.training.save_s))
         if self._random.random() >= FAILED_SAVES or not self._job.disks_fail:
             if self._shards is not None and not await self._shards.save(step):
                 return
@@ -211,7 +236,16 @@ class Rank(BoundaryRank):
         self._saved.add(step)
         self._job.shards.saved(self.world, step)
 
+    async def _begin(self) -> None:
+        if self.pod.training.takes_part:
+            await super()._begin()
+
+    async def _follow(self) -> bool:
+        return self.pod.training.takes_part and await super()._follow()
+
     async def _publish(self, *, takes_part: bool = True) -> None:
+        if not self.pod.training.takes_part:
+            return
         self.pod.run_dir.progress[0] = self._progress(drain=takes_part)
         step = self._told.step
         if self._first == ENTERED_STEP:

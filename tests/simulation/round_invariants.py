@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.drain.standing import granted
+from rdzv.errors import RecordError
 from rdzv.mirror import Mirror
 from rdzv.records.job import Job
 from rdzv.snapshot import Snapshot
@@ -72,11 +74,12 @@ class RoundInvariants:
             key = event.kv.key
             if event.kind != "put":
                 continue
-            if key == KEYS.job:
-                self._check_life(before, Job.from_kv(event.kv))
-            for run, ending in ENDINGS.items():
-                if key.endswith(ending):
-                    self._wrote_round(before, run, key, Round.from_kv(event.kv))
+            with suppress(RecordError):  # somebody has damaged it
+                if key == KEYS.job:
+                    self._check_life(before, Job.from_kv(event.kv))
+                for run, ending in ENDINGS.items():
+                    if key.endswith(ending):
+                        self._wrote_round(before, run, key, Round.from_kv(event.kv))
 
     def restored(self) -> None:
         """The store has gone back: what it holds now may be written over by what came later."""

@@ -65,7 +65,7 @@ def simulate(seed: int, mutation: str = "", plot: str = "") -> Outcome:
 
     ``plot``: the name of one, instead of that which the seed draws.
     """
-    with _alone(), planted(mutation):
+    with alone(), planted(mutation):
         return _simulate(seed, mutation, plot)
 
 
@@ -111,7 +111,7 @@ def _simulate(seed: int, mutation: str, asked: str) -> Outcome:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """Let nothing of this process reach the simulation, nor of the simulation this process."""
     collecting, silence = gc.isenabled(), logging.root.manager.disable
     # What is collected runs code, at a moment that no seed decides.

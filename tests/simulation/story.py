@@ -59,18 +59,7 @@ class Story:
     async def run(self, pods: int, events: int) -> None:
         """Tell all of it."""
         plot = self.plot
-        self.job.stages = plot.stages
-        self.job.blocks = plot.blocks
-        self.job.sharded = plot.shards
-        self.job.changes_in_place = plot.in_place
-        if plot.start_s:
-            self.job.start_s, self.job.step_s = plot.start_s, SHORT_STEP_S
-        if plot.shards:
-            self.job.shards.follow()
-        if plot.machines:
-            machines = self.job.machines = Machines(self.job, Random(self.random.random()))
-            looking = asyncio.create_task(machines.look())
-            looking.add_done_callback(lambda task: task.cancelled() or task.result())
+        self.set_scene()
         names = "abcdefgh"[:pods]
         if plot.misfits:
             most = pods - 1 if "late" in plot.misfits else pods - self.job.shape.least
@@ -96,6 +85,22 @@ class Story:
             self.tell(self.random.choices(list(plot.events), list(plot.events.values()))[0])
             await self._pass(self.random.uniform(0.1, 3.0))
         await self._calm()
+
+    def set_scene(self) -> None:
+        """Let the job be of the plot's kind."""
+        plot = self.plot
+        self.job.stages = plot.stages
+        self.job.blocks = plot.blocks
+        self.job.sharded = plot.shards
+        self.job.changes_in_place = plot.in_place
+        if plot.start_s:
+            self.job.start_s, self.job.step_s = plot.start_s, SHORT_STEP_S
+        if plot.shards:
+            self.job.shards.follow()
+        if plot.machines:
+            machines = self.job.machines = Machines(self.job, Random(self.random.random()))
+            looking = asyncio.create_task(machines.look())
+            looking.add_done_callback(lambda task: task.cancelled() or task.result())
 
     def _announce_the_last_step(self) -> None:
         trained = [step for world in self.job.worlds.values() for step in world.trained.values()]
@@ -185,6 +190,10 @@ class Story:
         self.job.set_weather(Weather())
         self.job.mend_all()
         self.job.disks_fail = False
+        await self.settle()
+
+    async def settle(self) -> None:
+        """See everything come right as things are now, and a world train on."""
         await self._until_settled()
         await self._until_a_step()
         if self.job.sharded:

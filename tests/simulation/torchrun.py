@@ -89,6 +89,7 @@ class Torchrun:
         if pod.sidecar is not None:
             self._connection.meet(pod.sidecar)
         self.task = job.loop.spawn(self.process, self._run(), f"torchrun of {pod.name}")
+        self.task.add_done_callback(job.ended)
 
     @property
     def real_round(self) -> int | None:
@@ -237,7 +238,8 @@ class Torchrun:
             master.append(_vec(await self._connection.ask(wire.Get(key))).decode())
         what = (self._job, self.pod, (self.run, number), ":".join(master), len(world), self._random)
         self._rank = self._job.rank(*what, place=world[self._me])
-        self._job.loop.spawn(self.process, self._rank.run(), f"rank of {self.pod.name}")
+        rank = self._job.loop.spawn(self.process, self._rank.run(), f"rank of {self.pod.name}")
+        rank.add_done_callback(self._job.ended)
         self.pod.entered(self)
 
     async def _join(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from agent.rundir.files import LIBRARY, RunDir, State
 from launcher_shim.rundir import layout
+from muster.progress import ProgressFile
 from rdzv.errors import ConfigError
 from tests.support.sources import ROOT
 
@@ -87,3 +88,16 @@ def test_a_volume_that_runs_no_programs_is_refused_in_one_sentence(
     assert "noexec" in said
     assert "emptyDir" in said
     assert "\n" not in said
+
+
+def test_i8_what_else_lies_in_the_run_directory_stops_nothing(tmp_path: Path) -> None:
+    progress = tmp_path / "progress"
+    ProgressFile(str(progress), {"LOCAL_RANK": "1"}).write(7)
+    os.mkfifo(progress / "7.json")
+    (progress / "8.json").symlink_to("/dev/zero")
+    (progress / "9.json").mkdir()
+    (progress / "10.json").write_bytes(b"\x00" * 10_000)
+    (tmp_path / "workers").symlink_to(tmp_path / "workers")
+    run_dir = RunDir(str(tmp_path))
+    assert [(rank.local_rank, rank.step) for rank in run_dir.ranks()] == [(1, 7)]
+    assert run_dir.commands() is None

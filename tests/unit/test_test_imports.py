@@ -10,14 +10,16 @@ import pytest
 
 from tests.support.sources import ROOT, imports, relative, sources
 
+BESIDE = {"simulation": ("simulation",), "world": ("simulation", "world")}
+"""The simulation is a program of its own, with its tests beside it; scenarios run in it."""
+
 
 def refused(path: Path, name: str) -> bool:
     """Whether a file below ``tests`` may not import this."""
     parts = name.split(".")
     if any(part.startswith("test_") for part in parts[:3]):
         return True
-    # The simulation is a program of its own, with its tests beside it.
-    return parts[1] not in ({"support", "simulation"} & {"support", path.parts[1]})
+    return parts[1] not in ("support", *BESIDE.get(path.parts[1], ()))
 
 
 @pytest.mark.parametrize("path", sources("tests"), ids=relative)

@@ -231,7 +231,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if self._turns_now > TURNS_WITHOUT_TIME:
             names = ", ".join(one.name for one in able)
             raise Spinning(f"no time passes at {self._now_s:.3f} s: {names} run in circles")
-        at = int(self._random.random() * len(able)) if len(able) > 1 else 0
+        at = self._next(able) if len(able) > 1 else 0
         chosen, able[at] = able[at], able[-1]
         able.pop()
         ready = chosen.ready
@@ -247,6 +247,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         chosen.queued = False
         self._queue(chosen)
         self.after_turn()
+
+    def _next(self, able: list[Process]) -> int:
+        """Draw whose turn it is."""
+        return int(self._random.random() * len(able))
 
     def _advance(self) -> None:
         timers = self._timers
@@ -269,13 +273,17 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     # -- after the last turn
 
-    def end(self) -> None:
-        """Unwind every task, those of dead processes too: none of it means anything any more."""
+    def revive(self) -> None:
+        """Let dead processes unwind their tasks, too: none of it means anything any more."""
         self.after_turn = lambda: None
         self._ending = True
         for process in self._processes:
             process.dead = False
             self.thaw(process)
+
+    def end(self) -> None:
+        """Unwind every task."""
+        self.revive()
         # A story that broke in its last turn has asked the loop to stop, which is still queued.
         self.call_soon(self.stop, context=self.director.context)
         self.run_forever()
@@ -302,6 +310,21 @@ class VirtualLoop(SimulatedLoop):
         super().close()
         if self.failure is not None:
             raise self.failure
+
+
+class ScriptedLoop(SimulatedLoop):
+    """The loop of a scenario: the script, which is the director, goes before every process."""
+
+    def __init__(self) -> None:
+        super().__init__(Random(0))
+        self.longest_s = LONGEST_TEST_S
+
+    def seed(self, seed: int) -> None:
+        """Draw the turns of processes by ``seed`` from now on."""
+        self._random = Random(seed)
+
+    def _next(self, able: list[Process]) -> int:
+        return able.index(self.director) if self.director in able else super()._next(able)
 
 
 def now() -> float:

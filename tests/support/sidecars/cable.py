@@ -22,7 +22,6 @@ class Cable(Cut):
         super().__init__()
         self._jammed: str | None = None
         self._freed = asyncio.Event()
-        self._wires: list[tuple[Moment, str, asyncio.Event]] = []
         self.on_txn: Callable[[Moment, Sequence[Operation]], None] = lambda moment, operations: None
 
     def jam(self, prefix: str) -> None:
@@ -36,21 +35,9 @@ class Cable(Cut):
         self._jammed = None
         self._freed.set()
 
-    def trip(self, moment: Moment, prefix: str) -> asyncio.Event:
-        """Hold the next transaction that puts a key under ``prefix``; the event tells of it."""
-        tripped = asyncio.Event()
-        self._wires.append((moment, prefix, tripped))
-        return tripped
-
     async def passing(self, moment: Moment, operations: Sequence[Operation]) -> None:
         self.on_txn(moment, operations)
         keys = [operation.key for operation in operations if isinstance(operation, Put)]
-        for wire in tuple(self._wires):
-            when, prefix, tripped = wire
-            if when == moment and any(key.startswith(prefix) for key in keys):
-                self._wires.remove(wire)
-                tripped.set()
-                await asyncio.Event().wait()
         jammed = self._jammed
         if moment == "sending" and jammed is not None and any(k.startswith(jammed) for k in keys):
             await self._freed.wait()

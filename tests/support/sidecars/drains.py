@@ -23,7 +23,7 @@ from launcher_shim.c10d.rounds.mirrored_run import own
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.rundir import layout
 from rdzv.drain.inputs import LiveRound, LiveRounds
-from rdzv.errors import RecordError, StoreUnavailable
+from rdzv.errors import RecordError
 from rdzv.job import JobClient
 from rdzv.members.registration import Held
 from rdzv.records.drain import Commit, Drain, LastCommit, Vote
@@ -32,7 +32,7 @@ from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import Operation, Put, WatchEvent
 from rdzv.store.interface import Interval
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.support.sidecars.cable import Cable, CabledStore, Moment
+from tests.support.sidecars.cable import Cable, CabledStore
 from tests.support.sidecars.jobs import KEYS, identity, surroundings
 from tests.support.sidecars.ranks import Loop, Rank
 from tests.support.sidecars.run_dir import MemoryRunDir
@@ -163,7 +163,6 @@ class Pod:
             lease_ttl_s=self.job.lease_ttl_s,
             grace_s=self.job.grace_s,
             below_min=self.job.below_min,
-            on_cut=self.job.on_cut,
             when_stuck=self.job.when_stuck,
         )
         self.client = client = job_client(around, KEYS)
@@ -184,12 +183,6 @@ class Pod:
         ]
         await self.drains.notices.listening.wait()
         self.dead.clear()
-
-    def move(self, engine: MemoryEngine) -> None:
-        """Let the store be another one from now on."""
-        self.store.engine = engine
-        self._tasks[0].cancel()
-        self._tasks[0] = asyncio.create_task(self.client.watching.run())
 
     async def _keep(self, held: Held) -> None:
         self.held = held
@@ -327,11 +320,7 @@ class Client:
 
 @dataclass
 class Job:
-    """All of it. ``granted`` and ``done`` are what a watch of the store has shown of them.
-
-    ``repeats``: how many steps each rank has made after the one that its round ended with, as the
-    store took no writes. They are known at the end.
-    """
+    """All of it. ``granted`` and ``done`` are what a watch of the store has shown of them."""
 
     engine: MemoryEngine
     clock: Callable[[], float]
@@ -339,7 +328,6 @@ class Job:
     grace_s: float
     below_min: Literal["hold", "commit"]
     lease_ttl_s: float
-    on_cut: Literal["train", "hold"]
     when_stuck: Literal["tell", "reform"]
     nodes: Mapping[str, str] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
@@ -350,7 +338,6 @@ class Job:
     drained: set[str] = field(default_factory=set)
     ranks_of: dict[int, dict[tuple[str, int], Rank]] = field(default_factory=dict)
     evaluated: asyncio.Event = field(default_factory=asyncio.Event)
-    repeats: dict[tuple[str, int], int] = field(default_factory=dict)
     _wrongly_listed: set[str] = field(default_factory=set)
 
     def follow(self) -> None:
@@ -376,21 +363,6 @@ class Job:
     @property
     def commit(self) -> Commit:
         return self.snapshot.commit or Commit()
-
-    def refuse_writes(self, *names: str) -> None:
-        """Let the store take no writes of these pods, or of any; all is read as before."""
-
-        def refuse(moment: Moment, operations: Sequence[Operation]) -> None:
-            if moment == "sending":
-                raise StoreUnavailable("etcdserver: mvcc: database space exceeded")
-
-        for name in names or self.pods:
-            self.pods[name].cable.on_txn = refuse
-
-    def take_writes(self) -> None:
-        """Let the store take all writes again."""
-        for pod in self.pods.values():
-            pod.cable.on_txn = lambda moment, operations: None
 
     def phase_is(self, phase: str) -> Callable[[], bool]:
         return lambda: self.commit.phase == phase
@@ -436,17 +408,6 @@ class Job:
         pod = self.pods[name] = Pod(self, name, notice_path)
         await pod.start()
         await self.until(lambda: name in self.snapshot.members)
-
-    async def lose_store(self) -> None:
-        """Let the store be an empty one from now on. The launcher puts its round back."""
-        former = self.mirror.kvs[HERE.run(RUN).round]
-        self.engine = MemoryEngine(self.clock)
-        await self.put(Put(former.key, former.value))
-        self._watching.cancel()
-        self._store.engine = self.engine
-        self._watching = asyncio.create_task(self._client.watching.run())
-        for pod in self.pods.values():
-            pod.move(self.engine)
 
     async def ask(self, name: str) -> None:
         """Let a launcher wait for the next round."""
@@ -512,13 +473,9 @@ class Job:
                 assert step in saved, f"{name}/{local_rank} saved {saved}, and {step} is done"
         for number in self.ended_rounds:
             step = max(step for at, step in self.done if at == number)
-            epoch = max(commit.epoch for commit in self.commits if commit.round == number)
             for name, local_rank in self.ranks_of[number]:
                 trained = max(self.pods[name].steps("step", number, local_rank))
-                if self.ranks_of[number][name, local_rank].gave_up(epoch):
-                    self.repeats[name, local_rank] = trained - step
-                else:
-                    assert trained == step, f"{name}/{local_rank} trained {trained}, beyond {step}"
+                assert trained == step, f"{name}/{local_rank} trained {trained}, beyond {step}"
 
 
 @asynccontextmanager
@@ -531,7 +488,6 @@ async def job(
     loop: Loop = PLAIN,
     notice_path: Path | None = None,
     lease_ttl_s: float = LEASE_TTL_S,
-    on_cut: Literal["train", "hold"] = "train",
     nodes: Mapping[str, str] | None = None,
     when_stuck: Literal["tell", "reform"] = "tell",
     **own: Loop,
@@ -543,7 +499,7 @@ async def job(
     """
     clock = asyncio.get_running_loop().time
     one = Job(
-        *(MemoryEngine(clock), clock, least, grace_s, below_min, lease_ttl_s, on_cut),
+        *(MemoryEngine(clock), clock, least, grace_s, below_min, lease_ttl_s),
         *(when_stuck, nodes or {}),
     )
     one.follow()

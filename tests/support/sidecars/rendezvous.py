@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -77,7 +77,6 @@ class Sidecar:
         ttl_s: float,
         held: Held | None,
         terms: Terms,
-        topology: str,
     ) -> None:
         self.name = name
         self.cut = Cut()
@@ -93,7 +92,7 @@ class Sidecar:
         # With a UID the job has one life, even if all of its pods are gone for a while.
         settings = MemberSettings(
             keys=KEYS,
-            identity=replace(who, job_uid="uid-digits", topology=topology),
+            identity=replace(who, job_uid="uid-digits"),
             lease_ttl_s=ttl_s,
         )
         member = member_parts(around, settings, self._client, held=held)
@@ -350,7 +349,6 @@ class Job:
     ttl_s: float
     tasks: asyncio.TaskGroup
     terms: Terms = TERMS
-    topologies: Mapping[str, str] = field(default_factory=dict)
     sidecars: dict[str, Sidecar] = field(default_factory=dict)
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     torchruns: dict[str, Torchrun] = field(default_factory=dict)
@@ -359,8 +357,7 @@ class Job:
 
     async def sidecar(self, name: str, held: Held | None = None) -> Sidecar:
         """Start a sidecar and wait until it is registered."""
-        topology = self.topologies.get(name, "")
-        one = Sidecar(self.engine, name, self.policy, self.ttl_s, held, self.terms, topology)
+        one = Sidecar(self.engine, name, self.policy, self.ttl_s, held, self.terms)
         self.sidecars[name] = one
         self.running[name] = self.tasks.create_task(one.run())
         async with asyncio.timeout(30):
@@ -485,16 +482,14 @@ async def job(
     ttl_s: float = 60.0,
     terms: Terms = TERMS,
     world: str = "",
-    topologies: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Job]:
     """A job whose first world is of the nodes in ``world``; all of it is gone afterwards.
 
-    ``ttl_s`` is to be short where a lease has to end, and only there. ``topologies``: of members,
-    by name.
+    ``ttl_s`` is to be short where a lease has to end, and only there.
     """
     with torch_in_strands():
         async with asyncio.TaskGroup() as tasks:
-            one = Job(MemoryEngine(now), policy, ttl_s, tasks, terms, topologies or {})
+            one = Job(MemoryEngine(now), policy, ttl_s, tasks, terms)
             try:
                 await one.all_of(world)
                 if world:

@@ -22,7 +22,8 @@ class MemoryRunDir(RunDir):
     """A run directory whose files are a dictionary. ``written`` is set by the next write.
 
     ``progress``: what each rank tells, by local rank. ``on_hosts`` is called with each host list.
-    ``told``: how far each rank is, by local rank. ``broken``: it takes no writes. Of what
+    ``told``: how far each rank is, by local rank. ``broken``: it takes no writes. ``full``: it
+    has no room for another file. Of what
     ``muster-run`` reports of its launcher, and of workers of horovodrun, there is nothing.
     ``reported``: the errors of its ranks. ``stacked``: their states and stacks, by process, if
     ``muster-run`` answers.
@@ -36,6 +37,7 @@ class MemoryRunDir(RunDir):
         self.written = asyncio.Event()
         self.on_hosts: Callable[[bytes], None] = lambda content: None
         self.broken = False
+        self.full = False
         self.reported: tuple[FailureReport, ...] = ()
         self.stacked: dict[int, tuple[str, list[StackFrame]]] | None = None
 
@@ -95,6 +97,8 @@ class MemoryRunDir(RunDir):
     def _write(self, name: str, content: bytes, mode: int) -> None:
         if self.broken:
             raise OSError(errno.EIO, "Input/output error")
+        if self.full and not (name == layout.GATE_PAGE and name in self.files):
+            raise OSError(errno.ENOSPC, "No space left on device")
         self.files[name] = content
         written, self.written = self.written, asyncio.Event()
         written.set()
