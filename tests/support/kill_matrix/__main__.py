@@ -41,6 +41,7 @@ class Matrix:
             bugs = bugs[:: max(1, len(bugs) // options.sample)][: options.sample]
         self._say(f"{len(bugs)} bugs, {len(session.items)} tests")
         where = asked(session, bugs, options.jobs)
+        self._say("the places are known")
         wanted = {
             Path(path)
             for one in where.values()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that run in forked copies of a process that has collected them: no bug outlives its copy."""
+"""Tests that run in forked copies of a process that has collected them; a bug ends with it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def traced(item: pytest.Item, limit_s: float) -> Ran:
         ran = limited(item, limit_s)
     finally:
         sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
         _hearers.clear()
     roots = tuple(f"{ROOT}/{one}/" for one in PRODUCT)
     own = {(c.co_filename, c.co_firstlineno) for c in codes if c.co_filename.startswith(roots)}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.kill_matrix.children import Ran, Tell, limited, run
-from tests.support.kill_matrix.places import Code, codes, names, places
+from tests.support.kill_matrix.places import Code, codes, names, places, read_all
 from tests.support.kill_matrix.plants import Bug, own_test
 
 LAYERS = ("unit", "contract", "model", "simulation")
@@ -60,6 +60,7 @@ Asked = list[tuple[set[Code], set[Code]]]
 
 def asked(session: pytest.Session, bugs: Sequence[Bug], at_once: int) -> dict[str, Asked]:
     """Plant each bug, to see where it is."""
+    read_all()
     jobs = [(bug.name, partial(_ask, bug)) for bug in bugs if bug.install is not None]
     found: dict[str, Asked] = {}
     for name, told in run(session, jobs, at_once, 60.0):

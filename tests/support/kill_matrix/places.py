@@ -64,11 +64,10 @@ def codes(place: Place) -> tuple[set[Code], set[Code]]:
     An empty set asks for nothing.
     """
     own = {_key(code) for code in _functions(place.before)}
-    users = _users(place)
     defined_here = any(path == _path(place.module) for path, _ in own)
     if own and (defined_here or place.owner is not place.module):
         return own, set()
-    return own, users
+    return own, _users(place)
 
 
 def _functions(value: Any) -> Iterator[CodeType]:
@@ -106,6 +105,13 @@ def _users(place: Place) -> set[Code]:
             if place.name in code.co_names
         }
     return users or {_key(code) for code in all_codes}
+
+
+def read_all() -> None:
+    """Read the functions of all modules, which copies of this process then know."""
+    for module in product_modules():
+        if module.__file__:
+            _codes_in(module.__file__)
 
 
 @cache

@@ -12,7 +12,7 @@ from tests.support.kill_matrix.places import ROOT
 PATH = ROOT / "tests" / "kill_matrix.txt"
 
 HEAD = """\
-Which tests fail with which bug. Made by `scripts/test --kill-matrix --write`; CONTRIBUTING.md says how.
+Which tests fail with which bug. `scripts/test --kill-matrix --write` makes it (CONTRIBUTING.md).
 A bug is named by the test file that plants it. Below it: tests that fail with it, one of a file,
 of three files at most in each layer. The bug's own test is one of them. Left out are tests that
 need real etcd, torchrun, a cluster, a container engine or processes of their own, and e2e, chart.
