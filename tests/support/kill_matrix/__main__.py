@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kill matrix: ``scripts/test --kill-matrix [--sample N] [--jobs N] [PATTERN]``."""
+"""The kill matrix: which planted bug is killed by which tests of which layer."""
 
 from __future__ import annotations
 
@@ -7,45 +7,53 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.kill_matrix import table
+from tests.support.kill_matrix import checking, table
 from tests.support.kill_matrix.matrix import asked, layer, rows
-from tests.support.kill_matrix.plants import bugs_of, own_test
+from tests.support.kill_matrix.plants import OWN, bugs_of, is_own
 from tests.support.kill_matrix.recording import closure, recorded
 
-FOLDERS = ("unit", "contract", "chaos", "simulation")
-OTHER_PLACES = "not long and not etcd and not torch and not kubelab and not container"
+FOLDERS = tuple(f"tests/{one}" for one in ("unit", "contract", "chaos", "simulation"))
+HERE = "not long and not etcd and not torch and not kubelab and not container"
 
 
 class Matrix:
-    """A run of pytest that plants bugs instead of running all tests."""
+    """A run of pytest that plants bugs instead of running all tests. ``say`` writes a line."""
 
-    def __init__(self, options: argparse.Namespace, out: int) -> None:
+    def __init__(self, options: argparse.Namespace, say: Callable[[str], None]) -> None:
         self._options = options
-        self._out = out
-
-    def _say(self, line: str) -> None:
-        os.write(self._out, f"{line}\n".encode())
+        self._say = say
+        self.mistakes: list[str] = []
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Run the matrix."""
+        """Run the matrix, or check the table."""
+        if self._options.check:
+            known = table.parsed()
+            bugs = list(bugs_of(session.items))
+            drawn = checking.drawn(known, self._options.sample)
+            self.mistakes += checking.mistakes(session, bugs, known, drawn)
+            self._say("\n".join(self.mistakes) or f"checked: {', '.join(row.bug for row in drawn)}")
+        else:
+            self._run(session)
+        return True
+
+    def _run(self, session: pytest.Session) -> None:
         options = self._options
         bugs = list(bugs_of(session.items))
         there = [bug.name for bug in bugs]
         bugs = [bug for bug in bugs if re.search(options.pattern, bug.name)]
         if options.sample:
             bugs = bugs[:: max(1, len(bugs) // options.sample)][: options.sample]
-        self._say(f"{len(bugs)} bugs, {len(session.items)} tests")
+        self._say(f"{len(bugs)} bugs; looking where each is planted")
         where = asked(session, bugs, options.jobs)
-        self._say("the places are known")
         wanted = {
             Path(path)
-            for one in where.values()
-            for both in one
+            for places in where.values()
+            for both in places
             for codes in both
             for path, _ in codes
         }
@@ -53,11 +61,11 @@ class Matrix:
         others = [
             item
             for item in session.items
-            if not own_test(item)
+            if not is_own(item.nodeid)
             and layer(item.nodeid) != "simulation"
             and closure(item.path, closures) & wanted
         ]
-        self._say(f"{len(others)} tests import what they change")
+        self._say(f"{len(others)} tests may meet them; recording what each calls")
         known = recorded(session, others, options.jobs)
         made = []
         for row in rows(session, bugs, where, known, options.jobs, self._say):
@@ -66,22 +74,31 @@ class Matrix:
                 table.write(made, there)
         if not options.write:
             self._say(table.text(made))
-        return True
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run pytest with what replaces its loop."""
     parser = argparse.ArgumentParser(prog="scripts/test --kill-matrix", description=__doc__)
-    parser.add_argument("--sample", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--folders", nargs="*", default=FOLDERS)
-    parser.add_argument("pattern", nargs="?", default="")
+    add = parser.add_argument
+    add("--sample", type=int, default=0, help="so many bugs, from all places; all without")
+    add("--jobs", type=int, default=1, help="processes at a time")
+    add("--write", action="store_true", help="put the rows into tests/kill_matrix.txt")
+    add("--check", action="store_true", help="only check a sample of the table")
+    add("pattern", nargs="?", default="", help="bugs whose names have this regular expression")
     options = parser.parse_args(arguments)
-    plugin = Matrix(options, os.dup(2))
-    folders = [f"tests/{one}" for one in options.folders]
-    given = ["-q", "-p", "no:cacheprovider", "-n", "0", "-m", OTHER_PLACES, *folders]
-    return pytest.main(given, plugins=[plugin])
+    out = os.dup(2)
+
+    def say(line: str) -> None:
+        os.write(out, f"{line}\n".encode())
+
+    plugin = Matrix(options, say)
+    where: Sequence[str] = FOLDERS
+    if options.check:
+        drawn = checking.drawn(table.parsed(), options.sample)
+        where = sorted({own.partition("::")[0] for own in OWN} | checking.files(drawn))
+    given = ["-q", "-p", "no:cacheprovider", "-n", "0", "-m", HERE, *where]
+    status = pytest.main(given, plugins=[plugin])
+    return 1 if plugin.mistakes else int(status)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.kill_matrix.children import Ran, Tell, limited, run
 from tests.support.kill_matrix.places import Code, codes, names, places, read_all
-from tests.support.kill_matrix.plants import Bug, own_test
+from tests.support.kill_matrix.plants import Bug, is_own
 
 LAYERS = ("unit", "contract", "model", "simulation")
 
@@ -109,7 +109,7 @@ def _search(
 
 def usable(ran: Ran) -> bool:
     """Whether a test can say something of a bug in its own process."""
-    return not ran.failed and not ran.skipped and not ran.forks
+    return not (ran.failed or ran.skipped or ran.forks or is_own(ran.test))
 
 
 def rows(
@@ -123,7 +123,6 @@ def rows(
     """Run the matrix; give each row once it is complete."""
     items = {item.nodeid: item for item in session.items}
     tests = {name: ran for name, ran in known.items() if name in items and usable(ran)}
-    tests = {name: ran for name, ran in tests.items() if not own_test(items[name])}
     made = {bug.name: Row(bug.name) for bug in bugs}
     for bug in bugs:
         made[bug.name].killers[layer(bug.own)].append(bug.own)

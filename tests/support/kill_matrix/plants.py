@@ -155,16 +155,16 @@ OWN: dict[str, Callable[[Any, Case], Install | None]] = {
 """Own tests, and what plants the bug of a case of each."""
 
 
-def own_test(item: pytest.Item) -> str:
-    """The key in ``OWN`` of a test; empty for any other test."""
-    name = item.nodeid.partition("[")[0]
-    return name if name in OWN else ""
+def is_own(test: str) -> bool:
+    """Whether a test looks for a bug that it plants itself."""
+    return test.partition("[")[0] in OWN
 
 
 def bugs_of(items: Sequence[pytest.Item]) -> Iterator[Bug]:
     """All bugs whose own tests are among ``items``."""
     for item in items:
-        if own := own_test(item):
+        own, _, case = item.nodeid.partition("[")
+        if own in OWN:
             assert isinstance(item, pytest.Function)
             case = item.nodeid.partition("[")[2].removesuffix("]")
             # A plant of linearizability has an id that pytest made of the function's name.
