@@ -49,7 +49,7 @@ class Matrix:
         if options.sample:
             bugs = bugs[:: max(1, len(bugs) // options.sample)][: options.sample]
         self._say(f"{len(bugs)} bugs; looking where each is planted")
-        where = asked(session, bugs, options.jobs)
+        where = asked(bugs)
         wanted = {
             Path(path)
             for places in where.values()

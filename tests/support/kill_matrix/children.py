@@ -59,9 +59,12 @@ def limited(item: pytest.Item, limit_s: float) -> Ran:
         raise HangsError(item.nodeid)
 
     before = signal.signal(signal.SIGALRM, ends)
+    signal.signal(signal.SIGPROF, ends)
     began_s = time.monotonic()
     # A second time, where the first one was lost in a callback.
     signal.setitimer(signal.ITIMER_REAL, limit_s, 5.0)
+    # One that turns in circles ends before one that waits: it cannot be a busy machine.
+    signal.setitimer(signal.ITIMER_PROF, limit_s / 2, 5.0)
     try:
         reports = runtestprotocol(item, log=False, nextitem=None)
         failed = any(report.failed for report in reports)
@@ -70,6 +73,7 @@ def limited(item: pytest.Item, limit_s: float) -> Ran:
         failed, skipped = True, False
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGALRM, before)
     return Ran(item.nodeid, failed, skipped, time.monotonic() - began_s)
 
@@ -135,7 +139,7 @@ def fork(session: pytest.Session, work: Work, limit_s: float) -> Child:
         theirs.close()
         return Child(pid, ours, time.monotonic() + limit_s, files)
     try:
-        os.setpgid(0, 0)
+        os.setsid()
         ours.close()
         factory: Any = session.config._tmp_path_factory  # type: ignore[attr-defined]
         factory._basetemp = Path(files)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,6 +34,7 @@ class Place:
     owner: Any
     name: str
     before: Any
+    was_there: bool
 
 
 Names = dict[int, tuple[ModuleType, Any, dict[str, Any]]]
@@ -53,9 +54,24 @@ def names() -> Names:
 def places(before: Names) -> Iterator[Place]:
     """What means something else since ``before``."""
     for module, owner, known in before.values():
-        for name, value in known.items():
-            if vars(owner).get(name) is not value and not name.startswith("__abstract"):
-                yield Place(module, owner, name, value)
+        for name, value in list(vars(owner).items()):
+            if name.startswith("__") or isinstance(value, ModuleType):
+                continue
+            if known.get(name, _NOTHING) is not value:
+                inherited = getattr(owner.__base__, name, None) if inspect.isclass(owner) else None
+                yield Place(module, owner, name, known.get(name, inherited), name in known)
+
+
+def put_back(made: Iterable[Place]) -> None:
+    """Let these names mean again what they did."""
+    for place in made:
+        if place.was_there:
+            setattr(place.owner, place.name, place.before)
+        else:
+            delattr(place.owner, place.name)
+
+
+_NOTHING = object()
 
 
 def codes(place: Place) -> tuple[set[Code], set[Code]]:
@@ -105,13 +121,6 @@ def _users(place: Place) -> set[Code]:
             if place.name in code.co_names
         }
     return users or {_key(code) for code in all_codes}
-
-
-def read_all() -> None:
-    """Read the functions of all modules, which copies of this process then know."""
-    for module in product_modules():
-        if module.__file__:
-            _codes_in(module.__file__)
 
 
 @cache
