@@ -11,7 +11,7 @@ from itertools import permutations
 
 import pytest
 
-import agent.drain.service
+import agent.parts
 from agent.drain.notice import Source
 from rdzv.drain.inputs import DrainPolicy
 from rdzv.drain.transactions import cancel, take_over
@@ -189,7 +189,7 @@ async def test_a_client_that_goes_away_leaves_its_notice_behind() -> None:
 
 
 async def test_a_save_that_comes_to_nothing_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent.drain.service, "DrainPolicy", partial(DrainPolicy, pause_s=0.2))
+    monkeypatch.setattr(agent.parts, "DrainPolicy", partial(DrainPolicy, pause_s=0.2))
     async with job("ab", trains="ab", a=Loop(save_errors=2)) as one:
         outcome = await one.pods["b"].notice("sigterm", 120).release()
         assert outcome == "committed"
@@ -202,7 +202,7 @@ async def test_a_save_that_comes_to_nothing_is_tried_again(monkeypatch: pytest.M
 async def test_a_rank_whose_save_raises_fails_the_attempt_with_its_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agent.drain.service, "DrainPolicy", partial(DrainPolicy, pause_s=300))
+    monkeypatch.setattr(agent.parts, "DrainPolicy", partial(DrainPolicy, pause_s=300))
     async with job("ab", trains="ab", a=Loop(save_errors=1, save_errors_end_it=True)) as one:
         client = one.pods["b"].notice("sigterm", 60)
         await one.until(one.phase_is("void"))

@@ -11,7 +11,7 @@ import pytest
 from console.main import TASKS
 from console.remote.passing import Passed, passed_on
 from console.remote.pods import forbidden, steps_asked_for
-from console.remote.terminal import cut_sequence, harmless
+from console.remote.sidecar import cut_sequence, harmless
 
 PLACES = {name: one.place for task in TASKS.values() for name, one in task.items()}
 
