@@ -40,6 +40,12 @@ KEEP_ALIVE = {
 """Options of the connection, in seconds, and the last one in milliseconds: a silent machine is
 seen after two to three seconds."""
 
+DIAL_PAUSE = Doubling(1.0, 30.0)
+"""Backoff between two attempts to open the line, in seconds."""
+
+STEADY_S = 5.0
+"""Age of a line whose end is no failure: the next one is opened at once."""
+
 
 class PeerAway(Exception):
     """No connection to a peer. ``sign``: of which loss that is a sign."""
@@ -140,13 +146,6 @@ def request(name: str) -> bytes:
 def path_of(name: str) -> bytes:
     """Return the path of the page of a member, whose name may be any text in a record."""
     return f"{PATH}{quote(name, safe='')}".encode()
-
-
-DIAL_PAUSE = Doubling(1.0, 30.0)
-"""Backoff between two attempts to open the line, in seconds."""
-
-STEADY_S = 5.0
-"""Age of a line whose end is no failure: the next one is opened at once."""
 
 
 class Neighbour(Loop):

@@ -41,8 +41,16 @@ from rdzv.records.world import WorldChange
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, GuardedWrites, KeyValue, Operation, Put, WatchEvent
 
+log = logging.getLogger(__name__)
+
 KEYS_MAX = 40
 """Bound on the keys of a lost member that one transaction takes: etcd takes 128 operations."""
+
+RING_REST_S = 1.0
+"""Minimum interval between two looks at who the neighbours are: a burst of joins costs few."""
+
+UNREACHED_S = 30.0
+"""Time after which a neighbour that was never reached is reported, in seconds."""
 
 
 def suspicion(
@@ -108,15 +116,6 @@ def _node(here: GenerationKeys, member: str, kv: KeyValue) -> Node | None:
         return Node.from_kv(kv)
     except RecordError:
         return None
-
-
-log = logging.getLogger(__name__)
-
-RING_REST_S = 1.0
-"""Minimum interval between two looks at who the neighbours are: a burst of joins costs few."""
-
-UNREACHED_S = 30.0
-"""Time after which a neighbour that was never reached is reported, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)

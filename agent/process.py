@@ -42,6 +42,12 @@ from rdzv.store.etcd.client import open_store
 
 log = logging.getLogger(__name__)
 
+LOCK_TIMEOUT_S = 5.0
+"""Longest wait for a predecessor that was killed to be gone, in seconds."""
+LOCK_RETRY_S = 0.1
+
+OWNER_MAX_BYTES = 1024
+
 
 class Sidecar:
     """One member, with its health and metrics."""
@@ -90,13 +96,6 @@ class Sidecar:
             measuring = start_vital(group, "loop-lag", self._loop_lag.run())
             await self._parts.run(stop)
             measuring.cancel()
-
-
-LOCK_TIMEOUT_S = 5.0
-"""Longest wait for a predecessor that was killed to be gone, in seconds."""
-LOCK_RETRY_S = 0.1
-
-OWNER_MAX_BYTES = 1024
 
 
 def locked(path: Path, member: str) -> BinaryIO:

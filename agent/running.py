@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 RETRY_PAUSE_S = 5.0
 """Retry interval after a registration that the disk did not take, in seconds."""
 
+LEAVE_TIMEOUT_S = 3.0
+"""Time limit for leaving the job in the store, in seconds. After it, the lease expires instead."""
+
 
 class KeptRegistration:
     """The keeper of the newest registration of the pod ``pod_uid``.
@@ -97,9 +100,6 @@ class KeptRegistration:
             extra={"event": "state_not_kept"},
         )
 
-
-LEAVE_TIMEOUT_S = 3.0
-"""Time limit for leaving the job in the store, in seconds. After it, the lease expires instead."""
 
 Tasks = dict[str, asyncio.Task[None]]
 

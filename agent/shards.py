@@ -18,7 +18,7 @@ from random import Random
 from typing import Self
 
 from agent.drain.decisions import RoundSource
-from agent.rundir.pod_socket import PodSocket
+from agent.rundir.channels import PodSocket
 from rdzv import shard_requests
 from rdzv.dataclass import dataclass
 from rdzv.drain.inputs import LiveRound
@@ -33,12 +33,34 @@ from rdzv.shard_requests import Answer, Ask, answer_transaction
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare
 
+log = logging.getLogger(__name__)
+
 LINE_BYTES_MAX = 1 << 20
 """Bound on a line: a rank whose loop takes pieces from many places at once stays far below."""
 
 PLACES_MAX = 1 << 62
 NAME_LENGTH_MAX = 80
 WHERE = "a request for shards"
+
+ANSWER_S = 5.0
+"""Deadline of one answer, in seconds: a rank in a collective loop waits no longer for it."""
+
+PAUSE_PER_POD_S = 0.002
+"""Longest backoff after a lost race, for each pod of the world, in seconds: all begin at the same
+moment."""
+
+BATCH_S = 2.0
+BATCH_PER_POD_S = 0.03
+"""Seconds of work that a rank asks for at once: ``BATCH_S``, or ``BATCH_PER_POD_S`` for each pod if
+that is more. The pods of a world make about 33 requests a second together, as with reports of
+saves. A shorter batch: less is trained twice after a kill, and less is left to the slowest at the
+end."""
+
+SEE_S = 2.0
+"""Longest wait for the watch to show what a transaction wrote or found, in seconds."""
+
+CONNECTIONS_MAX = 256
+"""The ranks of one pod, and some to spare; a connection beyond them is closed, and retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,26 +160,6 @@ def _number(fields: dict[str, object], name: str, least: int) -> int:
     if not least <= value <= PLACES_MAX:
         raise RecordError(f"{WHERE}: {name!r} is {value}, expected a number from {least} on")
     return value
-
-
-log = logging.getLogger(__name__)
-
-ANSWER_S = 5.0
-"""Deadline of one answer, in seconds: a rank in a collective loop waits no longer for it."""
-
-PAUSE_PER_POD_S = 0.002
-"""Longest backoff after a lost race, for each pod of the world, in seconds: all begin at the same
-moment."""
-
-BATCH_S = 2.0
-BATCH_PER_POD_S = 0.03
-"""Seconds of work that a rank asks for at once: ``BATCH_S``, or ``BATCH_PER_POD_S`` for each pod if
-that is more. The pods of a world make about 33 requests a second together, as with reports of
-saves. A shorter batch: less is trained twice after a kill, and less is left to the slowest at the
-end."""
-
-SEE_S = 2.0
-"""Longest wait for the watch to show what a transaction wrote or found, in seconds."""
 
 
 class ShardDesk:
@@ -306,10 +308,6 @@ class ShardDesk:
 
 def _present(membership: Snapshot) -> dict[str, str]:
     return {name: member.pod_uid for name, member in membership.members.items()}
-
-
-CONNECTIONS_MAX = 256
-"""The ranks of one pod, and some to spare; a connection beyond them is closed, and retried."""
 
 
 class ShardSocket:

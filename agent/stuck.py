@@ -25,6 +25,8 @@ from rdzv.dataclass import dataclass
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.progress import TEXT_MAX, Doing, RankProgress, StillRank
 
+log = logging.getLogger(__name__)
+
 _PYTHONS = re.compile(r"/lib(64)?/python3[^/]*/(?!site-packages|dist-packages)|^<(?!stdin|string)")
 """Python's own library, of which no call says what is waited for."""
 _INSTALLED = re.compile(r"/(site|dist)-packages/")
@@ -47,6 +49,28 @@ _SAVING = re.compile(r"(?i)(^|_)(save|saves|saving|checkpoint|ckpt)|savecheckpoi
 _EVALUATING = re.compile(
     r"(?i)(^|_)(eval|valid|infer|predict|generate|sanity)|(^|_)test(_|$|ing)|evaluat|validat"
 )
+
+TIMES = 10.0
+"""Factor by which a silence must exceed the usual time between two reports."""
+STARTS = 10
+STARTS_LOOKS = 3
+"""Reports, or looks that found new ones, after which a world is no longer one that starts: the
+first steps compile. Few looks do not show how many steps a report is."""
+KEPT = 9
+"""The newest times between reports that are kept: their median is the usual one."""
+
+ANSWER_S = 10.0
+"""Time for an answer, after which ranks count as giving no stack; an older ``muster-run`` gives
+none."""
+
+ENDS_S = 30.0
+"""Time for which a rank must keep its world from training before its process is ended."""
+
+ENDED: tuple[Doing, ...] = ("stopped", "loader", "script", "collective")
+"""Activities of a rank that may be ended: one without a stack may be at work as others."""
+
+AGAIN_S = 30.0
+"""Interval at which ranks that still stand are asked again: what they do may have changed."""
 
 
 def stance(rank: int, state: str, frames: Sequence[StackFrame]) -> StillRank:
@@ -114,16 +138,6 @@ def _lines(frames: Sequence[StackFrame]) -> list[str]:
     return [f"{one.path.rpartition('/')[2]}:{one.line}" for one in own or kept[:1]]
 
 
-TIMES = 10.0
-"""Factor by which a silence must exceed the usual time between two reports."""
-STARTS = 10
-STARTS_LOOKS = 3
-"""Reports, or looks that found new ones, after which a world is no longer one that starts: the
-first steps compile. Few looks do not show how many steps a report is."""
-KEPT = 9
-"""The newest times between reports that are kept: their median is the usual one."""
-
-
 @dataclass(frozen=True, slots=True)
 class Pulse:
     """The steps of a pod's ranks in one round, as far as known.
@@ -188,22 +202,6 @@ class Pulse:
         if self.starts or not own or now_s - self.moved_s < self.term_s(least_s):
             return False
         return not any(one.held or one.epoch or one.away or one.step < 0 for one in own)
-
-
-log = logging.getLogger(__name__)
-
-ANSWER_S = 10.0
-"""Time for an answer, after which ranks count as giving no stack; an older ``muster-run`` gives
-none."""
-
-ENDS_S = 30.0
-"""Time for which a rank must keep its world from training before its process is ended."""
-
-ENDED: tuple[Doing, ...] = ("stopped", "loader", "script", "collective")
-"""Activities of a rank that may be ended: one without a stack may be at work as others."""
-
-AGAIN_S = 30.0
-"""Interval at which ranks that still stand are asked again: what they do may have changed."""
 
 
 @dataclass(frozen=True, slots=True)

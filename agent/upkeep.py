@@ -1,23 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The upkeep of the store: deletes what gone pods have left, and checks the server's version.
+"""A member's work for the whole job: deletes what gone pods have left, and reports the job's state.
 
-The oldest listed member deletes; each sidecar logs whether the version is fit for a job, as
-``muster doctor`` says.
+The oldest listed member deletes. The state is a metric of every sidecar; the eldest also writes
+each change of it into the history, of which the controller makes an Event, and goes on from the
+newest entry there. Each sidecar logs whether the store's version is fit for a job, as ``muster
+doctor`` says.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from time import time
+from typing import cast
 
+from agent.verdict.decision import JobVerdict, verdict
+from agent.verdict.states import STATES, Level, State
+from agent.verdict.view import present_view
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.rounds.stages import SHARED_RUN
 from rdzv.errors import RecordError, StoreError
 from rdzv.job import JobClient
 from rdzv.keys import GenerationKeys, last_name
 from rdzv.members.gone import kept, leftovers, oldest
+from rdzv.members.registrar import Registrar
 from rdzv.reconcile import DueWrite, Kernel, Loop, Outlook, Reconciler
 from rdzv.records.history import ROUNDS_PER_LIFE, HistoryEntry
 from rdzv.sentences import Diary
@@ -25,8 +33,42 @@ from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, KeyValue
 from rdzv.store.etcd.answers import FLOOR, judge_version
 
+log = logging.getLogger(__name__)
+
 WORKERS = (b"/worker/attempt_", b"init/")
 """Prefixes of the keys of torch's workers there. Keys of other clients are left alone."""
+
+_AUTHOR = re.compile(r"(?P<member>.+?)\.(?:[0-9a-f]{12}\.\d+|[0-9a-f]{32})(?::\d+)?")
+"""Names that ``Endpoint`` gives its clients: one of its own, and one behind a relay."""
+
+SWEEP_PAUSE_S = 5.0
+"""Pause between two sweeps, in seconds: there is no hurry, and a burst of changes needs one
+sweep."""
+
+BATCH_MAX = 50
+"""Keys dropped by one transaction, each with a compare: etcd takes 128 of either."""
+
+VERSION_LOOK_S = 3600.0
+"""Interval of the check, in seconds: members of a cluster are replaced while a job runs, also by
+older ones, and no event tells of it."""
+
+HELD_S: Mapping[Level, float] = {"fault": 30.0, "warning": 30.0, "note": 120.0, "ok": 30.0}
+"""Time that a state has to last before it is reported, in seconds, by its level. Shorter: a world
+that forms again after a failure would be reported as failing. Worlds may take minutes to gather."""
+
+SETTLED_S = 30.0
+"""Time for which the watch has to have worked, in seconds: what is read right after an outage is as
+old as the outage, and looks stuck."""
+
+STATE_LOOK_S = 5.0
+LOOK_PER_MEMBER_S = 0.02
+"""Interval of looks, in seconds, and its least for each member: a look costs O(members)."""
+
+UNCHANGED_S = 60.0
+"""Interval of looks at a job that has not changed, in seconds: only times can make it stuck."""
+
+TRAINS: State = "training"
+"""State of a job without an entry: nothing is reported of a job that gets on."""
 
 
 def stale_worker_keys(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> list[KeyValue]:
@@ -72,10 +114,6 @@ def _formed_before(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> Mapping[str
     }
 
 
-_AUTHOR = re.compile(r"(?P<member>.+?)\.(?:[0-9a-f]{12}\.\d+|[0-9a-f]{32})(?::\d+)?")
-"""Names that ``Endpoint`` gives its clients: one of its own, and one behind a relay."""
-
-
 def orphans(keys: GenerationKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> list[KeyValue]:
     """Return the connection records of members that are gone, but for the newest ones."""
     of_gone = [
@@ -87,14 +125,6 @@ def orphans(keys: GenerationKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -
         and author["member"] not in snapshot.members
     ]
     return oldest(of_gone, kept(snapshot))
-
-
-SWEEP_PAUSE_S = 5.0
-"""Pause between two sweeps, in seconds: there is no hurry, and a burst of changes needs one
-sweep."""
-
-BATCH_MAX = 50
-"""Keys dropped by one transaction, each with a compare: etcd takes 128 of either."""
 
 
 class Sweeper(Reconciler):
@@ -143,13 +173,6 @@ def _deletion(kvs: list[KeyValue]) -> DueWrite:
     return DueWrite(lambda: (unchanged, [Delete(kv.key) for kv in kvs]))
 
 
-log = logging.getLogger(__name__)
-
-VERSION_LOOK_S = 3600.0
-"""Interval of the check, in seconds: members of a cluster are replaced while a job runs, also by
-older ones, and no event tells of it."""
-
-
 class StoreVersion(Loop):
     """The check of the store member that this sidecar talks to, at start and every ``repeat_s``.
 
@@ -183,3 +206,109 @@ class StoreVersion(Loop):
         extra = {"event": "store_version", "version": version}
         severity = logging.WARNING if fault else logging.INFO
         self._diary.say(sentence, level=severity, extra=extra, topic=why)
+
+
+def is_news(told: State, now: State, held_s: float) -> bool:
+    """Return whether to report a state that has lasted for ``held_s``, after ``told``."""
+    level = STATES[now].level
+    news = STATES[told].level != "ok" if level == "ok" else now != told
+    return news and held_s >= HELD_S[level]
+
+
+def last_reported(history: Sequence[HistoryEntry]) -> State:
+    """Return the state in the newest entry on states."""
+    for entry in reversed(history):
+        if entry.what == "state" and (state := entry.details.get("state")) in STATES:
+            return cast(State, state)
+    return TRAINS
+
+
+class StateReporter(Reconciler):
+    """One sidecar's view of the job's state."""
+
+    def __init__(self, kernel: Kernel, registrar: Registrar) -> None:
+        super().__init__(kernel, "states")
+        self._client = kernel.client
+        self._registrar = registrar
+        self._seen: JobVerdict | None = None
+        self._told: State = TRAINS
+        self._since_s = 0.0
+        self._looked = (-1, 0.0)
+        """The mirror's sequence at the last look, and the time of that look."""
+        self._defect = ""
+
+    async def step(self) -> Outlook:
+        """Report each change of the state, as the eldest."""
+        snapshot = self._client.membership.snapshot()
+        look_in_s = max(STATE_LOOK_S, LOOK_PER_MEMBER_S * len(snapshot.members))
+        write = self._due() if self._is_eldest(snapshot) else None
+        return Outlook(look_at_s=self.clock() + look_in_s, write=write)
+
+    def by_state(self) -> dict[str, float]:
+        """Return 1 for the present state and 0 for the others; 0 for all if it is unknown."""
+        found = self._judged()
+        now = found[0].state if found is not None else None
+        return {state: float(state == now) for state in STATES}
+
+    def stuck_ranks(self) -> dict[str, float]:
+        """Return 1 for each rank that keeps the world from training; nothing for any other."""
+        if not any(one.still for one in self._client.membership.saves().values()):
+            return {}
+        found = self._judged()
+        still = present_view(self._client).standstill if found is not None else None
+        return {} if still is None else {str(one.rank): 1.0 for _, one in still.causes}
+
+    def _is_eldest(self, snapshot: Snapshot) -> bool:
+        """Return whether this pod is the eldest of those whose sidecars do the same."""
+        me, members = self._registrar.identity.member, snapshot.members
+        if me not in members:
+            return False
+        alike = [one for one in members.values() if one.version == members[me].version]
+        return min(alike, key=lambda one: one.age_order).name == me
+
+    def _judged(self) -> tuple[JobVerdict, Sequence[HistoryEntry]] | None:
+        """Return the verdict and the history; None if the mirror may be old."""
+        if self._client.mirror.healthy_for_s(self.clock()) < SETTLED_S:
+            return None
+        try:
+            view = present_view(self._client)
+            return verdict(view, time()), view.history
+        except Exception as error:  # what is for people alone must not end the sidecar
+            if repr(error) != self._defect:
+                sentence = "a defect of muster: cannot tell the state of the job: %s"
+                log.critical(sentence, error, exc_info=error, extra={"event": "defect"})
+            self._defect = repr(error)
+            return None
+
+    def _due(self) -> DueWrite | None:
+        """Look at the state, as often as it may have changed; return the entry that is due."""
+        now_s, (sequence, looked_s) = self.clock(), self._looked
+        changed = self._client.mirror.sequence != sequence
+        if self._seen is None or changed or now_s - looked_s >= UNCHANGED_S:
+            self._looked = (self._client.mirror.sequence, now_s)
+            if (found := self._judged()) is None:
+                self._seen = None
+                return None
+            before, (self._seen, history) = self._seen, found
+            self._told = last_reported(history)
+            if before is None or before.state != self._seen.state:
+                self._since_s = now_s
+        if is_news(self._told, self._seen.state, now_s - self._since_s):
+            return self._write_of(self._seen)
+        return None
+
+    def _write_of(self, now: JobVerdict) -> DueWrite:
+        level = STATES[now.state].level
+        sentence = ": ".join(filter(None, (now.state, now.why or STATES[now.state].meaning)))
+        me = self._registrar.identity.member
+        details: dict[str, object] = {"state": now.state}
+        if now.causes:
+            details["ranks"] = [list(one) for one in now.causes]
+        entry = HistoryEntry("state", me, sentence, time(), dict(details))
+        return DueWrite(
+            lambda: ([], list(self._client.history(entry))),
+            f"the job is {sentence}",
+            {"event": "state", **details},
+            logging.INFO if level in ("ok", "note") else logging.WARNING,
+            written=partial(setattr, self, "_told", now.state),
+        )

@@ -17,9 +17,8 @@ from time import monotonic
 from typing import Any
 
 import muster
-from agent.drain.service import Drains
 from agent.hosts import HostDelivery
-from agent.parts import endpoint_of, job_client, launcher_parts, member_parts
+from agent.parts import Drains, endpoint_of, job_client, launcher_parts, member_parts
 from agent.process import boot_s
 from agent.rundir.files import RunDir
 from agent.surroundings import MemberSettings, Sockets, Surroundings

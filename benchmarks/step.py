@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from agent.rundir.gate_page import GatePage
+from agent.rundir.channels import GatePage
 from benchmarks.figures import Bar, Figure, of_medians, percentile
 from muster.draining import Drain
 from muster.gate import GateFile

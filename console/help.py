@@ -44,14 +44,11 @@ CLUSTER_STATUSES = {
 }
 """Further exit statuses of a command that reaches a cluster and has no settings of the store."""
 
-
 STORE_SECTION = "Store"
 """The heading of the settings that name the store and give access to it."""
 
-
 CLUSTER_SECTION = "Cluster"
 """The heading of the settings by which a cluster is reached."""
-
 
 STORE_TOPIC = "store-options"
 """The name of the help on them: ``muster help store-options``."""
@@ -60,6 +57,9 @@ _SHOWN = "--etcd-endpoints"
 """The one of them that the help of each command has."""
 
 _EXAMPLES = re.compile(r"(?:\x08\n)?Examples?[:,].*?(?:\n\s*\n|\Z)", re.DOTALL)
+
+PACKAGES = frozenset({"aiohttp", "kubernetes", "yaml"})
+"""The names by which they are imported."""
 
 
 class Entry(NamedTuple):
@@ -231,10 +231,6 @@ class CommandsByTask(click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the epilog without its examples."""
         _write_rest(self.epilog, formatter)
-
-
-PACKAGES = frozenset({"aiohttp", "kubernetes", "yaml"})
-"""The names by which they are imported."""
 
 
 def missing_extra(error: ModuleNotFoundError) -> str:

@@ -37,6 +37,17 @@ T = TypeVar("T")
 PATIENCE_S = 2.0
 """Time until the shell gets the names that are known by then: a user waits for each of them."""
 
+_SHORT = {"--namespace": "-n"}
+"""Short forms of settings."""
+
+IN_A_SIDECAR = "console.remote.passing:in_a_sidecar"
+"""The function that runs a command about one job in a cluster."""
+
+LISTENS_TIMEOUT_S = 1.0
+"""Ends a look at a loopback address; even a process that is stopped is connected to at once."""
+
+CLUSTER_OPTIONS = ("kubeconfig", "context")
+
 
 def job_names(ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
     """Return the jobs of ``muster local`` here and of the cluster's namespace that begin so."""
@@ -83,17 +94,6 @@ def _in_time(look: Callable[[], list[str]]) -> list[str]:
     thread.join(PATIENCE_S)
     return list(found)
 
-
-_SHORT = {"--namespace": "-n"}
-"""Short forms of settings."""
-
-IN_A_SIDECAR = "console.remote.passing:in_a_sidecar"
-"""The function that runs a command about one job in a cluster."""
-
-LISTENS_TIMEOUT_S = 1.0
-"""Ends a look at a loopback address; even a process that is stopped is connected to at once."""
-
-CLUSTER_OPTIONS = ("kubeconfig", "context")
 
 C = TypeVar("C", bound=Configuration)
 Command = Callable[..., Any]

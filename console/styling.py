@@ -27,10 +27,19 @@ COLOURS: Mapping[Level, str] = {
 
 _SYMBOLS: Mapping[Level, str] = {"fault": "✗", "warning": "!", "note": "·", "ok": "✓"}
 
-
 TERMINAL = "MUSTER_TERMINAL"
 """The variable of a command whose output the terminal of another machine shows: which of ``stdout``
 and ``stderr`` go there. ``COLUMNS`` is the width."""
+
+NARROW = 60
+"""A terminal with fewer columns has no room for the full indent."""
+
+NARROW_INDENT = 2
+
+UNKNOWN_COLUMNS = 80
+"""The assumed width of a terminal that does not report its size."""
+
+_QUANTITY = re.compile(r"(\d) (s|ms|MB)\b")
 
 
 def on_terminal(stream: IO[str]) -> bool:
@@ -57,17 +66,6 @@ def symbol(level: Level, stream: TextIO) -> str:
 def coloured(text: str, level: Level, stream: TextIO) -> str:
     """Return ``text`` in the colour of a level."""
     return click.style(text, fg=COLOURS[level]) if is_styled(stream) else text
-
-
-NARROW = 60
-"""A terminal with fewer columns has no room for the full indent."""
-
-NARROW_INDENT = 2
-
-UNKNOWN_COLUMNS = 80
-"""The assumed width of a terminal that does not report its size."""
-
-_QUANTITY = re.compile(r"(\d) (s|ms|MB)\b")
 
 
 def wrapped(text: str, stream: IO[str], indent: int) -> str:

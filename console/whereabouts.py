@@ -36,6 +36,19 @@ VARIABLE = "KUBECONFIG"
 TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 """The credentials of a pod, if its service account has any."""
 
+FILE_NAMES = ("namespace", "context", "kubeconfig")
+"""Keys besides the settings of the store, which have the names of their flags."""
+
+ATTEMPTS = 10
+PAUSE_S = 0.05
+"""A command that looks for jobs holds each lock for a moment: a run tries again."""
+
+ENDED = "ended"
+"""The directory of the files of jobs that have ended."""
+
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+"""Answers of a file system without locks, such as Lustre, or NFS without its lock daemon."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
@@ -79,10 +92,6 @@ def with_cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
         )
         command = option(command)
     return command
-
-
-FILE_NAMES = ("namespace", "context", "kubeconfig")
-"""Keys besides the settings of the store, which have the names of their flags."""
 
 
 def place_of(environ: Mapping[str, str]) -> Path:
@@ -150,17 +159,6 @@ def _entry(path: Path, key: str, value: Any) -> tuple[str, str]:
     except ValueError as error:
         raise ConfigError(f"{path}: {key}: {str(value)!r} is wrong: {error}") from error
     return store.get(key, key), str(value)
-
-
-ATTEMPTS = 10
-PAUSE_S = 0.05
-"""A command that looks for jobs holds each lock for a moment: a run tries again."""
-
-ENDED = "ended"
-"""The directory of the files of jobs that have ended."""
-
-NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
-"""Answers of a file system without locks, such as Lustre, or NFS without its lock daemon."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,12 @@ SKEW = timedelta(hours=1)
 UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
 """Exceptions of the library for foreign input: no PEM, or a key of an unsupported kind."""
 
+MEMBER_DAYS = 730
+"""Lifetime of the members' certificate, in days; renewed at two thirds. Members reread it for each
+connection."""
+SPARE = timedelta(days=60)
+"""Lifetime of a client's certificate beyond its rotation, in case the controller is away then."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -149,13 +155,6 @@ def subject(text: str) -> x509.Name:
 def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     """Serialize a key as unencrypted PEM."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-MEMBER_DAYS = 730
-"""Lifetime of the members' certificate, in days; renewed at two thirds. Members reread it for each
-connection."""
-SPARE = timedelta(days=60)
-"""Lifetime of a client's certificate beyond its rotation, in case the controller is away then."""
 
 
 @dataclass(frozen=True, slots=True)

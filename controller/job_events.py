@@ -15,13 +15,12 @@ from typing import Any, Literal
 
 from agent.verdict.states import STATES, StateEvent
 from controller.cluster.events import Events, told_up_to
-from controller.defect import tell_defect
 from controller.jobs import Jobs, JobState
 from controller.leadership import Leadership
 from controller.owners import Owners
 from rdzv.errors import ClusterUnavailable
 from rdzv.keys import JobKeys
-from rdzv.reconcile import Loop, Outlook
+from rdzv.reconcile import Loop, Outlook, log_defect
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry, shown_round
 from rdzv.records.job import Member
@@ -58,6 +57,11 @@ WARNINGS: frozenset[Reason] = frozenset(
         "Stuck",
     }
 )
+
+OWNER_RETRY_S = 5.0
+"""Retry interval for reading an owner that its Events wait for."""
+GATHER_S = 0.2
+"""Delay to batch changes: a world that forms changes dozens of keys at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +264,6 @@ def _drain(
     return JobEvent(reason, f"{drain.member}: {why}", revision, drain.pod_uid, drain.member, of_job)
 
 
-OWNER_RETRY_S = 5.0
-"""Retry interval for reading an owner that its Events wait for."""
-GATHER_S = 0.2
-"""Delay to batch changes: a world that forms changes dozens of keys at once."""
-
-
 class EventReporter(Loop):
     """The publisher of all jobs' events; reports its progress to ``leadership`` as a revision."""
 
@@ -320,7 +318,7 @@ class EventReporter(Loop):
             return False
         except Exception as error:
             job = state.keys.job_name
-            tell_defect(f"cannot publish the newest Events of job {job}: {error}", error)
+            log_defect(f"cannot publish the newest Events of job {job}: {error}", error)
         self._before[state.keys] = state
         return True
 

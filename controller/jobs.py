@@ -10,15 +10,22 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 
-from controller.defect import tell_defect
 from rdzv.errors import RecordError
 from rdzv.job import Watching
 from rdzv.keys import ROOT, JobKeys, job_of
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror, spelled_of_any_job
+from rdzv.reconcile import log_defect
 from rdzv.records.history import HistoryEntry
 from rdzv.snapshot import Listing, Snapshot
 from rdzv.store import KeyValue, Store, WatchEvent
+
+_READ = re.compile(
+    r"[^/]+/[^/]+/(?:(?:job|last_commit|g/[0-9]+/commit|g/[0-9]+/c10d/[^/]+/round)$"
+    r"|(?:incarnations|history|g/[0-9]+/(?:members|drains|quarantines))/)"
+)
+"""The keys that make up the jobs' states, without ``ROOT``. Most of a store is the data of
+launchers, and reports that pods write every few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +57,6 @@ class JobState:
         return sorted(found, key=lambda entry: entry.revision)
 
 
-_READ = re.compile(
-    r"[^/]+/[^/]+/(?:(?:job|last_commit|g/[0-9]+/commit|g/[0-9]+/c10d/[^/]+/round)$"
-    r"|(?:incarnations|history|g/[0-9]+/(?:members|drains|quarantines))/)"
-)
-"""The keys that make up the jobs' states, without ``ROOT``. Most of a store is the data of
-launchers, and reports that pods write every few seconds."""
-
-
 class _Job:
     """One job's part of the mirror."""
 
@@ -81,7 +80,7 @@ class _Job:
             except Exception as error:  # one job's records must not affect other jobs
                 self._defective = True
                 job = self._membership.keys.job_name
-                tell_defect(f"ignoring job {job}, cannot read its records: {error}", error)
+                log_defect(f"ignoring job {job}, cannot read its records: {error}", error)
         return self._state
 
     def _read(self) -> JobState:

@@ -20,6 +20,8 @@ from controller.cluster.api import ClusterApi, Object
 from rdzv.errors import ClusterError, ClusterRefused
 from rdzv.reconcile import Loop, Outlook
 
+log = logging.getLogger(__name__)
+
 LEASE_S = 15.0
 """Duration of the Lease without a renewal. Shorter: an API server that stalls changes the leader
 needlessly. Longer: nobody writes for as long after the leader has died."""
@@ -29,6 +31,12 @@ GIVE_UP_S = 10.0
 """Time after its last renewal at which the holder stops: before another replica may begin."""
 
 Step = Literal["renew", "take", "wait"]
+
+CONFLICT = 409
+CALL_S = 3.0
+"""Timeout for one read and one write of the Lease."""
+TOLD = "muster.dev/told-revision"
+"""Annotation of the Lease: the store's revision up to which all Events are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +64,6 @@ def next_step(now: float, me: str, seen: Sighting) -> tuple[Step, str]:
     if now - seen.seen_s >= LEASE_S:
         return "take", f"{seen.holder} has been silent for {LEASE_S:g} s"
     return "wait", f"{seen.holder} is the leader"
-
-
-log = logging.getLogger(__name__)
-
-CONFLICT = 409
-CALL_S = 3.0
-"""Timeout for one read and one write of the Lease."""
-TOLD = "muster.dev/told-revision"
-"""Annotation of the Lease: the store's revision up to which all Events are written."""
 
 
 class Leadership(Loop):

@@ -23,8 +23,13 @@ from rdzv.errors import ClusterError
 from rdzv.reconcile import Loop, Outlook
 from rdzv.sentences import Diary
 
+log = logging.getLogger(__name__)
+
 OF_JOB = ("job_namespace", "job_name")
 """Labels of a job's metrics; Prometheus overwrites ``namespace`` and ``job`` with the target's."""
+
+LOOK_S = 300.0
+"""Time between two looks, in seconds: a backup is due each day."""
 
 
 class SeenMetrics(Collector):
@@ -104,12 +109,6 @@ def _of_jobs(states: list[JobState], pods: Mapping[str, PodSeen]) -> Iterator[Ga
         if (left_s := time_to_save_s(pods, state)) is not None:
             grace.add_metric(labels, left_s)
     yield from (training, save, grace)
-
-
-log = logging.getLogger(__name__)
-
-LOOK_S = 300.0
-"""Time between two looks, in seconds: a backup is due each day."""
 
 
 def newest_success(jobs: Iterable[Object]) -> float:

@@ -5,18 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class NodeCondition:
-    """One condition of a node; ``status``: ``True``, ``False`` or ``Unknown``."""
-
-    type: str
-    status: str
-
-    def __str__(self) -> str:
-        return self.type if self.status == "True" else f"{self.type}={self.status}"
-
-
 DEFAULT_CONDITIONS = (
     # Machine API (spot notices) and Gardener, before they take the machine away.
     "Terminating",
@@ -34,6 +22,43 @@ DEFAULT_CONDITIONS = (
 """Only conditions with which the machine ends or restarts; none that says that a part is ill."""
 
 STATUSES = ("True", "False", "Unknown")
+
+DEFAULT_TAINTS = (
+    # Kubernetes: the machine is off, or given up by hand.
+    "node.kubernetes.io/out-of-service",
+    "node.cloudprovider.kubernetes.io/shutdown",
+    # Autoscalers, before they evict.
+    "ToBeDeletedByClusterAutoscaler",
+    "karpenter.sh/disrupted",
+    "karpenter.sh/disruption",
+    # Cloud providers' handlers, on a node that is to be reclaimed or maintained.
+    "aws-node-termination-handler/spot-itn",
+    "aws-node-termination-handler/rebalance-recommendation",
+    "aws-node-termination-handler/asg-lifecycle-termination",
+    "aws-node-termination-handler/scheduled-maintenance",
+    "cloud.google.com/impending-node-termination",
+    "remediator.kubernetes.azure.com/unschedulable",
+    # NVSentinel, if it is configured to taint; by default it cordons.
+    "AggregatedNodeHealth",
+    "nvidia.com/gpu-error",
+    "nvidia.com/gpu-xid-error",
+    "nvidia.com/gpu-nvlink-error",
+    "nvidia.com/syslog-xid-error",
+)
+"""Only temporary taints; none that a node has for life, as those that mark spot capacity."""
+
+SOFT = "PreferNoSchedule"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """One condition of a node; ``status``: ``True``, ``False`` or ``Unknown``."""
+
+    type: str
+    status: str
+
+    def __str__(self) -> str:
+        return self.type if self.status == "True" else f"{self.type}={self.status}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +88,6 @@ class Taint:
     key: str
     value: str
     effect: str
-
-
-DEFAULT_TAINTS = (
-    # Kubernetes: the machine is off, or given up by hand.
-    "node.kubernetes.io/out-of-service",
-    "node.cloudprovider.kubernetes.io/shutdown",
-    # Autoscalers, before they evict.
-    "ToBeDeletedByClusterAutoscaler",
-    "karpenter.sh/disrupted",
-    "karpenter.sh/disruption",
-    # Cloud providers' handlers, on a node that is to be reclaimed or maintained.
-    "aws-node-termination-handler/spot-itn",
-    "aws-node-termination-handler/rebalance-recommendation",
-    "aws-node-termination-handler/asg-lifecycle-termination",
-    "aws-node-termination-handler/scheduled-maintenance",
-    "cloud.google.com/impending-node-termination",
-    "remediator.kubernetes.azure.com/unschedulable",
-    # NVSentinel, if it is configured to taint; by default it cordons.
-    "AggregatedNodeHealth",
-    "nvidia.com/gpu-error",
-    "nvidia.com/gpu-xid-error",
-    "nvidia.com/gpu-nvlink-error",
-    "nvidia.com/syslog-xid-error",
-)
-"""Only temporary taints; none that a node has for life, as those that mark spot capacity."""
-
-SOFT = "PreferNoSchedule"
 
 
 @dataclass(frozen=True, slots=True)

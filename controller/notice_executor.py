@@ -13,7 +13,6 @@ from time import time
 
 from controller import notices
 from controller.cluster.collection import Collection
-from controller.defect import tell_defect
 from controller.jobs import Jobs, JobState
 from controller.notices import (
     Asked,
@@ -30,7 +29,7 @@ from controller.owners import PodSeen
 from rdzv.drain.transactions import TOGETHER_MOST, cancel, change, first_write
 from rdzv.errors import StoreAmbiguous, StoreError
 from rdzv.keys import JobKeys
-from rdzv.reconcile import Loop, Outlook, first_of
+from rdzv.reconcile import Loop, Outlook, first_of, log_defect
 from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.store import Compare, Operation
@@ -158,7 +157,7 @@ class NoticeExecutor(Loop):
         """Log a defect once until the job is fine again, as it is evaluated again and again."""
         if keys not in self._defective:
             self._defective.add(keys)
-            tell_defect(f"cannot request drains in job {keys.job_name}: {error}", error)
+            log_defect(f"cannot request drains in job {keys.job_name}: {error}", error)
 
     async def _ask(self, keys: JobKeys, asks: Sequence[NoticeGiven]) -> bool:
         """Request drains in one transaction: sidecars that see only one of two save twice."""

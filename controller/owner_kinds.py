@@ -19,6 +19,15 @@ from injection.workloads import Role
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
 
+SERVERS_GRACE_S = 30
+"""The grace that the API server sets by default; it looks the same as one that a user set."""
+
+AUTOSCALER = "kube-controller-manager"
+"""The field manager of an autoscaler's writes: autoscalers run in it."""
+
+REPLICAS = "replicas"
+"""Key in the details of a history entry: the replicas that it was written for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -129,10 +138,6 @@ def maker_of(owner: Owner, read: Mapping[str, Any]) -> Reference | None:
     return None
 
 
-SERVERS_GRACE_S = 30
-"""The grace that the API server sets by default; it looks the same as one that a user set."""
-
-
 def manifest_of(
     pod: Mapping[str, Any], namespace: str, owner: Owner | None, read: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], str, Role]:
@@ -192,13 +197,6 @@ def _beside(
             beside[".".join(words[:depth])] = below
         return beside
     return {}
-
-
-AUTOSCALER = "kube-controller-manager"
-"""The field manager of an autoscaler's writes: autoscalers run in it."""
-
-REPLICAS = "replicas"
-"""Key in the details of a history entry: the replicas that it was written for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,13 @@ from time import time
 from controller import owner_kinds
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
-from controller.defect import tell_defect
 from controller.jobs import Jobs, JobState
 from controller.owner_kinds import REPLICAS
 from controller.owners import FRESH_S, Owners, OwnerSeen, PodSeen, annotations_of, due_s
 from injection.kinds import job_label
 from rdzv.errors import ClusterError, ClusterUnavailable, StoreError
 from rdzv.keys import JobKeys
-from rdzv.reconcile import Loop, Outlook, first_of
+from rdzv.reconcile import Loop, Outlook, first_of, log_defect
 from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.store import Compare, Put
 
@@ -34,6 +33,11 @@ log = logging.getLogger(__name__)
 LOOKED_AT_S = FRESH_S + 5.0
 """Time from a job's change to the next read of its owner: no cached copy is used by then."""
 GATHER_S = 1.0
+
+UNPLACED_GATHER_S = 0.2
+"""Delay to batch changes: pods of one owner come together."""
+UNPLACED_AGAIN_S = 1.0
+"""Retry interval after a failed write."""
 
 
 class OwnerReconciler(Loop):
@@ -111,7 +115,7 @@ class OwnerReconciler(Loop):
             self._due_s[keys] = self.clock() + LOOKED_AT_S
         except Exception as error:
             told = f"cannot reconcile job {keys.job_name} with its owner: {error}"
-            tell_defect(told, error)
+            log_defect(told, error)
 
     async def _scale(self, keys: JobKeys, job: JobState, owner: OwnerSeen) -> None:
         replicas, record = owner.replicas, job.snapshot.job
@@ -202,12 +206,6 @@ def _pods(job: JobState) -> tuple[set[str], set[str]]:
     return members, {uid for uid in job.snapshot.drains if uid in members}
 
 
-UNPLACED_GATHER_S = 0.2
-"""Delay to batch changes: pods of one owner come together."""
-UNPLACED_AGAIN_S = 1.0
-"""Retry interval after a failed write."""
-
-
 def unplaced(pods: Iterable[PodSeen]) -> Counter[tuple[str, str]]:
     """Count the pods that the scheduler has found no node for, by namespace and job label."""
     return Counter((one.namespace, one.job) for one in pods if one.unplaced)
@@ -266,6 +264,6 @@ class UnplacedWriter(Loop):
             )
             return False
         except Exception as error:
-            tell_defect(f"cannot write the pods without a node of {keys.job_name}: {error}", error)
+            log_defect(f"cannot write the pods without a node of {keys.job_name}: {error}", error)
             return True
         return result.succeeded

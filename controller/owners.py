@@ -27,8 +27,25 @@ from launcher_shim.pod.hold import DEFAULT_GRACE_S, reserve_s
 from rdzv.errors import ClusterRefused, ClusterUnavailable, ConfigError
 from rdzv.keys import JobKeys
 
+log = logging.getLogger(__name__)
+
 PREEMPTED = "PreemptionByScheduler"
 """Reason of the condition DisruptionTarget: the scheduler ends the pod to make room."""
+
+PREFIX = "muster.dev/"
+EVERY_S = 30.0
+"""Minimum interval between two writes to one owner. Shorter: more writes to the API server, each
+of which goes to every watcher of that object."""
+
+FRESH_S = 30.0
+"""Time for which a read owner is used; it may be scaled, or replaced by one of the same name."""
+READ_TIMEOUT_S = 2.0
+UNREAD_S = 60.0
+"""Time for which the Events of an owner that was never read wait for it; then they are published
+at the owner that the pod shows. Longer: an owner that cannot be read holds back its Events, and
+the leader's stored progress. Shorter: while an API server restarts, they go to a ReplicaSet, where
+nobody looks."""
+KEPT = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +164,6 @@ def _owner(pod: Object) -> Owner | None:
         return None  # an unknown kind of ownerReference: Events go to the pod alone
 
 
-PREFIX = "muster.dev/"
-EVERY_S = 30.0
-"""Minimum interval between two writes to one owner. Shorter: more writes to the API server, each
-of which goes to every watcher of that object."""
-
-
 def annotations_of(job: JobState) -> dict[str, str]:
     """Return the annotations that describe a job's state."""
     record, last = job.snapshot.job, job.snapshot.commit_to_start_from
@@ -174,18 +185,6 @@ def due_s(now: float, wanted: dict[str, str], held: dict[str, str], written_s: f
         return float("inf")
     return max(0.0, written_s + EVERY_S - now)
 
-
-log = logging.getLogger(__name__)
-
-FRESH_S = 30.0
-"""Time for which a read owner is used; it may be scaled, or replaced by one of the same name."""
-READ_TIMEOUT_S = 2.0
-UNREAD_S = 60.0
-"""Time for which the Events of an owner that was never read wait for it; then they are published
-at the owner that the pod shows. Longer: an owner that cannot be read holds back its Events, and
-the leader's stored progress. Shorter: while an API server restarts, they go to a ReplicaSet, where
-nobody looks."""
-KEPT = 4000
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")

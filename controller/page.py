@@ -101,6 +101,19 @@ DOCUMENT = f"""<!doctype html>
 </html>
 """
 
+NEWEST = 8
+"""Number of history entries to show."""
+
+ADDRESS = "127.0.0.1"
+OWN_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""Accepted hosts, which a browser sends if the port is forwarded. Any other host would be that of
+a website whose DNS name resolves to this address (DNS rebinding)."""
+STREAMS_MAX = 32
+REST_S = 1.0
+"""Minimum interval between two updates of one stream."""
+ALIVE_S = 15.0
+"""Time without a change after which a comment is sent, so that abandoned connections end."""
+
 
 def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
@@ -111,10 +124,6 @@ POLICY = (
     " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """The Content-Security-Policy: names and reasons on the page come from pods, hence untrusted."""
-
-
-NEWEST = 8
-"""Number of history entries to show."""
 
 
 def summary(states: Iterable[JobState]) -> list[dict[str, Any]]:
@@ -206,15 +215,6 @@ def _drains(state: JobState, ends: set[str]) -> Iterator[dict[str, str]]:
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-ADDRESS = "127.0.0.1"
-OWN_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""Accepted hosts, which a browser sends if the port is forwarded. Any other host would be that of
-a website whose DNS name resolves to this address (DNS rebinding)."""
-STREAMS_MAX = 32
-REST_S = 1.0
-"""Minimum interval between two updates of one stream."""
-ALIVE_S = 15.0
-"""Time without a change after which a comment is sent, so that abandoned connections end."""
 
 HEADERS = {
     "Content-Security-Policy": POLICY,

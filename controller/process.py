@@ -38,7 +38,6 @@ from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
 from controller.cluster.events import Events
 from controller.config import ControllerConfig, Network
-from controller.defect import AGAIN_S, each_of, restarted, tell_pause
 from controller.job_events import EventReporter
 from controller.jobs import Jobs
 from controller.leadership import Leadership
@@ -49,6 +48,7 @@ from controller.owner_reconciler import OwnerReconciler, UnplacedWriter
 from controller.owners import Owners, pod_seen
 from controller.page import serving_page
 from rdzv.errors import ConfigError, MusterError
+from rdzv.reconcile import DEFECT_PAUSE_S, errors_in, log_pause, restarted
 from rdzv.sentences import named
 from rdzv.store.access import Access
 from rdzv.store.etcd.client import open_store
@@ -60,9 +60,16 @@ REVIEW_MAX_BYTES = 4 * 2**20
 LAST_ANSWERS_S = 10.0
 """Timeout for the requests in progress when the controller is stopped."""
 
-
 REFUSED_AGAIN_S = 60.0
 """Minimum interval between two log lines about refused callers, who may call at any rate."""
+
+LEAVE_S = 5.0
+"""Time for which the webhook still answers after a stop signal: the API server goes on asking
+until it learns that this replica stops, and a pod that gets no answer starts without Muster."""
+
+SWITCH_S = 0.0005
+"""Time after which a thread that plans a pod yields the interpreter to the event loop. An answer by
+TLS needs it a dozen times: by Python's default of 5 ms, ``/readyz`` waits for the whole plan."""
 
 
 @dataclass(slots=True)
@@ -191,14 +198,14 @@ async def keep_following(
         try:
             await follow(config, api, access, seen, evictor)
         except* MusterError as group:
-            for error in each_of(group):
+            for error in errors_in(group):
                 log.error(
                     "cannot follow jobs, retrying: %s", error, extra={"event": "not_following"}
                 )
         except* Exception as group:
-            for error in each_of(group):
-                tell_pause("following jobs", error)
-        await asyncio.sleep(AGAIN_S)
+            for error in errors_in(group):
+                log_pause("following jobs", error)
+        await asyncio.sleep(DEFECT_PAUSE_S)
 
 
 async def follow(
@@ -280,16 +287,6 @@ async def _freeze(parts: Sequence[Jobs | Collection[Any]]) -> None:
         await part.changed_after(0)
     gc.collect()
     gc.freeze()
-
-
-LEAVE_S = 5.0
-"""Time for which the webhook still answers after a stop signal: the API server goes on asking
-until it learns that this replica stops, and a pod that gets no answer starts without Muster."""
-
-
-SWITCH_S = 0.0005
-"""Time after which a thread that plans a pod yields the interpreter to the event loop. An answer by
-TLS needs it a dozen times: by Python's default of 5 ms, ``/readyz`` waits for the whole plan."""
 
 
 async def run(config: ControllerConfig, environ: Mapping[str, str]) -> int:

@@ -33,6 +33,18 @@ SEAL = "muster.json"
 
 _NAME = re.compile(r"(%s)-(\d{8,})" % TAG.pattern)
 
+WAIT_S = 300.0
+"""Timeout of a rank that waits for rank 0's choice, or of rank 0 for one that has not asked."""
+
+SAY_S = 20.0
+"""Time after which a rank that waits logs what it waits for."""
+
+POLL_S = 0.02
+"""Interval at which rank 0 looks who has asked."""
+
+_FAILED = "\0"
+"""Prefix of an error in place of a choice; no path has it."""
+
 
 class SavedPlace(NamedTuple):
     """The step of a checkpoint, and the cursor of the data where training goes on from it."""
@@ -137,18 +149,6 @@ def _remove(path: str) -> None:
 def _name(step: int, tag: str) -> str:
     return "%s-%08d" % (tag, step)
 
-
-WAIT_S = 300.0
-"""Timeout of a rank that waits for rank 0's choice, or of rank 0 for one that has not asked."""
-
-SAY_S = 20.0
-"""Time after which a rank that waits logs what it waits for."""
-
-POLL_S = 0.02
-"""Interval at which rank 0 looks who has asked."""
-
-_FAILED = "\0"
-"""Prefix of an error in place of a choice; no path has it."""
 
 _calls = 0
 _kept: List[object] = []

@@ -23,6 +23,8 @@ from muster.boundary import RankGate
 from muster.process import RankIdentity
 from muster.saved_steps import CommittedStep, decode
 
+log = logging.getLogger(__name__)
+
 PAGE_NAME = "gate.page"
 
 WORD = struct.Struct("<Q")
@@ -34,6 +36,22 @@ PAGE_BYTES = FIRST_SLOT + 2 * SLOT_BYTES
 
 READS = 5
 """Maximum number of reads of a page that the sidecar may just be changing."""
+
+SCHEMA = 1
+GATE_NAME = "gate.json"
+ENVIRONMENT_NAME = "env"
+"""A file in the run directory; if there is a sidecar, it has put it there."""
+PHASES = ("idle", "hold", "commit", "done", "void")
+
+POLL_S = 0.005
+"""Poll interval of a rank that waits."""
+
+OWN_ROUND_WAIT_S = 5.0
+"""Maximum wait of a new rank until its sidecar has seen that the round is complete."""
+
+LOOK_S = 0.05
+"""Interval at which a rank asks whether the page that it has mapped is still the one in use. It is
+shorter than a sidecar of 0.1 needs from its start to its first gate."""
 
 
 class MappedPage:
@@ -67,25 +85,6 @@ class MappedPage:
         if zlib.crc32(content, zlib.crc32(WORD.pack(word))) != checksum:
             return None
         return content
-
-
-log = logging.getLogger(__name__)
-
-SCHEMA = 1
-GATE_NAME = "gate.json"
-ENVIRONMENT_NAME = "env"
-"""A file in the run directory; if there is a sidecar, it has put it there."""
-PHASES = ("idle", "hold", "commit", "done", "void")
-
-POLL_S = 0.005
-"""Poll interval of a rank that waits."""
-
-OWN_ROUND_WAIT_S = 5.0
-"""Maximum wait of a new rank until its sidecar has seen that the round is complete."""
-
-LOOK_S = 0.05
-"""Interval at which a rank asks whether the page that it has mapped is still the one in use. It is
-shorter than a sidecar of 0.1 needs from its start to its first gate."""
 
 
 class Reading(NamedTuple):

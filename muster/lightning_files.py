@@ -18,6 +18,8 @@ from typing import Any, Dict, List, Optional
 from muster.resuming import TAG, is_left_behind, shortfall
 from muster.saved_steps import CommittedStep
 
+log = logging.getLogger(__name__)
+
 STEP_KEY = "global_step"
 TAG_KEY = "muster_tag"
 
@@ -88,9 +90,6 @@ def _follows(pickle: bytes, key: str, kind: "type[int] | type[str]") -> Optional
             return argument
         comes_next = argument == key
     return None
-
-
-log = logging.getLogger(__name__)
 
 
 def newest(directory: str, committed: Optional[CommittedStep]) -> Optional[str]:

@@ -47,6 +47,15 @@ BEGUN = (
     " sampler.go_to(sampler.place_of(epoch, samples)) before fit()"
 )
 
+IN_MEMORY = "the memory of this world"
+"""Given to Lightning as the path of a checkpoint that is no file."""
+
+UNTRIED = (
+    *("WeightAveraging", "StochasticWeightAveraging", "BatchSizeFinder", "LearningRateFinder"),
+    *("GradientAccumulationScheduler", "OnExceptionCheckpoint"),
+)
+"""Callbacks that act on the whole of ``fit()``, or on its end by an exception."""
+
 
 def take_over(trainer: Any, sampler: ElasticSampler) -> None:
     """Accumulate as many micro batches per step as the sampler yields.
@@ -197,16 +206,6 @@ def end_epoch(trainer: Any, sampler: Any) -> None:
     whole = loop.batch_progress.current.ready >= trainer.num_training_batches
     if sampler is not None and sampler.samples and whole:
         sampler.go_to(sampler.place_of(sampler.epoch + 1, 0))
-
-
-IN_MEMORY = "the memory of this world"
-"""Given to Lightning as the path of a checkpoint that is no file."""
-
-UNTRIED = (
-    *("WeightAveraging", "StochasticWeightAveraging", "BatchSizeFinder", "LearningRateFinder"),
-    *("GradientAccumulationScheduler", "OnExceptionCheckpoint"),
-)
-"""Callbacks that act on the whole of ``fit()``, or on its end by an exception."""
 
 
 class InPlaceFit:

@@ -35,6 +35,9 @@ BITS_MAX = 62
 _MULTIPLIERS = {32: (0x9E3779B1, 0x85EBCA77), 64: (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)}
 """Multipliers by word width in bits: odd, with bits in no regular pattern."""
 
+KINDS = {"shuffle": "rows (ElasticSampler)", "stream": "a stream of shards (shard_stream)"}
+"""The kinds of order, by the name under which a cursor has the facts of one."""
+
 
 class Bijection:
     """The numbers below ``size`` in an order that ``key`` determines."""
@@ -120,10 +123,6 @@ def places(start: int, step: int, many: int, first: int, last: int) -> Sequence[
     inside: Any = numpy.arange(first, last, dtype=numpy.uint64)
     found: Sequence[int] = (begins[:, None] + inside).ravel()
     return found
-
-
-KINDS = {"shuffle": "rows (ElasticSampler)", "stream": "a stream of shards (shard_stream)"}
-"""The kinds of order, by the name under which a cursor has the facts of one."""
 
 
 class RowOrder:

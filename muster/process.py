@@ -18,7 +18,20 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
+log = logging.getLogger(__name__)
+
 HOROVODS = ("horovod.torch", "horovod.tensorflow", "horovod.tensorflow.keras", "horovod.keras")
+
+DEPTH_MAX = 32
+OWN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "RANK")
+"""Variables that torchrun sets for a rank, and for the scripts around it, and does not have in its
+own environment, or has with other values if another torchrun's rank has started it."""
+
+CHECKS_VARIABLE = "MUSTER_CHECKS"
+
+LINE_READS = 5
+"""Maximum number of reads of a line that its owner may just be overwriting."""
+LINE_MAX = 4096
 
 
 def own_world(call: str) -> Tuple[int, int]:
@@ -68,12 +81,6 @@ def _leave(process: int) -> None:
         return
     if dist.get_backend() == "gloo":  # to leave one of NCCL may wait for ranks that are gone
         dist.destroy_process_group()
-
-
-DEPTH_MAX = 32
-OWN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "RANK")
-"""Variables that torchrun sets for a rank, and for the scripts around it, and does not have in its
-own environment, or has with other values if another torchrun's rank has started it."""
 
 
 class Lineage:
@@ -143,9 +150,6 @@ def _parent_of(pid: int) -> int:
         return int(file.read().rpartition(b")")[2].split()[1])
 
 
-log = logging.getLogger(__name__)
-
-
 def end_without_torchrun() -> None:
     """End this process: no torchrun is left to let it go on, or to end it."""
     log.error("the torchrun of this rank is gone while the rank waits: the rank ends, too")
@@ -176,8 +180,6 @@ def sigterm_ends() -> Iterator[None]:
         if ours_to_set:
             signal.signal(signal.SIGTERM, handler)
 
-
-CHECKS_VARIABLE = "MUSTER_CHECKS"
 
 passed_over: List[str] = []
 """Faults that this process was let pass: its saves then do not count as keeping samples."""
@@ -213,11 +215,6 @@ class RankIdentity:
         self.restart = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.of_torchrun = "TORCHELASTIC_RUN_ID" in environ
         self.master = master_of(environ)
-
-
-LINE_READS = 5
-"""Maximum number of reads of a line that its owner may just be overwriting."""
-LINE_MAX = 4096
 
 
 class FileOwner(NamedTuple):

@@ -23,6 +23,21 @@ from muster.saved_steps import CommittedStep
 
 log = logging.getLogger(__name__)
 
+ROUNDS_PER_LIFE = 1_000_000
+"""Each life of the job numbers its rounds from a multiple of this."""
+
+TAG = re.compile(r"life\d{5,9}-round\d{6}-[0-9a-f]{10}")
+"""The form of every tag: at most 40 characters, all of them safe in file names."""
+
+FIRST = "life00001"
+"""No tag of a round that a sidecar has confirmed sorts before this."""
+
+ALONE = "life00000-round000000-0000000000"
+"""The tag of a script without a sidecar; it sorts before all others."""
+
+MARK = "muster-tag"
+"""The name of the file: in a checkpoint directory, and in a checkpoint that is a directory."""
+
 
 class CheckpointMissing(RuntimeError):
     """All ranks have saved a step, and the script would start from an earlier one."""
@@ -152,19 +167,6 @@ def _refuse(step: int, committed: CommittedStep, load: str) -> None:
     )
 
 
-ROUNDS_PER_LIFE = 1_000_000
-"""Each life of the job numbers its rounds from a multiple of this."""
-
-TAG = re.compile(r"life\d{5,9}-round\d{6}-[0-9a-f]{10}")
-"""The form of every tag: at most 40 characters, all of them safe in file names."""
-
-FIRST = "life00001"
-"""No tag of a round that a sidecar has confirmed sorts before this."""
-
-ALONE = "life00000-round000000-0000000000"
-"""The tag of a script without a sidecar; it sorts before all others."""
-
-
 def save_tag() -> str:
     """Return the tag of the present world, to be part of each path that this world saves to.
 
@@ -211,10 +213,6 @@ def unconfirmed_tag(rank: RankIdentity, environ: Mapping[str, str]) -> str:
 def _tag(life: int, round: int, run: str, master: str) -> str:
     digest = hashlib.sha256(("%s\n%s" % (run, master)).encode("utf-8", "surrogateescape"))
     return "life%05d-round%06d-%s" % (life, round, digest.hexdigest()[:10])
-
-
-MARK = "muster-tag"
-"""The name of the file: in a checkpoint directory, and in a checkpoint that is a directory."""
 
 
 class LaterWorld(RuntimeError):

@@ -16,6 +16,8 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 
 from muster import process
 
+log = logging.getLogger(__name__)
+
 CURSOR_MAX_BYTES = 1024
 """Maximum length of a cursor as JSON: it is part of records that every sidecar keeps."""
 
@@ -24,6 +26,18 @@ UNKEPT = "unkept"
 
 ENDING = ".cursors"
 """Suffix of the file's name, after the local rank."""
+
+SPREAD = (1, 4, 16, 64)
+"""For each number, the newest save whose count is a multiple of it is named."""
+
+REASON_CHARACTERS = 80
+"""Maximum length of a reason in the line: why a save failed, or does not keep the samples."""
+
+NOT_PLAIN = re.compile(r'[^ -~]|["\\]')
+
+KEPT = "kept"
+NOT_KEPT = "not kept: "
+"""The start of a verdict that gives a reason."""
 
 
 def encode(cursor: Any, step: int) -> str:
@@ -134,21 +148,6 @@ def at_save(step: int) -> str:
         if why:
             return why
     return ""
-
-
-log = logging.getLogger(__name__)
-
-SPREAD = (1, 4, 16, 64)
-"""For each number, the newest save whose count is a multiple of it is named."""
-
-REASON_CHARACTERS = 80
-"""Maximum length of a reason in the line: why a save failed, or does not keep the samples."""
-
-NOT_PLAIN = re.compile(r'[^ -~]|["\\]')
-
-KEPT = "kept"
-NOT_KEPT = "not kept: "
-"""The start of a verdict that gives a reason."""
 
 
 def plain(reason: str) -> str:

@@ -16,8 +16,7 @@ from muster import saved_steps
 from muster.orders import ShardOrder
 from muster.process import RankIdentity, refuse
 from muster.resuming import last_commit, started_from
-from muster.shard_line import ShardLine
-from muster.shard_log import Save, Shard, ShardLog
+from muster.shard_log import Save, Shard, ShardLine, ShardLog
 
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from muster.data import ElasticSampler, seed_step
 from muster.process import refuse
 
+log = logging.getLogger(__name__)
+
 ORDERS = ("random", "sequential", "group_by_length")
 """The values of ``train_sampling_strategy`` whose order the callback keeps."""
 
@@ -57,6 +59,13 @@ MEAN_OF_MODEL = (
 )
 
 MEAN_OF_FUNCTION = "Let compute_loss_func divide a sum by num_items_in_batch"
+
+STATE = "muster.data"
+"""Key of the place in the data in the trainer's state, which each checkpoint contains."""
+
+LABELS = ("labels", "shift_labels")
+IGNORED = -100
+"""The label of a token that transformers and torch leave out of the loss."""
 
 
 def fault_of_trainer(trainer: Any, *, replace: bool) -> str:
@@ -159,16 +168,6 @@ class ByLength:
                     at = end
             self._bounds[total] = found
         return self._bounds[total]
-
-
-log = logging.getLogger(__name__)
-
-STATE = "muster.data"
-"""Key of the place in the data in the trainer's state, which each checkpoint contains."""
-
-LABELS = ("labels", "shift_labels")
-IGNORED = -100
-"""The label of a token that transformers and torch leave out of the loss."""
 
 
 class TrainerData:

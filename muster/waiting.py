@@ -39,6 +39,12 @@ COLLECTIVES = re.compile(
 
 SLEEPS = (b"S", b"D")
 
+STACKS_SIGNAL = 61
+"""A signal for real-time use of its own: scripts use SIGUSR1 and SIGUSR2."""
+
+STACKS_MAX_BYTES = 1024 * 1024
+"""Length of the file from which on a rank begins it again."""
+
 
 class WaitingShare:
     """The share of waiting in the newest windows."""
@@ -142,12 +148,6 @@ def _has_device() -> bool:
     cuda = sys.modules.get("torch.cuda")
     return cuda is not None and bool(cuda.is_initialized())
 
-
-STACKS_SIGNAL = 61
-"""A signal for real-time use of its own: scripts use SIGUSR1 and SIGUSR2."""
-
-STACKS_MAX_BYTES = 1024 * 1024
-"""Length of the file from which on a rank begins it again."""
 
 _stacks_file: Optional[IO[bytes]] = None
 

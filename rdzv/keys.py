@@ -17,6 +17,9 @@ from rdzv.dataclass import dataclass
 
 ROOT = "/muster/v1/"
 
+CACHED_LENGTH = 256
+"""Longest launcher's key, in bytes, whose spelling is cached: all together take a MiB or two."""
+
 
 @lru_cache(maxsize=4096)  # every event of a watch is compared with a few prefixes
 def _name(text: str) -> str:
@@ -366,10 +369,6 @@ class RunKeys:
         section, _, rest = key.removeprefix(self.prefix).partition("/")
         name, _, item = rest.partition("/")
         return section, _bytes_of(name), unquote(item) if item else item
-
-
-CACHED_LENGTH = 256
-"""Longest launcher's key, in bytes, whose spelling is cached: all together take a MiB or two."""
 
 
 def _bytes_name(key: bytes) -> str:

@@ -16,6 +16,26 @@ from rdzv.dataclass import dataclass
 MAX_DOUBLINGS = 16
 """Bound on the doublings: far beyond any bound in seconds, and small enough for a float."""
 
+FIRST_PAUSE_S = 0.3
+
+BRIEF_IS_STRANGE = 2
+"""Warn from this number of registrations in a row that were lost early. One may be chance."""
+
+ATTEMPT_S = 1.0
+"""Deadline of one attempt: an election plus one lost attempt fit well into a lease of 10 s."""
+
+MAX_ATTEMPT_S = 1.8
+"""Bound on that of an attempt on a slow connection: callers give 2 s by default, and it must be a
+whole one."""
+
+ROUND_TRIPS = 6
+"""Round trips within one attempt: three for a new connection, one for the call, and two for TCP to
+notice that a segment was lost, and to send it again."""
+
+ANSWERS = 8
+"""Answers in a row that must have been slow before the connection counts as slow: an election
+delays several that came at once, and one fast answer shows that it is over."""
+
 
 @dataclass(frozen=True, slots=True)
 class Doubling:
@@ -35,12 +55,6 @@ class Doubling:
     def drawn_after(self, failures: int, random: Random) -> float:
         """Draw the backoff with jitter: a random time between half of it and all of it."""
         return self.after(failures) * random.uniform(0.5, 1)
-
-
-FIRST_PAUSE_S = 0.3
-
-BRIEF_IS_STRANGE = 2
-"""Warn from this number of registrations in a row that were lost early. One may be chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +103,6 @@ class Pacing:
             f" {self.lease_ttl_s:g} s? see"
             " docs/operations.md#a-member-registers-again-and-again"
         )
-
-
-ATTEMPT_S = 1.0
-"""Deadline of one attempt: an election plus one lost attempt fit well into a lease of 10 s."""
-
-MAX_ATTEMPT_S = 1.8
-"""Bound on that of an attempt on a slow connection: callers give 2 s by default, and it must be a
-whole one."""
-
-ROUND_TRIPS = 6
-"""Round trips within one attempt: three for a new connection, one for the call, and two for TCP to
-notice that a segment was lost, and to send it again."""
-
-ANSWERS = 8
-"""Answers in a row that must have been slow before the connection counts as slow: an election
-delays several that came at once, and one fast answer shows that it is over."""
 
 
 class Patience:

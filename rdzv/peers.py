@@ -28,6 +28,13 @@ few others. More: idle connections."""
 MEMBERS_MIN = 3
 """Members of a job that watches: of two, each may be the one that is cut off."""
 
+VETO_S = 1.0
+"""Time for which a suspicion must stand before it evicts, counted by who reads it. A write by the
+suspected member must fit in. Every loss that is seen early takes this much longer."""
+
+VOTES = 2
+"""Members that must suspect one."""
+
 
 def ring(members: Mapping[str, Member]) -> list[str]:
     """Return the names of all members in the order of the ring.
@@ -124,14 +131,6 @@ class Suspicion:
             lease=kv.lease,
             mod_revision=kv.mod_revision,
         )
-
-
-VETO_S = 1.0
-"""Time for which a suspicion must stand before it evicts, counted by who reads it. A write by the
-suspected member must fit in. Every loss that is seen early takes this much longer."""
-
-VOTES = 2
-"""Members that must suspect one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel of the loops that bring something to what a decision wants.
 
-A part looks at its inputs and decides, in ``step``. A ``Loop`` looks again at a change, a call or a
-time; no wake-up is lost: a change between the look and the wait ends the wait. A ``Reconciler`` is
-a loop that writes to the store: it waits for its turn; writes one transaction under the fence, and
-waits until the mirror shows what came of it; backs off; logs what changes; and knows for how long
-it has been stuck, and why.
+A part looks at its inputs and decides, in ``step``. A ``Loop`` looks again at a change, a call or
+a time; no wake-up is lost: a change between the look and the wait ends the wait. A ``Reconciler``
+is a loop that writes to the store: it waits for its turn; writes one transaction under the fence,
+and waits until the mirror shows what came of it; backs off; logs what changes; and knows for how
+long it has been stuck, and why. A task that meets a defect of its own reports it, and starts
+again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from random import Random
 from typing import Any, Literal
@@ -25,6 +26,24 @@ from rdzv.job import JobClient
 from rdzv.pacing import Doubling
 from rdzv.sentences import Diary
 from rdzv.store import Compare, GuardedWrites
+
+log = logging.getLogger(__name__)
+
+BACKOFF = Doubling(0.4, 1.0)
+"""Backoff after a write that the store did not answer, or that lost a race for the second time in a
+row, in seconds."""
+
+DISK_RETRY_S = 0.2
+"""Retry interval of a file that the disk did not take, in seconds."""
+
+REST_S = 0.01
+"""Least wait for a time, in seconds, so that a decision that asks for the past does not spin."""
+
+SPREAD = 0.2
+"""Jitter of a turn: its largest random delay, as a fraction of the turn."""
+
+DEFECT_PAUSE_S = 30.0
+"""Restart delay of a task after a defect; the others, and the webhook, go on meanwhile."""
 
 
 async def first_of(*waits: Awaitable[Any], timeout_s: float | None = None) -> Any:
@@ -46,21 +65,6 @@ async def first_of(*waits: Awaitable[Any], timeout_s: float | None = None) -> An
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-
-log = logging.getLogger(__name__)
-
-BACKOFF = Doubling(0.4, 1.0)
-"""Backoff after a write that the store did not answer, or that lost a race for the second time in a
-row, in seconds."""
-
-DISK_RETRY_S = 0.2
-"""Retry interval of a file that the disk did not take, in seconds."""
-
-REST_S = 0.01
-"""Least wait for a time, in seconds, so that a decision that asks for the past does not spin."""
-
-SPREAD = 0.2
-"""Jitter of a turn: its largest random delay, as a fraction of the turn."""
 
 Why = Literal["", "look", "turn", "lease", "store", "race", "deadline", "disk"]
 """The reason that a loop is not done: it is still reading its inputs, it is another member's turn,
@@ -345,3 +349,34 @@ class Reconciler(Loop):
 
     def _timeout_s(self, step: Outlook) -> float:
         return min(super()._timeout_s(step), max(REST_S, self._refused_s))
+
+
+def log_defect(sentence: str, error: BaseException, **fields: str) -> None:
+    """Log ``sentence`` as a defect of Muster, with the traceback; ``fields`` are for machines."""
+    told = {"event": "defect", **fields}
+    log.critical("a defect of muster: %s", sentence, exc_info=error, extra=told)
+
+
+async def restarted(what: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Run ``work`` until cancelled, and restart it after a defect, ``AGAIN_S`` later."""
+    while True:
+        try:
+            await work()
+        except* Exception as group:
+            for error in errors_in(group):
+                log_pause(what, error)
+        await asyncio.sleep(DEFECT_PAUSE_S)
+
+
+def log_pause(what: str, error: BaseException) -> None:
+    """Report a defect after which a task pauses for ``AGAIN_S``."""
+    log_defect(f"{what} pauses for {DEFECT_PAUSE_S:g} s: {error}", error)
+
+
+def errors_in(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Yield the errors of a group, and of the groups in it."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from errors_in(error)
+        else:
+            yield error

@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+PREFIX = "MUSTER_"
+
 
 class Diary:
     """The log of one condition's changes. ``last``: the newest sentence; empty before the first."""
@@ -50,9 +52,6 @@ def duration(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes % 60} min"
     return f"{hours // 24} d {hours % 24} h"
-
-
-PREFIX = "MUSTER_"
 
 
 def variable_of(flag: str) -> str:

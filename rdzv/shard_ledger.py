@@ -31,6 +31,8 @@ from rdzv.records.shards import (
 )
 from rdzv.store import KeyValue, WatchEvent
 
+log = logging.getLogger(__name__)
+
 SAVES_MAX = 256
 """Bound on the saves that a world may still begin from. Each keeps its places apart; beyond it, the
 oldest are merged into the base, which a world may begin from, too."""
@@ -191,8 +193,6 @@ def progress_warning(name: str, ledger: ShardLedger) -> str:
         " start from step 0"
     )
 
-
-log = logging.getLogger(__name__)
 
 Record = ShardWorld | OpenShards | TrainedShards | PodShards
 

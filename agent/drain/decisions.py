@@ -40,6 +40,23 @@ from rdzv.shard_ledger import ShardLedger
 from rdzv.snapshot import Listing, Places, Snapshot, listing_of
 from rdzv.store import GuardedWrites
 
+TURN_S = 0.1
+"""Time between two turns to write a decision, in seconds."""
+
+COMMANDS_LOOK_S = 0.1
+"""Poll interval of the commands of a pod that drains; the standard library has no file
+notification."""
+
+LOOK_S = 0.05
+"""Shortest interval of looks without a change, in seconds."""
+
+STANDS_S = 2.0
+"""Log a blocking reason after it has persisted for this long."""
+
+ENDS_AT_ONCE = 25
+"""Drains that end in one transaction, each with its record, its vote and history: etcd takes 128
+operations, and as many compares. The others follow in the next."""
+
 
 class RoundSource(Protocol):
     """The source of live rounds: the rendezvous endpoint."""
@@ -129,24 +146,6 @@ def turn_of(snapshot: DrainingSnapshot, me: str, turn_s: float) -> Turn:
     round = snapshot.round
     there = [one for one in round.members if one not in round.left] if round else []
     return Turn(me, there, turn_s)
-
-
-TURN_S = 0.1
-"""Time between two turns to write a decision, in seconds."""
-
-COMMANDS_LOOK_S = 0.1
-"""Poll interval of the commands of a pod that drains; the standard library has no file
-notification."""
-
-LOOK_S = 0.05
-"""Shortest interval of looks without a change, in seconds."""
-
-STANDS_S = 2.0
-"""Log a blocking reason after it has persisted for this long."""
-
-ENDS_AT_ONCE = 25
-"""Drains that end in one transaction, each with its record, its vote and history: etcd takes 128
-operations, and as many compares. The others follow in the next."""
 
 
 class Chronicle:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from agent.rundir.pod_socket import PodSocket
+from agent.rundir.channels import PodSocket
 from launcher_shim.pod.hold import reserve_s
 from launcher_shim.rundir import layout
 from rdzv.dataclass import dataclass
@@ -28,12 +28,24 @@ from rdzv.reconcile import first_of
 from rdzv.records.codec import Seconds, decode, encode, load_record, take_seconds
 from rdzv.records.drain import CONTROLLER, ENDING_SOURCES, SIGNS, Drain, Outcome
 
+log = logging.getLogger(__name__)
+
 Source = Literal["prestop", "sigterm", "hold", "control"]
 """The source of a notice: the sidecar's own preStop hook, ``muster-run`` that got a SIGTERM,
 ``muster-hold`` as the training container's preStop hook, or any other program in the pod."""
 
 REASON_LENGTH = 200
 LINE_LENGTH = 4096
+
+CONNECTIONS_MAX = 64
+LINE_TIMEOUT_S = 5.0
+
+SAME_DEADLINE_S = 1.0
+"""Tolerance between equal deadlines, in seconds: a repeated notice differs by its own delay."""
+
+OUTLIVED_S = 5.0
+"""Time past its deadline after which a pod that lives on was not being ended after all, in
+seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +74,6 @@ def read_notice(line: bytes) -> Notice:
         left = take_seconds("a notice", fields, "seconds_left")
     printable = "".join(c if c.isprintable() else " " for c in reason)[:REASON_LENGTH]
     return Notice(cast(Source, source), printable, left)
-
-
-log = logging.getLogger(__name__)
-
-CONNECTIONS_MAX = 64
-LINE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +152,6 @@ class NoticeSocket:
             phase = news
             writer.write(phase.line())
             await writer.drain()
-
-
-SAME_DEADLINE_S = 1.0
-"""Tolerance between equal deadlines, in seconds: a repeated notice differs by its own delay."""
-
-OUTLIVED_S = 5.0
-"""Time past its deadline after which a pod that lives on was not being ended after all, in
-seconds."""
 
 
 @dataclass(frozen=True, slots=True)

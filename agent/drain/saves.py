@@ -65,6 +65,10 @@ GROWN = 1.5
 TURN_S = LOOK_S
 """Time between two turns to store a common step, in seconds."""
 
+LAUNCHER_LOOK_S = 0.05
+"""Poll interval of the ranks while a save is to come: the standard library has no file
+notification."""
+
 
 class SaveReporter(Reconciler):
     """The reporter of one pod's saves. ``grace_s``: in seconds.
@@ -230,11 +234,6 @@ class SaveReporter(Reconciler):
         me = self._registrar.identity.member
         writes = partial(newest_transaction, self._client.keys, snapshot, saved)
         return DueWrite(writes, why, turn=turn_of(snapshot, me, TURN_S))
-
-
-LAUNCHER_LOOK_S = 0.05
-"""Poll interval of the ranks while a save is to come: the standard library has no file
-notification."""
 
 
 class LauncherSaves(Reconciler):

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.config.sidecar import Config
-from agent.rundir.gate_page import GatePage
+from agent.rundir.channels import GatePage
 from agent.rundir.programs import (
     EXEC_PROGRAMS,
     LIBRARY_HOME,
@@ -54,6 +54,10 @@ LIBRARY = ("muster", "muster/data", "muster/world")
 
 CONTENT_MAX_BYTES = 1024 * 1024
 """Bound on a file that is read: far more than any file here has."""
+
+MAX_RESTARTS = 10
+"""The restart budget of a container that sets none: enough for a day with several losses; a script
+that always fails still ends within minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,11 +334,6 @@ class RunDir:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-
-
-MAX_RESTARTS = 10
-"""The restart budget of a container that sets none: enough for a day with several losses; a script
-that always fails still ends within minutes."""
 
 
 def torch_environment(config: Config) -> Mapping[str, str]:

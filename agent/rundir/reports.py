@@ -35,6 +35,43 @@ from rdzv.records.progress import RankInWorld, RankProgress
 CURSORS_MAX_BYTES = 16 * 1024
 """Bound on a file of cursors: far more than those of the steps that a rank names."""
 
+TORCH_MAX = 40
+"""The longest name of a release of torch that is read."""
+
+_NUMBERS = (
+    "pid",
+    "started",
+    "rank",
+    "local_rank",
+    "world_size",
+    "local_world_size",
+    "restart",
+    "step",
+    "epoch",
+)
+
+STACKS_MAX_BYTES = 4 * 1024 * 1024
+
+PLAIN_STARTS_MAX = 64
+"""The most files to read: a pod has a worker for each of its devices."""
+
+FAILURE_MAX_BYTES = 4096
+FAILURES_READ_MAX = 256
+"""The most files that are looked at: there is one for each local rank."""
+
+MASK = "***"
+
+_CREDENTIALS = re.compile(r"://[^\s/@]{1,200}@")
+_QUERY = re.compile(r"(://[^\s?'\"]{1,200})\?[^\s'\")]{1,1000}")
+_NAMED = re.compile(
+    r"(?i)\b([a-z0-9_-]{0,40}(?:password|passwd|token|secret|api_?key|credential)s?['\"]?"
+    r"\s{0,3}[=:]\s{0,3})[^\s,;&)]{1,400}"
+)
+_WORD = re.compile(r"[A-Za-z0-9_+-]{20,}")
+_PREFIXES = ("hf_", "ghp_", "gho_", "github_pat_", "glpat-", "sk-", "xox", "AKIA", "ASIA", "eyJ")
+
+_OF_ANOTHER = re.compile(r"(closed|reset) by peer|[Bb]roken pipe|remote process exited")
+
 
 def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
     """Read what the ranks of a pod have published; skip a file that is no progress file.
@@ -137,22 +174,6 @@ def _in_world(part: Mapping[str, Any]) -> RankInWorld:
     )
 
 
-TORCH_MAX = 40
-"""The longest name of a release of torch that is read."""
-
-_NUMBERS = (
-    "pid",
-    "started",
-    "rank",
-    "local_rank",
-    "world_size",
-    "local_world_size",
-    "restart",
-    "step",
-    "epoch",
-)
-
-
 def _share(found: Any) -> float | None:
     share = -1.0 if found is None else float(found)
     return share if 0.0 <= share <= 1.0 else None
@@ -163,12 +184,6 @@ def _pair(fields: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
         return None
     epoch, value = fields[name]
     return int(epoch), kind(value)
-
-
-STACKS_MAX_BYTES = 4 * 1024 * 1024
-
-PLAIN_STARTS_MAX = 64
-"""The most files to read: a pod has a worker for each of its devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,22 +266,6 @@ def _frame(path: str, line: int, function: str) -> StackFrame:
     return StackFrame(str(path), int(line), str(function))
 
 
-FAILURE_MAX_BYTES = 4096
-FAILURES_READ_MAX = 256
-"""The most files that are looked at: there is one for each local rank."""
-
-MASK = "***"
-
-_CREDENTIALS = re.compile(r"://[^\s/@]{1,200}@")
-_QUERY = re.compile(r"(://[^\s?'\"]{1,200})\?[^\s'\")]{1,1000}")
-_NAMED = re.compile(
-    r"(?i)\b([a-z0-9_-]{0,40}(?:password|passwd|token|secret|api_?key|credential)s?['\"]?"
-    r"\s{0,3}[=:]\s{0,3})[^\s,;&)]{1,400}"
-)
-_WORD = re.compile(r"[A-Za-z0-9_+-]{20,}")
-_PREFIXES = ("hf_", "ghp_", "gho_", "github_pat_", "glpat-", "sk-", "xox", "AKIA", "ASIA", "eyJ")
-
-
 @dataclass(frozen=True, slots=True)
 class FailureReport:
     """One uncaught exception of a rank; ``at_boot_s`` is of the clock that all processes share.
@@ -287,9 +286,6 @@ class FailureReport:
     def follows(self) -> bool:
         """Whether the end of another rank is its cause."""
         return _OF_ANOTHER.search(self.text) is not None
-
-
-_OF_ANOTHER = re.compile(r"(closed|reset) by peer|[Bb]roken pipe|remote process exited")
 
 
 def read_failures(directory: Path) -> tuple[FailureReport, ...]:

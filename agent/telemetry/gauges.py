@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.drain.service import Drains
 from agent.launcher_watch import LauncherWatcher
-from agent.parts import LauncherParts, MemberParts
+from agent.parts import Drains, LauncherParts, MemberParts
 from agent.shards import ShardDesk
 from agent.telemetry.http import LoopLag
 from agent.telemetry.metrics import Metrics

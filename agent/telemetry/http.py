@@ -44,6 +44,30 @@ REMEMBERED = 10
 LOGGED_S = 1.0
 """Lag above which a warning is logged, in seconds: a third of the usual renewal interval."""
 
+UNHEALTHY_LAG_S = 30.0
+"""Lag above which the sidecar is unhealthy, in seconds: far more than the default lease TTL.
+Something inside hangs, and a restart can cure it."""
+
+REQUEST_TIMEOUT_S = 5.0
+"""Time limit for a whole request, and again for sending its answer, in seconds."""
+
+REQUEST_MAX = 8192
+
+BACKLOG = 100
+"""Connections that the kernel queues, and that one turn of the event loop accepts."""
+
+HELD_MAX = 32
+"""Bound on connections of other sidecars: three hold one at a time, and a few more while members
+come and go."""
+
+HELD_KEEP_ALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 20, socket.TCP_KEEPCNT: 3}
+"""Options of such a connection, in seconds: without them, one whose peer's machine is gone would
+stay for ever. A peer that lives is never asked: its own packets come more often."""
+
+CONNECTIONS_MAX = 2 * BACKLOG
+"""Bound on open connections: some 2 MiB if all are held open. A request comes right after its
+connection: no turn of the loop accepts so many that one is aborted before its request is read."""
+
 
 class LoopLag(Loop):
     """The time by which sleeps of ``PROBE_INTERVAL_S`` are too long; ``clock`` is in seconds."""
@@ -71,31 +95,6 @@ class LoopLag(Loop):
             )
         self._due_s = self.clock() + PROBE_INTERVAL_S
         return Outlook(look_at_s=self._due_s)
-
-
-UNHEALTHY_LAG_S = 30.0
-"""Lag above which the sidecar is unhealthy, in seconds: far more than the default lease TTL.
-Something inside hangs, and a restart can cure it."""
-
-REQUEST_TIMEOUT_S = 5.0
-"""Time limit for a whole request, and again for sending its answer, in seconds."""
-
-REQUEST_MAX = 8192
-
-BACKLOG = 100
-"""Connections that the kernel queues, and that one turn of the event loop accepts."""
-
-HELD_MAX = 32
-"""Bound on connections of other sidecars: three hold one at a time, and a few more while members
-come and go."""
-
-HELD_KEEP_ALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 20, socket.TCP_KEEPCNT: 3}
-"""Options of such a connection, in seconds: without them, one whose peer's machine is gone would
-stay for ever. A peer that lives is never asked: its own packets come more often."""
-
-CONNECTIONS_MAX = 2 * BACKLOG
-"""Bound on open connections: some 2 MiB if all are held open. A request comes right after its
-connection: no turn of the loop accepts so many that one is aborted before its request is read."""
 
 
 @dataclass(frozen=True, slots=True)

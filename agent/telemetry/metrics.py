@@ -30,6 +30,15 @@ from rdzv.store import (
     WatchBatch,
 )
 
+BUCKETS_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""Buckets of a call's duration: an attempt has 1 s, up to 1.8 s on a slow line; a call 2 s."""
+
+CALLS = "muster_store_call_seconds"
+
+UNSEEN_MAX = 64
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
 
 def family(
     name: str, kind: str, help_text: str, samples: Iterable[tuple[str, Mapping[str, str], float]]
@@ -62,14 +71,6 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-BUCKETS_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Buckets of a call's duration: an attempt has 1 s, up to 1.8 s on a slow line; a call 2 s."""
-
-CALLS = "muster_store_call_seconds"
-
-UNSEEN_MAX = 64
 
 
 class StoreMetrics:
@@ -134,9 +135,6 @@ class StoreMetrics:
         while self._unseen and self._unseen[0][0] <= shown:
             self._unseen.popleft()
         return self._clock() - self._unseen[0][1] if self._unseen else 0.0
-
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 Read = Callable[[], float | Mapping[str, float] | Mapping[tuple[str, ...], float]]

@@ -36,6 +36,44 @@ from rdzv.records.job import Member
 READ_SIZE = 64 * 1024
 """Bytes that are read at once, and held for an end that does not take them."""
 
+PATH_IDLE_S, PATH_INTERVAL_S, PATH_TRIES = 15, 5, 6
+"""Keep-alive of the kernels, in seconds: a path that has gone dead is noticed after 45 s, even if
+both ends are members."""
+LOST_S = PATH_IDLE_S + PATH_INTERVAL_S * PATH_TRIES
+
+_TCP_INFO = struct.Struct("@8B13I")
+"""The start of Linux's ``struct tcp_info``."""
+_UNACKNOWLEDGED, _MS_SINCE_ACKNOWLEDGEMENT = 8 + 4, 8 + 12
+
+MAGIC = b"muster/1"
+CERTIFICATE_MAX = 1024
+"""Longest certificate in bytes: three times the size of Muster's own."""
+
+_HELLO_HEAD = Struct(f">{len(MAGIC)}sH")
+HELLO_HEAD_SIZE = _HELLO_HEAD.size
+
+HANDSHAKE_TIMEOUT_S = 10.0
+"""Time limit until both ends are known, in seconds; a starved node may need some of it."""
+
+OPENING_TIMEOUT_S = 10.0
+OPENING_MAX = 1024
+"""Longest body of a first frame, in bytes."""
+
+ABSENT_S = 1.5
+"""Time for which a healthy watch must miss a member until its commands are given up, in seconds: a
+member whose lease expired while it was busy registers again at once. Together with the second by
+which a store may notice an expired lease late, and the grace of a worker that is killed, it is
+within ``launcher_shim.horovod.exec.frames.MARGIN_S``: no worker outlives its launcher by more than
+the lease and that."""
+
+ABSENCE_LOOK_S = 0.25
+"""Poll interval while a member is missed, besides the looks at each change, in seconds."""
+
+RETURN_S = 15.0
+"""Time after a gap in the watch for which no member is given up, in seconds: what hid the store
+from here may have hidden it from all until their leases expired, and then each registers again in
+its own time."""
+
 
 class Ends(NamedTuple):
     """One connection."""
@@ -121,16 +159,6 @@ class Connections:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-PATH_IDLE_S, PATH_INTERVAL_S, PATH_TRIES = 15, 5, 6
-"""Keep-alive of the kernels, in seconds: a path that has gone dead is noticed after 45 s, even if
-both ends are members."""
-LOST_S = PATH_IDLE_S + PATH_INTERVAL_S * PATH_TRIES
-
-_TCP_INFO = struct.Struct("@8B13I")
-"""The start of Linux's ``struct tcp_info``."""
-_UNACKNOWLEDGED, _MS_SINCE_ACKNOWLEDGEMENT = 8 + 4, 8 + 12
-
-
 def notice_lost_path(connection: socket.socket) -> None:
     """Have the kernel end the connection when its path is gone, and send small frames at once."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -158,14 +186,6 @@ def _is_unacknowledged(connection: socket.socket) -> bool:
     return info[_UNACKNOWLEDGED] > 0 and info[_MS_SINCE_ACKNOWLEDGEMENT] >= 1000 * LOST_S
 
 
-MAGIC = b"muster/1"
-CERTIFICATE_MAX = 1024
-"""Longest certificate in bytes: three times the size of Muster's own."""
-
-_HELLO_HEAD = Struct(f">{len(MAGIC)}sH")
-HELLO_HEAD_SIZE = _HELLO_HEAD.size
-
-
 class HelloError(LauncherError):
     """Bytes that are no hello: one sentence why."""
 
@@ -183,10 +203,6 @@ def read_hello_head(head: bytes) -> int:
     if not 1 <= length <= CERTIFICATE_MAX:
         raise HelloError(f"it began with a certificate of {length} bytes")
     return int(length)
-
-
-HANDSHAKE_TIMEOUT_S = 10.0
-"""Time limit until both ends are known, in seconds; a starved node may need some of it."""
 
 
 class HandshakeError(LauncherError):
@@ -305,11 +321,6 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-OPENING_TIMEOUT_S = 10.0
-OPENING_MAX = 1024
-"""Longest body of a first frame, in bytes."""
-
-
 class OpeningError(LauncherError):
     """A missing or invalid first frame; one sentence why."""
 
@@ -340,22 +351,6 @@ async def read_opening(reader: asyncio.StreamReader) -> Opening:
     except ExecFrameError as error:
         raise OpeningError(str(error)) from error
     return Opening(attaching, kind == ABANDON, head + body)
-
-
-ABSENT_S = 1.5
-"""Time for which a healthy watch must miss a member until its commands are given up, in seconds: a
-member whose lease expired while it was busy registers again at once. Together with the second by
-which a store may notice an expired lease late, and the grace of a worker that is killed, it is
-within ``launcher_shim.horovod.exec.frames.MARGIN_S``: no worker outlives its launcher by more than
-the lease and that."""
-
-ABSENCE_LOOK_S = 0.25
-"""Poll interval while a member is missed, besides the looks at each change, in seconds."""
-
-RETURN_S = 15.0
-"""Time after a gap in the watch for which no member is given up, in seconds: what hid the store
-from here may have hidden it from all until their leases expired, and then each registers again in
-its own time."""
 
 
 class Absence:

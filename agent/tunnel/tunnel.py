@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from agent.rundir.pod_socket import listening_at
+from agent.rundir.channels import listening_at
 from agent.tunnel.connections import (
     ABSENT_S,
     READ_SIZE,

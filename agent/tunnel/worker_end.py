@@ -43,10 +43,29 @@ from rdzv.sentences import named
 
 log = logging.getLogger(__name__)
 
-
 PERIOD_S = 60.0
 LINES = 10
 """Lines logged in each period; further refusals are only counted."""
+
+BACKLOG = 128
+UNKNOWN_MAX = 64
+"""Bound on the connections whose other end has not proved who it is."""
+AGENT_TIMEOUT_S = 5.0
+"""Time that a container which has just started may take until its agent listens, in seconds."""
+AGENT_INTERVAL_S = 0.1
+DETACHED_MAX_S = 50.0
+"""Time beyond the lease TTL for which a command without a connection is remembered, in seconds; by
+then its agent has ended it."""
+ANSWER_TIMEOUT_S = 5.0
+"""Time limit for an agent to end a command, in seconds; one that is stopped ends it later."""
+HOLD_INTERVAL_S = 2.0
+"""Interval at which the agent is told to hold its commands while the store is away, and poll
+interval for that, in seconds: no event tells that the store has become unreachable."""
+FIRST_INTERVAL_S = 0.3
+"""Poll interval for an agent that has never listened, in seconds: its image may still be pulled."""
+ACCEPT_PAUSE_S = 0.5
+"""Pause after a connection that could not be accepted, as without a free file descriptor, in
+seconds."""
 
 
 class Refusals:
@@ -71,27 +90,6 @@ class Refusals:
 
     def _warn(self, sentence: str, *values: object) -> None:
         self._log.warning(sentence, *values, extra={"event": "tunnel_refused"})
-
-
-BACKLOG = 128
-UNKNOWN_MAX = 64
-"""Bound on the connections whose other end has not proved who it is."""
-AGENT_TIMEOUT_S = 5.0
-"""Time that a container which has just started may take until its agent listens, in seconds."""
-AGENT_INTERVAL_S = 0.1
-DETACHED_MAX_S = 50.0
-"""Time beyond the lease TTL for which a command without a connection is remembered, in seconds; by
-then its agent has ended it."""
-ANSWER_TIMEOUT_S = 5.0
-"""Time limit for an agent to end a command, in seconds; one that is stopped ends it later."""
-HOLD_INTERVAL_S = 2.0
-"""Interval at which the agent is told to hold its commands while the store is away, and poll
-interval for that, in seconds: no event tells that the store has become unreachable."""
-FIRST_INTERVAL_S = 0.3
-"""Poll interval for an agent that has never listened, in seconds: its image may still be pulled."""
-ACCEPT_PAUSE_S = 0.5
-"""Pause after a connection that could not be accepted, as without a free file descriptor, in
-seconds."""
 
 
 class WorkerEnd:

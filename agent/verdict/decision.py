@@ -66,6 +66,19 @@ _CURES = (
 )
 """Signs in an error, with what to do; the first match counts."""
 
+_LAUNCHERS: Mapping[Kind, str] = {
+    "unseen": "see whether its training container runs, and if not why (image,"
+    " volumes){describe}; its command has to begin with muster-run",
+    "absent": f"{CURE_BY_LOG}; its command has to start torchrun",
+    "elsewhere": "remove that option from its command, and MUSTER_KEEP_FLAGS from its variables",
+    "run_id": "remove --rdzv-id from its command",
+    "nnodes": "remove --nnodes from its command",
+}
+
+STUCK_S = 300.0
+"""Time without a step after which a world is stuck, in seconds: longer than most evaluations and
+saves take. A shorter one takes these for faults."""
+
 
 def cure(view: JobView, failure: Failure) -> str:
     """Return what to do about the failure that ends the job's worlds."""
@@ -103,24 +116,9 @@ def _by_kubectl(view: JobView, name: str) -> dict[str, str]:
     return parts if view.in_cluster else dict.fromkeys(parts, "")
 
 
-_LAUNCHERS: Mapping[Kind, str] = {
-    "unseen": "see whether its training container runs, and if not why (image,"
-    " volumes){describe}; its command has to begin with muster-run",
-    "absent": f"{CURE_BY_LOG}; its command has to start torchrun",
-    "elsewhere": "remove that option from its command, and MUSTER_KEEP_FLAGS from its variables",
-    "run_id": "remove --rdzv-id from its command",
-    "nnodes": "remove --nnodes from its command",
-}
-
-
 def launcher_cure(view: JobView, member: str, fault: Bypass) -> str:
     """Return what to do about the launcher of a member; empty if nothing has to be done."""
     return _LAUNCHERS.get(fault.kind, "").format(member=member, **_by_kubectl(view, member))
-
-
-STUCK_S = 300.0
-"""Time without a step after which a world is stuck, in seconds: longer than most evaluations and
-saves take. A shorter one takes these for faults."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,14 @@ from rdzv.records.world import WorldChange
 from rdzv.snapshot import Places
 from rdzv.store import KeyValue
 
+ALIKE = 0.1
+"""Difference of two shares of waiting up to which two ranks are as slow as each other."""
+
+WORTH = 0.2
+"""Cost from which on stragglers are worth a sentence: less is in the noise of small steps."""
+
+NAMED_MAX = 3
+
 
 @dataclass(frozen=True, slots=True)
 class RunView:
@@ -95,15 +103,6 @@ def runs_of(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> tuple[RunView, ...
         )
         for run_id in sorted(rounds.keys() | nodes.keys())
     )
-
-
-ALIKE = 0.1
-"""Difference of two shares of waiting up to which two ranks are as slow as each other."""
-
-WORTH = 0.2
-"""Cost from which on stragglers are worth a sentence: less is in the noise of small steps."""
-
-NAMED_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)

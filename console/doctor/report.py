@@ -12,6 +12,8 @@ from agent.verdict.view import JobView
 from rdzv.keys import JobKeys
 from rdzv.store import StoreStatus
 
+WORST_FIRST: Sequence[Level] = ("fault", "warning", "note", "ok")
+
 
 @dataclass(frozen=True, slots=True)
 class EndpointReport:
@@ -80,9 +82,6 @@ class Report:
     encrypted: bool = False
     local: bool = False
     now_unix_s: float = 0.0
-
-
-WORST_FIRST: Sequence[Level] = ("fault", "warning", "note", "ok")
 
 
 @dataclass(frozen=True, slots=True)

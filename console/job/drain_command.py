@@ -32,6 +32,9 @@ from rdzv.store import Compare, GuardedWrites, Operation
 FROM_BAD_TO_WORSE = ("committed", "uncommitted", "cancelled", "expired", "lost")
 """The outcomes of drains; any other end, as that of a job that cannot be asked, is worse."""
 
+IN_THE_CLUSTER = "console.remote.node_drain:in_the_cluster"
+"""The function that runs the command in a cluster."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeDrain:
@@ -152,9 +155,6 @@ def show(
 
 
 T = TypeVar("T")
-
-IN_THE_CLUSTER = "console.remote.node_drain:in_the_cluster"
-"""The function that runs the command in a cluster."""
 
 
 def _about(command: Callable[..., Any]) -> Callable[..., Any]:

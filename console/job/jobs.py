@@ -32,6 +32,12 @@ from console.whereabouts import found_running
 
 Form = Literal["table", "wide", "json", "yaml"]
 
+ANEW_S = 2.0
+"""Interval at which all jobs of a store are read again: a single one is followed instead."""
+
+IN_THE_CLUSTER = "console.remote.get:in_the_cluster"
+"""The function that runs both commands in a cluster."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobTable:
@@ -149,13 +155,6 @@ def _without_ages(job: JobLine) -> JobLine:
 
 def _keys(jobs: Sequence[JobLine]) -> list[tuple[str, str]]:
     return [(job.namespace, job.name) for job in jobs]
-
-
-ANEW_S = 2.0
-"""Interval at which all jobs of a store are read again: a single one is followed instead."""
-
-IN_THE_CLUSTER = "console.remote.get:in_the_cluster"
-"""The function that runs both commands in a cluster."""
 
 
 def _listing(command: Callable[..., None]) -> Callable[..., Any]:

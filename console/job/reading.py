@@ -38,6 +38,36 @@ HINT_TIMEOUT_S = 1.0
 NAMED_MAX = 5
 """The most jobs to name in an error."""
 
+NO_ETCD = "what answers there is no etcd, but a web server or a proxy"
+
+_OUTAGE_CAUSES = (
+    ("connection refused", "connection refused: nothing listens there"),
+    ("name or service not known", "the name is not known"),
+    ("dns resolution failed", "the name is not known"),
+    ("domain name not found", "the name is not known"),
+    ("lookup error", "the name is not known, or no name server answers"),
+    ("http2 header", NO_ETCD),
+    ("http/2", NO_ETCD),
+    ("unimplemented", NO_ETCD),
+    ("no connection within", "no connection comes about: check the address and the firewall"),
+    ("no route to host", "no route to it"),
+    ("network is unreachable", "the network is unreachable"),
+    ("certificate", "the certificates do not fit"),
+    ("handshake", "TLS fails: http:// and https:// may be mixed up"),
+    ("ssl", "TLS fails: http:// and https:// may be mixed up"),
+    ("deadline", "it does not answer"),
+)
+"""Signs in a connection error, in lower case, with their causes; the first match counts."""
+
+AT_ONCE = 8
+"""Jobs that are read at the same time."""
+
+REACH_TIMEOUT_S = 5.0
+
+SILENCE_S = 120.0
+"""Timeout of a wait for changes while the store is silent: longer than etcd takes to come back
+after a restart."""
+
 
 async def jobs_in(store: Store, *, namespace: str | None = None, timeout_s: float) -> list[JobKeys]:
     """Return the jobs of the store, or of a namespace, by namespace and name.
@@ -96,28 +126,6 @@ def meant_job(wanted: JobKeys, known: Iterable[JobKeys]) -> str:
     return f"it has {', '.join(names[:NAMED_MAX])}{rest}"
 
 
-NO_ETCD = "what answers there is no etcd, but a web server or a proxy"
-
-_OUTAGE_CAUSES = (
-    ("connection refused", "connection refused: nothing listens there"),
-    ("name or service not known", "the name is not known"),
-    ("dns resolution failed", "the name is not known"),
-    ("domain name not found", "the name is not known"),
-    ("lookup error", "the name is not known, or no name server answers"),
-    ("http2 header", NO_ETCD),
-    ("http/2", NO_ETCD),
-    ("unimplemented", NO_ETCD),
-    ("no connection within", "no connection comes about: check the address and the firewall"),
-    ("no route to host", "no route to it"),
-    ("network is unreachable", "the network is unreachable"),
-    ("certificate", "the certificates do not fit"),
-    ("handshake", "TLS fails: http:// and https:// may be mixed up"),
-    ("ssl", "TLS fails: http:// and https:// may be mixed up"),
-    ("deadline", "it does not answer"),
-)
-"""Signs in a connection error, in lower case, with their causes; the first match counts."""
-
-
 def outage_cause(trouble: str) -> str:
     """Return the short cause of a connection error; an unknown error is returned as it is."""
     lower = trouble.lower()
@@ -128,16 +136,6 @@ def outage_cause(trouble: str) -> str:
 def endpoint_is_local(endpoint: str) -> bool:
     """Return whether an endpoint is local and without TLS: ``muster store`` could serve it."""
     return endpoint.startswith(("127.", "localhost:", "[::1]:"))
-
-
-AT_ONCE = 8
-"""Jobs that are read at the same time."""
-
-REACH_TIMEOUT_S = 5.0
-
-SILENCE_S = 120.0
-"""Timeout of a wait for changes while the store is silent: longer than etcd takes to come back
-after a restart."""
 
 
 async def look(config: JobConfig) -> JobView:

@@ -29,6 +29,15 @@ UNREADABLE = "what its sidecar says cannot be read"
 
 WHY = "WHY"
 
+NOT_RUNNING = "MUSTER_NOT_RUNNING"
+"""The variable: JSON, with an object a pod."""
+
+SENT_MOST = 20
+"""The most pods that are sent: a command has room for 128 KiB."""
+
+WHY_MOST = 500
+"""Longest reason that is sent, in characters."""
+
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
@@ -368,15 +377,6 @@ def _number(count: int | None) -> str:
 def _age(age_s: float | None) -> str:
     return "-" if age_s is None else duration(age_s)
 
-
-NOT_RUNNING = "MUSTER_NOT_RUNNING"
-"""The variable: JSON, with an object a pod."""
-
-SENT_MOST = 20
-"""The most pods that are sent: a command has room for 128 KiB."""
-
-WHY_MOST = 500
-"""Longest reason that is sent, in characters."""
 
 _KNOWN = {one.name for one in fields(PodFacts)}
 

@@ -38,6 +38,16 @@ TOPOLOGY = "TOPOLOGY"
 AUTH_TIMEOUT_S = 2.5
 """Leaves time for the next endpoint if the first is dead: the first attempt takes 1 s."""
 
+_MORE: Mapping[str, Callable[[Member], str]] = {
+    "SLOTS": lambda member: str(member.slots),
+    "ROLE": lambda member: member.role,
+    "ADDRESS": lambda member: member.address,
+    "INCARNATION": lambda member: str(member.incarnation),
+    "VERSION": lambda member: member.version or "-",
+    TOPOLOGY: lambda member: member.topology or "-",
+}
+"""The columns of ``--wide``; the topology only if a member has one."""
+
 
 def _or_all_jobs(command: Callable[..., None]) -> Callable[..., None]:
     """Decorate the command: without a job it lists all.
@@ -181,17 +191,6 @@ def _members(view: JobView, now_unix_s: float, *, wide: bool) -> Grid:
         state = Toned(pod.doing, pod.level)
         rows.append((member.name, state, *figures.values(), member.node, *more, why))
     return Grid(_headline(view), headings, tuple(rows))
-
-
-_MORE: Mapping[str, Callable[[Member], str]] = {
-    "SLOTS": lambda member: str(member.slots),
-    "ROLE": lambda member: member.role,
-    "ADDRESS": lambda member: member.address,
-    "INCARNATION": lambda member: str(member.incarnation),
-    "VERSION": lambda member: member.version or "-",
-    TOPOLOGY: lambda member: member.topology or "-",
-}
-"""The columns of ``--wide``; the topology only if a member has one."""
 
 
 def _grids(view: JobView, *, wide: bool) -> list[Grid]:

@@ -32,6 +32,9 @@ LEVELS: Mapping[str, Level] = {
     "excluded": "warning",
 }
 
+EVENTS = 5
+"""The newest entries of the history that are shown; ``muster history`` has all."""
+
 
 @dataclass(frozen=True, slots=True)
 class PodRow:
@@ -141,10 +144,6 @@ def rate(view: JobView) -> float | None:
     if not since_s or took_s < SHORTEST_S or steps <= 0:
         return None
     return steps / took_s
-
-
-EVENTS = 5
-"""The newest entries of the history that are shown; ``muster history`` has all."""
 
 
 def status_json(view: JobView, now_unix_s: float) -> dict[str, object]:

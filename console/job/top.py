@@ -41,6 +41,19 @@ KEYS_HELP = "↑↓ choose a pod · d drain it · p pause or resume · l logs ·
 _ARROWS = {"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down"}
 _MEANINGS = {"k": "up", "j": "down", "d": "drain", "p": "pause", "l": "logs", "q": "quit"}
 
+EVENTS_SHOWN = 5
+"""The events on the screen: the last ones."""
+
+CHOSEN = ">"
+"""The mark of the pod that a key is for."""
+
+_LEVELS: dict[str, Level] = {"failed": "fault", "lost": "fault", "quarantine": "warning"}
+
+REDRAW_S = 1.0
+"""Interval at which ages are drawn anew."""
+
+IN_A_CLUSTER = "console.remote.top:in_the_cluster"
+
 
 @dataclass(frozen=True, slots=True)
 class Verb:
@@ -110,15 +123,6 @@ class Keyboard:
         text = os.read(self._descriptor, 64).decode("utf-8", "replace")
         for typed in [text] if text in _ARROWS else text:
             self._typed.put_nowait(typed)
-
-
-EVENTS_SHOWN = 5
-"""The events on the screen: the last ones."""
-
-CHOSEN = ">"
-"""The mark of the pod that a key is for."""
-
-_LEVELS: dict[str, Level] = {"failed": "fault", "lost": "fault", "quarantine": "warning"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +228,6 @@ def _event(one: StatusObject, now_unix_s: float) -> tuple[str, ...]:
     return (duration(ago_s), Toned(what, _LEVELS.get(what)), who, why)
 
 
-REDRAW_S = 1.0
-"""Interval at which ages are drawn anew."""
-
-
 async def show_live(scenes: AsyncIterator[TopScene]) -> None:
     """Show scenes until ``q``, or until no more come."""
     keyboard, console, chosen = Keyboard(), Console(force_terminal=True), None
@@ -304,9 +304,6 @@ def _where(context: click.Context) -> list[str]:
         if isinstance(one, click.Option) and typed and one.name != "job":
             words += [max(one.opts, key=len), str(context.params[one.name or ""])]
     return words
-
-
-IN_A_CLUSTER = "console.remote.top:in_the_cluster"
 
 
 @click.command(

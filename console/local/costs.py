@@ -26,6 +26,12 @@ _BY_HAND = ("pause", "resume", "set", "admit", "outage")
 _REASONS = ("join", "lost", "leave", "error")
 """Moments that explain a change which nothing above does."""
 
+_HOW_TO_SEE_STEPS = (
+    "No step was found in the script's output, so what a change costs is unknown. Print them, as in"
+    ' print(f"step {step}"), or give --step REGEX, or call muster.report_step(step); to lose none,'
+    " see docs/training.md#a-loop-of-your-own."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -182,13 +188,6 @@ def _without_world(one: Moment, timeline: Timeline) -> Cost:
     if ended and one.what == "add":
         return Cost((one,), 0.0, AFTER)
     return Cost((one,), None, "training did not go on")
-
-
-_HOW_TO_SEE_STEPS = (
-    "No step was found in the script's output, so what a change costs is unknown. Print them, as in"
-    ' print(f"step {step}"), or give --step REGEX, or call muster.report_step(step); to lose none,'
-    " see docs/training.md#a-loop-of-your-own."
-)
 
 
 def facts(timeline: Timeline, *, finished: bool) -> str:

@@ -43,6 +43,54 @@ _REFUSED_BY_HOROVOD = {
 # On one machine a newcomer's imports are cached, so a loss need not stop the others for long.
 _DEFAULTS = {**DEFAULTS, GLOO_TIMEOUT: ("30",)}
 
+_REFUSED = {
+    "nnodes": "the number of nodes is set by --min and --max of muster local",
+    "standalone": "it trains on one node alone; leave it out, and each node has its own torchrun",
+    "node-rank": "ranks come from the rendezvous and change with the membership; leave it out",
+    "master-addr": "each round has its own master, chosen by the rendezvous; leave it out",
+    "master-port": "each round has its own master, chosen by the rendezvous; leave it out",
+    "rdzv-id": "the run is named by --job of muster local",
+    "rdzv-backend": "the sidecar beside each torchrun serves the rendezvous; leave it out",
+    "rdzv-endpoint": "the sidecar beside each torchrun serves the rendezvous; leave it out",
+    "rdzv-conf": "the sidecar delivers torchrun's rendezvous settings; leave it out",
+}
+
+_WRAPPERS = {
+    "accelerate": "it sets the variables that accelerate reads",
+    "deepspeed": "DeepSpeed reads the variables that it sets",
+    "python": "it starts the script on each node, and passes its arguments on",
+}
+"""Other ways to start a script, with the reason why torchrun does as well."""
+
+_MODULES = {"torch.distributed.run": "torchrun", "horovod.runner.launch": "horovodrun"}
+
+ANSWER_TIMEOUT_S = 20.0
+"""Ends the wait for a Python that hangs; the script is then not checked."""
+
+HEAD_BYTES = 1024
+SHOWN_CHARACTERS = 60
+
+_SHEBANG = re.compile(r"#! *(\S*python[\d.]*|/\S*/env +(?:-S +)?\S*python[\d.]*)((?: +-\S+)*) *\n")
+_LONG_SHEBANG = re.compile(r"#! */bin/sh\n'''exec' \"?([^\"\n]*python[\d.]*)\"? ")
+"""Installers write this one if the path of Python has a space or is long."""
+
+_ASK = """\
+import importlib.util, json, sys, warnings
+warnings.simplefilter("ignore")
+script, fault = sys.argv[1], None
+if script:
+    try:
+        with open(script, "rb") as file:
+            compile(file.read(), script, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        fault = [error.lineno, error.msg, error.text]
+    except ValueError as error:
+        fault = [None, str(error), None]
+    except (OSError, RecursionError, MemoryError):
+        pass
+print(json.dumps([importlib.util.find_spec("torch") is not None, fault]))
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class HorovodLine:
@@ -95,28 +143,6 @@ def read_horovod_line(command: Sequence[str], program: int) -> HorovodLine:
             slots = int(value or "")
         given.add(name)
     return HorovodLine(tuple(command), slots, tuple(command[:program]), frozenset(given))
-
-
-_REFUSED = {
-    "nnodes": "the number of nodes is set by --min and --max of muster local",
-    "standalone": "it trains on one node alone; leave it out, and each node has its own torchrun",
-    "node-rank": "ranks come from the rendezvous and change with the membership; leave it out",
-    "master-addr": "each round has its own master, chosen by the rendezvous; leave it out",
-    "master-port": "each round has its own master, chosen by the rendezvous; leave it out",
-    "rdzv-id": "the run is named by --job of muster local",
-    "rdzv-backend": "the sidecar beside each torchrun serves the rendezvous; leave it out",
-    "rdzv-endpoint": "the sidecar beside each torchrun serves the rendezvous; leave it out",
-    "rdzv-conf": "the sidecar delivers torchrun's rendezvous settings; leave it out",
-}
-
-_WRAPPERS = {
-    "accelerate": "it sets the variables that accelerate reads",
-    "deepspeed": "DeepSpeed reads the variables that it sets",
-    "python": "it starts the script on each node, and passes its arguments on",
-}
-"""Other ways to start a script, with the reason why torchrun does as well."""
-
-_MODULES = {"torch.distributed.run": "torchrun", "horovod.runner.launch": "horovodrun"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,34 +236,6 @@ def _no_launcher(command: Sequence[str], program: str) -> str:
         f"{command[0]}: no launcher that muster local knows; start the training script with "
         "torchrun, python -m torch.distributed.run or horovodrun"
     )
-
-
-ANSWER_TIMEOUT_S = 20.0
-"""Ends the wait for a Python that hangs; the script is then not checked."""
-
-HEAD_BYTES = 1024
-SHOWN_CHARACTERS = 60
-
-_SHEBANG = re.compile(r"#! *(\S*python[\d.]*|/\S*/env +(?:-S +)?\S*python[\d.]*)((?: +-\S+)*) *\n")
-_LONG_SHEBANG = re.compile(r"#! */bin/sh\n'''exec' \"?([^\"\n]*python[\d.]*)\"? ")
-"""Installers write this one if the path of Python has a space or is long."""
-
-_ASK = """\
-import importlib.util, json, sys, warnings
-warnings.simplefilter("ignore")
-script, fault = sys.argv[1], None
-if script:
-    try:
-        with open(script, "rb") as file:
-            compile(file.read(), script, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        fault = [error.lineno, error.msg, error.text]
-    except ValueError as error:
-        fault = [None, str(error), None]
-    except (OSError, RecursionError, MemoryError):
-        pass
-print(json.dumps([importlib.util.find_spec("torch") is not None, fault]))
-"""
 
 
 def interpreter_of(launcher: Path) -> tuple[str, ...]:

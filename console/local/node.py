@@ -34,6 +34,14 @@ from launcher_shim.pod.ranks import RESTART_STEPS
 from launcher_shim.rundir import layout
 from rdzv.reconcile import first_of
 
+READY_TIMEOUT_S = 180.0
+"""Ends the wait for a sidecar that hangs: with a cold disk cache, starting has taken a minute."""
+KILL_TIMEOUT_S = 5.0
+LEAVE_TIMEOUT_S = 10.0
+INSIST_INTERVAL_S = 1.0
+NOTICE_TIMEOUT_S = 10.0
+MAX_SIDECAR_PAUSE_S = 10.0
+
 
 class StartGate:
     """A gate that opens once every ticket has been used or given up."""
@@ -90,14 +98,6 @@ State = Literal[
     "failed",
     "killed",
 ]
-
-READY_TIMEOUT_S = 180.0
-"""Ends the wait for a sidecar that hangs: with a cold disk cache, starting has taken a minute."""
-KILL_TIMEOUT_S = 5.0
-LEAVE_TIMEOUT_S = 10.0
-INSIST_INTERVAL_S = 1.0
-NOTICE_TIMEOUT_S = 10.0
-MAX_SIDECAR_PAUSE_S = 10.0
 
 
 class LocalNode:

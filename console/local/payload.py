@@ -30,6 +30,13 @@ RESTART_PAUSE_S = 1.0
 
 Next = Literal["done", "spare", "restart", "failed"]
 
+MAX_BYTES = 64 * 1024
+
+_TORCHRUN_LINE = re.compile(r"[IWE]\d{4} \d\d:\d\d:\d\d|\[[IWE]\d{3} \d\d:\d\d:\d\d|\*{20,}")
+_SCRIPT_FAILED = re.compile(r"E\d{4} .*\] failed \(exitcode: ")
+_BLAMES_SCRIPT = "ChildFailedError"
+_HOROVOD_WORKER_LINE = re.compile(r".*\[\d+\]<std(out|err)>:")
+
 
 @dataclass(frozen=True, slots=True)
 class Closing:
@@ -235,14 +242,6 @@ def _copy_package(source: Path, target: Path) -> None:
     # Compiled files appear and vanish while other processes run.
     ignored = shutil.ignore_patterns("__pycache__", "_program")
     shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
-
-
-MAX_BYTES = 64 * 1024
-
-_TORCHRUN_LINE = re.compile(r"[IWE]\d{4} \d\d:\d\d:\d\d|\[[IWE]\d{3} \d\d:\d\d:\d\d|\*{20,}")
-_SCRIPT_FAILED = re.compile(r"E\d{4} .*\] failed \(exitcode: ")
-_BLAMES_SCRIPT = "ChildFailedError"
-_HOROVOD_WORKER_LINE = re.compile(r".*\[\d+\]<std(out|err)>:")
 
 
 def last_words(lines: Sequence[str], count: int) -> list[str]:

@@ -33,6 +33,17 @@ NODE_MARK = "MUSTER_MEMBER"
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
+POLL_INTERVAL_S = 0.1
+ANSWER_TIMEOUT_S = 2.0
+
+_RANGE = range(18000, 32000)
+"""Below the range from which Linux and torch choose ports by themselves (32768 on), so that no
+connection takes one between the choice and its use."""
+
+_ATTEMPTS = 200
+
+TIME_TO_END_S = 10.0
+
 
 def adopt_orphans() -> None:
     """Make this process the parent of every orphan below it, so that it can reap them."""
@@ -143,10 +154,6 @@ async def end_child(process: Process, timeout_s: float) -> int:
         return await process.wait()
 
 
-POLL_INTERVAL_S = 0.1
-ANSWER_TIMEOUT_S = 2.0
-
-
 async def until_ready(port: int) -> None:
     """Poll ``/readyz`` on the loopback until it answers 200; the caller sets the deadline."""
     while not await _is_ready(port):  # noqa: ASYNC110 - another process has no event to give
@@ -165,13 +172,6 @@ async def _is_ready(port: int) -> bool:
     except (OSError, TimeoutError):
         return False  # it does not listen yet
     return status_line.split()[1:2] == [b"200"]
-
-
-_RANGE = range(18000, 32000)
-"""Below the range from which Linux and torch choose ports by themselves (32768 on), so that no
-connection takes one between the choice and its use."""
-
-_ATTEMPTS = 200
 
 
 def free_ports(count: int, randomness: random.Random, given: Set[int] = frozenset()) -> list[int]:
@@ -208,9 +208,6 @@ def _hold(family: socket.AddressFamily, address: str, port: int, held: ExitStack
         # A machine without IPv6 has no ::1 to bind, and nobody else can either.
         return error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
     return True
-
-
-TIME_TO_END_S = 10.0
 
 
 def sweep() -> None:

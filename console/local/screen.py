@@ -28,6 +28,16 @@ from rdzv.sentences import counted
 
 TAIL_LINES = 15
 
+STEPS_UNKNOWN_AFTER_S = 10.0
+"""Time after the start of a round when a script without a reported step probably reports none."""
+
+SHOWN_TIMES = 3
+
+REPEATING = ("round", "loading", "error", "ended")
+"""The moments that repeat: failing workers cause a new round, whose workers fail, too."""
+
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+
 
 @dataclass(frozen=True, slots=True)
 class Native:
@@ -158,10 +168,6 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-STEPS_UNKNOWN_AFTER_S = 10.0
-"""Time after the start of a round when a script without a reported step probably reports none."""
-
-
 def draw_table(run: LocalRun) -> Group:
     """Draw a headline, cut to the terminal, and the nodes; steps only if a script reports any."""
     table = Table()
@@ -215,14 +221,6 @@ def _state(run: LocalRun) -> str:
 
 def _listed(numbers: Iterable[int]) -> str:
     return " ".join(map(str, numbers))
-
-
-SHOWN_TIMES = 3
-
-REPEATING = ("round", "loading", "error", "ended")
-"""The moments that repeat: failing workers cause a new round, whose workers fail, too."""
-
-_NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 class Repeats:

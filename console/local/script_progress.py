@@ -45,6 +45,9 @@ _COUNT = re.compile(r"(?<![\d.])(\d{1,12})it \[")
 _EPOCH = re.compile(r"(?<![a-z])epoch\s{0,3}[:=#]?\s{0,3}[\[(]?\s{0,3}(\d{1,9})", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,20}")
 
+DEPTH = 4
+"""Generations below the container's first process: muster-run, torchrun, a wrapper, the worker."""
+
 
 @dataclass(frozen=True, slots=True)
 class Printed:
@@ -195,10 +198,6 @@ class PrintedSteps:
         if self._first_epoch is None:
             self._first_epoch = one.epoch
         return max(0, one.epoch - self._first_epoch) * one.total + one.number
-
-
-DEPTH = 4
-"""Generations below the container's first process: muster-run, torchrun, a wrapper, the worker."""
 
 
 @dataclass(frozen=True, slots=True)

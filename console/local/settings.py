@@ -33,6 +33,23 @@ MAX_NODES = 64
 LAUNCHER = "launcher"
 """The node that horovodrun runs on."""
 
+ACTIONS = {
+    "add": "start a node, empty; without a name under the lowest that is free",
+    "drain": "the pod is deleted: notice and SIGTERM, SIGKILL after --grace; not replaced",
+    "kill": "the whole node at once: sidecar, torchrun and workers (SIGKILL)",
+    "kill-container": "torchrun and its workers at once; the container is restarted",
+    "kill-launcher": "torchrun alone: its workers are orphans; the container is restarted",
+    "kill-sidecar": "the sidecar alone (SIGKILL); it is started again",
+    "stop": "freeze every process of the node (SIGSTOP)",
+    "cont": "let a stopped node go on (SIGCONT)",
+}
+
+_UNIT_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_EVENT = re.compile(r"(?P<action>[a-z-]+)(?::(?P<target>[^@]*))?@(?P<time>.*)", re.DOTALL)
+_TIME = re.compile(r"(\d+(?:\.\d+)?)([smh]?)", re.ASCII)
+_WORLD_TIME = re.compile(r"world([1-9]\d{0,4})(?:\+(\d.*))?", re.ASCII | re.DOTALL)
+_TARGET = re.compile(r"node-(0|[1-9]\d{0,3})|rank(0|[1-9]\d{0,3})|launcher", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
@@ -198,24 +215,6 @@ def read_delivery(text: str) -> dict[str, str]:
 def _joined(first: str, base: Mapping[str, str]) -> str:
     before = base.get("PYTHONPATH")
     return f"{first}{os.pathsep}{before}" if before else first
-
-
-ACTIONS = {
-    "add": "start a node, empty; without a name under the lowest that is free",
-    "drain": "the pod is deleted: notice and SIGTERM, SIGKILL after --grace; not replaced",
-    "kill": "the whole node at once: sidecar, torchrun and workers (SIGKILL)",
-    "kill-container": "torchrun and its workers at once; the container is restarted",
-    "kill-launcher": "torchrun alone: its workers are orphans; the container is restarted",
-    "kill-sidecar": "the sidecar alone (SIGKILL); it is started again",
-    "stop": "freeze every process of the node (SIGSTOP)",
-    "cont": "let a stopped node go on (SIGCONT)",
-}
-
-_UNIT_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_EVENT = re.compile(r"(?P<action>[a-z-]+)(?::(?P<target>[^@]*))?@(?P<time>.*)", re.DOTALL)
-_TIME = re.compile(r"(\d+(?:\.\d+)?)([smh]?)", re.ASCII)
-_WORLD_TIME = re.compile(r"world([1-9]\d{0,4})(?:\+(\d.*))?", re.ASCII | re.DOTALL)
-_TARGET = re.compile(r"node-(0|[1-9]\d{0,3})|rank(0|[1-9]\d{0,3})|launcher", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,24 @@ from rdzv.sentences import counted
 WAITING_STATES = frozenset(state for state, row in STATES.items() if row.level != "ok")
 """States of a job in which no world gets on."""
 
+_GOOD, _CHANGING = "green4", "dark_orange3"
+
+_STYLES = {
+    "running": _GOOD,
+    "training": _GOOD,
+    "done": _GOOD,
+    "spare": "dim",
+    "standby": "dim",
+    "drained": "dim",
+    "drained, idle": "dim",
+    "leaving": "dim",
+    "failed": "bold red",
+    "killed": "red",
+    "quarantined": "red",
+    **dict.fromkeys(("stopped", "restarting", "closing", "waiting"), _CHANGING),
+    **dict.fromkeys(("draining", "agreeing", "saving", "saved", "finishing"), _CHANGING),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -103,22 +121,3 @@ def _listed(names: list[str]) -> str:
 def styles() -> Mapping[str, str]:
     """Return the colour of each state that has one: readable on dark and light backgrounds."""
     return _STYLES
-
-
-_GOOD, _CHANGING = "green4", "dark_orange3"
-
-_STYLES = {
-    "running": _GOOD,
-    "training": _GOOD,
-    "done": _GOOD,
-    "spare": "dim",
-    "standby": "dim",
-    "drained": "dim",
-    "drained, idle": "dim",
-    "leaving": "dim",
-    "failed": "bold red",
-    "killed": "red",
-    "quarantined": "red",
-    **dict.fromkeys(("stopped", "restarting", "closing", "waiting"), _CHANGING),
-    **dict.fromkeys(("draining", "agreeing", "saving", "saved", "finishing"), _CHANGING),
-}

@@ -17,6 +17,16 @@ from agent.rundir.reports import is_gone, read_lines
 from rdzv.records.progress import RankProgress
 from rdzv.sentences import counted
 
+MAX_POINTS = 600
+"""Points kept per world for the picture; beyond it every second one is dropped."""
+
+SCHEMA = 1
+
+FINISHED = "job finished"
+"""The detail of the moment ``closed`` of a job that ended well."""
+
+_DISTURBANCES = ("leave", "lost", "released", "drained", "killed", "error")
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -55,10 +65,6 @@ def newest_rank_0(everybody: Iterable[Progress]) -> Progress | None:
     """Return rank 0 of the present world: the latest to report, if an old one has not ended."""
     leaders = [progress for progress in everybody if progress.rank == 0]
     return max(leaders, key=lambda progress: progress.at_unix_s, default=None)
-
-
-MAX_POINTS = 600
-"""Points kept per world for the picture; beyond it every second one is dropped."""
 
 
 @dataclass(slots=True)
@@ -180,13 +186,6 @@ def cost_between(before: World, after: World) -> str:
     about = "" if exact else "about "
     return f"{about}{counted(steps, 'step')} {'is' if steps == 1 else 'are'} trained again{how}"
 
-
-SCHEMA = 1
-
-FINISHED = "job finished"
-"""The detail of the moment ``closed`` of a job that ended well."""
-
-_DISTURBANCES = ("leave", "lost", "released", "drained", "killed", "error")
 
 Kind = Literal["event", "node", "membership", "round", "training", "end"]
 

@@ -41,6 +41,15 @@ _LIBRARY = re.compile(r"(site|dist)-packages/|/lib/python\d|/muster/")
 
 MAX_SENTENCE = 300
 
+TIMES = 3
+"""The number of equal failures, each in a round of its own, that end a job without any step."""
+
+EARLY_S = 60.0
+"""A worker that has lived for longer may have trained, even if its script reports no step."""
+
+MAX_PIECE = 1 << 20
+"""The most bytes of a log to read at once; the rest waits for the next look."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
@@ -144,13 +153,6 @@ def _ended(exit_code: int) -> str:
         return f"it was killed by signal {-exit_code}"
 
 
-TIMES = 3
-"""The number of equal failures, each in a round of its own, that end a job without any step."""
-
-EARLY_S = 60.0
-"""A worker that has lived for longer may have trained, even if its script reports no step."""
-
-
 @dataclass(slots=True)
 class SameFailure:
     """A counter of equal failures: ``kind`` is the newest one's, ``rounds`` had it early."""
@@ -175,10 +177,6 @@ class SameFailure:
         if lived_s <= EARLY_S:
             self.rounds.add(round_number)
         return len(self.rounds) >= TIMES
-
-
-MAX_PIECE = 1 << 20
-"""The most bytes of a log to read at once; the rest waits for the next look."""
 
 
 @dataclass(slots=True)

@@ -44,6 +44,16 @@ LINE_MAX = 2**20
 
 SIDECAR = "sidecar.log"
 
+_EXAMPLES = """\b
+Examples:
+  muster logs digits -f
+  muster logs digits --rank 0 --tail 20
+  muster logs digits --world 3
+  muster logs digits --why
+"""
+
+_RANK_COLOURS = ("cyan", "green", "magenta", "blue", "yellow")
+
 
 @dataclass(slots=True)
 class LogFile:
@@ -149,17 +159,6 @@ class LocalLogs:
                 if not began:
                     self.pages.begin()
                     began = True
-
-
-_EXAMPLES = """\b
-Examples:
-  muster logs digits -f
-  muster logs digits --rank 0 --tail 20
-  muster logs digits --world 3
-  muster logs digits --why
-"""
-
-_RANK_COLOURS = ("cyan", "green", "magenta", "blue", "yellow")
 
 
 @click.command(cls=Command, epilog=_EXAMPLES)

@@ -32,10 +32,10 @@ from console.remote.sidecar import able
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
-from controller.defect import each_of
 from injection.kinds import job_label
 from injection.settings import LABEL
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable
+from rdzv.reconcile import errors_in
 from rdzv.records.history import HistoryEntry
 
 T = TypeVar("T")
@@ -46,6 +46,18 @@ Shorter: lines of a slow connection come after later ones of others."""
 
 BUDGET_BYTES = 16 * 2**20
 """Memory for items that wait, of all sources together; each may hold one item beyond its part."""
+
+GONE_S = 5.0
+"""Time for which the last lines of a pod that is gone may still come."""
+
+OVER_S = 10.0
+"""Time after the end of all pods in which another one may take the place of one that failed."""
+
+SLOTS_AGAIN_S = 10.0
+"""Time after which a torchrun of a new world has started its workers, and their number is known."""
+
+TURN = 100
+"""The most lines to print before other tasks have a turn."""
 
 
 @dataclass(slots=True)
@@ -134,18 +146,6 @@ class Merge(Generic[T]):
         heappush(self._heads, (at_unix_ns, self._order, source))
 
 
-GONE_S = 5.0
-"""Time for which the last lines of a pod that is gone may still come."""
-
-OVER_S = 10.0
-"""Time after the end of all pods in which another one may take the place of one that failed."""
-
-SLOTS_AGAIN_S = 10.0
-"""Time after which a torchrun of a new world has started its workers, and their number is known."""
-
-TURN = 100
-"""The most lines to print before other tasks have a turn."""
-
 Print = Callable[[PrintedLine], None]
 
 
@@ -190,7 +190,7 @@ class JobLogs:
                 await self._show(pods, follow=follow)
         except BaseExceptionGroup as group:
             with with_right("muster logs", "get pods/log", namespace):
-                raise next(each_of(group)) from group
+                raise next(errors_in(group)) from group
 
     async def _show(self, pods: Collection[LoggedPod], *, follow: bool) -> None:
         reader = Reader(self.api, self.api.namespace, self.note, self.tail)

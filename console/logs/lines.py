@@ -17,6 +17,15 @@ from rdzv.errors import ConfigError
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d) ?")
 _COLOURS = re.compile(r"\x1b\[[\d;:]*m")
 
+_TEE = re.compile(r"\[[A-Za-z_-]*?(\d+)\]:")
+"""The prefix of torchrun with ``--tee``: the role, and the local rank."""
+_OF_HOROVODRUN = re.compile(r"\[(\d+)\]<(?:stdout|stderr)>:")
+"""The prefix of horovodrun, which prints the lines of all its workers: the rank that each had when
+it was started."""
+
+LAST = -1
+"""The last rank of whichever world it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -59,16 +68,6 @@ def shown(text: str) -> str:
     """
     text = _COLOURS.sub("", text).rstrip("\r\n").rpartition("\r")[2]
     return "\t".join(map(printable, text.split("\t")))
-
-
-_TEE = re.compile(r"\[[A-Za-z_-]*?(\d+)\]:")
-"""The prefix of torchrun with ``--tee``: the role, and the local rank."""
-_OF_HOROVODRUN = re.compile(r"\[(\d+)\]<(?:stdout|stderr)>:")
-"""The prefix of horovodrun, which prints the lines of all its workers: the rank that each had when
-it was started."""
-
-LAST = -1
-"""The last rank of whichever world it is."""
 
 
 @dataclass(frozen=True, slots=True)

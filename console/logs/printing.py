@@ -21,6 +21,12 @@ NAMED_MAX = 4
 ERROR_MAX = 80
 """The longest error in a line between worlds, in characters; ``--why`` has the whole one."""
 
+ENTRIES_MAX = 1000
+"""The most entries of the history to keep: more than a store has."""
+
+NOW = -1
+"""The present world, and those after it."""
+
 
 @dataclass(frozen=True, slots=True)
 class PastWorld:
@@ -167,13 +173,6 @@ def _is_of(saved_round: object, number: int) -> bool:
 def _count(entry: HistoryEntry, name: str) -> int:
     value = entry.details.get(name)
     return value if isinstance(value, int) else 0
-
-
-ENTRIES_MAX = 1000
-"""The most entries of the history to keep: more than a store has."""
-
-NOW = -1
-"""The present world, and those after it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,21 @@ from rdzv.records.history import HistoryEntry
 
 State = Literal["waiting", "running", "ended"]
 
+NOT_THERE = (400, 404)
+"""Answers for a container that has not started, or whose log or pod is gone."""
+
+OVERLAP_S = 10.0
+"""Time that a log is read again from before the last line, as lines take time to come here."""
+
+PAUSE_S, PAUSE_MOST_S = 0.5, 10.0
+"""The time between two attempts to read a log, in seconds."""
+
+TRIES = 3
+"""The attempts to read a log up to now: one connection may break off."""
+
+ANSWER_S = 30.0
+"""Timeout of a question: a Python starts in a container whose processor may be throttled."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoggedContainer:
@@ -95,19 +110,6 @@ def _container(pod: JobPod, status: Object, kind: str, name: str, also: str) -> 
 def containers_of(pods: Iterable[LoggedPod]) -> dict[tuple[str, str], LoggedContainer]:
     """Return the containers of pods by their keys."""
     return {one.key: one for pod in pods for one in pod.containers}
-
-
-NOT_THERE = (400, 404)
-"""Answers for a container that has not started, or whose log or pod is gone."""
-
-OVERLAP_S = 10.0
-"""Time that a log is read again from before the last line, as lines take time to come here."""
-
-PAUSE_S, PAUSE_MOST_S = 0.5, 10.0
-"""The time between two attempts to read a log, in seconds."""
-
-TRIES = 3
-"""The attempts to read a log up to now: one connection may break off."""
 
 
 @dataclass(slots=True)
@@ -242,10 +244,6 @@ class Reader:
         except ClusterRefused as error:
             if error.status not in NOT_THERE:
                 raise
-
-
-ANSWER_S = 30.0
-"""Timeout of a question: a Python starts in a container whose processor may be throttled."""
 
 
 def entries_in(text: str) -> list[HistoryEntry]:

@@ -21,8 +21,7 @@ from console.remote.passing import (
     no_job,
 )
 from console.remote.pods import FORBIDDEN, JobPod, cluster, jobs_in, pods_of, with_right
-from console.remote.sidecar import Lines, ask, object_in
-from console.remote.terminal import TAIL, ReaderGone
+from console.remote.sidecar import TAIL, Lines, ReaderGone, ask, object_in
 from console.whereabouts import ClusterOptions
 from controller.cluster.api import ClusterApi
 from launcher_shim.exit_status import (

@@ -26,8 +26,17 @@ from console.job.jobs import JobTable, pod_grid
 from console.job.output import print_grids
 from console.job.rows import beside, job_line, pod_lines
 from console.remote.pods import JobPod, cluster, jobs_in, pod_named, pods_of, with_right
-from console.remote.sidecar import AGAIN_S, Lines, able, ask_one, last_object
-from console.remote.terminal import ReaderGone, ShownOutput, environment, harmless
+from console.remote.sidecar import (
+    AGAIN_S,
+    Lines,
+    ReaderGone,
+    ShownOutput,
+    able,
+    ask_one,
+    environment,
+    harmless,
+    last_object,
+)
 from console.whereabouts import ClusterOptions
 from controller.cluster.api import ClusterApi
 from controller.cluster.executed import Ran

@@ -33,6 +33,35 @@ from injection.kinds import job_label
 from injection.settings import LABEL
 from rdzv.errors import ClusterRefused
 
+PAGE = 500
+NOT_FOUND = 404
+
+STEPS = re.compile(
+    r"(?<!\S)--?(max|total|num|max[-_]train|num[-_]train|total[-_]train|train)[-_](steps|iters)"
+    r"[=\s](?P<steps>[0-9][0-9_]{0,17})(?!\S)"
+)
+"""Options by which scripts and trainers are given the step that training ends with.
+
+Of a number that is too long to be one, Python would make no integer, and no float.
+"""
+
+NAMES = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+"""Objects without their spec and status."""
+
+STARTS = (None, "PodInitializing", "ContainerCreating")
+"""The kubelet's words for a container that waits without trouble."""
+
+SPOT = (
+    "karpenter.sh/capacity-type=spot",
+    "eks.amazonaws.com/capacityType=SPOT",
+    "cloud.google.com/gke-spot=true",
+    "cloud.google.com/gke-preemptible=true",
+    "kubernetes.azure.com/scalesetpriority=spot",
+)
+"""Labels of nodes that their cloud may take back at any time."""
+
+FORBIDDEN = 403
+
 
 @asynccontextmanager
 async def cluster(options: ClusterOptions) -> AsyncIterator[ClusterApi]:
@@ -65,34 +94,6 @@ def through_the_api_server(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Namespace of the job.  [default: (that of the context)]",
     )
     return with_cluster_options(namespace_option(read))
-
-
-PAGE = 500
-NOT_FOUND = 404
-
-STEPS = re.compile(
-    r"(?<!\S)--?(max|total|num|max[-_]train|num[-_]train|total[-_]train|train)[-_](steps|iters)"
-    r"[=\s](?P<steps>[0-9][0-9_]{0,17})(?!\S)"
-)
-"""Options by which scripts and trainers are given the step that training ends with.
-
-Of a number that is too long to be one, Python would make no integer, and no float.
-"""
-
-NAMES = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-"""Objects without their spec and status."""
-
-STARTS = (None, "PodInitializing", "ContainerCreating")
-"""The kubelet's words for a container that waits without trouble."""
-
-SPOT = (
-    "karpenter.sh/capacity-type=spot",
-    "eks.amazonaws.com/capacityType=SPOT",
-    "cloud.google.com/gke-spot=true",
-    "cloud.google.com/gke-preemptible=true",
-    "kubernetes.azure.com/scalesetpriority=spot",
-)
-"""Labels of nodes that their cloud may take back at any time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,9 +306,6 @@ async def _first_names(api: ClusterApi, *, job: str, pods: bool, timeout_s: floa
     page = await api.get(path, timeout_s, accept=NAMES)
     found = [one["metadata"] for one in page.get("items") or []]
     return [one["name"] if pods else one["labels"][LABEL] for one in found]
-
-
-FORBIDDEN = 403
 
 
 @contextmanager

@@ -64,6 +64,17 @@ POLL_S = 1.0
 NUMBER = count_of(1, 100_000)
 """Parses a number of pods."""
 
+ASK_TIMEOUT_S = 60.0
+"""Timeout of a command in a sidecar that only reads or writes the store."""
+
+NOT_FOUND, CONFLICT = 404, 409
+WRITE_TRIES = 10
+"""Attempts of a write by compare: an owner's status is written at any time, and each write counts.
+"""
+
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+"""Annotation of a pod: a ReplicaSet takes the pods with the lowest number first."""
+
 
 def scaling(
     *, count: str, timeout: str, dry_run: str
@@ -132,18 +143,6 @@ def note(text: str) -> None:
 
 def _token() -> str:
     return secrets.token_hex(8)
-
-
-ASK_TIMEOUT_S = 60.0
-"""Timeout of a command in a sidecar that only reads or writes the store."""
-
-NOT_FOUND, CONFLICT = 404, 409
-WRITE_TRIES = 10
-"""Attempts of a write by compare: an owner's status is written at any time, and each write counts.
-"""
-
-DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-"""Annotation of a pod: a ReplicaSet takes the pods with the lowest number first."""
 
 
 class InUse(MusterError):

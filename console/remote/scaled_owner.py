@@ -19,6 +19,20 @@ from injection.counts import below
 from injection.kinds import KINDS, Kind, Scaling, kind_of
 from rdzv.errors import ConfigError
 
+ANNOTATION = "muster.dev/scaling"
+
+GRACE_S = 60.0
+"""Time beyond its deadline that a claim holds: for its last writes, and for clocks that differ."""
+
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+"""Annotation of a pod: a ReplicaSet takes the pods with the lowest number first."""
+
+TRAINS = frozenset({"training", "finishing"})
+"""Activities of a member that has a place in a world."""
+
+TAKES_PART = frozenset({"listed", "standby"})
+"""States of a member that a world may have."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScaledOwner:
@@ -139,12 +153,6 @@ def _at(found: Any, path: str, otherwise: Any = None) -> Any:
     return otherwise if found is None else found
 
 
-ANNOTATION = "muster.dev/scaling"
-
-GRACE_S = 60.0
-"""Time beyond its deadline that a claim holds: for its last writes, and for clocks that differ."""
-
-
 @dataclass(frozen=True, slots=True)
 class OperationClaim:
     """One operation: ``what`` it does, ``by`` whom, until when it holds; ``token`` tells it apart.
@@ -190,16 +198,6 @@ def claim_refusal(held: OperationClaim | None, now_unix_s: float) -> str:
         f"{held.by} runs {held.what} on it, until {moment(held.until_unix_s)} at the latest: wait"
         " for that"
     )
-
-
-DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-"""Annotation of a pod: a ReplicaSet takes the pods with the lowest number first."""
-
-TRAINS = frozenset({"training", "finishing"})
-"""Activities of a member that has a place in a world."""
-
-TAKES_PART = frozenset({"listed", "standby"})
-"""States of a member that a world may have."""
 
 
 @dataclass(frozen=True, slots=True)

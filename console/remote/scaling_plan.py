@@ -11,6 +11,9 @@ from console.remote.scaled_owner import ScaledOwner, ScaledPod
 from rdzv.records.template import Sizes
 from rdzv.sentences import counted
 
+COST = -(2**31)
+"""The deletion cost of a pod that is to go: the lowest that Kubernetes takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScaleOutPlan:
@@ -127,10 +130,6 @@ def waiting(pods: Sequence[ScaledPod]) -> str:
     """Describe the pods that do not take part yet; empty if all do."""
     missing = [pod for pod in pods if not pod.takes_part and not pod.deleting]
     return "; ".join(f"{pod.name} {pod.described}" for pod in missing)
-
-
-COST = -(2**31)
-"""The deletion cost of a pod that is to go: the lowest that Kubernetes takes."""
 
 
 @dataclass(frozen=True, slots=True)

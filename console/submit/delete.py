@@ -25,8 +25,7 @@ from console.remote.pods import (
     through_the_api_server,
     with_right,
 )
-from console.remote.sidecar import ask
-from console.remote.terminal import harmless
+from console.remote.sidecar import ask, harmless
 from console.submit.manifest import MADE_BY, SUBMIT, WORKERS, state
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object

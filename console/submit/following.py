@@ -25,6 +25,21 @@ from rdzv.sentences import counted
 
 _NO_FAILURE = (EXIT_DONE, EXIT_TERMINATED)
 
+LOOK_S = 1.0
+"""Time from one look at the job to the next."""
+PODS_LOOK_S = 10.0
+"""Longest time between two looks at its pods, which may be many."""
+LAST_LINES_S = 5.0
+"""Time for the last lines of a pod to arrive once the job has ended."""
+OUTAGE_S = 600.0
+"""Time without an answer of the API server after which following ends; the job may go on."""
+ERROR_LINES = 400
+"""Number of a failed container's last lines in which its error is looked for."""
+
+_GONE = 404
+_ERROR = re.compile(r"(?:\[[^\]]*\]:? ?)?((?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception)): .*")
+_OF_LAUNCHER = "ChildFailedError"
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerFailure:
@@ -136,22 +151,6 @@ def _phase(pod: Mapping[str, Any]) -> str:
 def _is_ready(pod: Mapping[str, Any]) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or []
     return any((one.get("type"), one.get("status")) == ("Ready", "True") for one in conditions)
-
-
-LOOK_S = 1.0
-"""Time from one look at the job to the next."""
-PODS_LOOK_S = 10.0
-"""Longest time between two looks at its pods, which may be many."""
-LAST_LINES_S = 5.0
-"""Time for the last lines of a pod to arrive once the job has ended."""
-OUTAGE_S = 600.0
-"""Time without an answer of the API server after which following ends; the job may go on."""
-ERROR_LINES = 400
-"""Number of a failed container's last lines in which its error is looked for."""
-
-_GONE = 404
-_ERROR = re.compile(r"(?:\[[^\]]*\]:? ?)?((?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception)): .*")
-_OF_LAUNCHER = "ChildFailedError"
 
 
 @dataclass(frozen=True, slots=True)

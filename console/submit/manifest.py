@@ -33,6 +33,13 @@ _INSTANCE, _COMPONENT = "app.kubernetes.io/instance", "app.kubernetes.io/compone
 KEPT_S = 600
 """Time for which the objects of a horovodrun without an operator stay after its end."""
 
+TRIAL_TIMEOUT_S = 30.0
+"""Timeout of a trial pod: webhooks may take some seconds each."""
+_GONE, _FORBIDDEN, _TAKEN = 404, 403, 409
+_STRICT = "?fieldValidation=Strict"
+_TRIAL = "?dryRun=All"
+_KUBEFLOW = "/apis/kubeflow.org/v1"
+
 
 def objects(
     job: Submission, form: Form = "Job", namespace: str | None = None
@@ -207,14 +214,6 @@ def _idle(job: Submission) -> ManifestObject:
 
 def _slots(job: Submission) -> int:
     return job.gpus[1] if job.gpus else 1
-
-
-TRIAL_TIMEOUT_S = 30.0
-"""Timeout of a trial pod: webhooks may take some seconds each."""
-_GONE, _FORBIDDEN, _TAKEN = 404, 403, 409
-_STRICT = "?fieldValidation=Strict"
-_TRIAL = "?dryRun=All"
-_KUBEFLOW = "/apis/kubeflow.org/v1"
 
 
 def path_of(one: Mapping[str, Any], namespace: str) -> str:

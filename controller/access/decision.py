@@ -27,6 +27,20 @@ Kind = Literal[
     "delete_secret",
 ]
 
+FOREIGN = (
+    "it is there and is not the controller's: rename it, or name it by the annotation"
+    " muster.dev/etcd-secret"
+)
+OTHER_RELEASE = (
+    "it belongs to release {} of this cluster, which keeps it: let one release inject the pods of a"
+    " namespace (injection.namespaceSelector); if that one is gone, delete the Secret"
+)
+REPLACE = (
+    "delete it, and the controller makes another; then replace the job's pods, on each node all of"
+    " them before the first comes back there, or scale the job to 0 and back: a kubelet goes on"
+    " giving the former Secret to pods of its node while one of them has it"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
@@ -104,21 +118,6 @@ class Action:
     sign: bool = False
     until: datetime | None = None
     blocked: bool = False
-
-
-FOREIGN = (
-    "it is there and is not the controller's: rename it, or name it by the annotation"
-    " muster.dev/etcd-secret"
-)
-OTHER_RELEASE = (
-    "it belongs to release {} of this cluster, which keeps it: let one release inject the pods of a"
-    " namespace (injection.namespaceSelector); if that one is gone, delete the Secret"
-)
-REPLACE = (
-    "delete it, and the controller makes another; then replace the job's pods, on each node all of"
-    " them before the first comes back there, or scale the job to 0 and back: a kubelet goes on"
-    " giving the former Secret to pods of its node while one of them has it"
-)
 
 
 def decide(now: datetime, seen: AccessSnapshot, policy: AccessPolicy, fresh: str) -> Action:

@@ -39,11 +39,10 @@ from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from controller.cluster.events import Events, reference
 from controller.config import ControllerConfig
-from controller.defect import restarted
 from injection.settings import TABLE
 from rdzv.errors import ClusterRefused, ConfigError, MusterError, StoreRefused
 from rdzv.pacing import Doubling
-from rdzv.reconcile import Loop, Outlook
+from rdzv.reconcile import Loop, Outlook, restarted
 from rdzv.sentences import Diary, named
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import Accounts
@@ -53,6 +52,21 @@ log = logging.getLogger(__name__)
 GONE, CONFLICT = 404, 409
 STEPS_MOST = 60
 """Limit on consecutive steps for one job: two replicas that undo each other would be a defect."""
+
+LOOK_S = 60.0
+"""Interval between two checks of every job: the bound on how late a changed or deleted Secret, or
+a restored store, is noticed. A check costs at least three calls to the store and one to the API
+server per job."""
+AGAIN_S = 5.0
+"""Retry interval if the store or the API server is unavailable."""
+REFUSED = Doubling(AGAIN_S, LOOK_S)
+"""Backoff after either has refused a call, which ends only once somebody acts: at most the
+interval of the periodic check. A job whose pods come or go is checked at once."""
+AT_ONCE = 8
+"""Maximum number of jobs that are checked concurrently."""
+
+FOLDER = Path(tempfile.gettempdir()) / "muster-store"
+"""The folder of the controller's own credentials for the store."""
 
 
 class AccessExecutor:
@@ -208,19 +222,6 @@ class AccessExecutor:
         return self._keeper.entry
 
 
-LOOK_S = 60.0
-"""Interval between two checks of every job: the bound on how late a changed or deleted Secret, or
-a restored store, is noticed. A check costs at least three calls to the store and one to the API
-server per job."""
-AGAIN_S = 5.0
-"""Retry interval if the store or the API server is unavailable."""
-REFUSED = Doubling(AGAIN_S, LOOK_S)
-"""Backoff after either has refused a call, which ends only once somebody acts: at most the
-interval of the periodic check. A job whose pods come or go is checked at once."""
-AT_ONCE = 8
-"""Maximum number of jobs that are checked concurrently."""
-
-
 class AccessReconciler(Loop):
     """The reconciler of access: of a job as its pods come or go, of all jobs every ``LOOK_S``."""
 
@@ -305,10 +306,6 @@ class AccessReconciler(Loop):
         again_s = REFUSED.after(before) if refused else AGAIN_S
         due_s = self.clock() + again_s
         self._again[job] = (due_s, before + 1 if refused else before)
-
-
-FOLDER = Path(tempfile.gettempdir()) / "muster-store"
-"""The folder of the controller's own credentials for the store."""
 
 
 class StoreAccess:

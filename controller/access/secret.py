@@ -51,6 +51,25 @@ _SUBDOMAIN = re.compile(
 )
 _USER_NAME = re.compile(r"muster\.([0-9a-f]{24})\.[0-9a-f]{1,20}", re.ASCII)
 
+MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "muster-controller"
+KEYS = ("ca.crt", "tls.crt", "tls.key")
+ROTATE = DOMAIN + "rotate"
+"""The annotation that requests a new certificate, with any value; the next write removes it."""
+
+_JOB = DOMAIN + "job"
+_USER, _NEXT, _FORMER = (DOMAIN + f"store-user{word}" for word in ("", "-next", "-former"))
+_ISSUED, _UNUSED = DOMAIN + "store-issued", DOMAIN + "unused-since"
+
+_YEARS = range(1970, 3000)
+"""Years that are accepted in annotations: others are forged, and arithmetic could overflow."""
+
+_OURS = frozenset({_JOB, _USER, _NEXT, _FORMER, _ISSUED, _UNUSED, ROTATE})
+
+GATHER_S = 0.1
+"""Delay to batch changes: pods of one job come together."""
+
+_PODS = f"/api/v1/pods?labelSelector={quote(LABEL)}"
+
 
 def is_a_name(job: str) -> bool:
     """Return whether ``job`` is a valid job name."""
@@ -122,15 +141,6 @@ def job_of(role: str) -> JobName | None:
     found = JobName(unquote(parts[2]), unquote(parts[3]))
     return found if found.role == role else None
 
-
-MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "muster-controller"
-KEYS = ("ca.crt", "tls.crt", "tls.key")
-ROTATE = DOMAIN + "rotate"
-"""The annotation that requests a new certificate, with any value; the next write removes it."""
-
-_JOB = DOMAIN + "job"
-_USER, _NEXT, _FORMER = (DOMAIN + f"store-user{word}" for word in ("", "-next", "-former"))
-_ISSUED, _UNUSED = DOMAIN + "store-issued", DOMAIN + "unused-since"
 
 Fault = Callable[[ClientPair, str], str]
 """A function that returns the reason why a user cannot use a certificate; empty if it can."""
@@ -232,12 +242,6 @@ def object_of(
     }
 
 
-_YEARS = range(1970, 3000)
-"""Years that are accepted in annotations: others are forged, and arithmetic could overflow."""
-
-_OURS = frozenset({_JOB, _USER, _NEXT, _FORMER, _ISSUED, _UNUSED, ROTATE})
-
-
 def _data(secret: Object) -> tuple[bytes, bytes, bytes] | None:
     data = secret.get("data") or {}
     try:
@@ -253,10 +257,6 @@ def _time(text: Any) -> datetime | None:
     except ValueError:
         return None
     return found if found.tzinfo is not None and found.year in _YEARS else None
-
-
-GATHER_S = 0.1
-"""Delay to batch changes: pods of one job come together."""
 
 
 def job_of_pod(pod: Object, release: str = "") -> JobName | None:
@@ -314,6 +314,3 @@ class JobsWithPods(Loop):
         for job in before ^ self._jobs:
             self.changed(job)
         return Outlook(partial(self._pods.changed_after, sequence), gather_s=GATHER_S)
-
-
-_PODS = f"/api/v1/pods?labelSelector={quote(LABEL)}"

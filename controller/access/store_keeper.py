@@ -47,6 +47,9 @@ AUTHORITY, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
 CLIENTS, CLIENTS_KEY = "client-ca.crt", "client-ca.key"
 USER, PASSWORD = "username", "password"
 
+_MADE = {"event": "store_certificate_made"}
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+
 
 @dataclass(frozen=True, slots=True)
 class StoreSecrets:
@@ -199,10 +202,6 @@ class StoreKeeper(Loop):
         if USER in data:
             given["user"] = data[USER].decode().strip()
         return Access(self._endpoints, **given)  # type: ignore[arg-type]
-
-
-_MADE = {"event": "store_certificate_made"}
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 def complete(

@@ -38,6 +38,28 @@ UNREAD = (
     " controller to read it, or give {least} and {most} to both of its templates"
 )
 
+_SECURITY = "securityContext"
+
+_JOB, _SECRET = TABLE["job"].variable, TABLE["etcd_secret"].variable
+_KEYS = TABLE["etcd_secret_keys"].variable
+_OWN = ("etcd_secret", "etcd_endpoints")
+
+WITHOUT = "admitted without Muster: "
+_MIRROR = "kubernetes.io/config.mirror"
+"""The annotation by which a kubelet shows the API server a static pod of its node."""
+_NAMES = "|".join(sorted((one.flag.removeprefix("--") for one in TABLE.values()), key=len)[::-1])
+_FLAG = re.compile(
+    rf"(?<![\w-])--(?P<no>no-)?(?P<name>{_NAMES})(?P<variable> \(MUSTER_[A-Z_]+\))?(?![\w-])"
+)
+
+WARNING_LENGTH = 250
+"""Maximum length of one warning; the API server truncates longer ones in the middle of a word."""
+UID_WITHIN = 512
+"""Number of bytes at the beginning of a request in which its UID is."""
+_UID = re.compile(rb'"request":\s?\{\s?"uid":\s?"([A-Za-z0-9-]{1,64})"', re.ASCII)
+WARNINGS_MAX = 12
+"""Maximum number of warnings; together they may have 4096 characters."""
+
 
 def obstacle_of_others(
     owner: Owner, namespace: str, read: Mapping[str, Any], environ: Mapping[str, str]
@@ -93,9 +115,6 @@ def _label_of_part(part: Template) -> str:
 
 def _name_of_part(part: Template) -> str:
     return part.path.split(".")[-2]
-
-
-_SECURITY = "securityContext"
 
 
 def with_security_context(pod: Mapping[str, Any], owner: Owner | None) -> Mapping[str, Any]:
@@ -154,11 +173,6 @@ def _escaped(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
 
-_JOB, _SECRET = TABLE["job"].variable, TABLE["etcd_secret"].variable
-_KEYS = TABLE["etcd_secret_keys"].variable
-_OWN = ("etcd_secret", "etcd_endpoints")
-
-
 def with_secret(
     manifest: Mapping[str, Any],
     pod: Mapping[str, Any],
@@ -189,15 +203,6 @@ def with_secret(
         )
     # Without a name the plan is refused for that alone: a Secret is not missing.
     return {**environ, _SECRET: secret_name(job or "job"), _KEYS: ",".join(KEYS)}
-
-
-WITHOUT = "admitted without Muster: "
-_MIRROR = "kubernetes.io/config.mirror"
-"""The annotation by which a kubelet shows the API server a static pod of its node."""
-_NAMES = "|".join(sorted((one.flag.removeprefix("--") for one in TABLE.values()), key=len)[::-1])
-_FLAG = re.compile(
-    rf"(?<![\w-])--(?P<no>no-)?(?P<name>{_NAMES})(?P<variable> \(MUSTER_[A-Z_]+\))?(?![\w-])"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,15 +321,6 @@ def _annotation(flag: re.Match[str]) -> str:
     if flag["no"]:
         name += ': "false"'
     return f"the annotation {name}" if flag["variable"] else name
-
-
-WARNING_LENGTH = 250
-"""Maximum length of one warning; the API server truncates longer ones in the middle of a word."""
-UID_WITHIN = 512
-"""Number of bytes at the beginning of a request in which its UID is."""
-_UID = re.compile(rb'"request":\s?\{\s?"uid":\s?"([A-Za-z0-9-]{1,64})"', re.ASCII)
-WARNINGS_MAX = 12
-"""Maximum number of warnings; together they may have 4096 characters."""
 
 
 @dataclass(frozen=True, slots=True)

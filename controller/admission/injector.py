@@ -26,10 +26,12 @@ from controller.admission import decision
 from controller.admission.decision import WITHOUT, Verdict
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
-from controller.defect import tell_defect
 from controller.owner_kinds import Reference, maker_of, owner_of
 from injection.settings import TABLE, annotation
 from rdzv.errors import ClusterError
+from rdzv.reconcile import log_defect
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -44,6 +46,40 @@ LOOK_S = 0.1
 NAMESPACE_MAX_BYTES = 8 * 2**20
 """Limit on a namespace's reviews under way: about a thousand pods of the usual size. Each takes
 several times its size of memory, of which the container has 256 MiB."""
+
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+READ_TIMEOUT_S = 1.0
+"""Timeout for reading the owner, out of the 5 s that the API server allows for an admission."""
+OWNERS_KEPT = 200
+"""Number of cached owners: the pods of a job come in one burst, and its object is read once. Each
+may have 100 KB, and the container's memory limit is 256 MiB."""
+OWNER_FRESH_S = 30.0
+"""Time for which a cached owner is used; a user may edit its elasticPolicy meanwhile."""
+
+ANSWER_TIMEOUT_S = 4.5
+"""Timeout for an answer, with the read of the owner and the wait until a plan begins: the API
+server waits for 5 s."""
+POD_MAX_BYTES = 1_500_000
+"""Maximum size of a review; etcd takes no larger object, so a larger pod is refused later on."""
+POD_MAX_VALUES = 20_000
+"""Maximum number of values in a pod, or in its owner: a plan takes a tenth of a second of processor
+time then."""
+
+OF_NAMESPACE = ("image", "pull_policy", "pull_secrets", "resources", "user")
+"""Settings that the annotations of a namespace give to all its pods that say nothing else."""
+
+TOO_LARGE = f"the pod is larger than {POD_MAX_BYTES:,} bytes or {POD_MAX_VALUES:,} values"
+TOO_SLOW = (
+    f"the plan of its sidecar took longer than {PLAN_TIMEOUT_S:g} s of processor time, or was not"
+    f" ready within {ANSWER_TIMEOUT_S:g} s, as others were planned"
+)
+TOO_MANY = (
+    "the pods of its namespace that are created now are larger than"
+    f" {NAMESPACE_MAX_BYTES:,} bytes together"
+)
+
+DEFECT = Verdict((), (f"{WITHOUT}a defect of muster, which its log has",), "a defect of muster")
 
 
 class Turns:
@@ -116,9 +152,6 @@ class _Timed(Generic[T]):
         return 0.0 if self._clock is None else time.clock_gettime(self._clock) - self._begun_s
 
 
-BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-
-
 class AdmissionMetrics:
     """The number of admissions by outcome, and how long they took."""
 
@@ -155,41 +188,6 @@ class AdmissionMetrics:
     def text(self) -> bytes:
         """Render all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
-
-
-log = logging.getLogger(__name__)
-
-READ_TIMEOUT_S = 1.0
-"""Timeout for reading the owner, out of the 5 s that the API server allows for an admission."""
-OWNERS_KEPT = 200
-"""Number of cached owners: the pods of a job come in one burst, and its object is read once. Each
-may have 100 KB, and the container's memory limit is 256 MiB."""
-OWNER_FRESH_S = 30.0
-"""Time for which a cached owner is used; a user may edit its elasticPolicy meanwhile."""
-
-ANSWER_TIMEOUT_S = 4.5
-"""Timeout for an answer, with the read of the owner and the wait until a plan begins: the API
-server waits for 5 s."""
-POD_MAX_BYTES = 1_500_000
-"""Maximum size of a review; etcd takes no larger object, so a larger pod is refused later on."""
-POD_MAX_VALUES = 20_000
-"""Maximum number of values in a pod, or in its owner: a plan takes a tenth of a second of processor
-time then."""
-
-OF_NAMESPACE = ("image", "pull_policy", "pull_secrets", "resources", "user")
-"""Settings that the annotations of a namespace give to all its pods that say nothing else."""
-
-TOO_LARGE = f"the pod is larger than {POD_MAX_BYTES:,} bytes or {POD_MAX_VALUES:,} values"
-TOO_SLOW = (
-    f"the plan of its sidecar took longer than {PLAN_TIMEOUT_S:g} s of processor time, or was not"
-    f" ready within {ANSWER_TIMEOUT_S:g} s, as others were planned"
-)
-TOO_MANY = (
-    "the pods of its namespace that are created now are larger than"
-    f" {NAMESPACE_MAX_BYTES:,} bytes together"
-)
-
-DEFECT = Verdict((), (f"{WITHOUT}a defect of muster, which its log has",), "a defect of muster")
 
 
 class Injector:
@@ -248,7 +246,7 @@ class Injector:
         except TimeoutError:
             return decision.without(TOO_SLOW), 0.0
         except Exception as error:
-            tell_defect(str(error), error, pod=_name_of(pod))
+            log_defect(str(error), error, pod=_name_of(pod))
             return DEFECT, 0.0
 
     async def _plan(self, pod: Mapping[str, Any], namespace: str) -> tuple[Verdict, float]:

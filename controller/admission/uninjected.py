@@ -24,10 +24,9 @@ from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from controller.cluster.collection import Collection
 from controller.cluster.events import Events, reference
-from controller.defect import restarted, tell_defect
 from rdzv.errors import ClusterError, ClusterRefused
 from rdzv.pacing import Doubling
-from rdzv.reconcile import Loop, Outlook
+from rdzv.reconcile import Loop, Outlook, log_defect, restarted
 from rdzv.sentences import Diary
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,6 @@ NOT_ASKED = (
     "its sidecar could be put in, but no replica of the webhook answered the API server when the"
     " pod was created: delete the pod, so that another takes its place"
 )
-
 
 Key = tuple[str, str]
 
@@ -253,7 +251,7 @@ class UninjectedPods:
                 extra={"event": "cluster_unavailable"},
             )
         except Exception as error:
-            tell_defect(f"cannot judge why {pod.name} has no sidecar: {error}", error)
+            log_defect(f"cannot judge why {pod.name} has no sidecar: {error}", error)
         return replace(before, at_s=self._clock(), failures=before.failures + 1)
 
     async def _publish(self, pod: UninjectedPod, found: Object) -> bool | None:

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 from controller.cluster.api import JSON, ClusterApi, Object
-from controller.defect import tell_defect
 from rdzv.errors import ClusterError, ClusterRefused
+from rdzv.reconcile import log_defect
 from rdzv.sentences import Diary
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class Collection(Generic[T]):
                 return None  # already reported
             self._defective.add(uid)
             name = (one.get("metadata") or {}).get("name")
-            tell_defect(f"ignoring {name} of {self._path}, cannot read it: {error}", error)
+            log_defect(f"ignoring {name} of {self._path}, cannot read it: {error}", error)
             return None
         self._defective.discard(uid)
         return reduced

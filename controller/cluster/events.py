@@ -22,11 +22,23 @@ from controller.cluster.api import ClusterApi
 from rdzv.errors import ClusterError, ClusterRefused
 from rdzv.reconcile import Loop, Outlook
 
+log = logging.getLogger(__name__)
+
 REPEAT_S = 30.0
 """Minimum interval between two writes of a series. Shorter: a pod that flaps costs the API server
 more. Longer: the count that kubectl shows is further behind."""
 SILENCE_S = 600.0
 """Time after which a repetition is a new Event, as the former one is no news any more."""
+
+KEPT = 4000
+"""Maximum number of remembered series; the least recent are dropped. A job whose pods are replaced
+all day keeps its own, as they are used each time."""
+MESSAGE_LENGTH = 1000
+"""Maximum length of a message; the API server allows 1024 characters."""
+NAME_LENGTH = 200
+AGAIN_S = 5.0
+"""Retry interval while the API server is unavailable."""
+GONE, THERE = 404, 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +102,6 @@ def told_up_to(revision: int, all_series: list[Series]) -> int:
     owed = min((one.owed_revision for one in all_series), default=math.inf)
     return int(min(revision, owed - 1))
 
-
-log = logging.getLogger(__name__)
-
-KEPT = 4000
-"""Maximum number of remembered series; the least recent are dropped. A job whose pods are replaced
-all day keeps its own, as they are used each time."""
-MESSAGE_LENGTH = 1000
-"""Maximum length of a message; the API server allows 1024 characters."""
-NAME_LENGTH = 200
-AGAIN_S = 5.0
-"""Retry interval while the API server is unavailable."""
-GONE, THERE = 404, 409
 
 Key = tuple[str, str]
 

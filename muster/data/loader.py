@@ -14,6 +14,11 @@ from typing import Any, Iterator, Tuple
 
 from muster import saved_steps
 
+RIGHT = "make it with DataLoader(data, batch_sampler=sampler)"
+
+NOWHERE: Place = (-1, 0)
+"""A place before all others."""
+
 
 def iterable_kind(of: type) -> Any:
     """Return ``of``, or a subclass that torch takes for an ``IterableDataset`` if it is there."""
@@ -59,9 +64,6 @@ def _info() -> Any:
     return get_worker_info()
 
 
-RIGHT = "make it with DataLoader(data, batch_sampler=sampler)"
-
-
 def fault_of_loader(loader: Any, sampler: Any) -> str:
     """Return why ``sampler`` cannot count the batches of ``loader``, and what to write; or "".
 
@@ -101,9 +103,6 @@ def fault_of_loader(loader: Any, sampler: Any) -> str:
 
 Place = Tuple[int, int]
 """An epoch, and a number of its samples."""
-
-NOWHERE: Place = (-1, 0)
-"""A place before all others."""
 
 
 class CountedSteps:

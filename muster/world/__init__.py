@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from muster.world.feed import Feed
+    from muster.world.group import Feed
     from muster.world.loop import World
 
 __all__ = ["Feed", "World"]
@@ -24,6 +24,6 @@ __all__ = ["Feed", "World"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError("module %r has no attribute %r" % (__name__, name))
-    from muster.world import feed, loop
+    from muster.world import group, loop
 
-    return {"Feed": feed.Feed, "World": loop.World}[name]
+    return {"Feed": group.Feed, "World": loop.World}[name]

@@ -24,6 +24,19 @@ IDLE, TRAIN, HOLD, FORM = "idle", "train", "hold", "form"
 BROKEN, FALL_BACK, LEAVE, OVER = "broken", "fall-back", "leave", "over"
 PHASES = (IDLE, TRAIN, HOLD, FORM, BROKEN, FALL_BACK, LEAVE, OVER)
 
+GO = "go"
+WAIT = "wait"
+PUBLISH = "publish"
+"""Publish the new state, and look again."""
+JOIN = "join"
+BREAK = "break"
+"""Give the process group up, publish, and look again."""
+PARK = "park"
+"""Wait for the SIGTERM that ends this process."""
+END = "end"
+TODAY = "today"
+"""Go on without changes in place."""
+
 
 class Order(NamedTuple):
     """The content of the file.
@@ -112,20 +125,6 @@ def parse(content: bytes) -> Order:
         )
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError("a field is missing or of another type: %s" % error) from error
-
-
-GO = "go"
-WAIT = "wait"
-PUBLISH = "publish"
-"""Publish the new state, and look again."""
-JOIN = "join"
-BREAK = "break"
-"""Give the process group up, publish, and look again."""
-PARK = "park"
-"""Wait for the SIGTERM that ends this process."""
-END = "end"
-TODAY = "today"
-"""Go on without changes in place."""
 
 
 class WorldRank(NamedTuple):

@@ -25,8 +25,7 @@ from muster.progress import own_file
 from muster.resuming import save_tag
 from muster.world import conduct
 from muster.world.conduct import IDLE, OVER, Order, OrderFile, WorldRank
-from muster.world.feed import Feed, Replica, sampler_of
-from muster.world.group import Group
+from muster.world.group import Feed, Group, Replica, sampler_of
 from muster.world.parts import Parts, fault, unnamed
 
 log = logging.getLogger(__name__)

@@ -40,6 +40,8 @@ BUCKET_BYTES = 16 * 1024 * 1024
 """Tensors are sent together up to this size; larger ones without a copy, in parts of it: Gloo takes
 longer for one large broadcast than for many of this size."""
 
+CURE = "name it in World(...)"
+
 
 class Slot(NamedTuple):
     """The place of a tensor in a state."""
@@ -344,9 +346,6 @@ def _parameters_of(parts: Iterable[Any]) -> Set[int]:
 def _tensors_named(parts: Iterable[Any]) -> Set[int]:
     modules = [one for one in parts if isinstance(one, nn.Module)]
     return _parameters_of(modules) | {id(it) for one in modules for it in one.buffers()}
-
-
-CURE = "name it in World(...)"
 
 
 def unnamed(parts: Mapping[str, Any], cure: str = CURE) -> str:

@@ -41,6 +41,16 @@ LEAST_COMMIT_S = 1.0
 """Lower bound on the expected duration of a commit. A measurement that began part-way through would
 be too short."""
 
+_REFORMS: Mapping[ReformCause, tuple[str, str]] = {
+    "join": ("newcomers join", "newcomers may join"),
+    "shrink": ("the world becomes smaller", "the world may become smaller"),
+    "pause": ("the job is paused", "the world may end, for the job is paused"),
+    "hang": ("a silent torchrun is given up", "the world may go on without its silent torchrun"),
+}
+"""The purpose of a save, and the permission after it, in words."""
+
+_NONE_PENDING = "no drain or join is pending any more"
+
 
 @dataclass(frozen=True, slots=True)
 class DrainDecision:
@@ -614,17 +624,6 @@ def _votes(scene: _Scene, round: LiveRound) -> dict[str, Vote]:
         if (vote := scene.snapshot.votes.get(member)) is not None
         and (vote.epoch, vote.round) == (scene.commit.epoch, round.number)
     }
-
-
-_REFORMS: Mapping[ReformCause, tuple[str, str]] = {
-    "join": ("newcomers join", "newcomers may join"),
-    "shrink": ("the world becomes smaller", "the world may become smaller"),
-    "pause": ("the job is paused", "the world may end, for the job is paused"),
-    "hang": ("a silent torchrun is given up", "the world may go on without its silent torchrun"),
-}
-"""The purpose of a save, and the permission after it, in words."""
-
-_NONE_PENDING = "no drain or join is pending any more"
 
 
 def _purpose(scene: _Scene) -> str:

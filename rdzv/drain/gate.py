@@ -33,6 +33,8 @@ keep a world for that long that vanished as a whole."""
 WAITS: tuple[Phase, ...] = ("hold", "commit", "done")
 """Phases in which ranks may wait for the store."""
 
+_OF_ALL_VERSIONS = ("epoch", "run", "round", "master", "phase", "leaving", "granted", "reason")
+
 
 @dataclass(frozen=True, slots=True)
 class Gate:
@@ -82,9 +84,6 @@ class Gate:
     def from_json(cls, name: str, content: bytes) -> Self:
         """Decode a gate; raise ``RecordError`` naming the file if it is malformed."""
         return decode(cls, name, load_record(name, content), _OF_ALL_VERSIONS)
-
-
-_OF_ALL_VERSIONS = ("epoch", "run", "round", "master", "phase", "leaving", "granted", "reason")
 
 
 def _shown(last: LastCommit) -> dict[str, Any]:

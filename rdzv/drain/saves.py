@@ -35,6 +35,9 @@ SHOWN_GROUPS = 3
 SHOWN_CHARACTERS = 80
 """The number of different cursors that the sentence shows, and the characters of each."""
 
+MOVED = 0.1
+"""Change of a rank's share of waiting that is worth a report."""
+
 
 class Said(NamedTuple):
     """The words of one member's ranks on a step that they have saved; each empty for nothing."""
@@ -112,10 +115,6 @@ def with_agreement(last: LastCommit, said: Sequence[Said]) -> LastCommit:
     cursor = agreed(one.cursor for one in said)
     samples = verdict(samples_of(one.samples for one in said), cursor)
     return replace(last, cursor=cursor, tag=agreed(one.tag for one in said), samples=samples)
-
-
-MOVED = 0.1
-"""Change of a rank's share of waiting that is worth a report."""
 
 
 def saves_of(

@@ -24,6 +24,13 @@ from rdzv.records.job import Job, Member, change_between
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, GuardedWrites, KeyValue, Operation, Put, WatchEvent
 
+log = logging.getLogger(__name__)
+
+KEPT_MIN = 200
+
+RETRY_S = 1.0
+"""Interval of looks at a job of another generation than that of the registration, in seconds."""
+
 
 def lost_members(before: Snapshot, after: Snapshot, departed: frozenset[str]) -> tuple[Member, ...]:
     """Return the members of ``before`` that are not in ``after`` and did not leave (``departed``).
@@ -102,9 +109,6 @@ class Losses(Loop):
         self._entries.clear()
 
 
-KEPT_MIN = 200
-
-
 def kept(snapshot: Snapshot) -> int:
     """Return how many records of a kind to keep: twice those of a cut that hits all pods."""
     return max(KEPT_MIN, 2 * snapshot.job.max_workers) if snapshot.job else KEPT_MIN
@@ -147,12 +151,6 @@ def _is_former(keys: JobKeys, snapshot: Snapshot, key: str) -> bool:
     assert snapshot.job is not None
     number = key[len(keys.generations) :].partition("/")[0]
     return number.isdecimal() and int(number) < snapshot.job.generation
-
-
-log = logging.getLogger(__name__)
-
-RETRY_S = 1.0
-"""Interval of looks at a job of another generation than that of the registration, in seconds."""
 
 
 class RollBack(Reconciler):

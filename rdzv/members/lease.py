@@ -33,6 +33,8 @@ RENEWAL_JITTER = 0.1
 """Fraction of the interval by which it varies: sidecars that register in the same second would
 otherwise renew at the same moments for ever."""
 
+READ_TIMEOUT_S = 2.0
+
 
 class MemberLease:
     """One lease of ``ttl_s``, which is whole: the store counts in seconds.
@@ -194,9 +196,6 @@ class Registered:
         """Raise ``LeaseLost`` if the guard does not hold by the read member record."""
         if self.lease() not in [kv.lease for kv in kvs]:
             raise LeaseLost("the member record is gone, or on another lease")
-
-
-READ_TIMEOUT_S = 2.0
 
 
 def registration_writes(

@@ -19,6 +19,8 @@ DEFAULT_TIMEOUT_S = 2.0
 Rest = Callable[[], Awaitable[None]]
 """A pause between the streams of a watch. How long it takes is up to the reader."""
 
+WATCH_PROGRESS_S = 2.0
+
 
 class KeyValue(NamedTuple):
     """One key at one moment. ``lease`` is 0 if the key is attached to none."""
@@ -128,9 +130,6 @@ class WatchBatch(NamedTuple):
 
     revision: int
     events: tuple[WatchEvent, ...]
-
-
-WATCH_PROGRESS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-import agent.drain.service
+import agent.parts
 from agent.drain.decisions import DrainView
 from launcher_shim.rundir import layout
 from rdzv.drain.inputs import DrainingSnapshot, DrainPolicy
@@ -84,7 +84,7 @@ async def test_while_ranks_save_the_look_is_at_them_alone(looks: Looks) -> None:
 async def test_a_leaver_that_must_wait_until_its_deadline_keeps_nobody_busy(
     looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.drain.service, "DrainPolicy", partial(DrainPolicy, done_s=0.1))
+    monkeypatch.setattr(agent.parts, "DrainPolicy", partial(DrainPolicy, done_s=0.1))
     async with job("ab", least=2, trains="ab", loop=Loop(save_s=0.5)) as one:
         client = one.pods["b"].notice("sigterm", 5)
         # After a save it trains on, but for the one that is its last chance: it stays saved.

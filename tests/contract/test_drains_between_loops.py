@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-import agent.drain.service
+import agent.parts
 from rdzv.drain.inputs import DrainPolicy
 from rdzv.drain.transactions import cancel
 from rdzv.store.memory.client import MemoryStore
@@ -67,7 +67,7 @@ async def test_a_newcomer_waits_for_the_next_loop_and_costs_no_step() -> None:
 async def test_a_newcomer_waits_no_longer_than_its_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agent.drain.service, "DrainPolicy", partial(DrainPolicy, save_s=1.0))
+    monkeypatch.setattr(agent.parts, "DrainPolicy", partial(DrainPolicy, save_s=1.0))
     async with job("abc") as one:
         await evaluating(one, "ab")
         await one.ask("c")

@@ -15,7 +15,7 @@ import pytest
 from console.job.rows import JobLine
 from console.job.top import TopScene
 from console.logs.sources import follow_history
-from console.remote import get, passing, sidecar, terminal, top
+from console.remote import get, passing, sidecar, top
 from console.remote.get import Scope
 from console.remote.passing import Passed
 from console.remote.pods import pods_of
@@ -215,7 +215,7 @@ async def test_what_is_kept_of_a_command_has_a_bound(
     fake: FakeApi, passed: Passed, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passing, "GIVE_UP_S", 0.0)
-    monkeypatch.setattr(terminal, "KEPT_MOST", 2 * 2**20)
+    monkeypatch.setattr(sidecar, "KEPT_MOST", 2 * 2**20)
     fake.containers.execute = endless
     with pytest.raises(ClusterUnavailable, match=why):
         async with asyncio.timeout(DEADLINE_S):

@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from agent.verdict import telling
+from agent import upkeep
+from agent.upkeep import HELD_S, SETTLED_S, StateReporter, is_news
 from agent.verdict.states import STATES, State
-from agent.verdict.telling import HELD_S, SETTLED_S, StateTeller, due
 from rdzv.records.history import HistoryEntry
 from tests.support.sidecars.drains import Job, Pod, job
 from tests.support.sidecars.jobs import KEYS
@@ -32,12 +32,12 @@ def told(one: Job) -> list[str]:
     ]
 
 
-def teller(pod: Pod) -> StateTeller:
-    return StateTeller(pod.kernel, pod.registrar)
+def teller(pod: Pod) -> StateReporter:
+    return StateReporter(pod.kernel, pod.registrar)
 
 
 @asynccontextmanager
-async def telling_of(one: Job, names: str) -> AsyncIterator[list[StateTeller]]:
+async def telling_of(one: Job, names: str) -> AsyncIterator[list[StateReporter]]:
     tellers = [teller(one.pods[name]) for name in names]
     async with AsyncExitStack() as stack:
         for each in tellers:
@@ -82,7 +82,7 @@ async def test_a_defect_of_the_verdict_is_logged_and_ends_no_sidecar(
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(telling, "verdict", broken)
+    monkeypatch.setattr(upkeep, "verdict", broken)
     async with job("ab", trains="ab") as one, telling_of(one, "ab") as tellers:
         await asyncio.sleep(TOLD_S)
         assert tellers[0].by_state() == dict.fromkeys(STATES, 0.0)
@@ -107,4 +107,4 @@ async def test_a_defect_of_the_verdict_is_logged_and_ends_no_sidecar(
 def test_a_state_is_told_after_it_has_lasted(
     told_before: State, now: State, held_s: float, is_due: bool
 ) -> None:
-    assert due(told_before, now, held_s) is is_due
+    assert is_news(told_before, now, held_s) is is_due

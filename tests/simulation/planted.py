@@ -854,11 +854,7 @@ PLANTS |= {
     "mute-pods-awaited": _as(
         "broken-disks",
         6,
-        {
-            "agent.drain.service.DrainPolicy": lambda below_min: DrainPolicy(
-                below_min, tries=1_000_000
-            )
-        },
+        {"agent.parts.DrainPolicy": lambda below_min: DrainPolicy(below_min, tries=1_000_000)},
     ),
     # The others wait for the save of a pod that has voted and cannot open its gate.
     "unasked-saves-awaited": _as(

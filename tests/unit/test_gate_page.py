@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import agent.rundir.gate_page as written
+import agent.rundir.channels as written
 import muster.gate
 import muster.gate as mapped
 from agent.rundir.files import RunDir

@@ -23,7 +23,6 @@ FOLDERS = (
 )
 
 ASSEMBLY = "agent/parts.py"
-DRAINS = "agent/drain/service.py"
 CLIENT = "rdzv/job.py"
 
 MADE_IN = {
@@ -55,21 +54,20 @@ MADE_IN = {
     ("rdzv.members.gone", "Losses"): {ASSEMBLY},
     ("agent.upkeep", "Sweeper"): {ASSEMBLY, "tests/contract/test_sweeper.py"},
     ("agent.upkeep", "StoreVersion"): {ASSEMBLY, "tests/contract/test_store_version.py"},
-    ("agent.verdict.telling", "StateTeller"): {ASSEMBLY, "tests/contract/test_told_states.py"},
+    ("agent.upkeep", "StateReporter"): {ASSEMBLY, "tests/contract/test_told_states.py"},
     ("agent.hosts", "HostDelivery"): {ASSEMBLY, "tests/contract/test_host_delivery.py"},
     ("agent.launcher_watch", "LauncherWatcher"): {ASSEMBLY, "tests/contract/test_lookout.py"},
     ("launcher_shim.c10d.endpoint", "Endpoint"): {ASSEMBLY},
-    ("agent.drain.service", "Drains"): {ASSEMBLY},
     ("agent.drain.decisions", "DrainView"): {
-        DRAINS,
+        ASSEMBLY,
         "tests/contract/test_foreign_keys.py",
         "tests/contract/test_known_runs.py",
         "tests/unit/test_round_ending.py",
     },
-    ("agent.drain.own", "OwnDrain"): {DRAINS, "tests/contract/test_late_drain.py"},
-    ("agent.drain.gate_writer", "GateWriter"): {DRAINS},
-    ("agent.drain.decisions", "Coordinator"): {DRAINS},
-    ("agent.drain.notice", "NoticeSocket"): {DRAINS, "tests/contract/test_notice_socket.py"},
+    ("agent.drain.own", "OwnDrain"): {ASSEMBLY, "tests/contract/test_late_drain.py"},
+    ("agent.drain.gate_writer", "GateWriter"): {ASSEMBLY},
+    ("agent.drain.decisions", "Coordinator"): {ASSEMBLY},
+    ("agent.drain.notice", "NoticeSocket"): {ASSEMBLY, "tests/contract/test_notice_socket.py"},
     ("agent.running", "RunningParts"): {
         "agent/process.py",
         "tests/contract/test_full_store.py",
@@ -138,7 +136,7 @@ def test_a_part_is_made_where_the_sidecar_is_put_together(
     assert makers[part] == MADE_IN[part]
 
 
-@pytest.mark.parametrize("path", [ASSEMBLY, DRAINS, CLIENT, "agent/running.py"])
+@pytest.mark.parametrize("path", [ASSEMBLY, CLIENT, "agent/running.py"])
 def test_the_assembly_is_given_its_clocks(path: str) -> None:
     assert not CLOCKS & {*imported(tree(ROOT / path)).values()}
     assert "time" not in imports(ROOT / path)

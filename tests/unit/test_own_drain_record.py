@@ -7,11 +7,10 @@ import math
 
 import pytest
 
-import agent.drain.own_record
-from agent.drain.notice import Notice
-from agent.drain.own_record import OwnDrainRecord
+import agent.drain.notice
+from agent.drain.notice import Notice, OwnDrainRecord
 from agent.process import boot_s
-from launcher_shim.pod.grace import reserve_s
+from launcher_shim.pod.hold import reserve_s
 
 
 def notice(source: str, left_s: float | None) -> Notice:
@@ -56,5 +55,5 @@ def test_notes_survive_the_file() -> None:
     now_s = boot_s()
     notes = OwnDrainRecord.of_notice("uid", notice("sigterm", 30), now_s, 30)
     assert OwnDrainRecord.from_json(notes.to_json()) == notes
-    assert notes.outlived_boot_s == now_s + 30 + agent.drain.own_record.OUTLIVED_S
+    assert notes.outlived_boot_s == now_s + 30 + agent.drain.notice.OUTLIVED_S
     assert math.isclose(notes.record("a", now_s).seconds_left or 0, 30, abs_tol=0.1)

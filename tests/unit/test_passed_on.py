@@ -15,8 +15,7 @@ from console.main import TASKS
 from console.remote.node_drain import jobs_on
 from console.remote.passing import Passed, passed_on
 from console.remote.pods import JobPod, forbidden, job_pod, steps_asked_for
-from console.remote.sidecar import LINE_MAX, Lines, StatusNews, last_object
-from console.remote.terminal import cut_sequence, harmless
+from console.remote.sidecar import LINE_MAX, Lines, StatusNews, cut_sequence, harmless, last_object
 from controller.cluster.executed import Execution, Ran
 from tests.support.containers import status_of
 

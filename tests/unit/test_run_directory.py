@@ -18,7 +18,7 @@ import pytest
 
 import muster.gate
 import muster.progress
-import muster.shard_line
+import muster.shard_log
 import muster.world.conduct
 from agent import process as module
 from agent import running
@@ -176,7 +176,7 @@ MISTAKABLE |= {layout.LAUNCH, layout.WORKERS, layout.TORCHRUN, layout.MUSTER_RUN
 MISTAKABLE |= {layout.HOROVODRUN, layout.WORLD}
 """Names that are words as well: where they stand between quotes, they may mean something else."""
 
-REPEATS = ("muster/gate.py", "muster/gate.py", "muster/shard_line.py")
+REPEATS = ("muster/gate.py", "muster/gate.py", "muster/shard_log.py")
 """Modules of ``import muster``, which has no layout beside it."""
 
 
@@ -213,7 +213,7 @@ def test_import_muster_repeats_the_names_that_it_uses() -> None:
     assert muster.gate.ENVIRONMENT_NAME == layout.ENVIRONMENT
     assert muster.progress.DIRECTORY_NAME == layout.PROGRESS
     assert f"{layout.PROGRESS}/{muster.progress.IMPORTED_NAME}" == layout.IMPORTED
-    assert muster.shard_line.SOCKET_NAME == layout.SHARDS_SOCKET
+    assert muster.shard_log.SOCKET_NAME == layout.SHARDS_SOCKET
     assert muster.world.conduct.WORLD_NAME == layout.WORLD
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rdzv.records.suspicion import Unreached
+from rdzv.peers import Unreached
 from tests.simulation.nodes import LEASE_TTL_S
 from tests.world.world import HERE, Job, World
 

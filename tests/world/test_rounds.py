@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from launcher_shim.c10d.rounds.back_off import FIRST_S, FREE_STARTS, LONGEST_S
+from launcher_shim.c10d.rounds.decision import FIRST_S, FREE_STARTS, LONGEST_S
 from rdzv.store import Put
 from tests.simulation.nodes import KEYS, LEASE_TTL_S
 from tests.simulation.torchrun import JOIN_S, RUN

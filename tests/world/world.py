@@ -29,10 +29,9 @@ from launcher_shim.rundir import layout
 from rdzv.drain.gate import Gate
 from rdzv.drain.transactions import cancel
 from rdzv.errors import StoreUnavailable
-from rdzv.records.commit import Commit, LastCommit
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Commit, Drain, LastCommit
 from rdzv.records.history import HistoryEntry
-from rdzv.records.sizes import Sizes
+from rdzv.records.template import Sizes
 from rdzv.snapshot import Snapshot
 from rdzv.store import Operation, Put
 from rdzv.store.memory.client import transact

@@ -38,6 +38,23 @@ MEMBER_LIST = Method(
 
 _AUTH_REFUSALS = ("permission denied", "user name is empty", "invalid auth token")
 
+WRITE_TIMEOUT_S = 10.0
+"""Timeout of each change of rights, in seconds; a password takes the store a moment."""
+
+_NO_PASSWORD = "password was given for no password user"
+
+ROOT = "root"
+"""The user and the role that may do everything."""
+
+_AUTH = "/etcdserverpb.Auth/"
+ENABLE = Method(f"{_AUTH}AuthEnable", pb.AuthEnableRequest, pb.AuthEnableResponse)
+USER_LIST = Method(f"{_AUTH}UserList", pb.AuthUserListRequest, pb.AuthUserListResponse)
+USER_GET = Method(f"{_AUTH}UserGet", pb.AuthUserGetRequest, pb.AuthUserGetResponse)
+USER_DELETE = Method(f"{_AUTH}UserDelete", pb.AuthUserDeleteRequest, pb.AuthUserDeleteResponse)
+ROLE_LIST = Method(f"{_AUTH}RoleList", pb.AuthRoleListRequest, pb.AuthRoleListResponse)
+ROLE_GET = Method(f"{_AUTH}RoleGet", pb.AuthRoleGetRequest, pb.AuthRoleGetResponse)
+ROLE_DELETE = Method(f"{_AUTH}RoleDelete", pb.AuthRoleDeleteRequest, pb.AuthRoleDeleteResponse)
+
 
 async def cluster_members(access: Access, *, timeout_s: float) -> tuple[tuple[int, str], ...]:
     """Read the id and the name of each member.
@@ -90,12 +107,6 @@ async def _ask(
         return response
     finally:
         await calls.close()
-
-
-WRITE_TIMEOUT_S = 10.0
-"""Timeout of each change of rights, in seconds; a password takes the store a moment."""
-
-_NO_PASSWORD = "password was given for no password user"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,19 +206,6 @@ class Rights:
             f"user {name} is there already, perhaps with a password: etcdctl user delete {name},"
             " then run this again"
         )
-
-
-ROOT = "root"
-"""The user and the role that may do everything."""
-
-_AUTH = "/etcdserverpb.Auth/"
-ENABLE = Method(f"{_AUTH}AuthEnable", pb.AuthEnableRequest, pb.AuthEnableResponse)
-USER_LIST = Method(f"{_AUTH}UserList", pb.AuthUserListRequest, pb.AuthUserListResponse)
-USER_GET = Method(f"{_AUTH}UserGet", pb.AuthUserGetRequest, pb.AuthUserGetResponse)
-USER_DELETE = Method(f"{_AUTH}UserDelete", pb.AuthUserDeleteRequest, pb.AuthUserDeleteResponse)
-ROLE_LIST = Method(f"{_AUTH}RoleList", pb.AuthRoleListRequest, pb.AuthRoleListResponse)
-ROLE_GET = Method(f"{_AUTH}RoleGet", pb.AuthRoleGetRequest, pb.AuthRoleGetResponse)
-ROLE_DELETE = Method(f"{_AUTH}RoleDelete", pb.AuthRoleDeleteRequest, pb.AuthRoleDeleteResponse)
 
 
 class Accounts:

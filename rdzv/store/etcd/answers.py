@@ -31,6 +31,62 @@ from rdzv.store.interface import (
     key_text,
 )
 
+NO_SPACE_CURE = "etcdctl compact, then etcdctl defrag on every member, then etcdctl alarm disarm"
+
+_NOT_VERIFIED = (
+    f"the store's certificate does not come from the authority in {named('--etcd-cacert')}, is not"
+    " for this host name, or is out of date; see docs/security.md#set-up"
+)
+_NO_TLS = (
+    "the two do not agree on TLS: check that the endpoint speaks it, and"
+    f" {named('--etcd-cert')}; see docs/security.md#set-up"
+)
+_EXPLANATIONS = (
+    (
+        "mvcc: database space exceeded",
+        f"the store takes no writes (NOSPACE) until there is room: {NO_SPACE_CURE}; see"
+        " docs/faq.md#etcdserver-mvcc-database-space-exceeded",
+    ),
+    ("CERTIFICATE_VERIFY_FAILED", _NOT_VERIFIED),
+    ("BAD_SIGNATURE", _NOT_VERIFIED),
+    ("Hostname Verification Check failed", _NOT_VERIFIED),
+    ("TSI_PROTOCOL_FAILURE", _NO_TLS),
+    ("Handshake read failed", _NO_TLS),
+    ("TLS handshake failed", _NO_TLS),
+    (
+        "etcdserver: user name is empty",
+        f"the store requires authentication: give {named('--etcd-user')} with"
+        f" --etcd-password-file, or a client certificate in {named('--etcd-cert')}; see"
+        " docs/security.md#set-up",
+    ),
+    (
+        "etcdserver: permission denied",
+        "permission denied: muster store-role shows what a job needs; see docs/security.md#set-up",
+    ),
+)
+
+_TARGETS = {
+    "create": (pb.Compare.CREATE, "create_revision"),
+    "mod": (pb.Compare.MOD, "mod_revision"),
+    "version": (pb.Compare.VERSION, "version"),
+    "lease": (pb.Compare.LEASE, "lease"),
+    "value": (pb.Compare.VALUE, "value"),
+}
+_RESULTS = {
+    "=": pb.Compare.EQUAL,
+    "!=": pb.Compare.NOT_EQUAL,
+    "<": pb.Compare.LESS,
+    ">": pb.Compare.GREATER,
+}
+_DELETE = pb.Event.DELETE
+
+FLOOR = "3.5.23 or 3.6.5"
+
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+
+END_OF_LIFE = (3, 5)
+"""The oldest release line that is still maintained."""
+
 
 class StatusCode(Enum):
     """gRPC's codes, by their numbers on the wire."""
@@ -132,63 +188,12 @@ def outcome(code: StatusCode, message: str) -> Outcome:
     return Outcome.REFUSED if code in _REFUSALS else Outcome.AMBIGUOUS
 
 
-NO_SPACE_CURE = "etcdctl compact, then etcdctl defrag on every member, then etcdctl alarm disarm"
-
-_NOT_VERIFIED = (
-    f"the store's certificate does not come from the authority in {named('--etcd-cacert')}, is not"
-    " for this host name, or is out of date; see docs/security.md#set-up"
-)
-_NO_TLS = (
-    "the two do not agree on TLS: check that the endpoint speaks it, and"
-    f" {named('--etcd-cert')}; see docs/security.md#set-up"
-)
-_EXPLANATIONS = (
-    (
-        "mvcc: database space exceeded",
-        f"the store takes no writes (NOSPACE) until there is room: {NO_SPACE_CURE}; see"
-        " docs/faq.md#etcdserver-mvcc-database-space-exceeded",
-    ),
-    ("CERTIFICATE_VERIFY_FAILED", _NOT_VERIFIED),
-    ("BAD_SIGNATURE", _NOT_VERIFIED),
-    ("Hostname Verification Check failed", _NOT_VERIFIED),
-    ("TSI_PROTOCOL_FAILURE", _NO_TLS),
-    ("Handshake read failed", _NO_TLS),
-    ("TLS handshake failed", _NO_TLS),
-    (
-        "etcdserver: user name is empty",
-        f"the store requires authentication: give {named('--etcd-user')} with"
-        f" --etcd-password-file, or a client certificate in {named('--etcd-cert')}; see"
-        " docs/security.md#set-up",
-    ),
-    (
-        "etcdserver: permission denied",
-        "permission denied: muster store-role shows what a job needs; see docs/security.md#set-up",
-    ),
-)
-
-
 def explained(message: str) -> str:
     """Return the message of an error, with what to do about it if that is known."""
     for text, sentence in _EXPLANATIONS:
         if text in message:
             return f"{message}: {sentence}"
     return message
-
-
-_TARGETS = {
-    "create": (pb.Compare.CREATE, "create_revision"),
-    "mod": (pb.Compare.MOD, "mod_revision"),
-    "version": (pb.Compare.VERSION, "version"),
-    "lease": (pb.Compare.LEASE, "lease"),
-    "value": (pb.Compare.VALUE, "value"),
-}
-_RESULTS = {
-    "=": pb.Compare.EQUAL,
-    "!=": pb.Compare.NOT_EQUAL,
-    "<": pb.Compare.LESS,
-    ">": pb.Compare.GREATER,
-}
-_DELETE = pb.Event.DELETE
 
 
 def span(key: str, *, prefix: bool) -> dict[str, bytes]:
@@ -284,10 +289,6 @@ def _response(message: pb.ResponseOp) -> tuple[KeyValue, ...] | int | None:
 
 Version = tuple[int, int, int]
 
-FLOOR = "3.5.23 or 3.6.5"
-
-_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
-
 
 @dataclass(frozen=True, slots=True)
 class Defect:
@@ -334,9 +335,6 @@ DEFECTS = (
         fatal=False,
     ),
 )
-
-END_OF_LIFE = (3, 5)
-"""The oldest release line that is still maintained."""
 
 
 def parse_version(text: str) -> Version | None:

@@ -31,6 +31,16 @@ URGENT_LOOK_S = 0.5
 
 Stamp = tuple[tuple[int, int, int], ...]
 
+LOGIN = Doubling(3.0, 12.0)
+"""Timeout of a password at one endpoint, in seconds, which takes longer than any other call; it
+doubles with each one unanswered."""
+
+UNANSWERED_PAUSE = Doubling(1.0, 30.0)
+"""Backoff after a request that got no answer, in seconds."""
+
+REFUSED_PAUSE = Doubling(5.0, 60.0)
+"""Backoff after a refused password, in seconds; a changed one is tried at once."""
+
 
 class CertificateFiles:
     """The content of the files; ``version`` grows with each change, from 0 before any read."""
@@ -121,16 +131,6 @@ def _stamp_of(access: Access) -> Stamp:
             stamps.append((status.st_mtime_ns, status.st_ino, status.st_size))
     return tuple(stamps)
 
-
-LOGIN = Doubling(3.0, 12.0)
-"""Timeout of a password at one endpoint, in seconds, which takes longer than any other call; it
-doubles with each one unanswered."""
-
-UNANSWERED_PAUSE = Doubling(1.0, 30.0)
-"""Backoff after a request that got no answer, in seconds."""
-
-REFUSED_PAUSE = Doubling(5.0, 60.0)
-"""Backoff after a refused password, in seconds; a changed one is tried at once."""
 
 Authenticate = Callable[[str, str, float], Awaitable[str]]
 

@@ -27,6 +27,24 @@ Metadata = tuple[tuple[str, str], ...]
 HAS_LEADER: Metadata = (("hasleader", "true"),)
 """Metadata that makes a member without a leader say so at once, on streams too."""
 
+RETIRE_S = 3.0
+"""Time for the calls under way on a connection that is given up, in seconds: a password takes
+longest."""
+
+ASK_AGAIN_S = 30.0
+"""Time between two questions while endpoints are silent, in seconds. They are not in use: it is
+only for how long two stores may go unseen."""
+
+SAY_S = 60.0
+"""Time for which the last answer of a silent endpoint counts, in seconds: longer than a member
+takes to start again, and shorter than a restored store should wait for one that is gone."""
+
+REFUSED_S = 1.0
+"""Time for which a refusal holds without a new question, in seconds."""
+
+UNSAID = -1
+"""The id of an endpoint that answers without one, as some proxies; it counts as any."""
+
 
 @dataclass(frozen=True, slots=True)
 class Method:
@@ -66,11 +84,6 @@ ROLE_GRANT_PERMISSION = Method(
 )
 STATUS = Method("/etcdserverpb.Maintenance/Status", pb.StatusRequest, pb.StatusResponse)
 WATCH = Method("/etcdserverpb.Watch/Watch", pb.WatchRequest, pb.WatchResponse)
-
-
-RETIRE_S = 3.0
-"""Time for the calls under way on a connection that is given up, in seconds: a password takes
-longest."""
 
 
 class NotSentError(Exception):
@@ -221,20 +234,6 @@ class Rotation:
             self.current.patience.expect(endpoint.patience)
         return tried if fresh else ()
 
-
-ASK_AGAIN_S = 30.0
-"""Time between two questions while endpoints are silent, in seconds. They are not in use: it is
-only for how long two stores may go unseen."""
-
-SAY_S = 60.0
-"""Time for which the last answer of a silent endpoint counts, in seconds: longer than a member
-takes to start again, and shorter than a restored store should wait for one that is gone."""
-
-REFUSED_S = 1.0
-"""Time for which a refusal holds without a new question, in seconds."""
-
-UNSAID = -1
-"""The id of an endpoint that answers without one, as some proxies; it counts as any."""
 
 Ask = Callable[[EtcdEndpoint], Awaitable[int]]
 """Asks for the id of an endpoint's store; returns 0 if it does not answer in time."""

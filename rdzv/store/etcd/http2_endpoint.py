@@ -36,6 +36,12 @@ NEXT_ADDRESS_S = 0.25
 """Time after which the next address of a name is tried besides, in seconds: one of several members
 may be gone without a word."""
 
+CONNECT_S = 3.0
+"""Bound on an attempt to connect, in seconds: TCP, TLS and HTTP/2 take several round trips."""
+
+RECONNECT = Doubling(0.1, 1.0)
+"""Backoff after an attempt to connect that failed; calls meanwhile fail at once, as it did."""
+
 
 async def connect(target: str, tls: ssl.SSLContext | None, timeout_s: float) -> Http2Connection:
     """Return a connection to ``host:port`` that works; raise ``CallFailedError``."""
@@ -134,13 +140,6 @@ def _said(error: OSError | OverflowError) -> str:
     if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError):
         return os.strerror(error.errno)
     return str(error) or type(error).__name__
-
-
-CONNECT_S = 3.0
-"""Bound on an attempt to connect, in seconds: TCP, TLS and HTTP/2 take several round trips."""
-
-RECONNECT = Doubling(0.1, 1.0)
-"""Backoff after an attempt to connect that failed; calls meanwhile fail at once, as it did."""
 
 
 class Http2Watch:

@@ -72,6 +72,10 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", -1),
 )
 
+UNREAD = 64
+"""Bound on the messages that wait for the reader; beyond it the thread reads no more from the
+network."""
+
 
 class Etcd3Connection:
     """A connection, made with the first call; ``number`` differs from one to the next."""
@@ -185,10 +189,6 @@ class Etcd3Connection:
                 raise
             raise NotSentError(_CLOSED) from None
 
-
-UNREAD = 64
-"""Bound on the messages that wait for the reader; beyond it the thread reads no more from the
-network."""
 
 Run = Callable[[Callable[[], None], float], Awaitable[None]]
 

@@ -36,6 +36,18 @@ _CONNECTION_ALONE = frozenset({SETTINGS, PING, GOAWAY})
 _STREAMS_ALONE = frozenset({DATA, HEADERS, PRIORITY, RST_STREAM, CONTINUATION})
 _SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 
+MAX_LIST_BYTES = 65536
+"""Bound on a header list, as HTTP/2 counts it: 32 bytes a field besides name and value."""
+
+MOST_CONTINUATIONS = 32
+"""Bound on the frames of one block, as they may be empty."""
+
+KEPT_BLOCKS = 64
+"""Bound on the blocks whose meaning is kept."""
+
+NO_TABLE = b"\x20"
+"""The first byte of each block out: its sender keeps no table, whatever size the peer allows."""
+
 
 class ErrorCode(IntEnum):
     """The reasons that RST_STREAM and GOAWAY give."""
@@ -225,18 +237,6 @@ def _stripped(kind: int, flags: int, payload: bytes) -> bytes:
 
 
 Fields = tuple[tuple[bytes, bytes], ...]
-
-MAX_LIST_BYTES = 65536
-"""Bound on a header list, as HTTP/2 counts it: 32 bytes a field besides name and value."""
-
-MOST_CONTINUATIONS = 32
-"""Bound on the frames of one block, as they may be empty."""
-
-KEPT_BLOCKS = 64
-"""Bound on the blocks whose meaning is kept."""
-
-NO_TABLE = b"\x20"
-"""The first byte of each block out: its sender keeps no table, whatever size the peer allows."""
 
 
 def literal(name: bytes, value: bytes, *, secret: bool = False) -> bytes:

@@ -17,6 +17,8 @@ MAX_OPERATIONS = 128
 Target = Literal["create", "mod", "version", "lease", "value"]
 Operator = Literal["=", "!=", "<", ">"]
 
+_MISSING = KeyValue("", b"", 0, 0, 0, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Condition:
@@ -55,8 +57,6 @@ class Read:
 Action = Write | Erase | Read
 Reply = tuple[KeyValue, ...]
 """The keys that a read found, an erase deleted, or a write replaced."""
-
-_MISSING = KeyValue("", b"", 0, 0, 0, 0)
 
 
 def check(actions: Sequence[Action]) -> None:

@@ -32,6 +32,10 @@ from rdzv.store.interface import (
 from rdzv.store.memory.actions import Action, Condition, Erase, Read, Reply, Write
 from rdzv.store.memory.engine import VERSION, MemoryEngine, Watcher
 
+_MIN_WAIT_S = 0.02
+"""Shortest wait, in seconds: a clock that a test holds still, just before a lease ends, must not
+spin the loop."""
+
 
 class Faults:
     """Hooks around everything a ``MemoryStore`` does; these let all pass.
@@ -51,10 +55,6 @@ class Faults:
 
 
 __all__ = ["MemoryEngine", "MemoryStore"]
-
-_MIN_WAIT_S = 0.02
-"""Shortest wait, in seconds: a clock that a test holds still, just before a lease ends, must not
-spin the loop."""
 
 
 class MemoryStore:

@@ -35,6 +35,9 @@ EVENTS_PER_MESSAGE = 1000
 
 _KINDS = {"put": pb.Event.PUT, "delete": pb.Event.DELETE}
 
+MAX_EXPIRY_WAIT_S = 0.5
+"""Longest wait before the leases are checked again, in seconds, as one may be granted meanwhile."""
+
 
 class ServedWatch:
     """The ``Service`` of one stream of watches, until the client ends it."""
@@ -190,10 +193,6 @@ class _Stream:
 
 def _revision(event: WatchEvent) -> int:
     return event.kv.mod_revision
-
-
-MAX_EXPIRY_WAIT_S = 0.5
-"""Longest wait before the leases are checked again, in seconds, as one may be granted meanwhile."""
 
 
 class EmbeddedServer:

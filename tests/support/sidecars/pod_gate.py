@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
+from agent.rundir.channels import GatePage
 from agent.rundir.files import RunDir
-from agent.rundir.gate_page import GatePage
 from agent.rundir.reports import read_line
 from rdzv.drain.gate import Gate
 from rdzv.records.progress import RankProgress

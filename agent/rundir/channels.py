@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate's page: a file of fixed size that is allocated once, and overwritten in place.
+"""The two ways into a pod's processes that are no plain files: a Unix socket, and the gate's page.
 
-What ``muster/gate.py`` maps and reads in the training container. A change is written to the
-slot that the present content is not in; then the generation word names that slot. With it goes
-when the environment file was written (ns): a sidecar of 0.1 writes that file as it starts, and
-knows no page, so a page that names another one is no longer in force.
+The socket is for every user of the pod, and served until cancelled. The page is a file of fixed
+size that is allocated once, and overwritten in place: ``muster/gate.py`` maps it in the training
+container. A change is written to the slot that the present content is not in; then the generation
+word names that slot. With it goes when the environment file was written (ns): a sidecar of 0.1
+writes that file as it starts, and knows no page, so a page that names another one is no longer in
+force.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import errno
 import os
@@ -16,10 +19,13 @@ import platform
 import stat
 import struct
 import zlib
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from launcher_shim.rundir.layout import open_regular
+from launcher_shim.rundir.layout import PathTooLong, nascent_name, open_regular, publish_socket
+from rdzv.errors import ConfigError
+from rdzv.sentences import named
 
 WORD = struct.Struct("<Q")
 HEAD = struct.Struct("<IIq")
@@ -129,3 +135,72 @@ def _fence() -> None:
     number = _MEMBARRIER.get(platform.machine())
     if number is not None:
         ctypes.CDLL(None).syscall(number, _GLOBAL, 0, 0)
+
+
+ServeConnection = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def listening_at(path: Path, serve: ServeConnection, limit: int) -> AsyncIterator[None]:
+    """Listen on ``path`` for as long as the block lasts; connections outlive it.
+
+    A client that finds the socket can connect to it. ``limit`` is asyncio's, in bytes. Raises
+    ``ConfigError`` if the path is too long for a socket.
+    """
+    try:
+        nascent = nascent_name(str(path))
+    except PathTooLong as error:
+        raise ConfigError(f"{named('--run-dir')}: {error}") from error
+    await asyncio.to_thread(Path(nascent).unlink, missing_ok=True)
+    server = await asyncio.start_unix_server(serve, nascent, limit=limit)
+    try:
+        # The containers of a pod have different users, and no other pod has this directory.
+        await asyncio.to_thread(publish_socket, nascent, str(path), 0o666)
+        yield
+    finally:
+        server.close()
+
+
+class PodSocket:
+    """A server on the socket ``path``; None: it does not listen.
+
+    ``serve`` has a connection until it returns. Connections beyond ``connections_max`` at once are
+    closed. ``limit`` is asyncio's, in bytes.
+    """
+
+    def __init__(
+        self, path: Path | None, serve: ServeConnection, *, limit: int, connections_max: int
+    ) -> None:
+        self.listening = asyncio.Event()
+        self._path = path
+        self._serve = serve
+        self._limit = limit
+        self._connections_max = connections_max
+        self._clients: dict[asyncio.Task[object], asyncio.StreamWriter] = {}
+
+    async def run(self) -> None:
+        """Serve until cancelled; raise ``ConfigError`` if the path is too long for a socket."""
+        if self._path is None:
+            self.listening.set()
+            await asyncio.Event().wait()
+            return
+        try:
+            async with listening_at(self._path, self._connected, self._limit):
+                self.listening.set()
+                await asyncio.Event().wait()
+        finally:
+            # Each task sees its connection end; a task of asyncio's server must not be cancelled.
+            for writer in self._clients.values():
+                writer.close()
+            await asyncio.gather(*self._clients, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients[task] = writer
+        try:
+            if len(self._clients) <= self._connections_max:
+                await self._serve(reader, writer)
+        finally:
+            del self._clients[task]
+            writer.close()
