@@ -23,14 +23,7 @@ from hypothesis import strategies as st
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torchs
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
-from launcher_shim.c10d.state_codec import (
-    SENTINEL,
-    Flavour,
-    NodeDesc,
-    TorchState,
-    decode,
-    encode,
-)
+from launcher_shim.c10d.state_codec import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
 from launcher_shim.tcpstore import wire
 from tests.support.sidecars.processes import PATIENCE_S
 from tests.support.sidecars.torch_states import STATES

@@ -158,10 +158,7 @@ async def test_a_plug_in_that_fails_ends_no_other_reading_of_credentials(
 
 
 async def test_credentials_last_while_their_plug_in_fails_later(
-    fake: FakeApi,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    fake: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(access, "RENEW_S", 0.0)
     user = plugin(tmp_path, expirationTimestamp="2026-01-01T00:00:00Z")

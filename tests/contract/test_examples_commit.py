@@ -71,8 +71,7 @@ def test_an_example_goes_on_from_the_step_that_all_have_saved(tmp_path: Path, ex
 
 @pytest.mark.parametrize("former", [True, False])
 @pytest.mark.parametrize(
-    "example",
-    ["torch_steps.py", *(pytest.param(one, marks=pytest.mark.long) for one in MODELS)],
+    "example", ["torch_steps.py", *(pytest.param(one, marks=pytest.mark.long) for one in MODELS)]
 )
 def test_an_example_that_finds_an_empty_directory_trains_in_a_new_life_alone(
     tmp_path: Path, example: str, former: bool

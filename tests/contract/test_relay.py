@@ -208,9 +208,7 @@ def moved(workers: Sequence[Worker], goal: int) -> bool:
     return sum(worker.done for worker in workers) >= goal
 
 
-async def test_kill_9_amid_all_kinds_of_requests_loses_and_doubles_nothing(
-    pod: RelayedPod,
-) -> None:
+async def test_kill_9_amid_all_kinds_of_requests_loses_and_doubles_nothing(pod: RelayedPod) -> None:
     await killed_again_and_again(pod, 4, seed=1)
 
 

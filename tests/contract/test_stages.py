@@ -23,14 +23,7 @@ from rdzv.store.memory.client import MemoryEngine
 from tests.support.sidecars.delivered_torchrun import DeliveredTorchrun
 from tests.support.sidecars.endpoints import Pod, pod
 from tests.support.sidecars.handlers import PATIENCE_S, Torchrun
-from tests.support.sidecars.stages import (
-    HERE,
-    Files,
-    closed,
-    container,
-    passes,
-    ran,
-)
+from tests.support.sidecars.stages import HERE, Files, closed, container, passes, ran
 
 
 def stored(one: Pod, run_id: str) -> set[str]:
@@ -125,9 +118,7 @@ async def test_a_container_that_is_started_again_passes_over_what_has_ended_well
         assert closed(one) == runs
 
 
-async def test_the_delivered_torchrun_passes_over_or_becomes_the_images_own(
-    tmp_path: Path,
-) -> None:
+async def test_the_delivered_torchrun_passes_over_or_becomes_the_images_own(tmp_path: Path) -> None:
     torchrun = await asyncio.to_thread(DeliveredTorchrun, tmp_path)
     path = tmp_path / "c10d.sock"
     async with pod(MemoryEngine(), "w-0", unix_path=str(path), kept=Files()):

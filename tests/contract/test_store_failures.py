@@ -9,12 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from rdzv.errors import (
-    Compacted,
-    ConfigError,
-    StoreAmbiguous,
-    StoreUnavailable,
-)
+from rdzv.errors import Compacted, ConfigError, StoreAmbiguous, StoreUnavailable
 from rdzv.pacing import ATTEMPT_S
 from rdzv.store import Compare, Put, Store, WatchBatch
 from rdzv.store.etcd.client import EtcdStore

@@ -115,9 +115,7 @@ def test_a_cluster_that_tests_have_made_is_ended_by_the_last_that_uses_it(
     assert folder_lab.ended == 1
 
 
-def test_a_cluster_of_a_session_that_was_killed_is_ended_by_the_next(
-    folder_lab: FolderLab,
-) -> None:
+def test_a_cluster_of_a_session_that_was_killed_is_ended_by_the_next(folder_lab: FolderLab) -> None:
     folder_lab.command("up")
     with claim.claimed(folder_lab):
         assert folder_lab.ended == 1

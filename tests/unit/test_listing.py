@@ -276,9 +276,7 @@ def test_a_page_that_just_came_is_asked_for_like_that_again() -> None:
     assert paging.after_answer(0.9 * LONGEST_S / 2) == paging
 
 
-@given(
-    st.lists(st.none() | st.floats(0, LONGEST_S), max_size=40),
-)
+@given(st.lists(st.none() | st.floats(0, LONGEST_S), max_size=40))
 def test_a_page_stays_within_its_bounds(answers: list[float | None]) -> None:
     paging = Paging()
     for took_s in answers:

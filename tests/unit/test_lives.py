@@ -174,9 +174,7 @@ def test_a_loop_may_begin_with_the_boundary_of_the_last_commit(
     assert "begin at step 61" in caplog.text
 
 
-def test_only_the_first_loop_of_a_process_is_checked(
-    pod: PodGate,
-) -> None:
+def test_only_the_first_loop_of_a_process_is_checked(pod: PodGate) -> None:
     show(pod, LAST)
     for first in (61, 1):
         with muster.drain() as drain:

@@ -66,10 +66,7 @@ class Counter(Reconciler):
             known = Compare(KEY, "mod", "=", kv.mod_revision if kv else 0)
             put = Put(KEY, str(wanted).encode())
             write = DueWrite(
-                lambda: ([known], [put]),
-                written=self._count,
-                turn=self.turn,
-                until_s=self.until_s,
+                lambda: ([known], [put]), written=self._count, turn=self.turn, until_s=self.until_s
             )
         return Outlook(partial(mirror.changed_after, sequence), self.due_s, write)
 
@@ -282,10 +279,7 @@ BUGS: dict[str, tuple[Callable[[], Coroutine[None, None, None]], Callable[[], An
         each_decision_is_sent_once,
         lambda: patch.object(Reconciler, "_write", sent_twice),
     ),
-    "an old mirror": (
-        each_decision_is_sent_once,
-        lambda: patch.object(Mirror, "shown", nothing),
-    ),
+    "an old mirror": (each_decision_is_sent_once, lambda: patch.object(Mirror, "shown", nothing)),
     "a turn that never comes": (
         a_turn_comes_though_those_before_are_away,
         lambda: patch.object(Turn, "delay_s", lambda *_: math.inf),

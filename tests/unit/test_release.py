@@ -50,12 +50,7 @@ def test_all_places_say_the_version_and_it_has_its_section_in_the_changelog() ->
     ],
 )
 def test_what_keeps_a_release_from_being_made_is_said(
-    is_version: str,
-    log: str,
-    tags: list[str],
-    changed: list[str],
-    dry_run: bool,
-    words: list[str],
+    is_version: str, log: str, tags: list[str], changed: list[str], dry_run: bool, words: list[str]
 ) -> None:
     said = list(version.refusals(is_version, log, tags, changed, dry_run=dry_run))
     assert len(said) == len(words)
