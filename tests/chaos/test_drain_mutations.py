@@ -5,12 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.models.drain_mutations import (
-    PLANTED,
-    Planted,
-    never_no,
-    nothing_ends_the_round,
-)
+from tests.support.models.drain_mutations import PLANTED, Planted, never_no, nothing_ends_the_round
 from tests.support.models.drains import Rules, World
 from tests.support.models.explorer import Broken, after, explore, first_broken
 

@@ -292,8 +292,7 @@ class FailingSession(MemorySession):
 
 
 @pytest.mark.parametrize(
-    "request_",
-    [wire.Get(b"/defect"), wire.Get(b"/later defect"), wire.Wait((b"/defect",))],
+    "request_", [wire.Get(b"/defect"), wire.Get(b"/later defect"), wire.Wait((b"/defect",))]
 )
 async def test_i8_a_defect_closes_one_connection_and_is_logged(
     request_: wire.Request, caplog: pytest.LogCaptureFixture
@@ -338,10 +337,7 @@ async def test_i8_a_defect_in_opening_a_session_closes_one_connection(
 async def test_a_refusal_closes_the_connection_with_one_sentence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with (
-        storing(FailingSession) as (_, port),
-        connected(port) as client,
-    ):
+    async with storing(FailingSession) as (_, port), connected(port) as client:
         client.send(wire.Get(b"/refused"))
         assert await client.ended() == b""
     record = the_record(caplog)
@@ -363,11 +359,7 @@ async def test_a_refusal_closes_the_connection_with_one_sentence(
 async def test_i8_bad_bytes_fail_their_connection_alone(
     hostile: bytes, sentence: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with (
-        storing() as (_, port),
-        connected(port) as other,
-        connected(port, hostile) as client,
-    ):
+    async with storing() as (_, port), connected(port) as other, connected(port, hostile) as client:
         assert await client.ended() == b""
         other.send(wire.Add(b"/a", 1))
         assert await other.take(8) == wire.i64(1)
@@ -473,10 +465,7 @@ async def test_i8_a_flood_of_requests_leaves_others_their_turn() -> None:
             handled += 1
             return super().handle(request)
 
-    async with (
-        storing(CountingSession) as (_, port),
-        connected(port) as client,
-    ):
+    async with storing(CountingSession) as (_, port), connected(port) as client:
         client.send(*[wire.Add(b"/flood", 1)] * 5_000)
         assert await client.take(8 * 5_000)
     assert handled == 5_000

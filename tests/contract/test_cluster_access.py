@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to an API server: kubeconfigs as kubectl reads them, and a pod's own."""
+"""Ways to an API server: kubeconfigs, tokens, redirects, and watches that die unsaid."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ import base64
 import json
 import logging
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from controller.cluster import access
+from controller.access.secret import JobsWithPods
+from controller.cluster import access, paths
+from controller.cluster import api as cluster_api
 from controller.cluster.access import ClusterAccess, access_of, access_of_pod
 from controller.cluster.api import ClusterApi
+from controller.cluster.collection import Collection
 from controller.cluster.executed import Ran
 from rdzv.errors import ClusterUnavailable, ConfigError
 from tests.support.cluster_api import FakeApi
 from tests.support.tasks import beside
+from tests.support.waiting import DEADLINE_S
 
 POD = "/api/v1/namespaces/team/pods/a"
 EXEC = "client.authentication.k8s.io/v1"
@@ -154,10 +158,7 @@ async def test_a_plug_in_that_fails_ends_no_other_reading_of_credentials(
 
 
 async def test_credentials_last_while_their_plug_in_fails_later(
-    fake: FakeApi,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    fake: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(access, "RENEW_S", 0.0)
     user = plugin(tmp_path, expirationTimestamp="2026-01-01T00:00:00Z")
@@ -301,3 +302,48 @@ def test_outside_of_a_cluster_the_controller_says_where_it_runs(tmp_path: Path) 
     for environ in ({}, named):
         with pytest.raises(ConfigError, match="install the chart"):
             access_of_pod(environ, tmp_path)
+
+
+PODS = "/api/v1/pods"
+WATCHES = 150
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/muster-system/leases"
+
+
+async def test_a_watch_that_is_silent_ends_so_that_another_shows_whether_anybody_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_api, "QUIET_S", 5.0)
+    async with FakeApi(tmp_path) as fake, ClusterApi(fake.access) as api:
+        await fake.put(paths.lease("muster-system", "one"), {"spec": {"a": 1}})
+        path = f"{LEASES}?fieldSelector=metadata.name=one"
+        async with asyncio.timeout(DEADLINE_S):
+            seen = [event["object"]["spec"] async for event in api.watch(path, "0")]
+    assert seen == [{"a": 1}]
+
+
+@pytest.mark.parametrize(
+    "follow",
+    [
+        lambda api: Collection(api, PODS, lambda one: one)._follow(),
+        lambda api: JobsWithPods(api).run(),
+    ],
+    ids=["collection", "pods of jobs"],
+)
+async def test_a_quiet_watch_keeps_its_version_by_bookmarks(
+    follow: Callable[[ClusterApi], Coroutine[None, None, None]], tmp_path: Path
+) -> None:
+    async with FakeApi(tmp_path) as fake, ClusterApi(fake.access) as api:
+        async with beside(follow(api)):
+            await fake.until_watched()
+        (asked,) = fake.watches
+        assert asked["allowWatchBookmarks"] == "true"
+
+
+async def test_many_watches_keep_no_call_waiting(tmp_path: Path) -> None:
+    """One for each namespace whose pods all ask, for example."""
+    async with FakeApi(tmp_path) as fake, ClusterApi(fake.access) as api, AsyncExitStack() as stack:
+        await fake.put(paths.lease("muster-system", "one"), {"spec": {}})
+        for _ in range(WATCHES):
+            await stack.enter_async_context(beside(Collection(api, PODS, dict)._follow()))
+        await fake.until_watched(WATCHES)
+        await api.get(paths.lease("muster-system", "one"))

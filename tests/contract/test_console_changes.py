@@ -200,9 +200,7 @@ async def test_pause_waits_until_all_have_saved_and_left(
     assert again.out == "job digits is not paused: nothing changes\n"
 
 
-async def test_resume_lets_a_job_try_at_once_that_waits_after_failed_starts(
-    stored: Stored,
-) -> None:
+async def test_resume_lets_a_job_try_at_once_that_waits_after_failed_starts(stored: Stored) -> None:
     waits = Round(8, former=tuple("abcd"), failed_starts=5, waits=2)
     asking = [Node(name, "asking", "n", 9, "10.0.0.1", 1, 0) for name in "abcd"]
     failed = [Failure(name, "digits", 7, kind="ImportError") for name in "abcd"]

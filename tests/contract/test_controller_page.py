@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of all jobs: what a browser gets, and what it is told as it happens."""
+"""The controller's pages: all jobs for a browser, and the metrics."""
 
 from __future__ import annotations
 
@@ -7,19 +7,31 @@ import asyncio
 import json
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 
+from controller.admission.injector import AdmissionMetrics
+from controller.certificates import make_pair
+from controller.cluster import paths
+from controller.cluster.api import ClusterApi
+from controller.cluster.collection import Collection
 from controller.jobs import Jobs
+from controller.metrics import SeenMetrics
+from controller.owners import pod_seen
 from controller.page import serving_page
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.keys import JobKeys
-from rdzv.records.drain import LastCommit
+from rdzv.records.drain import Commit, LastCommit
 from rdzv.records.job import Job
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
+from tests.support.cluster_api import FakeApi
 from tests.support.records import drain, member
 
 KEYS = JobKeys("team", "digits")
@@ -83,3 +95,83 @@ async def test_a_browser_is_shown_every_job_and_each_change() -> None:
             (job,) = await told(answer.content)
             assert job["drains"][0]["phase"] == "finishing"
             assert "nothing is to be saved" in job["drains"][0]["sentence"]
+
+
+NOW = datetime(2026, 11, 28, tzinfo=UTC)
+PODS = "/api/v1/namespaces/team/pods/"
+
+Samples = dict[tuple[str, tuple[str, ...]], float]
+
+
+def samples(metrics: AdmissionMetrics) -> Samples:
+    """Every sample of the page, by its name and the values of its labels, which are sorted."""
+    return {
+        (one.name, tuple(one.labels[key] for key in sorted(one.labels))): one.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for one in family.samples
+    }
+
+
+def pod(uid: str, grace_s: int, **labels: str) -> dict[str, Any]:
+    spec = {"containers": [{"name": "t"}], "terminationGracePeriodSeconds": grace_s}
+    return {"metadata": {"namespace": "team", "uid": uid, "labels": labels}, "spec": spec}
+
+
+async def test_what_the_controller_sees_is_on_its_page(tmp_path: Path) -> None:
+    metrics, seen = AdmissionMetrics(), SeenMetrics(lambda: NOW, of_jobs=True)
+    metrics.registry.register(seen)
+    pair = make_pair(None, ("localhost",), NOW - timedelta(days=10))
+    seen.certificates["webhook"] = lambda: pair.certificate
+    seen.certificates["store"] = lambda: None
+    first = samples(metrics)
+    left = first.pop(("muster_controller_certificate_seconds_left", ("webhook",)))
+    assert left == timedelta(days=80).total_seconds()
+    assert not [name for name, _ in first if "certificate" in name or "job" in name]
+
+    uninjected: Any = SimpleNamespace(pods=lambda: ["c"])
+    store = MemoryStore()
+    sitting = Round(7, complete=True, frozen=(Seat("a", "uid-a", 1),))
+    await store.txn(
+        [],
+        [
+            Put(KEYS.job, Job(1, 4).to_json()),
+            Put(LIVE.member("a"), member("a").to_json()),
+            Put(LIVE.member("b"), member("b").to_json()),
+            Put(LIVE.run("r").round, sitting.to_json()),
+            Put(LIVE.commit, Commit(3, took_s=41.5).to_json()),
+        ],
+    )
+    async with (
+        FakeApi(tmp_path) as fake,
+        ClusterApi(fake.access) as api,
+        Jobs(store, time.monotonic, Random(1)).following() as jobs,
+    ):
+        await fake.put(f"{PODS}a", pod("uid-a", 30, **{"muster.dev/job": "digits"}))
+        await fake.put(f"{PODS}b", pod("uid-b", 60, **{"muster.dev/job": "digits"}))
+        async with Collection(api, paths.PODS_OF_JOBS, pod_seen).following() as pods:
+            for part in (jobs, pods):
+                await part.changed_after(0)
+            seen.jobs, seen.pods, seen.uninjected = jobs, pods, uninjected
+            of_job = ("digits", "team")
+            found = samples(metrics)
+            unnamed = AdmissionMetrics()
+            nameless = SeenMetrics(lambda: NOW, of_jobs=False)
+            nameless.jobs, nameless.pods, nameless.uninjected = jobs, pods, uninjected
+            unnamed.registry.register(nameless)
+            assert "digits" not in unnamed.text().decode()
+            assert found["muster_controller_pods_without_sidecar", ()] == 1
+            assert found["muster_controller_job_training", of_job] == 1
+            assert found["muster_controller_job_save_seconds", of_job] == 41.5
+            assert found["muster_controller_job_grace_seconds", of_job] == 25
+
+            # The world ends, and the job is paused.
+            sequence = jobs.sequence
+            await store.txn(
+                [], [Put(LIVE.run("r").round, replace(sitting, closed="success").to_json())]
+            )
+            await jobs.changed_after(sequence)
+            assert samples(metrics)["muster_controller_job_training", of_job] == 0
+            sequence = jobs.sequence
+            await store.txn([], [Put(KEYS.job, Job(1, 4, paused=True).to_json())])
+            await jobs.changed_after(sequence)
+            assert ("muster_controller_job_training", of_job) not in samples(metrics)

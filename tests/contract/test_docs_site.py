@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from docs_site.building import build, with_lists_apart, with_titles
+from docs_site.building import build
 from docs_site.links import broken
 from docs_site.navigation import groups
-from docs_site.rendering import with_diagrams, with_plain_pipes, with_tabs
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,34 +51,3 @@ def test_links_and_anchors_that_lead_nowhere_are_named(tmp_path: Path) -> None:
         "a.html: b.html#out leads nowhere",
         "a.html: c.svg leads nowhere",
     ]
-
-
-def test_a_link_has_a_title_in_place_of_a_file_s_name(tmp_path: Path) -> None:
-    (tmp_path / "one.md").write_text("# One: the first\n\n## What it `costs`\n")
-    (tmp_path / "two.md").write_text(
-        "[one.md](one.md) [one.md](one.md#what-it-costs) [one](one.md) [gone.md](gone.md)"
-    )
-    assert with_titles(tmp_path, Path("two.md")) == (
-        "[One](one.md) [What it `costs`](one.md#what-it-costs) [one](one.md) [gone.md](gone.md)"
-    )
-
-
-def test_a_list_right_below_a_paragraph_is_one_on_the_site_too() -> None:
-    page = "So:\n- one\n  and more\n- two\n\n```\nx\n- y\n```\n"
-    assert with_lists_apart(page) == "So:\n\n- one\n  and more\n- two\n\n```\nx\n- y\n```\n"
-
-
-def test_sections_between_two_comments_are_tabs_on_the_site() -> None:
-    page = "a\n\n<!-- tabs -->\n## One\n\ntext\n\n## Two\n\n- x\n<!-- end of tabs -->\n\n## Three\n"
-    assert with_tabs(page) == ('a\n\n=== "One"\n\n    text\n\n=== "Two"\n\n    - x\n\n## Three\n')
-
-
-def test_drawings_alone_keep_their_long_lines() -> None:
-    page = "a\n\n    pip install x\n\nb\n\n    x ── y\n      │\n\nc\n"
-    assert with_diagrams(page) == (
-        "a\n\n    pip install x\n\nb\n\n```{ .text .diagram }\nx ── y\n  │\n```\n\nc\n"
-    )
-
-
-def test_a_pipe_in_a_cell_s_code_is_no_backslash() -> None:
-    assert with_plain_pipes("| `a \\| b` | c |\n`a \\| b`\n") == "| `a | b` | c |\n`a \\| b`\n"

@@ -53,11 +53,7 @@ LISTS: dict[str, list[Any]] = {
         {"metadata": {**META, "name": "muster-controller"}, "spec": SPEC, "status": {}}
     ],
     "statefulsets": [
-        {
-            "metadata": {**META, "name": "muster-etcd"},
-            "spec": SPEC,
-            "status": {"readyReplicas": 1},
-        }
+        {"metadata": {**META, "name": "muster-etcd"}, "spec": SPEC, "status": {"readyReplicas": 1}}
     ],
     "secrets": [
         {

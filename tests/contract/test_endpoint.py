@@ -17,11 +17,7 @@ from launcher_shim.c10d.rounds import views
 from launcher_shim.c10d.rounds.records import Node, Note, Round
 from launcher_shim.c10d.rounds.stages import SHARED_RUN, round_prefix
 from launcher_shim.c10d.session import LauncherSession
-from launcher_shim.c10d.state_codec import (
-    SENTINEL,
-    TorchState,
-    decode,
-)
+from launcher_shim.c10d.state_codec import SENTINEL, TorchState, decode
 from launcher_shim.tcpstore import wire
 from rdzv.job import JobClient
 from rdzv.records.drain import Drain

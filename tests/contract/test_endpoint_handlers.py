@@ -117,8 +117,7 @@ async def test_i1_one_that_waits_for_its_former_world_is_let_go_and_gets_nothing
         assert (former_world[:2], former_world.master_port) == ((1, 2), 1)
 
         first, second = await asyncio.gather(
-            asyncio.to_thread(silent.form_once_told),
-            asyncio.to_thread(waiting.form_once_told),
+            asyncio.to_thread(silent.form_once_told), asyncio.to_thread(waiting.form_once_told)
         )
         assert (first[:2], second[:2]) == ((0, 2), (1, 2))
         assert first.master_port == second.master_port != 1

@@ -172,9 +172,7 @@ def pods(request: pytest.FixtureRequest, constants: dict[str, float]) -> Iterato
 
 
 about_ending_well = pytest.mark.parametrize(
-    "constants",
-    [{"MARGIN_S": 61, "ABANDONED_GRACE_S": 60.0, "TERM_GRACE_S": 60.0}],
-    ids=["grace"],
+    "constants", [{"MARGIN_S": 61, "ABANDONED_GRACE_S": 60.0, "TERM_GRACE_S": 60.0}], ids=["grace"]
 )
 """The worker is not killed before a busy machine lets it do as it is told."""
 
@@ -325,9 +323,7 @@ def test_a_worker_that_ends_well_because_it_is_ended_is_no_success(pods: Pods) -
 
 @one_python_is_enough
 @about_ending_well
-def test_a_command_that_waits_for_its_slot_is_not_started_by_an_agent_that_ends(
-    pods: Pods,
-) -> None:
+def test_a_command_that_waits_for_its_slot_is_not_started_by_an_agent_that_ends(pods: Pods) -> None:
     may_end, started = pods.directory / "may-end", pods.directory / "started"
     script = f"trap 'echo told' TERM; echo up; while ! [ -e {may_end} ]; do sleep 0.1; done"
     first = sleeper(pods, "sh", "-c", script)

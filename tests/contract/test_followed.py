@@ -183,10 +183,7 @@ async def test_an_api_server_that_goes_is_said_in_the_row(fake: FakeApi) -> None
 
 @pytest.mark.parametrize(
     ("execute", "why"),
-    [
-        (endless, TOO_LONG),
-        (lambda asked: Ran(69, "", "muster: no store\n"), "no store"),
-    ],
+    [(endless, TOO_LONG), (lambda asked: Ran(69, "", "muster: no store\n"), "no store")],
 )
 async def test_who_follows_the_history_hears_why_none_comes(
     fake: FakeApi, execute: Callable[[Asked], Any], why: str

@@ -356,8 +356,7 @@ async def read_values(kv: Kv) -> object:
 
 
 @pytest.mark.parametrize(
-    ("reading", "answer"),
-    [(read_wait, None), (read_check, True), (read_values, [b"1", b"2"])],
+    ("reading", "answer"), [(read_wait, None), (read_check, True), (read_values, [b"1", b"2"])]
 )
 async def test_a_read_is_answered_by_the_watch_while_the_store_is_still_to_answer(
     reading: Callable[[Kv], Awaitable[object]], answer: object

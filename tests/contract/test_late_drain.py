@@ -19,10 +19,7 @@ from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, client
-from tests.support.sidecars.registrars import (
-    LONG_TTL_S,
-    member_of,
-)
+from tests.support.sidecars.registrars import LONG_TTL_S, member_of
 
 pytestmark = pytest.mark.virtual
 

@@ -245,8 +245,7 @@ async def test_a_member_tells_the_job(fake: FakeApi) -> None:
 
 
 @pytest.mark.parametrize(
-    ("refused", "right"),
-    [("pods", "list pods"), ("pods/digits-0/exec", "create pods/exec")],
+    ("refused", "right"), [("pods", "list pods"), ("pods/digits-0/exec", "create pods/exec")]
 )
 async def test_a_user_without_rights_gets_one_sentence(
     fake: FakeApi, refused: str, right: str

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients behind ``muster-run``: their sidecar dies and comes back, and they never know."""
+"""Clients behind ``muster-run``: their sidecar dies and comes back, or the relay has a defect."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -15,7 +16,9 @@ from random import Random
 import pytest
 
 from launcher_shim.c10d.state_codec import SENTINEL
+from launcher_shim.pod.relay import Relay
 from launcher_shim.tcpstore import wire
+from launcher_shim.tcpstore.requests import RelayLedger
 from rdzv.keys import JobKeys
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
@@ -23,6 +26,7 @@ from tests.support.ports import free_ports
 from tests.support.sidecars.processes import until
 from tests.support.sidecars.raw_client import RawClient, connected
 from tests.support.sidecars.relayed_pod import RelayedPod, relayed_pod
+from tests.support.waiting import DEADLINE_S
 
 PATIENCE_S = 150.0
 
@@ -204,9 +208,7 @@ def moved(workers: Sequence[Worker], goal: int) -> bool:
     return sum(worker.done for worker in workers) >= goal
 
 
-async def test_kill_9_amid_all_kinds_of_requests_loses_and_doubles_nothing(
-    pod: RelayedPod,
-) -> None:
+async def test_kill_9_amid_all_kinds_of_requests_loses_and_doubles_nothing(pod: RelayedPod) -> None:
     await killed_again_and_again(pod, 4, seed=1)
 
 
@@ -316,3 +318,24 @@ async def test_a_launcher_that_waits_for_a_sidecar_that_is_away_ends_by_a_sigter
         assert await there("handled")
         if number == signal.SIGSTOP:
             pod.sidecar.process.send_signal(signal.SIGCONT)
+
+
+async def test_a_relaying_that_fails_closes_its_connection_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(ledger: RelayLedger) -> bytes:
+        raise RuntimeError("a planted defect")
+
+    monkeypatch.setattr(RelayLedger, "begin", fail)
+    path, (port,) = str(tmp_path / "c10d.sock"), free_ports(1)
+    relay = Relay(port, path)
+    async with await asyncio.start_unix_server(lambda reader, writer: writer.close(), path):
+        await relay.listen()
+        try:
+            async with connected(port) as client, asyncio.timeout(DEADLINE_S):
+                assert await client.at_end()
+        finally:
+            await relay.close()
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.name == "launcher_shim.pod.relay"
+    assert "a planted defect" in str(record.exc_info)

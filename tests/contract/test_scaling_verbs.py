@@ -45,10 +45,7 @@ async def test_all_come_and_train(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
 async def test_what_came_stays(
-    tmp_path: Path,
-    kind: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with scaled(tmp_path, kind, 4, room=6) as (cluster, job):
         times_out_with(monkeypatch, cluster, 6)

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torchruns that a container runs one after the other; the handlers are torch's, and relayed."""
+"""Torchruns that a container runs one after the other, and what a next sidecar knows of them."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from threading import Event
 
 import pytest
+
+from launcher_shim.c10d.rounds.stages import KeptStages, Stages
+from tests.support.waiting import DEADLINE_S
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-from launcher_shim.c10d.rounds.stages import Stages
 from launcher_shim.c10d.values.transactions import Stamp
 from launcher_shim.rundir import layout
 from launcher_shim.tcpstore import wire
@@ -20,14 +23,7 @@ from rdzv.store.memory.client import MemoryEngine
 from tests.support.sidecars.delivered_torchrun import DeliveredTorchrun
 from tests.support.sidecars.endpoints import Pod, pod
 from tests.support.sidecars.handlers import PATIENCE_S, Torchrun
-from tests.support.sidecars.stages import (
-    HERE,
-    Files,
-    closed,
-    container,
-    passes,
-    ran,
-)
+from tests.support.sidecars.stages import HERE, Files, closed, container, passes, ran
 
 
 def stored(one: Pod, run_id: str) -> set[str]:
@@ -122,9 +118,7 @@ async def test_a_container_that_is_started_again_passes_over_what_has_ended_well
         assert closed(one) == runs
 
 
-async def test_the_delivered_torchrun_passes_over_or_becomes_the_images_own(
-    tmp_path: Path,
-) -> None:
+async def test_the_delivered_torchrun_passes_over_or_becomes_the_images_own(tmp_path: Path) -> None:
     torchrun = await asyncio.to_thread(DeliveredTorchrun, tmp_path)
     path = tmp_path / "c10d.sock"
     async with pod(MemoryEngine(), "w-0", unix_path=str(path), kept=Files()):
@@ -199,3 +193,50 @@ async def test_pods_meet_in_a_stage_and_not_across_stages(tmp_path: Path) -> Non
         )
         assert first == second == [2, 2]
         assert closed(one) == {"digits": "success", "digits (stage 2)": "success"}
+
+
+class SlowFiles:
+    """A disk on which the first write is slow: it goes on once ``released``."""
+
+    def __init__(self) -> None:
+        self.first_begun, self.released = Event(), Event()
+        self.on_disk: list[bytes] = []
+
+    def content(self, name: str) -> bytes | None:
+        return None
+
+    def put(self, name: str, content: bytes) -> None:
+        if not self.first_begun.is_set():
+            self.first_begun.set()
+            assert self.released.wait(DEADLINE_S)
+        self.on_disk.append(content)
+
+
+async def test_the_newest_stages_are_written_last_however_slow_the_disk_is() -> None:
+    files = SlowFiles()
+    stages = KeptStages(files)
+    stages.stages.finish("container", "digits")
+    first = asyncio.create_task(stages.keep())
+    assert await asyncio.to_thread(files.first_begun.wait, DEADLINE_S)
+    stages.stages.finish("container", "digits (stage 2)")
+    second = asyncio.create_task(stages.keep())
+    await asyncio.wait([second], timeout=0.2)
+    files.released.set()
+    assert await first
+    assert await second
+    assert files.on_disk[-1] == stages.stages.to_json()
+
+
+async def test_what_a_client_was_not_told_is_taken_back() -> None:
+    """It has given up, and starts its torchrun in the stage that it asked for."""
+    files = SlowFiles()
+    stages = KeptStages(files)
+    passing = asyncio.create_task(stages.pass_over("c" * 32, "digits"))
+    assert await asyncio.to_thread(files.first_begun.wait, DEADLINE_S)
+    passing.cancel()
+    await asyncio.sleep(0)
+    files.released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await passing
+    assert stages.stages.next("c" * 16, "digits") == "digits"
+    assert [Stages.from_json(kept).finished for kept in files.on_disk] == [{"digits": 1}, {}]

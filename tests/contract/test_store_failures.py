@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of every driver that has a network: what a broken one looks like to the caller."""
+"""The contract of every driver that has a network, and the tests' own proxy."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
-from rdzv.errors import (
-    Compacted,
-    ConfigError,
-    StoreAmbiguous,
-    StoreUnavailable,
-)
+from rdzv.errors import Compacted, ConfigError, StoreAmbiguous, StoreUnavailable
 from rdzv.pacing import ATTEMPT_S
 from rdzv.store import Compare, Put, Store, WatchBatch
 from rdzv.store.etcd.client import EtcdStore
@@ -290,3 +285,22 @@ async def test_two_servers_cannot_share_a_port() -> None:
         with pytest.raises(ConfigError, match="cannot listen"):
             async with EmbeddedServer(server.endpoint):
                 pass
+
+
+DEADLINE_S = 90.0
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_it_closes_what_has_just_connected(turns: int) -> None:
+    """Whatever the loop has come to by then: a task that never ran closes nothing by itself."""
+    async with EmbeddedServer() as server:
+        async with TcpProxy(server.endpoint) as proxy:
+            host, _, port = proxy.endpoint.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        async with asyncio.timeout(DEADLINE_S):
+            with suppress(ConnectionError):
+                while await reader.read(65536):
+                    pass
+        writer.close()

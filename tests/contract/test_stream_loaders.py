@@ -41,12 +41,7 @@ def pickled(stream: ElasticStream, workers: int) -> Any:
     """Its workers are given the stream as spawned ones are, by a server that has torch already."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["torch", "muster.data", "tests.support.training.streamed"])
-    return DataLoader(
-        stream,
-        batch_size=None,
-        num_workers=workers,
-        multiprocessing_context=context,
-    )
+    return DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=context)
 
 
 def stateful(stream: ElasticStream, workers: int) -> Any:
@@ -71,14 +66,7 @@ def world(ranks: int, folder: Path | None) -> list[ElasticStream]:
 
 @pytest.mark.parametrize(
     ("make", "workers"),
-    [
-        (plain, 0),
-        (plain, 2),
-        (plain, 1),
-        (pickled, 2),
-        (stateful, 0),
-        (stateful, 2),
-    ],
+    [(plain, 0), (plain, 2), (plain, 1), (pickled, 2), (stateful, 0), (stateful, 2)],
 )
 def test_i12_what_workers_have_read_ahead_of_a_stream_is_not_trained(
     make: Make, workers: int, tmp_path: Path

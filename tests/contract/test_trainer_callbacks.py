@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callbacks within the real libraries: saved where told, parked, gone on with, none twice."""
+"""Trainers of real libraries: callbacks, and changes of their world."""
 
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from agent.rundir.reports import read_line
 from muster.resuming import mark, marked, world_tag
 from rdzv.drain.gate import Gate
 from rdzv.records.drain import LastCommit
 from tests.support.sidecars.pod_gate import PodGate
+from tests.support.training.survivor import BATCH, ROWS
 from tests.support.training.worker import SCRIPTS, START_S, worker
+from tests.support.training.worlds import Worlds
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -159,3 +167,169 @@ def test_a_trainer_that_begins_before_the_last_commit_makes_no_step(
     assert "CheckpointMissing: all ranks of this job have" in complaints
     assert load in complaints
     assert not log.exists()
+
+
+DIES_AT = 12
+
+
+@pytest.mark.parametrize("dies", ["dies_after", pytest.param("dies_at", marks=pytest.mark.long)])
+@pytest.mark.parametrize("trainer", ["transformers", "lightning"])
+def test_i12_i13_a_trainer_lives_through_a_loss_a_join_and_a_drain(
+    tmp_path: Path, trainer: str, dies: str
+) -> None:
+    life = import_module(f"tests.support.training.{trainer}_survivor").train
+    with Worlds(tmp_path, life=life) as worlds:
+        worlds.start("a", "b")
+        worlds.start("c", **{dies: DIES_AT})
+        worlds.ready(*"abc")
+        assert worlds.form(*"abc"), worlds.shown()
+        worlds.until(lambda: worlds.is_dead("c"), "c dies amid a step")
+        worlds.lose("c")
+        worlds.start("d")
+        worlds.join("d")
+        worlds.at(worlds.told("a")["step"] + 3)
+        worlds.leave("a")
+        worlds.at(worlds.told("b")["step"] + 3)
+        last = worlds.end()
+        worlds.check(last)
+        assert {*worlds.digests()} == {1, 2, 3, 4}
+        by_step, steps = worlds.rows(), ROWS // BATCH
+        assert [len(by_step[step]) for step in range(1, last + 1)] == [BATCH] * last
+        for epoch in range(last // steps):
+            rows = Counter(row for at in range(steps) for row in by_step[epoch * steps + at + 1])
+            assert rows == Counter(range(ROWS))
+
+
+@pytest.mark.parametrize("trainer", ["transformers", "lightning"])
+def test_a_trainer_falls_back_before_its_first_world(tmp_path: Path, trainer: str) -> None:
+    life = import_module(f"tests.support.training.{trainer}_survivor").train
+    (tmp_path / "goal").write_text("6")
+    with Worlds(tmp_path, life=life) as worlds:
+        worlds.start("a")
+        worlds.ready("a")
+        worlds.order("a", phase="fall-back", why="another rank has no World")
+        worlds.until(lambda: worlds.is_dead("a"), "it trains to its end")
+        assert worlds.processes["a"].exitcode == 0, worlds.shown()
+        assert [line["step"] for line in worlds.log("a") if "step" in line] == [*range(1, 7)]
+        assert "does not change in place from step 0 on: another rank" in worlds.shown()
+
+
+def test_without_a_sidecar_a_trainer_trains_as_without_in_place(tmp_path: Path) -> None:
+    import muster.transformers
+    from tests.support.training.transformers_life import ROWS as OWN_ROWS
+    from tests.support.training.transformers_life import trainer_of
+
+    given: dict[str, Any] = {"num_train_epochs": 1}
+    plain, in_place = (trainer_of(tmp_path / name, 10**9, **given) for name in "ab")
+    muster.transformers.train(plain, global_batch=10)
+    muster.transformers.train(in_place, global_batch=10, in_place=True)
+    assert in_place.model.seen == plain.model.seen
+    assert Counter(in_place.model.seen) == Counter(range(len(OWN_ROWS)))
+
+
+def test_a_rank_that_stands_alone_trains_in_no_world_but_one_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import muster.transformers
+    from tests.support.training.transformers_life import trainer_of
+
+    monkeypatch.setattr(muster.transformers, "_alone", True)
+    trainer = trainer_of(tmp_path, 10**9, num_train_epochs=1)
+    with pytest.raises(ValueError, match="was started beside a world that trains"):
+        muster.transformers.train(trainer, global_batch=10)
+    assert not trainer.model.seen
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"strategy": "auto"}, "it needs strategy='ddp'"),
+        ({"callbacks": ["StochasticWeightAveraging"]}, "StochasticWeightAveraging"),
+        ({"callbacks": ["LearningRateFinder"]}, "LearningRateFinder"),
+    ],
+)
+def test_a_trainer_of_lightning_that_cannot_live_on_is_refused(
+    tmp_path: Path, given: dict[str, Any], named: str
+) -> None:
+    import lightning.pytorch.callbacks as kinds
+
+    import muster.lightning
+    from tests.support.training.lightning_cases import DATA, Net
+
+    made = {"StochasticWeightAveraging": {"swa_lrs": 0.1}}
+    callbacks = [getattr(kinds, one)(**made.get(one, {})) for one in given.pop("callbacks", [])]
+    with pytest.raises(ValueError, match=named):
+        muster.lightning.fit(
+            Net(), DATA, directory=str(tmp_path), global_batch=16, in_place=True,
+            accelerator="cpu", logger=False, callbacks=callbacks, **given,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", [16, 40, 10])
+def test_i12_another_global_batch_goes_on_at_the_sample_after_the_last_one(
+    tmp_path: Path, batch: int
+) -> None:
+    """Three epochs of 7 steps; the first life ends in the middle of the second epoch."""
+    from tests.support.training.transformers_life import life
+
+    first, _ = life(tmp_path, 16, 10, num_train_epochs=3)
+    second, trainer = life(tmp_path, batch, 10**9, num_train_epochs=3)
+    assert Counter(first.seen + second.seen) == Counter(dict.fromkeys(range(100), 3))
+    assert max(trainer.lr_scheduler.get_last_lr()) == pytest.approx(0.0)
+    assert trainer.state.epoch == 3.0
+
+
+@pytest.mark.parametrize("batch", [40, 10])
+def test_steps_that_the_user_counts_stay_as_many(tmp_path: Path, batch: int) -> None:
+    from tests.support.training.transformers_life import life
+
+    life(tmp_path, 16, 5, max_steps=30)
+    second, trainer = life(tmp_path, batch, 10**9, max_steps=30)
+    assert trainer.state.global_step == 30
+    left = Counter(second.seen)
+    assert max(left.values()) - min(left[number] for number in range(100)) <= 2
+
+
+def test_a_callback_that_is_given_twice_counts_each_step_once(tmp_path: Path) -> None:
+    """It adds itself to the trainer, and users add it as they do others."""
+    from tests.support.training.transformers_life import life
+
+    first, _ = life(tmp_path, 10, 3, twice=True)
+    second, trainer = life(tmp_path, 10, 10**9, twice=True, num_train_epochs=1)
+    assert Counter(first.seen + second.seen) == Counter(range(100))
+    assert trainer.state.global_step == 10
+
+
+def test_a_sample_that_fills_an_empty_share_counts_in_no_tokens() -> None:
+    """A last batch of two samples in a world of three: the first rank has none of it."""
+    from transformers import Trainer
+
+    from muster.transformers_data import TrainerData
+
+    counts = []
+    for rank in range(3):
+        args = SimpleNamespace(
+            seed=3, data_seed=None, per_device_train_batch_size=8, process_index=rank,
+            world_size=3, average_tokens_across_devices=False, n_gpu=1,
+            gradient_accumulation_steps=1,
+        )  # fmt: skip
+        trainer: Any = SimpleNamespace(
+            args=args, train_dataset=range(2), model_accepts_loss_kwargs=True,
+            _loss_shifts_labels=False, compute_loss=None, compute_loss_func=None,
+            get_tp_size=lambda: 1, get_cp_size=lambda: 1, get_sp_size=lambda: 1,
+            _init_training_state=None, create_scheduler=None,
+        )  # fmt: skip
+        trainer._get_num_items_in_batch = partial(Trainer._get_num_items_in_batch, trainer)
+        data = TrainerData(trainer, 3, "short")
+        batch = {"labels": torch.tensor([[5, 6, -100]])}
+        taken, items = data.get_batch_samples(iter([batch]), 1, "cpu")
+        assert taken == [batch]
+        counts.append((data.sampler.parts[0].samples, int(items)))
+    # Alone the filler is one of none: its loss is 0, and is divided by something.
+    assert sorted(counts) == [(0, 1), (1, 2), (1, 2)]
+
+
+def test_what_is_no_trainer_is_refused_by_its_name() -> None:
+    called = pytest.importorskip("muster.transformers")
+    with pytest.raises(TypeError, match="give it a transformers Trainer, and no Linear"):
+        called.train(torch.nn.Linear(1, 1), global_batch=8)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the two ends of the tunnel do while the store is away: real TLS on loopback, fast clocks.
-
-The mirrors' clock is so fast that no watch is ever healthy by it.
-"""
+"""The tunnel while the store is away; its rules, none of which can be left out; its key."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,7 +16,7 @@ import pytest
 from agent.tunnel import worker_end
 from agent.tunnel.certificate import make_pem
 from agent.tunnel.connections import Ends, call_peer
-from agent.tunnel.identity import TunnelIdentity, read_identity
+from agent.tunnel.identity import TunnelIdentity, make_identity, read_identity
 from agent.tunnel.tunnel import UNREACHED_S, LauncherEnd
 from agent.tunnel.worker_end import WorkerEnd
 from launcher_shim.horovod.exec.frames import (
@@ -259,3 +258,26 @@ async def test_a_node_that_has_lost_its_launcher_and_the_store_holds_no_command(
             before = pods.held
             await asyncio.sleep(10 * worker_end.HOLD_INTERVAL_S)
             assert pods.held == before
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file with the process number of a Python that makes no key and does not end."""
+    python, started = tmp_path / "python", tmp_path / "pid"
+    lines = ("#!/bin/sh", f"echo $$ > {started}.new", f"mv {started}.new {started}")
+    python.write_text("\n".join([*lines, "exec sleep 600", ""]))
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    return started
+
+
+async def test_a_sidecar_that_is_stopped_while_its_key_is_made_leaves_no_process(
+    started: Path,
+) -> None:
+    making = asyncio.create_task(make_identity())
+    await until(lambda: asyncio.to_thread(started.exists))
+    making.cancel()
+    await asyncio.wait((making,))
+    pid = int(await asyncio.to_thread(started.read_text))
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -117,9 +117,7 @@ async def pod(
         parts = member_parts(around, settings, client)
         made = Pod(parts.registrar, client, run_dir)
         sockets = Sockets(
-            tunnel=key(number),
-            tunnel_path=run_dir / "tunnel.sock",
-            exec_path=run_dir / "exec.sock",
+            tunnel=key(number), tunnel_path=run_dir / "tunnel.sock", exec_path=run_dir / "exec.sock"
         )
         agent = await asyncio.start_unix_server(made.answer, run_dir / "exec.sock")
         stack.callback(agent.close)

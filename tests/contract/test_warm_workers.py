@@ -164,10 +164,7 @@ def test_a_signal_reaches_it_as_soon_as_its_stub_knows_it(
 
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "environ": {
-        "environ": {"CUDA_VISIBLE_DEVICES": "3"},
-        "why": "the zygote's in CUDA_VISIBLE",
-    },
+    "environ": {"environ": {"CUDA_VISIBLE_DEVICES": "3"}, "why": "the zygote's in CUDA_VISIBLE"},
     "limits": {"before": ["prlimit", "--nofile=100"], "why": "another limits than"},
     "nice": {"before": ["nice", "-n", "3"], "why": "another nice than"},
     "umask": {
@@ -426,9 +423,7 @@ def test_the_next_worker_starts_after_the_end_of_one_whose_stub_was_killed(image
     assert ended == (0, "True\n", "")
 
 
-def test_a_worker_ends_with_its_zygote_and_the_next_one_starts_plainly(
-    image: Path,
-) -> None:
+def test_a_worker_ends_with_its_zygote_and_the_next_one_starts_plainly(image: Path) -> None:
     script = image / "script.py"
     script.write_text(LARGE + WAITS)
     torchrun = Torchrun(image, warm=True)

@@ -69,9 +69,7 @@ def send(node: Node, content: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def job(
-    run_job: RunJob,
-    embedded: list[str],
-    tmp_path_factory: pytest.TempPathFactory,
+    run_job: RunJob, embedded: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Job]:
     # The sidecars of this job live with a wall clock that jumps by years, at every look.
     clock: Path = tmp_path_factory.mktemp("clock")

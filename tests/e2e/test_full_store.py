@@ -19,12 +19,7 @@ from tests.support.training.drain_job import draining_job, saves_held, trains
 from tests.support.training.job import Job, RunJob
 from tests.support.training.step_log import World
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.etcd,
-    pytest.mark.long,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.etcd, pytest.mark.long, pytest.mark.timeout(900)]
 
 LEASES = 3
 """For so many leases of a member the store takes no writes."""

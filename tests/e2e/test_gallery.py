@@ -2,7 +2,7 @@
 """The examples on two real nodes, one of which is drained: no step is lost or trained twice.
 
 The others are run by ``test_local_job.py`` (``torch_steps.py``), ``test_horovod_local.py``, and
-``tests/contract/test_examples_commit.py`` (``torch_digits.py``, and ``torch_dcp.py`` on one node).
+``tests/contract/test_trainer_promises.py`` (``torch_digits.py``, and ``torch_dcp.py`` on one node).
 """
 
 from __future__ import annotations

@@ -259,9 +259,7 @@ def test_a_node_that_freezes_is_left_behind_and_its_worker_ends_when_it_wakes(
 @long
 @pytest.mark.torch
 def test_one_store_serves_a_torchrun_job_and_a_horovodrun_job_at_once(
-    start_job: StartJob,
-    run_job: RunJob,
-    embedded: list[str],
+    start_job: StartJob, run_job: RunJob, embedded: list[str]
 ) -> None:
     with start_job(nodes=2, least=1, most=3) as ours, run_job(embedded, least=1, most=3) as theirs:
         pair = theirs.add(2)

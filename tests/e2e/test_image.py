@@ -21,11 +21,7 @@ from tests.support.ports import free_ports
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.container,
-    pytest.mark.etcd,
-    pytest.mark.timeout(1200),
-]
+pytestmark = [pytest.mark.container, pytest.mark.etcd, pytest.mark.timeout(1200)]
 
 ABOVE_BASE_MAX_BYTES = 80_000_000
 MEMORY_MAX_KIB = 60 * 2**10

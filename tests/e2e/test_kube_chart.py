@@ -11,12 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.chart import HelmFailed
-from tests.support.cluster.chart_release import (
-    NAMESPACE,
-    RELEASE,
-    ChartRelease,
-    LabelledJob,
-)
+from tests.support.cluster.chart_release import NAMESPACE, RELEASE, ChartRelease, LabelledJob
 from tests.support.cluster.drills import STEPS_BETWEEN, delete_pod, delete_rank_0, loses_nothing
 from tests.support.cluster.horovod_job import launcher_pod
 from tests.support.cluster.job import KubeJob

@@ -16,13 +16,7 @@ from tests.support.cluster.chart_release import ChartRelease, LabelledJob
 from tests.support.cluster.drills import STEPS_BETWEEN, delete_pod, loses_nothing
 from tests.support.cluster.job import KubeJob
 from tests.support.cluster.lab import Kubelab, Object
-from tests.support.cluster.other_namespace import (
-    JOB,
-    TEXT,
-    Intruder,
-    namespaces_that_read,
-    review,
-)
+from tests.support.cluster.other_namespace import JOB, TEXT, Intruder, namespaces_that_read, review
 from tests.support.cluster.signs import TOLD_S, cordoned_for_a_moment, told
 from tests.support.cluster.workload import GRACE_S, NAME, Workload
 from tests.support.training.step_log import World

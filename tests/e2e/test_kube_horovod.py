@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster.chart_release import ChartRelease
-from tests.support.cluster.horovod_job import (
-    NAME,
-    RESTRICTED,
-    ElasticMPIJob,
-    HorovodJob,
-    prepare,
-)
+from tests.support.cluster.horovod_job import NAME, RESTRICTED, ElasticMPIJob, HorovodJob, prepare
 from tests.support.cluster.lab import TRAINER_IMAGE, Kubelab, Object
 from tests.support.cluster.signs import TOLD_S, told
 from tests.support.cluster.workload import GRACE_S

@@ -260,10 +260,7 @@ STORIES = {
         lives={"node-0": 1},
     ),
     "the store tells who came and went": Story(
-        settings={
-            **SIDECARS,
-            "events": ("kill:node-1@world1+1s", "add:node-1@world1+2s"),
-        },
+        settings={**SIDECARS, "events": ("kill:node-1@world1+1s", "add:node-1@world1+2s")},
         steps=("shown join node-1 2", "end node-0", "shown done node-0", "end node-1"),
         happened={"node-0": "join done leave", "node-1": "join join done leave"},
     ),
@@ -281,11 +278,7 @@ STORIES = {
         says="its container ended with 143",
     ),
     "a job with too few nodes says what it waits for": Story(
-        settings={
-            **SIDECARS,
-            "min_nodes": 2,
-            "events": ("drain:node-1@world1+1s",),
-        },
+        settings={**SIDECARS, "min_nodes": 2, "events": ("drain:node-1@world1+1s",)},
         steps=("shown waiting", "end node-0"),
         happened={"node-1": "drained", "node-0": "done"},
         says="nothing can train: 1 node left (min 2)",

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real torchrun under ``muster-run``: who gets a SIGTERM, and how often."""
+"""The real torchrun under ``muster-run``: signals, nodes that are lost, warm workers."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from agent.rundir.programs import program
+from tests.support.training.job import Job, RunJob
+from tests.support.training.local import LOSES, PACED, Start, moments, sizes
+from tests.support.training.pods import ROOT, Node
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
@@ -60,3 +64,64 @@ def test_each_worker_gets_a_sigterm_once_and_has_the_time_to_save(tmp_path: Path
         running.wait(10)
     told = sorted(path.read_text() for path in logs.iterdir())
     assert told == ["ready\ngot 15\nsaved\n"] * 2
+
+
+LEASE_S = 600.0
+"""No lease ends while the test lasts: whoever is lost was evicted."""
+
+
+def losses(job: Job) -> list[tuple[str, bool]]:
+    """Who was lost, and whether by an eviction, by the history."""
+    found = [json.loads(line) for line in job.muster("history", "--json").splitlines()]
+    return [
+        (one["member"], one["details"].get("early", False))
+        for one in found
+        if one["what"] == "lost"
+    ]
+
+
+def test_i11_a_node_that_is_killed_is_evicted_once_its_world_has_failed(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    with run_job(embedded, least=2, most=4, lease_s=LEASE_S) as job:
+        nodes: list[Node] = job.add(4)
+        world = job.world_of(nodes)
+        lost, *others = nodes
+        job.kill_node(lost)
+        job.goes_on(job.world_of(others, not_=world))
+        job.never_two_worlds()
+        assert losses(job) == [(lost.name, True)]
+
+
+def test_i5_a_sidecar_that_is_killed_alone_costs_no_world(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    with run_job(embedded, least=2, most=3, lease_s=LEASE_S, wrapped=True) as job:
+        nodes: list[Node] = job.add(3)
+        world = job.world_of(nodes)
+        job.kill_sidecar(nodes[1])
+        job.goes_on(world, 200)
+        job.start_again(nodes[1])
+        job.undisturbed(world)
+        assert losses(job) == []
+
+
+STEPS = str(ROOT / "examples" / "torch_steps.py")
+PLAIN = "starts without the zygote"
+
+
+def test_all_workers_of_a_drain_and_a_join_start_warm(start: Start, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    job = start(
+        *(*LOSES, "--warm", "--nodes", "2", "--min", "1", "--max", "2", "--log-dir", str(logs)),
+        *("--event", "drain:rank0@world2+1s", "--event", "add@world1+1s", "--"),
+        *("torchrun", PACED, STEPS, "--steps", "1000"),
+    )
+    job.hurry_after([2, 1, 2])
+    assert job.status() == 0, job.said
+    timeline = job.timeline()
+    assert sizes(timeline) == [2, 1, 2], job.said
+    assert moments(timeline, "error") == []
+    said = [path.read_text() for path in logs.glob("*/torchrun.log")]
+    assert said
+    assert not [text for text in said if PLAIN in text]

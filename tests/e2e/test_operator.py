@@ -15,11 +15,7 @@ from tests.support.cluster.operator_job import ElasticPyTorchJob, OperatorJob, d
 from tests.support.cluster.workload import NAME
 from tests.support.training.step_log import World
 
-pytestmark = [
-    pytest.mark.kubelab,
-    pytest.mark.long,
-    pytest.mark.timeout(2400),
-]
+pytestmark = [pytest.mark.kubelab, pytest.mark.long, pytest.mark.timeout(2400)]
 
 WORKLOAD = ElasticPyTorchJob(replicas=2, least=1, most=3, grace_s=180)
 

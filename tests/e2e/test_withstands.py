@@ -75,8 +75,7 @@ def job(request: pytest.FixtureRequest, run_job: RunJob, embedded: list[str]) ->
 
 @long
 @pytest.mark.parametrize(
-    ("rank", "befalls", "mends"),
-    [pytest.param(*what, id=name) for name, *what in LOSSES],
+    ("rank", "befalls", "mends"), [pytest.param(*what, id=name) for name, *what in LOSSES]
 )
 def test_the_others_go_on_and_it_comes_back(job: Job, rank: int, befalls: Act, mends: Act) -> None:
     world, before = job.world_of(job.nodes.values()), job.round.number

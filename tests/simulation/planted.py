@@ -617,17 +617,13 @@ PLANTS |= {
     ),
     # A replacement waits for who has finished, as long as for a world that vanished as a whole.
     "finished-torchruns-awaited": _as(
-        "last-uploads",
-        8,
-        {f"{_C10D}.rounds.observations._is_anybody_at_work": lambda *_: True},
+        "last-uploads", 8, {f"{_C10D}.rounds.observations._is_anybody_at_work": lambda *_: True}
     ),
     # The reserve for a save is kept though nothing is to be saved any more.
     "last-uploads-cut-short": _as(
         "last-uploads",
         8,
-        {
-            "launcher_shim.pod.hold.OutgoingNotice.until_s": lambda notice, _: notice.deadline_s,
-        },
+        {"launcher_shim.pod.hold.OutgoingNotice.until_s": lambda notice, _: notice.deadline_s},
         first=1,
     ),
     # A pod whose run has succeeded counts as one that had time for a save, and let it pass.
@@ -728,9 +724,7 @@ PLANTS |= {
     ),
     # Ranks are given by address, wherever the nodes are, and whichever they had before.
     "ranks-by-address": _as(
-        "blocks",
-        2,
-        {_ORDER: lambda chosen, *_: sorted(chosen, key=lambda node: node.rank_order)},
+        "blocks", 2, {_ORDER: lambda chosen, *_: sorted(chosen, key=lambda node: node.rank_order)}
     ),
     # Blocks stand together, in whatever order: nobody knows the world before.
     "ranks-forgotten": _as(
@@ -828,9 +822,7 @@ PLANTS |= {
     ),
     # What all ranks have saved counts, though a restored store has lost what is in it.
     "lost-saves-of-shards-on-record": _as(
-        "shards-restored",
-        25,
-        {"rdzv.drain.inputs.DrainingSnapshot.is_known": lambda *_: True},
+        "shards-restored", 25, {"rdzv.drain.inputs.DrainingSnapshot.is_known": lambda *_: True}
     ),
     # Ranks wait for a store that takes no writes, for as long as it takes none.
     "gate-never-cut": _as("refused-saves", 7, {"agent.drain.gate_writer.CUT_S": math.inf}, first=8),

@@ -18,11 +18,7 @@ from tests.simulation.departures import (
     preempt,
     take_name_over,
 )
-from tests.simulation.evictions import (
-    evict_and_crash,
-    evict_and_end_torchrun,
-    evict_and_notice,
-)
+from tests.simulation.evictions import evict_and_crash, evict_and_end_torchrun, evict_and_notice
 from tests.simulation.launchers import (
     all_fail_at_first,
     close,
@@ -124,28 +120,11 @@ LONG_CUTS: Mapping[Event, int] = {
     die: 1,
     notice: 1,
 }
-ROUNDS: Mapping[Event, int] = {
-    **OUTAGES,
-    die: 2,
-    end_torchrun: 3,
-    fail_workers: 2,
-    close: 1,
-}
-DRAINS: Mapping[Event, int] = {
-    **OUTAGES,
-    die: 1,
-    end_torchrun: 1,
-    notice: 8,
-    notice_and_cancel: 3,
-}
+ROUNDS: Mapping[Event, int] = {**OUTAGES, die: 2, end_torchrun: 3, fail_workers: 2, close: 1}
+DRAINS: Mapping[Event, int] = {**OUTAGES, die: 1, end_torchrun: 1, notice: 8, notice_and_cancel: 3}
 LAGS: Mapping[Event, int] = {lag: 6, cut_one: 1, die: 2, end_torchrun: 3, notice: 3, crash: 1}
 
-SPREAD: Mapping[Event, int] = {
-    **OUTAGES,
-    notice: 2,
-    evict_and_notice: 4,
-    evict_and_end_torchrun: 3,
-}
+SPREAD: Mapping[Event, int] = {**OUTAGES, notice: 2, evict_and_notice: 4, evict_and_end_torchrun: 3}
 ABSENCES: Mapping[Event, int] = {
     cut_one_for_long: 4,
     drain_patiently: 4,
@@ -183,13 +162,7 @@ ANYTHING: Mapping[Event, int] = {
     lag: 2,
 }
 
-SHARDS: Mapping[Event, int] = {
-    **OUTAGES,
-    die: 3,
-    end_torchrun: 3,
-    fail_workers: 2,
-    notice: 4,
-}
+SHARDS: Mapping[Event, int] = {**OUTAGES, die: 3, end_torchrun: 3, fail_workers: 2, notice: 4}
 BOUNDS: Mapping[Event, int] = {
     set_sizes: 4,
     set_gather: 2,
@@ -214,11 +187,7 @@ REFUSALS: Mapping[Event, int] = {
     cut_one: 1,
 }
 
-REFUSED_SAVES: Mapping[Event, int] = {
-    refuse_writes_amid_save: 4,
-    notice: 1,
-    join: 1,
-}
+REFUSED_SAVES: Mapping[Event, int] = {refuse_writes_amid_save: 4, notice: 1, join: 1}
 
 MACHINES: Mapping[Event, int] = {
     lose_machine: 4,
@@ -278,11 +247,7 @@ PLOTS = (
     Plot("broken-disks", {break_disk: 2, come_later: 4, crash: 1}, (2, 3), growing, (4, 7)),
     # Nodes keep coming, at shorter intervals than a world takes to its first step.
     Plot("long-starts", {keep_coming: 1}, (1, 2, 3), growing, (1, 1), start_s=60.0),
-    Plot(
-        "evicted-rounds",
-        {**OUTAGES, end_torchrun: 2, evict_and_end_torchrun: 4},
-        TRIOS,
-    ),
+    Plot("evicted-rounds", {**OUTAGES, end_torchrun: 2, evict_and_end_torchrun: 4}, TRIOS),
     Plot(
         "names-taken-over",
         {take_name_over: 8, notice: 1, end_torchrun: 1, crash_briefly: 1, tear: 1, stall: 1},
@@ -347,18 +312,8 @@ PLOTS = (
         prologue=none_starts_at_first,
     ),
     Plot("scarce", {cut_one: 1, crash: 1, tear: 1}, FEW, exact, misfits=("late",)),
-    Plot(
-        "returns",
-        {lose_first_rank: 4, crash_briefly: 1, stall: 1},
-        (2, 3, 4),
-        any_shape,
-    ),
-    Plot(
-        "unseen-drains",
-        {drain_behind_a_cut: 4, tear: 1, stall: 1},
-        (3, 4),
-        in_twos,
-    ),
+    Plot("returns", {lose_first_rank: 4, crash_briefly: 1, stall: 1}, (2, 3, 4), any_shape),
+    Plot("unseen-drains", {drain_behind_a_cut: 4, tear: 1, stall: 1}, (3, 4), in_twos),
     Plot("failures", {close: 4, fail_workers: 2, crash: 1, cut_one: 1}, FEW, any_shape, weight=2),
     Plot(
         "stuck-workers",
@@ -429,18 +384,11 @@ PLOTS = (
         prologue=failed_run,
     ),
     Plot(
-        "aliens",
-        {alien_key: 8, crash: 2, die: 1, compact: 1, notice: 2, cut_one: 1},
-        FEW,
-        weight=2,
+        "aliens", {alien_key: 8, crash: 2, die: 1, compact: 1, notice: 2, cut_one: 1}, FEW, weight=2
     ),
     Plot("untrue-records", {untrue_record: 6, crash: 2, die: 1, notice: 2, cut_one: 1}, FEW),
     Plot("restores", RESTORES, FEW),
-    Plot(
-        "restores-and-drains",
-        {**RESTORES, restore_and_start_again: 3, notice: 6},
-        (3, 4),
-    ),
+    Plot("restores-and-drains", {**RESTORES, restore_and_start_again: 3, notice: 6}, (3, 4)),
     # Of who was there at the time of the backup, often nobody is any more.
     Plot("former-pods-restored", {notice: 10, restore: 4}, FEW),
     Plot("earlier-lives-restored", RESTORES, FEW, prologue=backup_of_former_lives),

@@ -161,7 +161,7 @@ class RunningRelease:
 
 
 _OF_THE_CLUSTER = {
-    *("ClusterRole", "ClusterRoleBinding", "MutatingWebhookConfiguration", "PriorityClass"),
+    *("ClusterRole", "ClusterRoleBinding", "MutatingWebhookConfiguration", "PriorityClass")
 }
 
 

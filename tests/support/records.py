@@ -99,8 +99,5 @@ def run(
 ) -> RunSnapshot:
     """A run as a sidecar sees it; by default its round is the first one, and open."""
     return RunSnapshot(
-        100,
-        current or Round(),
-        {one.member: one for one in nodes},
-        membership or members(listed),
+        100, current or Round(), {one.member: one for one in nodes}, membership or members(listed)
     )

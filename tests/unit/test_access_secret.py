@@ -25,11 +25,7 @@ from controller.access.secret import (
     object_of,
     other_release,
 )
-from controller.certificates import (
-    ClientAuthority,
-    ClientPair,
-    make_clients_authority,
-)
+from controller.certificates import ClientAuthority, ClientPair, make_clients_authority
 from rdzv.errors import ClusterRefused, ClusterUnavailable, ConfigError
 from tests.support.tasks import beside
 

@@ -117,8 +117,7 @@ def test_a_command_about_a_cluster_says_what_to_install(code: str, missing: str)
 
 
 @pytest.mark.parametrize(
-    ("words", "offered"),
-    [("muster dr", "plain,drain"), ("muster status --wi", "plain,--wide")],
+    ("words", "offered"), [("muster dr", "plain,drain"), ("muster status --wi", "plain,--wide")]
 )
 def test_words_are_completed(words: str, offered: str) -> None:
     asked = {"_MUSTER_COMPLETE": "bash_complete", "COMP_WORDS": words}

@@ -21,17 +21,7 @@ from rdzv.drain.saves import newest_saved as decide_last
 from rdzv.records import codec
 from rdzv.records.drain import NO_VERDICT, LastCommit, Vote
 from rdzv.records.progress import PodSaves, RankProgress
-from tests.support.commits import (
-    HERE,
-    MASTER,
-    ROUND,
-    SAVE,
-    THERE,
-    becomes,
-    rank,
-    scene,
-    vote,
-)
+from tests.support.commits import HERE, MASTER, ROUND, SAVE, THERE, becomes, rank, scene, vote
 
 UNSAID: dict[str, Any] = {"run": "run", "samples": NO_VERDICT}
 JSON = st.recursive(

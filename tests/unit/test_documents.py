@@ -85,13 +85,6 @@ def test_what_was_measured_and_when_is_on_engineering_pages_alone() -> None:
     assert {name: dates for name, dates in dated.items() if dates} == {}
 
 
-@pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_a_line_of_a_page_is_short_enough_to_read_and_to_compare(page: Path) -> None:
-    lines = page.read_text(encoding="utf-8").splitlines()
-    prose = [line for line in lines if not line.lstrip().startswith("|")]
-    assert [line for line in prose if len(line) > 160] == []
-
-
 def test_every_picture_is_on_a_page() -> None:
     pictures = {*(ROOT / "docs").rglob("*.svg")}
     assert pictures

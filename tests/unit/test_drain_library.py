@@ -774,11 +774,7 @@ def test_a_rank_that_its_launcher_forks_speaks_for_itself(pod: PodGate, start: S
     ids=["held", "parked", "parked-with-handler", "over-with-handler", "ending-with-handler"],
 )
 def test_a_rank_that_waits_ends_by_a_signal(
-    pod: PodGate,
-    start: Start,
-    gates: list[Gate],
-    number: signal.Signals,
-    handler: list[str],
+    pod: PodGate, start: Start, gates: list[Gate], number: signal.Signals, handler: list[str]
 ) -> None:
     process = start(SCRIPT, "waits", *handler)
     assert process.stdin is not None

@@ -217,13 +217,7 @@ def test_whoever_does_not_acknowledge_makes_the_sender_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    "frame",
-    [
-        Frame(STDOUT, b"x", 0),
-        Frame(STDOUT, b"x", 2),
-        Frame(ACK, number=2),
-        Frame(ATTACHED),
-    ],
+    "frame", [Frame(STDOUT, b"x", 0), Frame(STDOUT, b"x", 2), Frame(ACK, number=2), Frame(ATTACHED)]
 )
 def test_i8_what_cannot_follow_is_refused(frame: Frame) -> None:
     stream = Stream()

@@ -205,10 +205,7 @@ def test_a_pod_that_was_let_go_is_told_when_the_job_has_ended() -> None:
         ([rank(10, acked=(4, 10))], None),
         ([rank(10, 0, 2, acked=(5, 10)), rank(10, 1, 2)], None),
         ([rank(9, drain=False, away=True)], None),
-        (
-            [rank(9, drain=False)],
-            replace(VOTE, failed="local rank 0 has left its training loop"),
-        ),
+        ([rank(9, drain=False)], replace(VOTE, failed="local rank 0 has left its training loop")),
         (
             [rank(10, 0, 2, acked=(5, 10)), rank(10, 1, 2, acked=(5, 10), rank=1)],
             replace(VOTE, acked=10, ranks=(0, 1)),
@@ -306,10 +303,7 @@ OPEN = Gate(5, "run", 3, MASTER)
 
 
 def on_cut(
-    shown: Gate,
-    leaseless_s: float,
-    commit: Commit | None = IDLE,
-    live: LiveRound | None = ROUND,
+    shown: Gate, leaseless_s: float, commit: Commit | None = IDLE, live: LiveRound | None = ROUND
 ) -> Gate:
     """The next gate of a job that says ``--on-cut=hold``."""
     given = move(

@@ -187,9 +187,7 @@ def test_which_gate_is_in_force_does_not_depend_on_the_clock(tmp_path: Path, now
     assert found() == {("idle", True)}
 
 
-def test_a_sidecar_with_another_environment_keeps_the_page_that_is_in_force(
-    tmp_path: Path,
-) -> None:
+def test_a_sidecar_with_another_environment_keeps_the_page_that_is_in_force(tmp_path: Path) -> None:
     """Its disk was full: ``gate.json`` has an older gate."""
     first = configured("127.0.0.1:1", tmp_path)
     RunDir(str(tmp_path)).deliver(first, "a")

@@ -8,11 +8,7 @@ import asyncio
 import pytest
 
 from rdzv.store.http2.calls import DEADLINE_EXCEEDED, INTERNAL, UNKNOWN, CallFailedError, framed
-from rdzv.store.http2.connection import (
-    PING_AFTER_S,
-    PING_ANSWER_S,
-    Http2Connection,
-)
+from rdzv.store.http2.connection import PING_AFTER_S, PING_ANSWER_S, Http2Connection
 from rdzv.store.http2.engine import STREAM_WINDOW
 from rdzv.store.http2.frames import (
     ACK,

@@ -127,10 +127,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.heard = (Listening(), Listening())
-        self.engines: tuple[Engine, Engine] = (
-            Http2Engine(self.heard[0]),
-            H2Engine(self.heard[1]),
-        )
+        self.engines: tuple[Engine, Engine] = (Http2Engine(self.heard[0]), H2Engine(self.heard[1]))
         self.out = [b"", b""]
         self.server = Server()
         self.streams: list[int] = []

@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 
 from launcher_shim.exit_status import EXIT_HOROVOD_REMOVED
-from launcher_shim.horovod.exec.client import (
-    LIMIT_S,
-    LOOK_S,
-    SEEN_S,
-    delay_exit,
-)
+from launcher_shim.horovod.exec.client import LIMIT_S, LOOK_S, SEEN_S, delay_exit
 from launcher_shim.pod import container
 from launcher_shim.pod.container import choose_interface, needed_interface, read_interfaces
 from launcher_shim.pod.delivery import images_own

@@ -189,10 +189,7 @@ def anchored(old: str, new: str, text: str = PLAIN + OTHER) -> str:
             id="a container that is merged",
         ),
         pytest.param(
-            deployment(
-                "a",
-                anchored("[cat]", "*run", anchored("[torchrun]", "&run [torchrun]")),
-            ),
+            deployment("a", anchored("[cat]", "*run", anchored("[torchrun]", "&run [torchrun]"))),
             "Deployment/a: spec.template.spec.containers.d.command",
             "Deployment/a: spec.template.spec.containers.c.command",
             id="a command",

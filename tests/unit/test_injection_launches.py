@@ -59,10 +59,7 @@ ENDPOINT = "--rdzv-id=1 --rdzv_endpoint=$H:29400 --rdzv-conf=timeout=900"
     [
         ("torchrun --nproc-per-node=2 t.py", []),
         (f"torchrun {STATIC}", [overridden("--node-rank, --master-addr and --master-port")]),
-        (
-            f"/opt/bin/torchrun {ENDPOINT} t.py",
-            [overridden("--rdzv-id and --rdzv-endpoint")],
-        ),
+        (f"/opt/bin/torchrun {ENDPOINT} t.py", [overridden("--rdzv-id and --rdzv-endpoint")]),
         ("torchrun --standalone t.py", [overridden("--standalone")]),
         ("torchrun --rdzv-conf=timeout=900 t.py", []),
         ("torchrun --rdzv-conf=is_host=1 t.py", [overridden("--rdzv-conf")]),
@@ -74,17 +71,13 @@ ENDPOINT = "--rdzv-id=1 --rdzv_endpoint=$H:29400 --rdzv-conf=timeout=900"
         ("torchrun --nnodes=02:4 t.py", []),
         ("torchrun --nnodes=9:9 --nnodes=2:4 t.py", []),
         ("torchrun --nnodes=3 t.py --split 2:4", [JOBS_BOUNDS]),
-        (
-            "torchrun --local-addr=$IP t.py",
-            ["warning: " + cautions.ADDRESS_WINS.format(name="c")],
-        ),
+        ("torchrun --local-addr=$IP t.py", ["warning: " + cautions.ADDRESS_WINS.format(name="c")]),
         ("conda run -n env torchrun --standalone t.py", [overridden("--standalone")]),
         (
             f"accelerate launch --multi_gpu {OF_ACCELERATE} --num_processes 16 t.py",
             [
                 overridden(
-                    "--machine-rank, --main-process-ip and --rdzv-backend",
-                    "accelerate launch",
+                    "--machine-rank, --main-process-ip and --rdzv-backend", "accelerate launch"
                 ),
                 JOBS_BOUNDS,
             ],
@@ -95,10 +88,7 @@ ENDPOINT = "--rdzv-id=1 --rdzv_endpoint=$H:29400 --rdzv-conf=timeout=900"
             ["warning: " + cautions.ONE_PROCESS.format(name="c")],
         ),
         ("accelerate launch --use_deepspeed --num_machines 1 t.py", [JOBS_BOUNDS]),
-        (
-            "accelerate launch --use_deepspeed --deepspeed_multinode_launcher standard t.py",
-            [],
-        ),
+        ("accelerate launch --use_deepspeed --deepspeed_multinode_launcher standard t.py", []),
         ("accelerate-launch t.py", []),
         ("torchrun t.py fit --trainer.num_nodes 2", []),
         ("python -m torch.distributed.run t.py --trainer.num_nodes=2", []),

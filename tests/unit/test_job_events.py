@@ -90,10 +90,7 @@ FORMER = view(10, {"a": 2, "b": 3})
             ),
             [("Committed", ""), ("Committed", "b")],
         ),
-        (
-            view(13, {"a": 2, "b": 3}, last_commit=LastCommit(46, 1, 1, mod_revision=9)),
-            [],
-        ),
+        (view(13, {"a": 2, "b": 3}, last_commit=LastCommit(46, 1, 1, mod_revision=9)), []),
         (
             view(
                 14,

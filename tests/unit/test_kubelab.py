@@ -115,9 +115,7 @@ def test_a_cluster_that_tests_have_made_is_ended_by_the_last_that_uses_it(
     assert folder_lab.ended == 1
 
 
-def test_a_cluster_of_a_session_that_was_killed_is_ended_by_the_next(
-    folder_lab: FolderLab,
-) -> None:
+def test_a_cluster_of_a_session_that_was_killed_is_ended_by_the_next(folder_lab: FolderLab) -> None:
     folder_lab.command("up")
     with claim.claimed(folder_lab):
         assert folder_lab.ended == 1
@@ -125,68 +123,7 @@ def test_a_cluster_of_a_session_that_was_killed_is_ended_by_the_next(
     assert folder_lab.ended == 2
 
 
-def test_a_cluster_that_was_killed_before_it_was_there_is_ended_too(folder_lab: FolderLab) -> None:
-    folder_lab.mark.touch()
-    with claim.claimed(folder_lab):
-        assert folder_lab.ended == 1
-
-
 def test_tests_and_the_cluster_mean_the_same_mark() -> None:
     from kubelab import layout
 
     assert MADE_BY_TESTS == layout.MADE_BY_TESTS
-
-
-@pytest.fixture
-def marked_lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The mark of a lab of which nothing but its folder is ever made or ended."""
-    from kubelab import cgroups, control_plane, lab, network
-
-    mark = tmp_path / "made-by-tests"
-    monkeypatch.setattr(lab, "STATE", tmp_path / "state")
-    monkeypatch.setattr(lab, "_FOUND", tmp_path / "state" / "found.json")
-    monkeypatch.setattr(lab, "MADE_BY_TESTS", mark)
-    monkeypatch.setattr(lab, "NODES", ())
-    monkeypatch.setattr(control_plane, "PARTS", ())
-    monkeypatch.setattr(lab, "prepare", lambda: lab.Prepared(tmp_path, tmp_path, []))
-    monkeypatch.setattr(lab, "status", lambda: lab.Status({}, []))
-    monkeypatch.setattr(cgroups, "kill_all", lambda name: None)
-    monkeypatch.setattr(cgroups, "remove", lambda: None)
-    monkeypatch.setattr(network, "remove", lambda: None)
-    return mark
-
-
-def test_a_lab_is_the_tests_own_until_a_person_brings_it_up(
-    monkeypatch: pytest.MonkeyPatch, marked_lab: Path
-) -> None:
-    from kubelab import lab
-
-    monkeypatch.setenv("KUBELAB_FOR_TESTS", "1")
-    lab.up()
-    assert marked_lab.exists()
-    (marked_lab.parent / "state").mkdir()
-    lab.up()
-    assert marked_lab.exists()
-    monkeypatch.delenv("KUBELAB_FOR_TESTS")
-    lab.up()
-    assert not marked_lab.exists()
-    monkeypatch.setenv("KUBELAB_FOR_TESTS", "1")
-    lab.up()
-    assert not marked_lab.exists()
-
-
-def test_the_mark_goes_after_the_lab(monkeypatch: pytest.MonkeyPatch, marked_lab: Path) -> None:
-    from kubelab import lab
-
-    def killed(path: Path) -> None:
-        raise KeyboardInterrupt
-
-    marked_lab.touch()
-    (marked_lab.parent / "state").mkdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", killed)
-        with pytest.raises(KeyboardInterrupt):
-            lab.down()
-    assert marked_lab.exists()
-    lab.down()
-    assert not marked_lab.exists()

@@ -57,11 +57,7 @@ def test_options_of_torchrun_win_over_its_variables_if_they_are_kept(
     launch = read_launch(5, shlex.split(line), KEPT)
     assert launch is not None
     assert launch.launcher == "torchrun"
-    expected = {
-        "nnodes": "2:4",
-        "rdzv-endpoint": "localhost:29400",
-        "rdzv-backend": "c10d",
-    }
+    expected = {"nnodes": "2:4", "rdzv-endpoint": "localhost:29400", "rdzv-backend": "c10d"}
     assert dict(launch.options) == {**expected, **told}
     assert b"hunter2" not in launch.to_json("a")
     overruled = read_launch(5, shlex.split(line), DELIVERED)

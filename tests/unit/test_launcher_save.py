@@ -97,11 +97,7 @@ def test_a_launcher_does_not_wait_for_a_promise_once_all_workers_have_gone() -> 
     ],
 )
 def test_a_pod_says_what_its_rank_does_about_it(
-    drain: Drain,
-    members: str,
-    saver: bool,
-    answers: list[tuple[int, int]],
-    said: Drain | None,
+    drain: Drain, members: str, saver: bool, answers: list[tuple[int, int]], said: Drain | None
 ) -> None:
     assert answer(drain, "a", job(drain, members=members), saver=saver, answers=answers) == said
 
@@ -161,13 +157,7 @@ def test_a_rank_is_asked_by_its_gate_and_answers_by_its_progress(
 
     def show(ask: int) -> None:
         move = local(
-            here,
-            commit=None,
-            round=None,
-            drain=None,
-            vote=None,
-            last_commit=None,
-            ask=ask,
+            here, commit=None, round=None, drain=None, vote=None, last_commit=None, ask=ask
         )
         assert move.gate == Gate(ask=ask)
         (tmp_path / "gate.part").write_bytes(move.gate.to_json())

@@ -136,10 +136,7 @@ def test_a_python_that_cannot_be_asked_is_no_fault(tmp_path: Path) -> None:
         ("#!/opt/env/bin/python3\n", ("/opt/env/bin/python3",)),
         ("#!/opt/env/bin/python -E\n", ("/opt/env/bin/python", "-E")),
         ("#!/usr/bin/env python3\n", ("/usr/bin/env", "python3")),
-        (
-            '#!/bin/sh\n\'\'\'exec\' "/a b/bin/python3.12" "$0" "$@"\n',
-            ("/a b/bin/python3.12",),
-        ),
+        ('#!/bin/sh\n\'\'\'exec\' "/a b/bin/python3.12" "$0" "$@"\n', ("/a b/bin/python3.12",)),
         ("#!/bin/bash\nexec python -m torch.distributed.run\n", ()),
         ("\x7fELF", ()),
     ],

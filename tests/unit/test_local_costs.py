@@ -139,20 +139,14 @@ def muster_and_torchrun(status: int) -> tuple[Told, Native]:
 def test_torchrun_alone_stands_beside_it() -> None:
     told, native = muster_and_torchrun(0)
     rows = result_rows(told.timeline, native)
-    assert [row[3] for row in rows] == [
-        "12.0 s, 40 steps again",
-        "it did not come",
-    ]
+    assert [row[3] for row in rows] == ["12.0 s, 40 steps again", "it did not come"]
     assert 'class="native"' in draw_picture(told.timeline, native.timeline)
 
 
 def test_a_torchrun_that_does_not_survive_it_is_dead() -> None:
     told, native = muster_and_torchrun(1)
     rows = result_rows(told.timeline, native)
-    assert [row[3] for row in rows] == [
-        "the job is dead",
-        "the job was dead by then",
-    ]
+    assert [row[3] for row in rows] == ["the job is dead", "the job was dead by then"]
 
 
 @pytest.mark.parametrize("columns", [80, 120, 200])

@@ -127,10 +127,7 @@ def job(
     return JobView("local", "local", snapshot, listing_of(snapshot), (), (), {}, {})
 
 
-RANKS = {
-    "node-2": (Progress(1, 0, 2, 0, 41, 0.0),),
-    "node-10": (Progress(2, 1, 2, 0, 40, 0.0),),
-}
+RANKS = {"node-2": (Progress(1, 0, 2, 0, 41, 0.0),), "node-10": (Progress(2, 1, 2, 0, 40, 0.0),)}
 
 
 def test_a_node_drained_by_hand_is_idle_and_shows_no_step() -> None:

@@ -77,11 +77,6 @@ def test_the_page_has_every_event_that_the_code_names_and_no_other() -> None:
     assert code - page == set(), "add these log events to the table in docs/operations.md"
 
 
-def test_the_table_is_sorted() -> None:
-    names = [name for name, _ in events_of_the_page()]
-    assert names == sorted(set(names))
-
-
 def test_the_table_has_the_levels_that_the_code_logs_at() -> None:
     code = events_of_the_code()
     missing = {name: code[name] - levels for name, levels in events_of_the_page()}

@@ -30,12 +30,7 @@ def stand_in(run: MirroredRun) -> dict[str, Standing]:
     """Where each node of the world stands, for one that has just looked."""
     word = run.snapshot(run.revision, RoundMembers())
     seen = observe(
-        NOW_S,
-        RoundObservations(),
-        word,
-        RoundPolicy(1, 4),
-        healthy_s=60.0,
-        cut_off=False,
+        NOW_S, RoundObservations(), word, RoundPolicy(1, 4), healthy_s=60.0, cut_off=False
     )
     standings = stand(NOW_S, word, seen, RoundPolicy(1, 4))
     return {seat.member: standing for seat, standing in standings.of.items()}

@@ -14,13 +14,7 @@ from agent.verdict.runs import RunView
 from agent.verdict.view import JobView
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.drain.decision import DrainDecision, decide
-from rdzv.drain.inputs import (
-    DrainingSnapshot,
-    DrainObservations,
-    DrainPolicy,
-    LiveRound,
-    observe,
-)
+from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound, observe
 from rdzv.records.drain import Commit, Drain, LastCommit, Vote
 from rdzv.records.job import Job
 from rdzv.records.progress import PodSaves

@@ -32,7 +32,7 @@ MADE_IN = {
         "rdzv/membership.py",  # one read, shown as a membership: nothing follows the store
         "tests/contract/test_slow_relist.py",
         "tests/contract/test_watching.py",
-        "tests/unit/test_snapshot.py",
+        "tests/unit/test_listing.py",
     },
     ("rdzv.job", "Watching"): {
         "controller/jobs.py",
@@ -48,14 +48,19 @@ MADE_IN = {
         "tests/contract/test_rendezvous_writes.py",
         "tests/contract/test_sweeper.py",
         "tests/contract/test_told_too_early.py",
+        "tests/contract/test_walks.py",
         "tests/support/sidecars/runs.py",
         "tests/unit/test_reconcile.py",
     },
     ("rdzv.members.gone", "Losses"): {ASSEMBLY},
     ("agent.upkeep", "Sweeper"): {ASSEMBLY, "tests/contract/test_sweeper.py"},
-    ("agent.upkeep", "StoreVersion"): {ASSEMBLY, "tests/contract/test_store_version.py"},
+    ("agent.upkeep", "StoreVersion"): {ASSEMBLY, "tests/contract/test_agent_in_process.py"},
     ("agent.upkeep", "StateReporter"): {ASSEMBLY, "tests/contract/test_told_states.py"},
-    ("agent.hosts", "HostDelivery"): {ASSEMBLY, "tests/contract/test_host_delivery.py"},
+    ("agent.hosts", "HostDelivery"): {
+        ASSEMBLY,
+        "tests/contract/test_host_delivery.py",
+        "tests/contract/test_walks.py",
+    },
     ("agent.launcher_watch", "LauncherWatcher"): {ASSEMBLY, "tests/contract/test_lookout.py"},
     ("launcher_shim.c10d.endpoint", "Endpoint"): {ASSEMBLY},
     ("agent.drain.decisions", "DrainView"): {

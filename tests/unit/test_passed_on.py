@@ -352,15 +352,7 @@ FOLLOWED_RUNS = JobPod("team", "a", "uid-a", phase="Running", sidecar="muster", 
 def test_lines_are_whole() -> None:
     lines = Lines()
     pieces = ("a", "b\nc", "\n", "\nd", "e\nf")
-    assert [lines.take(piece) for piece in pieces] == [
-        [],
-        ["ab"],
-        ["c"],
-        [
-            "",
-        ],
-        ["de"],
-    ]
+    assert [lines.take(piece) for piece in pieces] == [[], ["ab"], ["c"], [""], ["de"]]
 
 
 @pytest.mark.parametrize("before", ["", "whole\n", "x" * (LINE_MAX // 2)])

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel of the loops: nothing is lost, late, doubled or stuck without a word.
-
-Each promise is also seen to be broken by a kernel that has the bug.
-"""
+"""The kernel of the loops: nothing is lost, late, doubled or said twice; one wait ends others."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ import pytest
 from rdzv.job import JobClient
 from rdzv.mirror import Mirror
 from rdzv.pacing import Doubling
-from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler, Turn
+from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler, Turn, first_of
 from rdzv.store import Compare, Operation, Put
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
@@ -66,10 +63,7 @@ class Counter(Reconciler):
             known = Compare(KEY, "mod", "=", kv.mod_revision if kv else 0)
             put = Put(KEY, str(wanted).encode())
             write = DueWrite(
-                lambda: ([known], [put]),
-                written=self._count,
-                turn=self.turn,
-                until_s=self.until_s,
+                lambda: ([known], [put]), written=self._count, turn=self.turn, until_s=self.until_s
             )
         return Outlook(partial(mirror.changed_after, sequence), self.due_s, write)
 
@@ -282,10 +276,7 @@ BUGS: dict[str, tuple[Callable[[], Coroutine[None, None, None]], Callable[[], An
         each_decision_is_sent_once,
         lambda: patch.object(Reconciler, "_write", sent_twice),
     ),
-    "an old mirror": (
-        each_decision_is_sent_once,
-        lambda: patch.object(Mirror, "shown", nothing),
-    ),
+    "an old mirror": (each_decision_is_sent_once, lambda: patch.object(Mirror, "shown", nothing)),
     "a turn that never comes": (
         a_turn_comes_though_those_before_are_away,
         lambda: patch.object(Turn, "delay_s", lambda *_: math.inf),
@@ -317,3 +308,27 @@ def test_the_first_writes_at_once_and_the_number_of_writers_doubles_with_each_tu
     delays = [Turn(one, members, 1.0).delay_s(0.0) for one in (*members, "stranger")]
     assert delays == [0, 1, 2, 2, 3, 3, 3, 3, 4]
     assert Turn("a", [], 1.0).delay_s(1.0) == 0.0
+
+
+async def test_the_first_ends_the_others() -> None:
+    ended: list[str] = []
+
+    async def wait(s: float, name: str) -> str:
+        try:
+            await asyncio.sleep(s)
+        finally:
+            ended.append(name)
+        return name
+
+    assert await first_of(wait(3, "slow"), wait(1, "fast"), timeout_s=math.inf) == "fast"
+    assert ended == ["fast", "slow"]
+    assert await first_of(wait(3, "slow"), timeout_s=1.0) is None
+    assert ended == ["fast", "slow", "slow"]
+
+
+async def test_a_wait_that_fails_is_no_news() -> None:
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await first_of(fail(), asyncio.Event().wait())

@@ -316,10 +316,7 @@ class StartSidecar:
     def _look(self, now: float, current: Round) -> Round | None:
         snapshot = run([node("a", "in"), node("b", "in")], current)
         self.seen = observe(
-            *(now, self.seen, snapshot, START_POLICY),
-            healthy_s=99,
-            cut_off=False,
-            ranks=self.ranks,
+            *(now, self.seen, snapshot, START_POLICY), healthy_s=99, cut_off=False, ranks=self.ranks
         )
         return decide(now, snapshot, self.seen, START_POLICY).round if current.complete else None
 

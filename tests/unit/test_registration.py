@@ -5,14 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.members.registration import (
-    Held,
-    Identity,
-    Refuse,
-    Register,
-    RetryLater,
-    plan,
-)
+from rdzv.members.registration import Held, Identity, Refuse, Register, RetryLater, plan
 from rdzv.members.templates import FORMER_UIDS_MAX
 from rdzv.records.drain import Drain
 from rdzv.records.job import Incarnation, Job, Member

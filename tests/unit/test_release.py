@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import tarfile
 import tomllib
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from cyclonedx.model.component import ComponentType
@@ -18,8 +16,7 @@ from hypothesis import strategies as st
 
 import muster
 from benchmarks import gather
-from benchmarks.figures import Bar, Figure, of_medians, percentile
-from benchmarks.picture import draw_figures
+from benchmarks.figures import Bar, of_medians, percentile
 from release import bill, version
 from release.__main__ import texts_of
 from release.archives import not_after, of_everybody, rewrite, write_gzip
@@ -50,12 +47,7 @@ def test_all_places_say_the_version_and_it_has_its_section_in_the_changelog() ->
     ],
 )
 def test_what_keeps_a_release_from_being_made_is_said(
-    is_version: str,
-    log: str,
-    tags: list[str],
-    changed: list[str],
-    dry_run: bool,
-    words: list[str],
+    is_version: str, log: str, tags: list[str], changed: list[str], dry_run: bool, words: list[str]
 ) -> None:
     said = list(version.refusals(is_version, log, tags, changed, dry_run=dry_run))
     assert len(said) == len(words)
@@ -213,31 +205,6 @@ def test_a_percentile_is_the_least_value_that_enough_do_not_exceed(
 )
 def test_a_bar_judges_the_median_or_its_ratio(bar: Bar | None, ok: bool) -> None:
     assert of_medians("x", "s", bar, [9, 2, 1], [4, 4, 1], "other").ok is ok
-
-
-def test_a_ratio_without_a_baseline_never_holds() -> None:
-    assert not Figure("x", 1, "s", Bar("ratio", ">=", 0.1), (1,)).ok
-
-
-def test_the_line_has_the_documented_fields() -> None:
-    line = json.loads(of_medians("x", "s", Bar("ratio", "<=", 3), [3], [2], "other").line())
-    assert line == {
-        "name": "x",
-        "value": 3.0,
-        "unit": "s",
-        "baseline": 2.0,
-        "ratio": 1.5,
-        "bar": "ratio <= 3",
-        "ok": True,
-    }
-
-
-def test_the_picture_is_sound_and_says_what_was_missed() -> None:
-    missed = of_medians("a < b & c", "s", Bar("value", "<=", 1), [3, 2, 4], [0.0], "other")
-    picture = draw_figures("title", [missed, Figure("y", 0.0, "1", None, ())])
-    assert ElementTree.fromstring(picture).tag.endswith("svg")
-    assert "value &lt;= 1, missed" in picture
-    assert picture.count("<circle") == 4
 
 
 def test_worlds_for_newcomers_and_the_share_of_time_trained() -> None:

@@ -436,10 +436,7 @@ def test_who_is_done_is_waited_for_until_others_are_enough_to_go_on(
 @pytest.mark.parametrize("then", [None, node("b", nonce="other")], ids=["vanishes", "restarts"])
 @pytest.mark.parametrize(
     "done",
-    [
-        replace(node("b", "in"), finished=True),
-        node("b", "left", left="done"),
-    ],
+    [replace(node("b", "in"), finished=True), node("b", "left", left="done")],
     ids=["in the barrier", "ended"],
 )
 def test_one_that_has_finished_is_not_lost(done: Node, then: Node | None) -> None:

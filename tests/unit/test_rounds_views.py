@@ -176,12 +176,7 @@ def test_one_that_was_done_is_not_missed() -> None:
 
 @pytest.mark.parametrize(
     ("granted", "saved", "finishing", "leaves"),
-    [
-        ("", "", False, True),
-        ("a", "", False, False),
-        ("", "c", False, False),
-        ("", "", True, True),
-    ],
+    [("", "", False, True), ("a", "", False, False), ("", "c", False, False), ("", "", True, True)],
     ids=["not let go", "let go", "the lost one has saved", "finishing"],
 )
 def test_i1_who_leaves_the_job_leaves_a_lost_world_first(
@@ -250,9 +245,7 @@ def test_one_whose_drain_begins_before_it_is_handed_its_world_is_handed_it_still
 
 
 @pytest.mark.parametrize(
-    "membership",
-    [members("ab"), members("abd", leaving="d")],
-    ids=["not listed", "leaving"],
+    "membership", [members("ab"), members("abd", leaving="d")], ids=["not listed", "leaving"]
 )
 def test_one_that_may_not_join_is_parked_in_an_open_round(membership: RoundMembers) -> None:
     assert shown(D, current=OPEN, membership=membership).role == "parked"

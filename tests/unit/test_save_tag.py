@@ -208,8 +208,7 @@ def test_what_describes_the_rest_must_be_unharmed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"text", archive({"epoch": 3}), archive({"global_step": 7}, name="archive/other")],
+    "content", [b"text", archive({"epoch": 3}), archive({"global_step": 7}, name="archive/other")]
 )
 def test_a_file_of_another_kind_has_no_step(tmp_path: Path, content: bytes) -> None:
     assert step_of(tmp_path / "a.ckpt", content) is None

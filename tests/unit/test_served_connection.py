@@ -165,12 +165,7 @@ async def test_it_comes_byte_by_byte() -> None:
 
 @pytest.mark.parametrize(
     "first",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"PRI * HTTP/1.1\r\n",
-        b"X" * len(PREFACE),
-        PREFACE + data(1, b""),
-    ],
+    [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/1.1\r\n", b"X" * len(PREFACE), PREFACE + data(1, b"")],
 )
 async def test_what_is_no_client_of_http2_is_sent_away(first: bytes) -> None:
     client = Client(greets=False)

@@ -96,11 +96,7 @@ def test_another_round_is_another_beginning() -> None:
     assert pulse.starts
 
 
-PLANTED = {
-    "STARTS": 0,
-    "TIMES": 0.0,
-    "gcd": lambda *_: 1,
-}
+PLANTED = {"STARTS": 0, "TIMES": 0.0, "gcd": lambda *_: 1}
 
 
 @pytest.mark.parametrize("rule", PLANTED)

@@ -192,10 +192,7 @@ PLANTED: dict[str, tuple[str, object]] = {
         "agent.verdict.runs._minority",
         lambda ranks: [],
     ),
-    "the way to a call does not count": (
-        "agent.stuck._lines",
-        lambda frames: ["train.py:1"],
-    ),
+    "the way to a call does not count": ("agent.stuck._lines", lambda frames: ["train.py:1"]),
     "a stopped process is as any other": (
         "agent.stuck.StillRank",
         lambda rank, doing, *more: StillRank(

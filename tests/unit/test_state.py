@@ -192,9 +192,7 @@ _GOOD = b64decode(
         max_size=6,
     )
 )
-def test_i8_a_damaged_state_is_read_or_refused(
-    damages: list[tuple[int, int, bytes]],
-) -> None:
+def test_i8_a_damaged_state_is_read_or_refused(damages: list[tuple[int, int, bytes]]) -> None:
     program = _GOOD
     for at, cut, put in damages:
         program = program[:at] + put + program[at + cut :]

@@ -18,14 +18,7 @@ from kubelab import images
 from kubelab.layout import PROGRAMS
 from ruamel.yaml import YAML
 
-from tests.support.cluster.lab import (
-    ROOT,
-    TRAINER_IMAGE,
-    Kubelab,
-    Object,
-    host_paths,
-    python_paths,
-)
+from tests.support.cluster.lab import ROOT, TRAINER_IMAGE, Kubelab, Object, host_paths, python_paths
 from tests.support.cluster.operator_job import OperatorJob
 from tests.support.cluster.workload import Workload
 from tests.support.horovod.cluster import horovod_folder

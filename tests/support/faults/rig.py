@@ -40,10 +40,7 @@ UNTIL_S = 120.0
 """For anything that is waited for: this only ends what hangs."""
 CHECK_S = 60.0
 RUN_ID = "digits"
-DRIVERS: dict[str, type[EtcdStore]] = {
-    "http2": EtcdStore,
-    "etcd3": Etcd3Store,
-}
+DRIVERS: dict[str, type[EtcdStore]] = {"http2": EtcdStore, "etcd3": Etcd3Store}
 
 _jobs = count(1)
 _loads = count(1)

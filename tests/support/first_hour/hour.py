@@ -50,8 +50,7 @@ STEPS = (
     Step("local --noeds 2 -- torchrun plain.py", ("No such option.*", "see .*")),
     Step("local --nodes 2 -- torchrun nothere.py", ("nothere.py: .*", "see .*")),
     Step(
-        "local --nodes 1 -- torchrun crash.py",
-        ("error .*", "end .*the same error.*", *TRACEBACK),
+        "local --nodes 1 -- torchrun crash.py", ("error .*", "end .*the same error.*", *TRACEBACK)
     ),
     Step(
         "local --nodes 2 --min 2 -- torchrun plain.py",

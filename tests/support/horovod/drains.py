@@ -44,9 +44,7 @@ class Drains:
             send({node.launcher.pid}, signal.SIGTERM)
         if replaced:
             self.job.until(
-                lambda: not sum(map(self._listed, nodes)),
-                END_TIMEOUT_S,
-                "they are delisted",
+                lambda: not sum(map(self._listed, nodes)), END_TIMEOUT_S, "they are delisted"
             )
         return nodes
 
@@ -68,9 +66,7 @@ class Drains:
         launcher = node.launcher
         assert launcher is not None
         self.job.until(
-            lambda: launcher.poll() is not None,
-            END_TIMEOUT_S,
-            f"the container of {node.name} ends",
+            lambda: launcher.poll() is not None, END_TIMEOUT_S, f"the container of {node.name} ends"
         )
         assert launcher.returncode == EXIT_DONE  # a failed worker would end an MPIJob
         assert self._notes(node) == []

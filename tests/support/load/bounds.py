@@ -18,14 +18,7 @@ from time import monotonic
 
 from agent.parts import MemberParts, endpoint_of, member_parts
 from agent.surroundings import MemberSettings, Sockets, Surroundings
-from launcher_shim.c10d.state_codec import (
-    SENTINEL,
-    Flavour,
-    NodeDesc,
-    TorchState,
-    decode,
-    encode,
-)
+from launcher_shim.c10d.state_codec import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
 from launcher_shim.tcpstore import wire
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys

@@ -406,9 +406,7 @@ PLANTED = {
         saved_is_saved, _only("full"), "that its rank has given up"
     ),
     "a sidecar that starts again does not know what its rank has given up": Planted(
-        {"failed_forgotten_at_start": True},
-        Rules(faults=("full", "crash"), fault_count=2),
-        "I",
+        {"failed_forgotten_at_start": True}, Rules(faults=("full", "crash"), fault_count=2), "I"
     ),
     "i3 a rank trains on before its file says that it has given up": _rank(
         gives_up_without_a_word, _only("full"), "I3"
@@ -496,10 +494,7 @@ PLANTED = {
         given_up_unheard, LATE, CUT_SHORT, *OTHERS_STILL_SAVE[:-1]
     ),
     "i7 a leaver that was given up is taken for one that has saved": Planted(
-        {"vote_transaction": saved_after_all},
-        replace(LATE, members=3),
-        CUT_SHORT,
-        ALL_THREE_SAVE,
+        {"vote_transaction": saved_after_all}, replace(LATE, members=3), CUT_SHORT, ALL_THREE_SAVE
     ),
     "a save without a limit never returns": _decides(
         save_without_a_limit, _only("stuck", boundaries=1, hurry=2), "waits for ever", *OUT_OF_TIME

@@ -531,12 +531,7 @@ class World:
             ranks = side.early
         here = Here(name(pod), uid(pod), side.shown, ranks, side.late)
         move: Move = self.gate_local(
-            here,
-            commit=commit,
-            round=live,
-            drain=drain,
-            vote=vote,
-            last_commit=last,
+            here, commit=commit, round=live, drain=drain, vote=vote, last_commit=last
         )
         if move.gate is not None:
             shown = replace(move.gate, reason="")

@@ -216,12 +216,7 @@ def _told_apart_by_create_revision(nodes: Nodes, created: tuple[int, ...]) -> No
 
 @cache
 def look(
-    rules: Rules,
-    me: int,
-    mirror: Mirror,
-    own: Node | None,
-    missing: tuple[int, ...],
-    parked: bool,
+    rules: Rules, me: int, mirror: Mirror, own: Node | None, missing: tuple[int, ...], parked: bool
 ) -> Sight:
     """Call the real functions on what sidecar ``me`` sees."""
     nodes, mine = mirror.nodes, own
@@ -260,12 +255,7 @@ def look(
     handed = None
     if mine is not None:
         seen_by_agent = view(
-            shown,
-            policy,
-            mine,
-            parked=parked,
-            parks=True,
-            waited_s=math.inf if parked else 0.0,
+            shown, policy, mine, parked=parked, parks=True, waited_s=math.inf if parked else 0.0
         )
         if rules.names[me] in membership.leaving and not rules.leavers_told:
             seen_by_agent = replace(seen_by_agent, phantom=False)
@@ -341,13 +331,7 @@ def essence(rules: Rules, state: State) -> tuple[object, ...]:
     def of_node(n: Node | None) -> tuple[object, ...] | None:
         if n is None:
             return None
-        return (
-            n.state,
-            *of_seat(n.seat),
-            number[n.round],
-            n.left_reason,
-            rev[n.mod_revision],
-        )
+        return (n.state, *of_seat(n.seat), number[n.round], n.left_reason, rev[n.mod_revision])
 
     def of_mirror(m: Mirror) -> tuple[object, ...]:
         r = m.round

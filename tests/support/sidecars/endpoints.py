@@ -14,13 +14,7 @@ from agent.parts import endpoint_of, member_parts
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.rounds.stages import Kept
-from launcher_shim.c10d.state_codec import (
-    SENTINEL,
-    Flavour,
-    NodeDesc,
-    TorchState,
-    encode,
-)
+from launcher_shim.c10d.state_codec import SENTINEL, Flavour, NodeDesc, TorchState, encode
 from launcher_shim.tcpstore import wire
 from rdzv.errors import Fenced
 from rdzv.job import JobClient

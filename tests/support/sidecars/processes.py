@@ -59,9 +59,7 @@ async def ended(
 
 
 async def started(
-    arguments: tuple[str, ...],
-    environ: dict[str, str],
-    runner: tuple[str, ...] = PATIENT,
+    arguments: tuple[str, ...], environ: dict[str, str], runner: tuple[str, ...] = PATIENT
 ) -> asyncio.subprocess.Process:
     """Start a command, as ``runner`` has it; nothing but ``environ`` is set of our variables."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}

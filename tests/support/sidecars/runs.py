@@ -14,14 +14,7 @@ from launcher_shim.c10d.agent import TorchAgent, connect
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
-from launcher_shim.c10d.state_codec import (
-    SENTINEL,
-    Flavour,
-    NodeDesc,
-    TorchState,
-    decode,
-    encode,
-)
+from launcher_shim.c10d.state_codec import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.lease import Registered

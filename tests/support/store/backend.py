@@ -19,11 +19,7 @@ from rdzv.store.etcd3.driver import Etcd3Store
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import (
-    CALL_S,
-    PatientEtcd3Store,
-    PatientEtcdStore,
-)
+from tests.support.store.patient_store import CALL_S, PatientEtcd3Store, PatientEtcdStore
 from tests.support.store.secure import ELECTION, root_access
 
 _numbers = itertools.count(1)
@@ -98,10 +94,7 @@ async def following(store: Store, prefix: str, start_revision: int) -> AsyncIter
         yield Following(batches)
 
 
-DRIVERS: dict[str, type[EtcdStore]] = {
-    "http2": EtcdStore,
-    "etcd3": Etcd3Store,
-}
+DRIVERS: dict[str, type[EtcdStore]] = {"http2": EtcdStore, "etcd3": Etcd3Store}
 """The drivers that reach real etcd members."""
 
 PATIENT_DRIVERS: dict[str, type[EtcdStore]] = {

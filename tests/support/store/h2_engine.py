@@ -145,8 +145,7 @@ class H2Engine:
         for stream_id, (data, ended) in tuple(self._pending.items()):
             while data:
                 room = min(
-                    self._h2.local_flow_control_window(stream_id),
-                    self._h2.max_outbound_frame_size,
+                    self._h2.local_flow_control_window(stream_id), self._h2.max_outbound_frame_size
                 )
                 if room <= 0:
                     break

@@ -43,11 +43,7 @@ class Node:
     """One simulated pod. ``launcher`` is what its training container runs."""
 
     def __init__(
-        self,
-        name: str,
-        run_dir: Path,
-        uid: str,
-        role: Literal["worker", "launcher"] = "worker",
+        self, name: str, run_dir: Path, uid: str, role: Literal["worker", "launcher"] = "worker"
     ) -> None:
         self.name, self.run_dir = name, run_dir
         run_dir.mkdir(parents=True)
