@@ -13,9 +13,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from muster.draining import Drain, drain
-from muster.progress import announce, report_step
+from muster.progress import report_step
 from muster.resuming import CheckpointMissing, last_commit, save_tag
 from muster.saved_steps import CommittedStep
+from muster.waiting import announce
 
 if TYPE_CHECKING:
     from muster.batches import BatchPlan as BatchPlan

@@ -31,6 +31,9 @@ WAIT = "wait"
 GO = "go"
 SAVE = "save"
 
+ENTERED_STEP = -1
+"""The step that is published on the first entry: before any boundary that there can be."""
+
 COUNTS_ANEW = "the loop counts its steps anew"
 CUT = "the store took no writes, and training went on"
 

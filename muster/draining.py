@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import threading
 import time
@@ -20,19 +19,14 @@ from types import TracebackType
 from typing import Any, Deque, Optional, Tuple, Type
 
 from muster import boundary, saved_steps
-from muster.gate import POLL_S, GateFile, Reading, own_gate
+from muster.boundary import ENTERED_STEP
+from muster.gate import POLL_S, GateFile, LongWait, Reading, own_gate
 from muster.process import Lineage, end_well, end_without_torchrun, report_imports, sigterm_ends
 from muster.progress import ProgressFile, own_file
 from muster.resuming import begins_late, check_start
 from muster.saved_steps import CommittedStep, encode
 
 log = logging.getLogger(__name__)
-
-ENTERED_STEP = -1
-"""The step that is published on the first entry: before any boundary that there can be."""
-
-SAY_S = 60.0
-"""Time after which a rank that waits logs what it waits for: longer than a usual save."""
 
 
 class Drain:
@@ -46,15 +40,9 @@ class Drain:
         self._file = file
         self._gate = gate
         self._rank = boundary.Rank(file.rank.master if file else "", ENTERED_STEP)
-        self._entered = False
-        self._boundary = ENTERED_STEP
+        self._entered = self._ahead = False
         self._committed: Optional[CommittedStep] = None
-        self._unwritten = False
-        self._outdated = False
-        self._warned = False
-        self._waits_at: Optional[int] = None
-        self._waits_since_s = 0.0
-        self._ahead = False
+        self._wait = LongWait()
         self._thread = 0
         self._later: Deque[Tuple[int, str]] = deque()
         of_torchrun = file is not None and file.rank.of_torchrun
@@ -350,58 +338,23 @@ class Drain:
 
     def _is_unsafe(self, reading: Optional[Reading]) -> bool:
         """Return whether the sidecar may still acknowledge an epoch that this rank has given up."""
-        return self._outdated and reading is not None and reading.gate.cut
+        outdated = self._file is not None and self._file.outdated
+        return outdated and reading is not None and reading.gate.cut
 
     def _pause(self, reading: Optional[Reading]) -> None:
         """Pause before the gate is read again; log once what a long wait at a step is for."""
-        if self._waits_at != self._rank.step:
-            self._waits_at, self._waits_since_s = self._rank.step, time.monotonic()
-        elif time.monotonic() - self._waits_since_s >= SAY_S:
-            self._waits_since_s = math.inf
-            gate = reading.gate if reading is not None else None
-            log.warning(
-                "this rank has waited for %g s %s: %s",
-                SAY_S,
-                "at step %d" % self._rank.step if self._rank.step >= 0 else "before its first step",
-                boundary.waits_for(self._rank, gate),
-            )
-        if self._unwritten:
+        self._wait.look(self._rank, reading)
+        if self._file is not None and self._file.unwritten:
             self._write_progress(self._rank)
         if self._lineage is not None and self._lineage.broken:
             end_without_torchrun()
         time.sleep(POLL_S)
 
     def _write_progress(self, rank: boundary.Rank, inside: bool = True, away: bool = False) -> None:
-        """Publish the progress; if that fails, remove the file, which is outdated then."""
         assert self._file is not None
         assert self._gate is not None
         self._file.page = self._gate.by_page
-        try:
-            self._file.write(
-                rank.step, inside, rank.held, rank.saving, rank.acked, rank.failed, away
-            )
-            self._unwritten = self._outdated = False
-        except OSError as error:
-            self._unwritten = True
-            if not self._warned:
-                self._warned = True
-                log.warning(
-                    "the progress of this rank cannot be written, so no step can be committed until"
-                    " it can; training goes on: %s",
-                    error,
-                )
-            self._take_back()
-
-    def _take_back(self) -> None:
-        assert self._file is not None
-        try:
-            self._file.remove()
-            self._outdated = False
-        except OSError as error:
-            # The file that remains is outdated: a save may then be asked for too early, but as this
-            # rank cannot acknowledge it, it counts for no rank.
-            self._outdated = True
-            log.warning("cannot delete the outdated progress file of this rank: %s", error)
+        self._file.publish(rank, inside, away)
 
     def _leave(self, why: str, away: bool = False) -> None:
         """Stop taking part, for good or (``away``) until the next loop; fail a save that is due.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import mmap
 import os
 import stat
@@ -19,7 +20,7 @@ import time
 import zlib
 from typing import Any, NamedTuple, Optional, Tuple
 
-from muster.boundary import RankGate
+from muster.boundary import Rank, RankGate, waits_for
 from muster.process import RankIdentity
 from muster.saved_steps import CommittedStep, decode
 
@@ -48,6 +49,9 @@ POLL_S = 0.005
 
 OWN_ROUND_WAIT_S = 5.0
 """Maximum wait of a new rank until its sidecar has seen that the round is complete."""
+
+SAY_S = 60.0
+"""Time after which a rank that waits logs what it waits for: longer than a usual save."""
 
 LOOK_S = 0.05
 """Interval at which a rank asks whether the page that it has mapped is still the one in use. It is
@@ -230,6 +234,27 @@ class GateFile:
             self._warned = True
             path = self._page_path if self.by_page else self._path
             log.warning("cannot read %s, keeping the last gate read, if any: %s", path, why)
+
+
+class LongWait:
+    """The wait of a rank at one step; it is logged once when it has become long."""
+
+    def __init__(self) -> None:
+        self._step: Optional[int] = None
+        self._since_s = 0.0
+
+    def look(self, rank: Rank, reading: Optional[Reading]) -> None:
+        """Note that the rank waits still, by what it has read."""
+        if self._step != rank.step:
+            self._step, self._since_s = rank.step, time.monotonic()
+        elif time.monotonic() - self._since_s >= SAY_S:
+            self._since_s = math.inf
+            log.warning(
+                "this rank has waited for %g s %s: %s",
+                SAY_S,
+                "at step %d" % rank.step if rank.step >= 0 else "before its first step",
+                waits_for(rank, reading.gate if reading is not None else None),
+            )
 
 
 def _status(path: str) -> Optional[os.stat_result]:

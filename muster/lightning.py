@@ -25,7 +25,6 @@ use the same. The boundaries are the optimizer steps, however many batches each 
 
 from __future__ import annotations
 
-import glob
 import logging
 import os
 from typing import Any, Callable, Dict, Mapping, Optional
@@ -38,7 +37,7 @@ from torch.utils.data import DataLoader
 from muster.checkpoints import of_rank_0
 from muster.data import ElasticSampler, seed_step
 from muster.draining import Drain, drain
-from muster.lightning_files import TAG_KEY, newest, not_later, path_of, step_of
+from muster.lightning_files import ASIDE, TAG_KEY, newest, path_of, step_of, superseded
 from muster.lightning_loops import (
     SHORT,
     adopt,
@@ -56,9 +55,6 @@ from muster.resuming import WorldMark, check_first, last_commit, save_tag
 
 log = logging.getLogger(__name__)
 
-KEPT = 2
-"""Number of the callback's own checkpoints to keep: an older one until the next is whole."""
-
 OWN_LAUNCHER = (
     "Lightning has started the %d ranks of this world itself, so no pod can leave or join it: start"
     " the script with torchrun --nproc-per-node=%d SCRIPT"
@@ -66,9 +62,6 @@ OWN_LAUNCHER = (
 
 OF_WORLD = {"accumulate_grad_batches", "devices", "num_nodes", "use_distributed_sampler"}
 """Options of Lightning's ``Trainer`` that ``fit()`` gives."""
-
-ASIDE = ".part"
-"""Suffix of a checkpoint that is being written."""
 
 
 class MusterCallback(Callback):
@@ -322,12 +315,8 @@ class MusterCallback(Callback):
         if os.path.isdir(path):  # of a failed attempt at this very step
             trainer.strategy.remove_checkpoint(path)
         os.replace(aside, path)
-        directory = glob.escape(self._directory)
-        own = not_later(glob.glob(os.path.join(directory, "muster-*.ckpt")), tag)
-        for older in sorted(own, key=os.path.getmtime)[:-KEPT]:
-            trainer.strategy.remove_checkpoint(older)
-        for unfinished in not_later(glob.glob(os.path.join(directory, "muster-*" + ASIDE)), tag):
-            trainer.strategy.remove_checkpoint(unfinished)
+        for needless in superseded(self._directory, tag):
+            trainer.strategy.remove_checkpoint(needless)
 
 
 def fit(

@@ -23,6 +23,12 @@ log = logging.getLogger(__name__)
 STEP_KEY = "global_step"
 TAG_KEY = "muster_tag"
 
+KEPT = 2
+"""Number of the callback's own checkpoints to keep: an older one until the next is whole."""
+
+ASIDE = ".part"
+"""Suffix of a checkpoint that is being written."""
+
 _PICKLE = "/data.pkl"
 _PART = b"PK\x03\x04"
 """The first bytes of each part of a zip archive."""
@@ -127,6 +133,13 @@ def path_of(directory: str, step: int, tag: str) -> str:
 def is_own(path: str) -> bool:
     """Return whether the callback has saved the checkpoint itself."""
     return os.path.basename(path).startswith("muster-")
+
+
+def superseded(directory: str, tag: str) -> List[str]:
+    """Return the callback's own checkpoints but the newest ``KEPT``, and those left unfinished."""
+    start = os.path.join(glob.escape(directory), "muster-*")
+    own = sorted(not_later(glob.glob(start + ".ckpt"), tag), key=os.path.getmtime)
+    return [*own[:-KEPT], *not_later(glob.glob(start + ASIDE), tag)]
 
 
 def not_later(paths: List[str], tag: str) -> List[str]:

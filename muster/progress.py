@@ -20,16 +20,13 @@ from typing import Callable, Mapping, Optional, Tuple
 
 from muster import process
 from muster.boundary import Rank
-from muster.process import FileOwner, RankIdentity, began, leave_at_exit, living_owner, master_of
+from muster.process import FileOwner, RankIdentity, began, living_owner
 from muster.saved_steps import NOT_PLAIN, CursorFile, SavedSteps, plain
-from muster.waiting import offer_stacks, watch
+from muster.waiting import DIRECTORY_NAME, watch
 
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
-DIRECTORY_NAME = "progress"
-IMPORTED_NAME = "imported"
-"""A file beside the progress files: the round whose ranks have imported this package."""
 
 BLOCK_BYTES = 512
 """The length of the line is a multiple of this: mostly twice, more with a very long host name."""
@@ -60,6 +57,8 @@ class ProgressFile:
     launcher that goes; ``answered``: (ask, step) of its newest save of that kind. ``page``: it
     reads the gate's page. ``tag``: the save tag that the script has asked for, empty before.
     ``world``: what the rank says of a world that changes in place, as JSON; empty for nothing.
+    ``unwritten``: the state that was to be published last is not in it; ``outdated``: an older one
+    is, and could not be removed.
     """
 
     def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
@@ -89,6 +88,7 @@ class ProgressFile:
         self.page = False
         self.tag = ""
         self.world = ""
+        self.unwritten = self.outdated = self._warned = False
         self._save = ""
         self._waits = ""
         self._tagged = self._identity  # all that changes seldom: the text of a step costs less
@@ -185,6 +185,32 @@ class ProgressFile:
             self._create(line)
         elif os.pwrite(self._descriptor, line, 0) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+
+    def publish(self, rank: Rank, inside: bool = True, away: bool = False) -> None:
+        """Write the state of a rank; if that fails, remove the file, which is outdated then."""
+        try:
+            self.write(rank.step, inside, rank.held, rank.saving, rank.acked, rank.failed, away)
+            self.unwritten = self.outdated = False
+        except OSError as error:
+            self.unwritten = True
+            if not self._warned:
+                self._warned = True
+                log.warning(
+                    "the progress of this rank cannot be written, so no step can be committed until"
+                    " it can; training goes on: %s",
+                    error,
+                )
+            self._take_back()
+
+    def _take_back(self) -> None:
+        try:
+            self.remove()
+            self.outdated = False
+        except OSError as error:
+            # The file that remains is outdated: a save may then be asked for too early, but as this
+            # rank cannot acknowledge it, it counts for no rank.
+            self.outdated = True
+            log.warning("cannot delete the outdated progress file of this rank: %s", error)
 
     @property
     def is_foreign(self) -> bool:
@@ -315,27 +341,6 @@ class ProgressFile:
             return False
         self._descriptor = descriptor
         return True
-
-
-def announce() -> None:
-    """Report that this rank of torchrun uses Muster: newcomers then wait for its first step.
-
-    Without it, a sidecar could not tell a rank that still loads from one that never reports a step.
-    The rank leaves its process group as it ends.
-    """
-    run_dir, master = os.environ.get("MUSTER_RUN_DIR"), master_of(os.environ)
-    if run_dir and master:
-        leave_at_exit()
-        directory = os.path.join(run_dir, DIRECTORY_NAME)
-        offer_stacks(directory, os.environ.get("LOCAL_RANK", ""), began("self") or 0)
-        path = os.path.join(directory, IMPORTED_NAME)
-        # Without the file, newcomers wait for as long as the last start took.
-        with suppress(OSError):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(path, flags, 0o644)
-            with os.fdopen(descriptor, "w") as file:
-                os.fchmod(descriptor, 0o644)  # the sidecar is another user, whatever the umask is
-                file.write(NOT_PLAIN.sub("?", master))
 
 
 _file: Optional[ProgressFile] = None

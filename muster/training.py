@@ -225,7 +225,6 @@ def train(
     scheduler}``: objects with ``state_dict()`` and ``load_state_dict()``. ``accelerator``: that of
     accelerate which has prepared ``model`` and ``optimizer``. ``loader``: options of torch's
     ``DataLoader``, such as ``num_workers``. The others are those of ``muster.data.ElasticSampler``.
-
     Raises ``ValueError`` if the training would lose or repeat samples, or would not average
     gradients over all ranks.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standstill of a rank: its stacks, and the share of its time that it waits for others.
+"""A rank beside its steps: that it uses Muster, its stacks, and its share of waiting for others.
 
 ``faulthandler`` writes the stacks when ``muster-run`` asks, from the signal's handler itself, so a
 rank that hangs in C code answers as well. The share is taken by samples: ranks of a world leave
@@ -20,6 +20,13 @@ from collections import deque
 from contextlib import suppress
 from random import Random
 from typing import IO, Callable, Deque, Dict, Optional
+
+from muster.process import began, leave_at_exit, master_of
+from muster.saved_steps import NOT_PLAIN
+
+DIRECTORY_NAME = "progress"
+IMPORTED_NAME = "imported"
+"""A file beside the progress files: the round whose ranks have imported this package."""
 
 SAMPLE_S = 0.05
 """Usual interval of looks, which varies by half: a step may take as long."""
@@ -174,3 +181,24 @@ def offer_stacks(directory: str, local_rank: str, started: int) -> None:
         file.write(b"process %d started %d\n" % (os.getpid(), started))
         register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
         _stacks_file = file
+
+
+def announce() -> None:
+    """Report that this rank of torchrun uses Muster: newcomers then wait for its first step.
+
+    Without it, a sidecar could not tell a rank that still loads from one that never reports a step.
+    The rank leaves its process group as it ends.
+    """
+    run_dir, master = os.environ.get("MUSTER_RUN_DIR"), master_of(os.environ)
+    if run_dir and master:
+        leave_at_exit()
+        directory = os.path.join(run_dir, DIRECTORY_NAME)
+        offer_stacks(directory, os.environ.get("LOCAL_RANK", ""), began("self") or 0)
+        path = os.path.join(directory, IMPORTED_NAME)
+        # Without the file, newcomers wait for as long as the last start took.
+        with suppress(OSError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(path, flags, 0o644)
+            with os.fdopen(descriptor, "w") as file:
+                os.fchmod(descriptor, 0o644)  # the sidecar is another user, whatever the umask is
+                file.write(NOT_PLAIN.sub("?", master))

@@ -10,6 +10,7 @@ from agent.parts import Drains, LauncherParts, MemberParts
 from agent.shards import ShardDesk
 from agent.telemetry.http import LoopLag
 from agent.telemetry.metrics import Metrics
+from launcher_shim.c10d.endpoint import Endpoint
 from rdzv.mirror import Mirror
 
 
@@ -21,19 +22,41 @@ def add_gauges(
     clock: Callable[[], float],
 ) -> None:
     """Add the gauges of one sidecar to ``metrics``. ``clock`` is its parts', in seconds."""
-    registrar, hosts, endpoint = member.registrar, launcher.hosts, launcher.endpoint
+    _add_member_gauges(metrics, member, launcher, clock)
+    _add_watch_gauges(metrics, member.client.mirror, clock)
+    _add_endpoint_gauges(metrics, launcher.endpoint)
+    _add_shard_gauges(metrics, launcher.desk)
+    metrics.gauge(
+        "muster_worker_failures",
+        "Worlds that workers of this pod have ended by a failure since this sidecar started.",
+        lambda: float(launcher.failures.total),
+    )
+    metrics.gauge(
+        "muster_loop_stuck_seconds",
+        "Seconds for which a loop has had something to do and has not done it, by the reason.",
+        member.kernel.stuck_s,
+        "loop",
+        "reason",
+    )
+    metrics.gauge(
+        "muster_loop_lag_seconds",
+        "The worst lag of the event loop in the last ten seconds.",
+        lambda: loop_lag.worst_s,
+    )
+
+
+def _add_member_gauges(
+    metrics: Metrics, member: MemberParts, launcher: LauncherParts, clock: Callable[[], float]
+) -> None:
+    registrar = member.registrar
 
     def members() -> dict[str, float]:
-        listing = hosts.listing
+        listing = launcher.hosts.listing
         return {
             "listed": len(listing.listed),
             "standby": len(listing.standby),
             "excluded": len(listing.excluded),
         }
-
-    def rounds() -> dict[str, float]:
-        runs = endpoint.rendezvous().items()
-        return {run_id: float(run.snapshot().round.number) for run_id, run in runs}
 
     metrics.gauge("muster_members", "Members of the job, by state.", members, "state")
     metrics.gauge(
@@ -63,7 +86,6 @@ def add_gauges(
         "Generation of the job that this member is in; 0 before it registered.",
         lambda: float(registrar.generation or 0),
     )
-    _add_watch_gauges(metrics, member.client.mirror, clock)
     if member.peers is not None:
         metrics.gauge(
             "muster_peers",
@@ -71,30 +93,19 @@ def add_gauges(
             member.peers.by_state,
             "state",
         )
+
+
+def _add_endpoint_gauges(metrics: Metrics, endpoint: Endpoint) -> None:
+    def rounds() -> dict[str, float]:
+        runs = endpoint.rendezvous().items()
+        return {run_id: float(run.snapshot().round.number) for run_id, run in runs}
+
     metrics.gauge(
         "muster_c10d_connections",
         "Launchers connected to the rendezvous endpoint.",
         lambda: float(endpoint.connections),
     )
     metrics.gauge("muster_round", "Number of the newest round of each torch run.", rounds, "run_id")
-    _add_shard_gauges(metrics, launcher.desk)
-    metrics.gauge(
-        "muster_worker_failures",
-        "Worlds that workers of this pod have ended by a failure since this sidecar started.",
-        lambda: float(launcher.failures.total),
-    )
-    metrics.gauge(
-        "muster_loop_stuck_seconds",
-        "Seconds for which a loop has had something to do and has not done it, by the reason.",
-        member.kernel.stuck_s,
-        "loop",
-        "reason",
-    )
-    metrics.gauge(
-        "muster_loop_lag_seconds",
-        "The worst lag of the event loop in the last ten seconds.",
-        lambda: loop_lag.worst_s,
-    )
 
 
 def _add_shard_gauges(metrics: Metrics, desk: ShardDesk) -> None:

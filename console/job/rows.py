@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from agent.verdict.states import STATES, Level
@@ -341,8 +341,6 @@ def _pod(fact: PodFacts, now_unix_s: float, status: StatusObject | None) -> PodL
 
 def _without_word(base: JobLine, pods: Sequence[PodFacts], trouble: str) -> JobLine:
     """Return the row of a job by its pods alone, in the words of the table of states."""
-    from dataclasses import replace
-
     phases = {one.phase for one in pods}
     pending = [one for one in pods if one.phase == "Pending"]
     if phases == {"Succeeded"}:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from agent.verdict.decision import verdict
 from agent.verdict.states import Level
 from agent.verdict.view import JobView
+from rdzv.records.job import Member
 from rdzv.records.troubles import Failure
 from rdzv.sentences import duration
 from rdzv.shard_ledger import ShardLedger, progress, progress_warning
@@ -168,26 +169,7 @@ def status_json(view: JobView, now_unix_s: float) -> dict[str, object]:
         "pause": view.pause,
         "reason": view.listing.reason,
         "members": [
-            {
-                "name": member.name,
-                "state": state,
-                "doing": pod.doing,
-                "ranks": pod.ranks,
-                "step": pod.step,
-                "waits": pod.waits,
-                "slow": member.name in slow,
-                "joined_unix_s": None if pod.age_s is None else now_unix_s - pod.age_s,
-                "why": why,
-                "role": member.role,
-                "slots": member.slots,
-                "address": member.address,
-                "node": member.node,
-                "topology": member.topology,
-                "incarnation": member.incarnation,
-                "version": member.version,
-                "failure": _failure_json(view.failures.get(member.name)),
-                "launcher": view.bypasses[member.name].kind if member.name in view.bypasses else "",
-            }
+            _member_json(view, member, state, why, pod, now_unix_s, slow=member.name in slow)
             for (member, state, why), pod in zip(view.members(now_unix_s), pods, strict=True)
         ],
         "runs": [
@@ -216,6 +198,38 @@ def status_json(view: JobView, now_unix_s: float) -> dict[str, object]:
             }
             for one in view.history[-EVENTS:]
         ],
+    }
+
+
+def _member_json(
+    view: JobView,
+    member: Member,
+    state: str,
+    why: str,
+    pod: PodRow,
+    now_unix_s: float,
+    *,
+    slow: bool,
+) -> dict[str, object]:
+    return {
+        "name": member.name,
+        "state": state,
+        "doing": pod.doing,
+        "ranks": pod.ranks,
+        "step": pod.step,
+        "waits": pod.waits,
+        "slow": slow,
+        "joined_unix_s": None if pod.age_s is None else now_unix_s - pod.age_s,
+        "why": why,
+        "role": member.role,
+        "slots": member.slots,
+        "address": member.address,
+        "node": member.node,
+        "topology": member.topology,
+        "incarnation": member.incarnation,
+        "version": member.version,
+        "failure": _failure_json(view.failures.get(member.name)),
+        "launcher": view.bypasses[member.name].kind if member.name in view.bypasses else "",
     }
 
 

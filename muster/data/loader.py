@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data beside its sampler: faults of the loader and of a stream, workers, and steps counted.
+"""Data beside its sampler: one pass of a loader, its faults and workers, and steps counted.
 
 A loader takes batches ahead of training, so a step of which none was taken is certainly not
 trained. Needs no torch: a script that has not imported it has no such loader.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
-from typing import Any, Iterator, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from muster import saved_steps
 
@@ -183,3 +183,47 @@ def inexact(dataset: Any) -> str:
             stages.append(getattr(stage, "ex_iterable", None))
             stages.extend(getattr(stage, "ex_iterables", ()))
     return ""
+
+
+class Batches:
+    """One pass over a rank's micro batches, from the sampler's cursor on.
+
+    A loader that has a state, as torchdata's, keeps the place up to which batches were *taken* from
+    here. The sampler's cursor is the place up to which they were *trained*, and it counts: a state
+    sets the place of a sampler only if nothing else has.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self._begin()
+
+    def _begin(self) -> None:
+        self._epoch, self._samples = self._sampler.epoch, self._sampler.samples
+        self._taken = 0
+        self._batches: Optional[Iterator[List[Any]]] = None
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> List[Any]:
+        if self._batches is None:
+            self._begin()
+            self._batches = self._sampler.batches()
+        batch = next(self._batches)
+        self._taken += 1
+        return batch
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Return the cursor after the last whole step whose batches were taken."""
+        plan = self._sampler.plan
+        samples = self._samples + self._taken // plan.accumulation * plan.global_batch
+        place: Dict[str, Any] = self._sampler.place_of(
+            self._epoch, min(samples, self._sampler.size)
+        )
+        return place
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a cursor, unless the sampler has a place; raises as ``go_to`` does."""
+        if not self._sampler.placed:
+            self._sampler.go_to(state)
+        self._begin()

@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from muster.batches import MicroBatch, batch_plan
-from muster.data.loader import CountedSteps, fault_of_loader
+from muster.data.loader import Batches, CountedSteps, fault_of_loader
 from muster.orders import KINDS, RowOrder, difference, other_data, places
 from muster.process import own_world, refuse
 from muster.saved_steps import UNKEPT
@@ -31,8 +31,7 @@ LAST = ("short", "drop", "pad")
 CHUNK = 32768
 """Maximum number of samples computed at once; more take more memory. The first chunk is smaller."""
 FIRST_CHUNK = 256
-"""Samples in the first chunk; each further chunk doubles. With more, the first batch comes
-later."""
+"""Samples in the first chunk; each further one doubles. With more, the first batch is later."""
 
 
 class ElasticSampler:
@@ -337,7 +336,7 @@ class ElasticSampler:
     @property
     def parts(self) -> Tuple[MicroBatch, ...]:
         """The micro batches of this rank in the next step, which begins at the cursor."""
-        return self._parts_of(self._total(self.samples))
+        return self._parts_at(self.samples)
 
     def __iter__(self) -> Iterator[List[Any]]:
         """Yield this rank's micro batches from the cursor to the end of the epoch."""
@@ -365,7 +364,7 @@ class ElasticSampler:
         """Yield this rank's parts of each step that is left of this epoch."""
         samples = self.samples
         while self._steps_from(samples):
-            yield self._parts_of(self._total(samples))
+            yield self._parts_at(samples)
             samples += self.global_batch
 
     def _shares(self) -> Iterator[Tuple[List[Any], Tuple[MicroBatch, ...], List[Any]]]:
@@ -383,67 +382,19 @@ class ElasticSampler:
             samples += count * batch
             whole -= count
         while self._steps_from(samples):
-            total = self._total(samples)
-            parts = self._parts_of(total)
-            some = [samples + place for place in range(parts[0].start, parts[-1].stop)]
-            inside = [place % self.size for place in some]
-            yield order.at(inside), parts, order.at([samples])
+            parts = self._parts_at(samples)
+            of = range(samples + parts[0].start, samples + parts[-1].stop)
+            yield order.at([place % self.size for place in of]), parts, order.at([samples])
             samples += batch
 
-    def _parts_of(self, total: int) -> Tuple[MicroBatch, ...]:
+    def _parts_at(self, samples: int) -> Tuple[MicroBatch, ...]:
+        """Return this rank's parts of the global batch that begins at ``samples``."""
+        whole, left = self.global_batch, self.size - samples
+        total = whole if self._last == "pad" else min(whole, left)
         if total not in self._parts:
-            self._parts = {
-                self.global_batch: self._parts[self.global_batch],
-                total: self.plan.parts(self.rank, total),
-            }
+            self._parts = {whole: self._parts[whole], total: self.plan.parts(self.rank, total)}
         return self._parts[total]
 
     def _steps_from(self, samples: int) -> int:
         left = max(0, self.size - samples)
         return left // self.global_batch if self._last == "drop" else -(-left // self.global_batch)
-
-    def _total(self, samples: int) -> int:
-        """Return the number of samples in the global batch that begins at ``samples``."""
-        left = self.size - samples
-        return self.global_batch if self._last == "pad" else min(self.global_batch, left)
-
-
-class Batches:
-    """One pass over a rank's micro batches, from the sampler's cursor on.
-
-    A loader that has a state, as torchdata's, keeps the place up to which batches were *taken* from
-    here. The sampler's cursor is the place up to which they were *trained*, and it counts: a state
-    sets the place of a sampler only if nothing else has.
-    """
-
-    def __init__(self, sampler: ElasticSampler) -> None:
-        self._sampler = sampler
-        self._begin()
-
-    def _begin(self) -> None:
-        self._epoch, self._samples = self._sampler.epoch, self._sampler.samples
-        self._taken = 0
-        self._batches: Optional[Iterator[List[Any]]] = None
-
-    def __iter__(self) -> Batches:
-        return self
-
-    def __next__(self) -> List[Any]:
-        if self._batches is None:
-            self._begin()
-            self._batches = self._sampler.batches()
-        batch = next(self._batches)
-        self._taken += 1
-        return batch
-
-    def state_dict(self) -> Dict[str, Any]:
-        """Return the cursor after the last whole step whose batches were taken."""
-        plan = self._sampler.plan
-        samples = self._samples + self._taken // plan.accumulation * plan.global_batch
-        return self._sampler.place_of(self._epoch, min(samples, self._sampler.size))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a cursor, unless the sampler has a place; raises as ``go_to`` does."""
-        if not self._sampler.placed:
-            self._sampler.go_to(state)
-        self._begin()

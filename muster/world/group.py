@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What begins anew with each world of a process: process group, replicated model, and batches.
+"""The parts of a loop that each world needs its own of: process group, replicated model, batches.
 
 Gloo has no abort: a collective with a frozen peer ends after its own timeout, of half an hour. So
 a thread of its own shuts down the connections that were made since the group began to form. It
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import stat
 import threading
@@ -20,7 +21,8 @@ import time
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from inspect import signature
-from typing import Any, Callable, FrozenSet, Iterator, Mapping, Optional, Tuple
+from types import TracebackType
+from typing import Any, Callable, FrozenSet, Iterator, Mapping, Optional, Tuple, Type
 
 import torch
 import torch.distributed as dist
@@ -40,6 +42,9 @@ LOOK_S = 0.02
 """Interval at which the thread reads the order."""
 
 SOCKETS = "/proc/self/fd"
+
+OF_COLLECTIVE = re.compile(r"gloo|nccl|process ?group|connection|socket|store", re.IGNORECASE)
+"""Words in what torch raises if a peer is gone, by one of its classes or as a RuntimeError."""
 
 
 class Group:
@@ -261,3 +266,57 @@ class Replica:
         """Replicate the model in the present world, together with all its ranks."""
         self.release()
         self._model = DistributedDataParallel(self._net, **self._options)
+
+
+class Step:
+    """The block of one step, as made by ``world.next_step()``; entering it gives the number.
+
+    ``begin`` returns that number; ``end`` counts the step; ``break_off`` returns whether the loss
+    of a rank broke it.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        begin: Callable[[], int],
+        end: Callable[[], None],
+        break_off: Callable[[Exception], bool],
+    ) -> None:
+        self._busy = group.busy()
+        self._begin = begin
+        self._end = end
+        self._break_off = break_off
+
+    def __enter__(self) -> int:
+        number = self._begin()
+        self._busy.__enter__()
+        return number
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> bool:
+        failed = error
+        try:
+            if failed is None:
+                self._end()
+        except RuntimeError as late:  # the device was asked, and failed, only now
+            failed = late
+        self._busy.__exit__(None, None, None)
+        if failed is None:
+            return False
+        if isinstance(failed, Exception) and is_of_collective(failed) and self._break_off(failed):
+            failed.__traceback__ = None  # frames of the step keep a half-done backward pass
+            return True
+        if failed is not error:
+            raise failed
+        return False
+
+
+def is_of_collective(error: Exception) -> bool:
+    """Return whether an exception may come of a peer that is gone."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and bool(OF_COLLECTIVE.search(str(error)))

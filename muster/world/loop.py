@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from datetime import timedelta
 from types import TracebackType
@@ -25,7 +24,7 @@ from muster.progress import own_file
 from muster.resuming import save_tag
 from muster.world import conduct
 from muster.world.conduct import IDLE, OVER, Order, OrderFile, WorldRank
-from muster.world.group import Feed, Group, Replica, sampler_of
+from muster.world.group import Feed, Group, Replica, Step, sampler_of
 from muster.world.parts import Parts, fault, unnamed
 
 log = logging.getLogger(__name__)
@@ -39,9 +38,6 @@ script's own exception goes on then."""
 
 TRIES = 3
 """Times that a step may break in worlds of one size: a script's own error breaks it each time."""
-
-OF_COLLECTIVE = re.compile(r"gloo|nccl|process ?group|connection|socket|store", re.IGNORECASE)
-"""Words in what torch raises if a peer is gone, by one of its classes or as a RuntimeError."""
 
 
 class World:
@@ -153,7 +149,7 @@ class World:
         The world changes as it begins. If a rank is lost, the step that this broke is left by no
         exception and does not count: the loop makes it again. So a loop goes by ``world.step``.
         """
-        return Step(self)
+        return Step(self._group, self._begin_step, self._end_step, self._break)
 
     def __enter__(self) -> World:
         if self._orders is not None and self._orders.read() is None:
@@ -222,24 +218,18 @@ class World:
                 assert self._save is not None
                 self._drain.committed(self._step, self._save(self._step))
 
-    def _begin_step(self) -> None:
+    def _begin_step(self) -> int:
         """Come to the boundary, and change the world there if the order says so."""
-        if not self._size:
-            self._check()
-        if self._orders is None:
-            if not self._size:
-                self._form_alone()
-            self._boundary()
-            return
-        if not self._size and not self._me.ready:
+        wrong = "" if self._size else unnamed(self._named)
+        if wrong:
+            refuse(ValueError("World: " + wrong))
+        if self._orders is None and not self._size:
+            self._form_alone()
+        elif not self._size and not self._me.ready:
             self._me = self._me._replace(ready=True)
         self._boundary()
         self._settle()
-
-    def _check(self) -> None:
-        wrong = unnamed(self._named)
-        if wrong:
-            refuse(ValueError("World: " + wrong))
+        return self._step + 1
 
     def _settle(self) -> None:
         """Obey the orders until this rank may make its next step."""
@@ -364,11 +354,13 @@ class World:
         order = self._watched.read() if self._watched is not None else None
         return (conduct.is_given_up if forming else conduct.is_lost)(order, number)
 
-    def _break(self, error: BaseException) -> bool:
+    def _break(self, error: Exception) -> bool:
         """Give up a step that failed; return whether a loss, which the sidecar confirms, broke it.
 
         This rank leaves its group first: that ends the collectives of the others.
         """
+        if self._orders is None:
+            return False
         self._me = conduct.break_off(self._me, -1 if self._parts.stepped else self._step)
         self._leave_group()
         self._publish()
@@ -391,47 +383,3 @@ class World:
                 break
             self._pause()
         return False
-
-
-class Step:
-    """The block of one step, as made by ``world.next_step()``; entering it gives the number."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._busy = world._group.busy()
-
-    def __enter__(self) -> int:
-        self._world._begin_step()
-        self._busy.__enter__()
-        return self._world.step + 1
-
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> bool:
-        world = self._world
-        failed = error
-        try:
-            if failed is None:
-                world._end_step()
-        except RuntimeError as late:  # the device was asked, and failed, only now
-            failed = late
-        self._busy.__exit__(None, None, None)
-        if failed is None:
-            return False
-        of_peer = world.in_place and isinstance(failed, Exception) and is_of_collective(failed)
-        if of_peer and world._break(failed):
-            failed.__traceback__ = None  # frames of the step keep a half-done backward pass
-            return True
-        if failed is not error:
-            raise failed
-        return False
-
-
-def is_of_collective(error: Exception) -> bool:
-    """Return whether an exception may come of a peer that is gone."""
-    if isinstance(error, dist.DistError):
-        return True
-    return isinstance(error, RuntimeError) and bool(OF_COLLECTIVE.search(str(error)))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher_shim.rundir import layout
 from muster import boundary
-from muster.draining import ENTERED_STEP
+from muster.boundary import ENTERED_STEP
 from muster.world import conduct
 from muster.world.conduct import IDLE, OVER, Order, WorldRank, parse
 from rdzv.records.progress import RankInWorld

@@ -18,7 +18,7 @@ from launcher_shim.c10d.rounds.views import NOWHERE_PORT
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.rank_reports import StepLine
 from muster import boundary
-from muster.draining import ENTERED_STEP
+from muster.boundary import ENTERED_STEP
 from tests.simulation.shards import RankShards
 from tests.support.sidecars.boundary_rank import BoundaryRank
 

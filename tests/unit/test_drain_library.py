@@ -156,7 +156,7 @@ def test_a_periodic_save_is_timed_from_its_boundary(
 def test_a_long_wait_says_once_what_for(
     pod: PodGate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(muster.draining, "SAY_S", 0.05)
+    monkeypatch.setattr(muster.gate, "SAY_S", 0.05)
     pod.show(HOLD)
     with beside(Loop(pod, 1)):
         wait(lambda: "before its first step: the ranks of this world are agreeing" in caplog.text)

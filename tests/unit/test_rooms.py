@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inside every folder of the product imports point one way: no circle of its files and folders."""
+"""Imports inside a folder point one way, and files and functions are of a size to read at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sources import ROOT, sources, tree
+from tests.support.sources import ROOT, relative, sources, tree
 
 
 def module(path: Path) -> str:
@@ -69,3 +69,45 @@ def test_no_files_import_each_other() -> None:
 def test_a_circle_is_found() -> None:
     with pytest.raises(CycleError):
         TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()
+
+
+LINES_MAX = 400
+LONGER = {"rdzv/drain/decision.py"}
+"""The whole protocol of drains, to be read in one piece."""
+
+FUNCTION_LINES_MAX = 70
+
+FILES_MAX = 348
+ONE_IMPORTER_MAX = 61
+"""Parts of their importers; the assembly of a process has the most of them."""
+
+
+def test_no_file_is_too_long_to_read_at_once() -> None:
+    long = {relative(one) for one in MODULES.values() if lines(one) > LINES_MAX}
+    assert long == LONGER
+
+
+def test_no_function_is_too_long_to_read_at_once() -> None:
+    long = [
+        f"{relative(path)}: {node.name}"
+        for path in MODULES.values()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX
+    ]
+    assert long == []
+
+
+def test_the_files_do_not_become_more_and_smaller() -> None:
+    assert len(MODULES) <= FILES_MAX
+    importers: dict[str, set[str]] = {}
+    for name, targets in arrows().items():
+        for target in targets:
+            importers.setdefault(target, set()).add(name)
+    alone = [name for name, of in importers.items() if len(of) == 1 and name not in ROOMS]
+    assert len(alone) <= ONE_IMPORTER_MAX
+
+
+def lines(path: Path) -> int:
+    """How many lines a file has."""
+    return len(path.read_text().splitlines())

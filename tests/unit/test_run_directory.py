@@ -19,6 +19,7 @@ import pytest
 import muster.gate
 import muster.progress
 import muster.shard_log
+import muster.waiting
 import muster.world.conduct
 from agent import process as module
 from agent import running
@@ -211,8 +212,8 @@ def test_import_muster_repeats_the_names_that_it_uses() -> None:
     assert muster.gate.GATE_NAME == layout.GATE
     assert muster.gate.PAGE_NAME == layout.GATE_PAGE
     assert muster.gate.ENVIRONMENT_NAME == layout.ENVIRONMENT
-    assert muster.progress.DIRECTORY_NAME == layout.PROGRESS
-    assert f"{layout.PROGRESS}/{muster.progress.IMPORTED_NAME}" == layout.IMPORTED
+    assert muster.waiting.DIRECTORY_NAME == layout.PROGRESS
+    assert f"{layout.PROGRESS}/{muster.waiting.IMPORTED_NAME}" == layout.IMPORTED
     assert muster.shard_log.SOCKET_NAME == layout.SHARDS_SOCKET
     assert muster.world.conduct.WORLD_NAME == layout.WORLD
 

@@ -160,11 +160,7 @@ def observe(
     all_away = bool(world) and (world == missing.keys() or world <= previous.missing_s.keys())
     # What a sidecar that has just come does not find may have been cut off before it came.
     came = previous.round_number < 0 and math.isinf(previous.healthy_since_s)
-    formed_s, saw_it_form = previous.formed_s, previous.saw_it_form
-    if not snapshot.round.complete:
-        formed_s = -math.inf
-    elif not same_round or formed_s == -math.inf:
-        formed_s, saw_it_form = now, previous.round_number >= 0
+    formed_s, saw_it_form = _formed(now, previous, snapshot)
     ending_since_s = math.inf
     if snapshot.round.is_ending:
         ending_since_s = min(previous.ending_since_s, now) if same_round else now
@@ -204,6 +200,16 @@ def observe(
         newest_s=max((*asked.values(), *absent.values()), default=-math.inf),
         done=_done(snapshot) | (previous.done if same_round else frozenset()),
     )
+
+
+def _formed(now: float, previous: RoundObservations, snapshot: RunSnapshot) -> tuple[float, bool]:
+    """Return when the round has formed, and whether this sidecar saw it."""
+    same_round = snapshot.round.number == previous.round_number
+    if not snapshot.round.complete:
+        return -math.inf, previous.saw_it_form
+    if not same_round or previous.formed_s == -math.inf:
+        return now, previous.round_number >= 0
+    return previous.formed_s, previous.saw_it_form
 
 
 def _met_min_s(

@@ -69,9 +69,8 @@ class Rendezvous:
         client, self.clock, random = kernel.client, kernel.clock, kernel.random
         self._registered, self._mirror = registered, client.mirror
         self._runs, self._own_key = keys.runs, keys.node(member)
-        self._ended = False
+        self._ended, self._news = False, asyncio.Event()
         self._live: tuple[Evaluation, str, LiveRound] | None = None
-        self._news = asyncio.Event()
         self._own = OwnNode(
             key=self._own_key,
             round_key=keys.round,

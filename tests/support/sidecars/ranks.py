@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from launcher_shim.rundir import layout
 from muster import boundary
-from muster.draining import ENTERED_STEP
+from muster.boundary import ENTERED_STEP
 from muster.progress import TIMED_S
 from tests.support.sidecars.boundary_rank import BoundaryRank
 

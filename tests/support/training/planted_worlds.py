@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from muster.world import conduct, group, parts
-from muster.world.loop import Step
+from muster.world.group import Step
 
 
 def formed_before_the_state() -> None:
@@ -69,7 +69,7 @@ def broken_step_counted() -> None:
     def counted(self: Step, kind: Any, error: Any, traceback: Any) -> bool:
         swallowed = leave(self, kind, error, traceback)
         if error is not None and swallowed:
-            self._world._end_step()
+            self._end()
         return swallowed
 
     Step.__exit__ = counted  # type: ignore[method-assign]
