@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 import muster.gate
-import muster.progress
 import muster.shard_log
 import muster.waiting
 import muster.world.conduct
