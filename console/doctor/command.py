@@ -26,15 +26,16 @@ from agent.telemetry.logs import printable
 from agent.verdict.decision import verdict
 from agent.verdict.states import STATES, Level
 from agent.verdict.view import JobView, view_of
-from console.doctor.diagnosis import READ_FAULT_S, diagnose, percentile
-from console.doctor.report import (
+from console.doctor.diagnosis import (
+    READ_FAULT_S,
     EndpointReport,
     EtcdMember,
-    Finding,
     Report,
     RightsReport,
-    worst_first,
+    diagnose,
+    percentile,
 )
+from console.doctor.job import Finding, worst_first
 from console.help import Command
 from console.job.reading import jobs_in
 from console.options import configured_by, job_named, printed

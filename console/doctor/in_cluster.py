@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from console.doctor.cluster_findings import findings_of
-from console.doctor.report import AskingPod, ChartPart, Cluster, Finding, Hook, Probe
+from console.doctor.cluster_findings import AskingPod, ChartPart, Cluster, Hook, Probe, findings_of
+from console.doctor.job import Finding
 from controller.access.secret import is_ours
 from controller.cluster import paths
 from controller.cluster.access import ClusterAccess, access_of

@@ -3,18 +3,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from agent.verdict.clocks import sentence, skews
 from agent.verdict.decision import launcher_cure, verdict
 from agent.verdict.states import STATES, Level
 from agent.verdict.view import JobView
-from console.doctor.report import Finding
 from console.job.reading import meant_job, missing_job
 from rdzv.drain.standing import phase_of
 from rdzv.keys import JobKeys
 from rdzv.records.history import shown_round
 from rdzv.sentences import counted
+
+WORST_FIRST: Sequence[Level] = ("fault", "warning", "note", "ok")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding with, unless it is in order, its remedy."""
+
+    check: str
+    level: Level
+    sentence: str
+    remedy: str = ""
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Sort findings by level; those of one level stay in order."""
+    return sorted(findings, key=lambda finding: WORST_FIRST.index(finding.level))
 
 
 def explain(view: JobView, now_unix_s: float, others: Collection[JobKeys] = ()) -> list[Finding]:

@@ -230,3 +230,34 @@ class Outages:
             took_s, self._since_s = now_s - self._since_s, None
             return "back", f"the store answers again after {took_s:.0f} s"
         return None
+
+
+def awaited(view: JobView | None, coming: str) -> str:
+    """Say what a job waits for that has fewer nodes than the smallest world; empty if it has not.
+
+    ``coming``: the next event, with its time; empty for none.
+    """
+    rules = view.snapshot.rules if view is not None else None
+    if view is None or rules is None or rules.paused:
+        return ""
+    here, least = len(view.listing.listed), rules.sizes.smallest
+    states = {member.name: state for member, state, _ in view.members()}
+    if here >= least or "draining" in states.values():
+        return ""
+    idle = [name for name, state in states.items() if state == "drained"]
+    left = f"{counted(here, 'node')} left" if here else "no node is left"
+    sentences = [f"nothing can train: {left} (min {least})"]
+    if idle:
+        are = "is" if len(idle) == 1 else "are"
+        sentences.append(
+            f"{_listed(idle)} {are} drained (muster drain {idle[0]} --cancel takes it back)"
+        )
+    if not coming and here:
+        sentences.append(f"muster set --min {here} trains with fewer")
+    sentences.append(f"next: {coming}" if coming else "Ctrl-C ends the run")
+    return "; ".join(sentences)
+
+
+def _listed(names: list[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent.verdict.view import JobView
-from console.local.job_in_store import FollowedJob, Outages, RoundFollower
+from console.local.job_in_store import FollowedJob, Outages, RoundFollower, awaited
 from console.local.launch_line import HorovodLine, LaunchLine
 from console.local.node import LocalNode, StartGate, Ticket
 from console.local.payload import (
@@ -25,7 +25,6 @@ from console.local.payload import (
 from console.local.processes import free_ports
 from console.local.script_progress import PrintedProgress, PrintedSteps, StepReader
 from console.local.settings import LAUNCHER, Event, LocalSettings, Pod, by_world
-from console.local.standing import awaited
 from console.local.timeline import Progress, Timeline, newest_rank_0
 from console.local.worker_watch import WorkerFailure, WorkerWatch
 from launcher_shim.exit_status import EXIT_FAULT

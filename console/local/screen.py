@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run on the screen: its live table, its lines without repeats, its last words and its result."""
+"""A run on the screen: how its nodes stand, its lines without repeats, last words and result."""
 
 from __future__ import annotations
 
@@ -16,17 +16,43 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from agent.verdict.decision import verdict
+from agent.verdict.states import STATES
+from agent.verdict.view import JobView
 from console.local.costs import beside, closing_lines, costs, facts
+from console.local.node import State
 from console.local.payload import read_last_words
 from console.local.picture import draw_picture
 from console.local.run import LocalRun
 from console.local.settings import LAUNCHER, LocalSettings
-from console.local.standing import job_standing, node_standing, styles
 from console.local.timeline import Moment, Timeline
 from console.local.worker_watch import WorkerFailure
+from rdzv.drain.standing import phase_of
 from rdzv.sentences import counted
 
 TAIL_LINES = 15
+
+WAITING_STATES = frozenset(state for state, row in STATES.items() if row.level != "ok")
+"""States of a job in which no world gets on."""
+
+_GOOD, _CHANGING = "green4", "dark_orange3"
+
+STYLES = {
+    "running": _GOOD,
+    "training": _GOOD,
+    "done": _GOOD,
+    "spare": "dim",
+    "standby": "dim",
+    "drained": "dim",
+    "drained, idle": "dim",
+    "leaving": "dim",
+    "failed": "bold red",
+    "killed": "red",
+    "quarantined": "red",
+    **dict.fromkeys(("stopped", "restarting", "closing", "waiting"), _CHANGING),
+    **dict.fromkeys(("draining", "agreeing", "saving", "saved", "finishing"), _CHANGING),
+}
+"""The colour of each state that has one: readable on dark and light backgrounds."""
 
 STEPS_UNKNOWN_AFTER_S = 10.0
 """Time after the start of a round when a script without a reported step probably reports none."""
@@ -188,7 +214,7 @@ def draw_table(run: LocalRun) -> Group:
         cells = [_listed(numbers)]
         if stepped:
             cells.append(str(max((progress.step for progress in ranks), default="")))
-        state = Text(standing.state, style=styles().get(standing.state, ""))
+        state = Text(standing.state, style=STYLES.get(standing.state, ""))
         table.add_row(name, state, *cells, str(node.restarts or ""))
     return Group(Text(headline(run), style="bold", no_wrap=True, overflow="ellipsis"), table)
 
@@ -253,3 +279,55 @@ class Repeats:
         count, self._left_out = self._left_out, 0
         what = "1 more line like this" if count == 1 else f"{count} more lines like these"
         return [f"{at_s:7.1f} s  …          {what}"]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The standing of one node: a word or two; ``trains``: its ranks and their step are shown."""
+
+    state: str
+    trains: bool = False
+
+
+def node_standing(
+    process: State, name: str, view: JobView | None, *, has_ranks: bool, in_round: bool
+) -> Standing:
+    """Return the standing of a node.
+
+    ``process`` is the state of its processes, ``view`` the job in the store, None without one.
+    ``has_ranks``: live ranks of the node report steps.
+    """
+    if process not in ("running", "draining"):
+        return Standing(process)
+    states = {member.name: state for member, state, _ in view.members()} if view else {}
+    state = states.get(name)
+    if state in ("draining", "drained"):
+        return _drain_standing(name, view, leaves=process == "draining", has_ranks=has_ranks)
+    if state in ("standby", "quarantined", "excluded"):
+        return Standing(state if state != "excluded" else process)
+    if has_ranks and (in_round or view is None):
+        return Standing("training", trains=True)
+    if process == "running" and state == "listed" and not in_round:
+        return Standing("waiting")
+    return Standing(process, trains=in_round)
+
+
+def _drain_standing(name: str, view: JobView | None, *, leaves: bool, has_ranks: bool) -> Standing:
+    assert view is not None
+    drain = view.snapshot.drains.get(view.snapshot.members[name].pod_uid)
+    if drain is None:
+        return Standing("draining", trains=has_ranks)
+    phase = phase_of(view.snapshot, drain, finishing=view.finishes(name))
+    if phase.name == "released":
+        return Standing("leaving" if leaves else "drained, idle")
+    return Standing(phase.name, trains=has_ranks)
+
+
+def job_standing(view: JobView | None, now_unix_s: float) -> str:
+    """Say why no world gets on; empty if one does, or if that is unknown."""
+    if view is None:
+        return ""
+    found = verdict(view, now_unix_s)
+    if found.state not in WAITING_STATES:
+        return ""
+    return f"{found.state}: {found.why}" if found.why else found.state

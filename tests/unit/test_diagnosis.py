@@ -9,21 +9,10 @@ from typing import Any
 
 import pytest
 
-from console.doctor.cluster_findings import findings_of
-from console.doctor.diagnosis import diagnose
+from console.doctor.cluster_findings import AskingPod, ChartPart, Cluster, Hook, Probe, findings_of
+from console.doctor.diagnosis import EndpointReport, EtcdMember, Report, RightsReport, diagnose
 from console.doctor.in_cluster import SECRETS_MOST, examine_cluster, needed_secrets
-from console.doctor.report import (
-    AskingPod,
-    ChartPart,
-    Cluster,
-    EndpointReport,
-    EtcdMember,
-    Finding,
-    Hook,
-    Probe,
-    Report,
-    RightsReport,
-)
+from console.doctor.job import Finding
 from rdzv.errors import ClusterRefused, ClusterUnavailable
 from rdzv.store import StoreStatus
 

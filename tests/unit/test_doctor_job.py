@@ -13,8 +13,7 @@ from agent.verdict.decision import cure
 from agent.verdict.states import STATES, Check, State
 from agent.verdict.view import JobView
 from console.doctor.command import the_one_thing
-from console.doctor.job import explain
-from console.doctor.report import Finding
+from console.doctor.job import Finding, explain
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.keys import JobKeys
 from rdzv.peers import Unreached

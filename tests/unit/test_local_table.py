@@ -12,9 +12,9 @@ from typing import cast
 from rich.console import Console
 
 from agent.verdict.view import JobView
+from console.local.job_in_store import awaited
 from console.local.run import LocalRun
-from console.local.screen import STEPS_UNKNOWN_AFTER_S, draw_table
-from console.local.standing import awaited, node_standing
+from console.local.screen import STEPS_UNKNOWN_AFTER_S, draw_table, node_standing
 from console.local.timeline import Progress
 from rdzv.records.drain import Commit, Drain, Outcome
 from rdzv.records.job import Job
