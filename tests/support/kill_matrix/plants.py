@@ -11,11 +11,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.kill_matrix.places import product_modules
+from tests.support.sources import imports
 
 Install = Callable[[], None]
 """Plants a bug into this process. None takes it out again: the process is a forked one."""
@@ -70,6 +72,11 @@ def _functions(given: Mapping[str, Any], model: Any) -> Install | None:
     return install if changes else None
 
 
+def _set(module: Any, changes: Mapping[str, Any]) -> None:
+    for name, value in changes.items():
+        setattr(module, name, value)
+
+
 Case = Mapping[str, Any]
 """The parameters of one own test."""
 
@@ -96,8 +103,15 @@ def _of_tunnel(tests: Any, case: Case) -> Install:
     return lambda: _enter([case["mutation"].plant()])
 
 
+def _module(tests: Any, *given: str) -> Any:
+    """The module that a file of tests imports and that has all of these names."""
+    known = (sys.modules.get(name) for name in imports(Path(tests.__file__)))
+    return next(one for one in known if one is not None and set(given) <= vars(one).keys())
+
+
 def _of_notices(tests: Any, case: Case) -> Install:
-    return lambda: setattr(tests.notices, *tests.MUTATIONS[case["rule"]])
+    name, without = tests.MUTATIONS[case["rule"]]
+    return lambda: setattr(_module(tests, "_is_ours", name), name, without)
 
 
 def _of_standstill(tests: Any, case: Case) -> Install:
@@ -105,12 +119,14 @@ def _of_standstill(tests: Any, case: Case) -> Install:
 
 
 def _of_silence(tests: Any, case: Case) -> Install:
-    name = case["rule"]
-    return lambda: setattr(tests.agent.stuck.silence, name, tests.PLANTED[name])
+    module, rule = _module(tests, "STARTS_LOOKS", *tests.PLANTED), case["rule"]
+    changes = {rule: tests.PLANTED[rule]} | ({"STARTS_LOOKS": 0} if rule == "STARTS" else {})
+    return lambda: _set(module, changes)
 
 
 def _of_shards(tests: Any, case: Case) -> Install:
-    return lambda: setattr(tests.decision, *tests.PLANTED[case["bug"]])
+    module = _module(tests, *(name for name, _ in tests.PLANTED.values()))
+    return lambda: _set(module, dict([tests.PLANTED[case["bug"]]]))
 
 
 def _of_kernel(tests: Any, case: Case) -> Install:
@@ -118,11 +134,8 @@ def _of_kernel(tests: Any, case: Case) -> Install:
 
 
 def _of_stages(tests: Any, case: Case) -> Install:
-    def install() -> None:
-        for name, other in tests.PLANTED[case["name"]][1].items():
-            setattr(tests.launcher_shim.c10d.stage_starts, name, other)
-
-    return install
+    module = _module(tests, *(name for _, wrong in tests.PLANTED.values() for name in wrong))
+    return lambda: _set(module, tests.PLANTED[case["name"]][1])
 
 
 def _of_ranks(tests: Any, case: Case) -> Install:
