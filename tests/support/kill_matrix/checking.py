@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from tests.support.kill_matrix.children import Ran, Tell, limited, run
-from tests.support.kill_matrix.matrix import Row, layer
+from tests.support.kill_matrix.matrix import Row, layer, plant
 from tests.support.kill_matrix.plants import Bug, is_own
 from tests.support.kill_matrix.recording import tree_digest
 
@@ -62,8 +62,7 @@ def mistakes(
 
 
 def _kill(bug: Bug, items: Sequence[pytest.Item], tell: Tell) -> None:
-    assert bug.install is not None
-    bug.install()
+    plant(bug)
     done: set[str] = set()
     for item in items:
         if layer(item.nodeid) not in done:

@@ -11,7 +11,16 @@ from functools import partial
 import pytest
 
 from tests.support.kill_matrix.children import Ran, Tell, limited, run
-from tests.support.kill_matrix.places import Code, Names, Place, codes, names, places, put_back
+from tests.support.kill_matrix.places import (
+    Code,
+    Names,
+    Place,
+    codes,
+    names,
+    places,
+    put_back,
+    spread,
+)
 from tests.support.kill_matrix.plants import Bug, is_own
 
 LAYERS = ("unit", "contract", "model", "simulation")
@@ -72,9 +81,17 @@ def asked(bugs: Sequence[Bug]) -> dict[str, Asked]:
     return found
 
 
+def plant(bug: Bug) -> None:
+    """Plant a bug into this process for good, in each module that has what it changes."""
+    spread(_planted(bug, names()))
+
+
 def _planted(bug: Bug, before: Names) -> list[Place]:
     assert bug.install is not None
-    bug.install()
+    try:
+        bug.install()
+    except (AttributeError, ImportError) as error:
+        raise pytest.UsageError(f"{bug.own} plants nothing: {error}") from error
     return list(places(before))
 
 
@@ -82,8 +99,7 @@ def _search(
     bug: Bug, where: Asked, known: Mapping[str, Ran], items: Mapping[str, pytest.Item], tell: Tell
 ) -> None:
     """Plant a bug and run the tests that meet it, until enough files of each layer have failed."""
-    assert bug.install is not None
-    bug.install()
+    plant(bug)
 
     def meets(ran: Ran) -> bool:
         called: set[Code] = set(ran.codes)

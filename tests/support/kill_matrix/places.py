@@ -71,6 +71,15 @@ def put_back(made: Iterable[Place]) -> None:
             delattr(place.owner, place.name)
 
 
+def spread(made: Iterable[Place]) -> None:
+    """Plant a bug of a function also where other modules have imported it by its name."""
+    for place in made:
+        if inspect.isfunction(place.before) and place.before.__module__ == place.module.__name__:
+            for module in product_modules():
+                for name in [n for n, value in vars(module).items() if value is place.before]:
+                    setattr(module, name, vars(place.owner)[place.name])
+
+
 _NOTHING = object()
 
 

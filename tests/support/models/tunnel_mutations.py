@@ -103,12 +103,14 @@ _slots = itertools.count()
 
 MUTATIONS = (
     Mutation(
-        "the caller's pin", "who_is_admitted", lambda: patch.object(identity, "calling", _any_pin)
+        "the caller's pin",
+        "who_is_admitted",
+        lambda: patch.object(identity, "calling_peers", _any_pin),
     ),
     Mutation(
         "only a launcher calls",
         "who_is_admitted",
-        lambda: patch.object(identity, "calling", _any_member_calls),
+        lambda: patch.object(identity, "calling_peers", _any_member_calls),
     ),
     Mutation(
         "the generation of a handshake",
@@ -118,7 +120,7 @@ MUTATIONS = (
     Mutation(
         "the incarnation in a host's name",
         "who_is_admitted",
-        lambda: patch.object(identity, "called", _by_name),
+        lambda: patch.object(identity, "called_peer", _by_name),
     ),
     *(
         Mutation(
