@@ -68,7 +68,7 @@ class Matrix:
         self._say(f"{len(others)} tests may meet them; recording what each calls")
         known = recorded(session, others, options.jobs)
         made = []
-        for row in rows(session, bugs, where, known, options.jobs, self._say):
+        for row in rows(session, bugs, where, known, options.jobs, options.seconds, self._say):
             made.append(row)
             if options.write:
                 table.write(made, there)
@@ -82,6 +82,7 @@ def main(arguments: Sequence[str]) -> int:
     add = parser.add_argument
     add("--sample", type=int, default=0, help="so many bugs, from all places; all without")
     add("--jobs", type=int, default=1, help="processes at a time")
+    add("--seconds", type=float, default=20.0, help="of CPU, for a bug in a layer")
     add("--write", action="store_true", help="put the rows into tests/kill_matrix.txt")
     add("--check", action="store_true", help="only check a sample of the table")
     add("pattern", nargs="?", default="", help="bugs whose names have this regular expression")

@@ -27,8 +27,10 @@ LAYERS = ("unit", "contract", "model", "simulation")
 
 FILES = 3
 """So many files of a layer are looked for that kill a bug."""
-BUDGET_S = {"unit": 25.0, "contract": 25.0, "model": 20.0}
-"""CPU time, after which the search in a layer ends."""
+SEARCHED = ("unit", "contract", "model")
+"""Layers whose tests are run with every bug; the simulation has its own tests of its own bugs."""
+OF_A_FILE = 8
+"""So many tests of one file are tried with a bug."""
 
 
 def layer(test: str) -> str:
@@ -53,12 +55,12 @@ class Row:
 
 
 def _order(tests: Sequence[Ran]) -> Iterator[Ran]:
-    """The quickest test of each file, then the next ones; the quick files first."""
+    """One test of each file, then the next ones: first what is quick and calls little else."""
     of_file: dict[str, list[Ran]] = {}
-    for ran in sorted(tests, key=lambda one: one.took_s):
+    for ran in sorted(tests, key=lambda one: one.took_s * len(one.codes)):
         of_file.setdefault(file_of(ran.test), []).append(ran)
     turn = 0
-    while any(len(known) > turn for known in of_file.values()):
+    while turn < OF_A_FILE and any(len(known) > turn for known in of_file.values()):
         yield from (known[turn] for known in of_file.values() if len(known) > turn)
         turn += 1
 
@@ -96,9 +98,17 @@ def _planted(bug: Bug, before: Names) -> list[Place]:
 
 
 def _search(
-    bug: Bug, where: Asked, known: Mapping[str, Ran], items: Mapping[str, pytest.Item], tell: Tell
+    bug: Bug,
+    where: Asked,
+    known: Mapping[str, Ran],
+    items: Mapping[str, pytest.Item],
+    budget_s: float,
+    tell: Tell,
 ) -> None:
-    """Plant a bug and run the tests that meet it, until enough files of each layer have failed."""
+    """Plant a bug and run the tests that meet it, until enough files of each layer have failed.
+
+    ``budget_s``: of CPU time, after which the search in a layer ends.
+    """
     plant(bug)
 
     def meets(ran: Ran) -> bool:
@@ -106,11 +116,11 @@ def _search(
         return any(all(not one or one & called for one in both) for both in where)
 
     meeting = [ran for ran in known.values() if meets(ran)]
-    for name in BUDGET_S:
+    for name in SEARCHED:
         found: set[str] = set()
         began_s = time.process_time()
         for ran in _order([one for one in meeting if layer(one.test) == name]):
-            if time.process_time() - began_s > BUDGET_S[name] or len(found) >= FILES:
+            if time.process_time() - began_s > budget_s or len(found) >= FILES:
                 break
             if file_of(ran.test) in found:
                 continue
@@ -131,6 +141,7 @@ def rows(
     where: Mapping[str, Asked],
     known: Mapping[str, Ran],
     at_once: int,
+    budget_s: float,
     say: Callable[[str], None],
 ) -> Iterator[Row]:
     """Run the matrix; give each row once it is complete."""
@@ -140,7 +151,7 @@ def rows(
     for bug in bugs:
         made[bug.name].killers[layer(bug.own)].append(bug.own)
     jobs = [
-        (bug.name, partial(_search, bug, where[bug.name], tests, items))
+        (bug.name, partial(_search, bug, where[bug.name], tests, items, budget_s))
         for bug in bugs
         if where.get(bug.name)
     ]
