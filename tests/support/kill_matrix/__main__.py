@@ -66,7 +66,7 @@ class Matrix:
             and closure(item.path, closures) & wanted
         ]
         self._say(f"{len(others)} tests may meet them; recording what each calls")
-        known = recorded(session, others, options.jobs)
+        known = recorded(session, others, options.jobs, adds=not options.recorded)
         made = []
         for row in rows(session, bugs, where, known, options.jobs, options.seconds, self._say):
             made.append(row)
@@ -83,6 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--sample", type=int, default=0, help="so many bugs, from all places; all without")
     add("--jobs", type=int, default=1, help="processes at a time")
     add("--seconds", type=float, default=20.0, help="of CPU, for a bug in a layer")
+    add("--recorded", action="store_true", help="only tests that a run has recorded before")
     add("--write", action="store_true", help="put the rows into tests/kill_matrix.txt")
     add("--check", action="store_true", help="only check a sample of the table")
     add("pattern", nargs="?", default="", help="bugs whose names have this regular expression")
