@@ -154,7 +154,7 @@ OWN: dict[str, Callable[[Any, Case], Install | None]] = {
     "test_i2_i3_i7_i10_a_rule_that_is_left_out_is_missed": _of_drains,
     "tests/unit/test_rounds_exploration.py::"
     "test_i1_i2_i6_i11_a_rule_that_is_left_out_is_missed": _of_rounds,
-    "tests/unit/test_world_exploration.py::test_planted_mistakes_are_found": _of_worlds,
+    "tests/unit/test_world_conduct.py::test_planted_mistakes_are_found": _of_worlds,
     "tests/contract/test_tunnel_mutations.py::test_i8_a_rule_that_is_left_out_is_found": _of_tunnel,
     "tests/chaos/test_linearizability.py::test_a_planted_bug_is_found": _of_histories,
     "tests/unit/test_notices.py::test_a_rule_that_is_taken_away_is_missed": _of_notices,
@@ -188,4 +188,9 @@ def bugs_of(items: Sequence[pytest.Item]) -> Iterator[Bug]:
 
 def _room(own: str) -> str:
     path = own.partition("::")[0].removesuffix(".py")
-    return path.rpartition("/test_")[2].removesuffix("_exploration").removesuffix("_mutations")
+    return (
+        path.rpartition("/test_")[2]
+        .removesuffix("_exploration")
+        .removesuffix("_conduct")
+        .removesuffix("_mutations")
+    )
