@@ -16,6 +16,8 @@ Which tests fail with which bug. `scripts/test --kill-matrix --write` makes it (
 A bug is named by the test file that plants it. Below it: tests that fail with it, one of a file,
 of three files at most in each layer. The bug's own test is one of them. Left out are tests that
 need real etcd, torchrun, a cluster, a container engine or processes of their own, and e2e, chart.
+The search in a layer ends after some seconds of CPU: a row without a test of a layer does not
+say that none there fails.
 """
 FILES = "Files: bugs that one of its tests kills, and how many of these no other file does."
 
