@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from time import time
-from typing import Any
+from typing import TypeVar
 
 import click
 
@@ -21,15 +20,26 @@ from agent.config.job import JobConfig
 from agent.config.parsers import count, duration_s, sizes
 from agent.verdict.view import JobView, present_view
 from console.help import Command
-from console.job.changing import check_versions, no_member, present_job, requester, write
+from console.job.changing import (
+    change,
+    check_versions,
+    no_member,
+    present_job,
+    read_option,
+    requester,
+    write,
+)
 from console.job.reading import connected
 from console.options import configured_by, job_named, pod_names, printed
 from rdzv.errors import ConfigError, MembershipError
+from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.records.job import Job, change_between
 from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
+
+T = TypeVar("T")
 
 NODES_MAX = 100_000
 
@@ -176,7 +186,7 @@ async def _set(config: JobConfig, wanted: Wanted) -> tuple[Job, Job, str]:
                 return None
             check_versions(config.job, snapshot)
             done = before, after, consequence(present_view(client), after)
-            who = requester(socket.gethostname())
+            who = requester()
             entry = HistoryEntry("set", who, change_between(before, after), time())
             here = Compare(client.keys.job, "mod", "=", before.mod_revision)
             return [here], [Put(client.keys.job, after.to_json()), *client.history(entry)]
@@ -211,13 +221,8 @@ def _nodes_or_none(text: str) -> int:
     return 0 if text == "none" else count(1, NODES_MAX)(text)
 
 
-def _read(flag: str, parse: Callable[[str], Any], text: str | None) -> Any:
-    if text is None:
-        return None
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag}: {text!r} is wrong: {error}") from error
+def _read(flag: str, parse: Callable[[str], T], text: str | None) -> T | None:
+    return None if text is None else read_option(flag, parse, text)
 
 
 @click.command(
@@ -236,36 +241,25 @@ def admit(config: JobConfig, member: str) -> int:
     return 0
 
 
-async def _admit(config: JobConfig, member: str) -> None:
-    keys = JobKeys(config.namespace, config.job)
-    async with connected(config) as client:
-        _check(config, client.membership.snapshot(), member)
+async def _admit(config: JobConfig, name: str) -> None:
+    def check(snapshot: Snapshot) -> None:
+        member = snapshot.members.get(name)
+        if member is None:
+            raise no_member(config.job, name, snapshot)
+        if snapshot.quarantine_of(member) is None:
+            raise MembershipError(f"{name} is not quarantined: nothing to admit, see muster status")
 
-        def plan(snapshot: Snapshot) -> GuardedWrites | None:
-            record = snapshot.quarantines.get(member)
-            if snapshot.job is None or record is None or not record.out:
-                return None
-            key = keys.in_generation(snapshot.job.generation).quarantine(member)
-            entry = HistoryEntry(
-                "admit",
-                member,
-                f"let in by hand by {requester(socket.gethostname())}",
-                time(),
-                details={"deaths": record.deaths, "pod_uid": record.pod_uid},
-            )
-            present = [kv.key for kv in client.mirror.under(keys.history)]
-            history = entry_operations(keys, entry, snapshot.revision, present)
-            return [Compare(key, "mod", "=", record.mod_revision)], [Delete(key), *history]
+    def plan(client: JobClient, snapshot: Snapshot) -> GuardedWrites | None:
+        record = snapshot.quarantines.get(name)
+        if snapshot.job is None or record is None or not record.out:
+            return None
+        key = client.keys.in_generation(snapshot.job.generation).quarantine(name)
+        details: dict[str, object] = {"deaths": record.deaths, "pod_uid": record.pod_uid}
+        entry = HistoryEntry("admit", name, f"let in by hand by {requester()}", time(), details)
+        here = Compare(key, "mod", "=", record.mod_revision)
+        return [here], [Delete(key), *client.history(entry)]
 
-        await write(client, plan)
-
-
-def _check(config: JobConfig, snapshot: Snapshot, name: str) -> None:
-    member = snapshot.members.get(name)
-    if member is None:
-        raise no_member(config.job, name, snapshot)
-    if snapshot.quarantine_of(member) is None:
-        raise MembershipError(f"{name} is not quarantined: nothing to admit, see muster status")
+    await change(config, check, plan)
 
 
 @click.command(
@@ -286,17 +280,15 @@ def forget(config: JobConfig) -> int:
 
 async def _forget(config: JobConfig) -> str:
     """Forget the last commit; return a sentence about the result."""
-    keys = JobKeys(config.namespace, config.job)
-    async with connected(config) as client:
-        before = client.membership.snapshot()
-        if before.commit_to_start_from is None and keys.last_commit not in before.corrupt:
-            return f"job {config.job} has no last commit: there is nothing to forget"
 
-        def plan(snapshot: Snapshot) -> GuardedWrites | None:
-            present = [kv.key for kv in client.mirror.under(keys.history)]
-            return forgetting(keys, snapshot, requester(socket.gethostname()), time(), present)
+    def plan(client: JobClient, snapshot: Snapshot) -> GuardedWrites | None:
+        present = [kv.key for kv in client.mirror.under(client.keys.history)]
+        return forgetting(client.keys, snapshot, requester(), time(), present)
 
-        await write(client, plan)
+    before = await change(config, lambda snapshot: None, plan)
+    lost = JobKeys(config.namespace, config.job).last_commit in before.corrupt
+    if before.commit_to_start_from is None and not lost:
+        return f"job {config.job} has no last commit: there is nothing to forget"
     last = before.last_commit
     subject = "a last commit that could not be read" if last is None else f"step {last.step}"
     return (

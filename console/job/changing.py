@@ -6,11 +6,14 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
+import socket
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from agent.config.job import JobConfig
 from console.help import near
-from console.job.reading import missing_job
+from console.job.reading import connected, missing_job
 from rdzv.errors import (
     ConfigError,
     JobNotFound,
@@ -23,6 +26,8 @@ from rdzv.job import JobClient
 from rdzv.records.job import Job
 from rdzv.snapshot import Snapshot
 from rdzv.store import Delete, GuardedWrites, Operation, Put, Range, Store
+
+T = TypeVar("T")
 
 WRITE_TIMEOUT_S = 10.0
 
@@ -59,8 +64,11 @@ def no_member(job: str, name: str, snapshot: Snapshot) -> ConfigError:
     return ConfigError(f"job {job} has no member {name}: {have}")
 
 
-def requester(host: str) -> str:
-    """Return the author of a request, ``user@host``; the user's number if it has no name."""
+def requester(host: str = "") -> str:
+    """Return the author of a request, ``user@host``; the user's number if it has no name.
+
+    ``host``: this machine unless given.
+    """
     if asked_by := os.environ.get(ASKED_BY):
         return asked_by
     try:
@@ -68,22 +76,45 @@ def requester(host: str) -> str:
     except (KeyError, OSError):
         # As in the sidecar's container; OSError since Python 3.13.
         user = str(os.getuid())
-    return f"{user}@{host}"
+    return f"{user}@{host or socket.gethostname()}"
 
 
-async def write(
-    client: JobClient,
-    plan: Callable[[Snapshot], GuardedWrites | None],
-) -> None:
+def read_option(flag: str, parse: Callable[[str], T], text: str) -> T:
+    """Return the value of an option; raises ``ConfigError`` that names it."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {text!r} is wrong: {error}") from error
+
+
+async def change(
+    config: JobConfig,
+    check: Callable[[Snapshot], None],
+    plan: Callable[[JobClient, Snapshot], GuardedWrites | None],
+) -> Snapshot:
+    """Connect to the job, ``check`` it, and ``write`` what ``plan`` makes of it.
+
+    Returns the snapshot from before.
+    """
+    async with connected(config) as client:
+        before = client.membership.snapshot()
+        check(before)
+        await write(client, partial(plan, client))
+    return before
+
+
+async def write(client: JobClient, plan: Callable[[Snapshot], GuardedWrites | None]) -> bool:
     """Write what ``plan`` makes of the newest snapshot; plan again after a conflicting write.
 
-    Raises ``StoreError`` after ``WRITE_TIMEOUT_S``, ``StoreRefused`` at once; ``plan`` returns None
-    once nothing is left to write.
+    ``plan`` returns None once nothing is left to write. Returns whether there was anything. Raises
+    ``StoreError`` after ``WRITE_TIMEOUT_S``, ``StoreRefused`` at once.
     """
+    tried = False
     store, mirror, membership = client.store, client.mirror, client.membership
     try:
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             while (planned := plan(membership.snapshot())) is not None:
+                tried = True
                 try:
                     result = await store.txn(*planned)
                     revision, written = result.revision, result.succeeded
@@ -99,12 +130,13 @@ async def write(
                     revision, written = applied, True
                 await mirror.reached(revision)
                 if written:
-                    return
+                    break
     except TimeoutError:
         raise StoreUnavailable(
             f"the store did not confirm the write within {WRITE_TIMEOUT_S:g} s: see muster status"
             " whether it was written, then retry"
         ) from None
+    return tried
 
 
 async def _applied(store: Store, operations: Sequence[Operation]) -> int | None:

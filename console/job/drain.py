@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -116,7 +115,7 @@ class DrainByHand:
             source="operator",
             seconds_left=deadline_s,
             reserve_s=reserve_s(deadline_s),
-            requested_by=requester(socket.gethostname()),
+            requested_by=requester(),
             at_unix_s=time(),
         )
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -18,13 +18,13 @@ from agent.config.parsers import duration_s, free_text
 from agent.config.table import settings_of
 from agent.telemetry.logs import printable
 from console.help import Command
-from console.job.changing import write
+from console.job.changing import read_option, write
 from console.job.drain import STATUS, DrainByHand
 from console.job.reading import connected, look_at_all
 from console.options import configured_by, pod_names, printed
 from launcher_shim.exit_status import EXIT_DONE, EXIT_UNAVAILABLE
 from rdzv.drain.transactions import TOGETHER_MOST
-from rdzv.errors import ConfigError, MusterError
+from rdzv.errors import MusterError
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, GuardedWrites, Operation
@@ -135,8 +135,8 @@ async def _drain(config: JobConfig, asked: NodeDrain) -> int:
                     operations += planned[1]
             return (compares, operations) if operations else None
 
-        while plan(membership.snapshot()) is not None:
-            await write(client, plan)
+        while await write(client, plan):
+            pass
         followed = (
             by_hand(name).follow(client, uid, to_the_end=asked.wait) for name, uid in uids.items()
         )
@@ -152,9 +152,6 @@ def show(
         click.echo(json.dumps({**fields, "sentence": sentence, "outcome": outcome}))
     else:
         click.echo(printable(f"{member}  {phase:<10} {sentence}"))
-
-
-T = TypeVar("T")
 
 
 def _about(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,9 +218,9 @@ def drain(
     is cancelled. --node drains all pods on a node: each job saves once for all that it has there.
     The exit status is the worst of theirs.
     """
-    why = _read("--reason", free_text, reason)
+    why = read_option("--reason", free_text, reason)
     if node is not None:
-        deadline_s = _read("--deadline", duration_s(1, 86_400), deadline)
+        deadline_s = read_option("--deadline", duration_s(1, 86_400), deadline)
         asked = NodeDrain(node, why, deadline_s, wait=wait, as_json=as_json)
         return asyncio.run(drain_node(config, asked))
     assert isinstance(config, JobConfig)
@@ -231,14 +228,8 @@ def drain(
     by_hand = DrainByHand(config, member, why, _print_json if as_json else _print_line)
     if cancels:
         return asyncio.run(by_hand.cancel())
-    return asyncio.run(by_hand.drain(_read("--deadline", duration_s(1, 86_400), deadline), wait))
-
-
-def _read(flag: str, parse: Callable[[str], T], text: str) -> T:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag}: {text!r} is wrong: {error}") from error
+    deadline_s = read_option("--deadline", duration_s(1, 86_400), deadline)
+    return asyncio.run(by_hand.drain(deadline_s, wait))
 
 
 def _print_line(member: str, phase: str, sentence: str, ending: str) -> None:

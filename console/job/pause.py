@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from dataclasses import dataclass, replace
 from functools import partial
 from time import time
@@ -17,12 +16,11 @@ from agent.config.parsers import free_text
 from agent.telemetry.logs import printable
 from agent.verdict.view import JobView, present_view
 from console.help import Command
-from console.job.changing import check_versions, present_job, requester, write
+from console.job.changing import check_versions, present_job, read_option, requester, write
 from console.job.reading import connected, news
 from console.options import configured_by, job_named, printed
 from rdzv.drain.standing import asked
 from rdzv.drain.transactions import first_write, lift
-from rdzv.errors import ConfigError
 from rdzv.job import JobClient
 from rdzv.records.drain import Drain
 from rdzv.records.history import Happening, HistoryEntry
@@ -133,10 +131,7 @@ def pause(config: JobConfig, reason: str, wait: bool, as_json: bool) -> int:
     deleted only if the script saves when it is asked to. horovodrun waits for --elastic-timeout, a
     week unless you gave it another.
     """
-    try:
-        why = free_text(reason)
-    except ValueError as error:
-        raise ConfigError(f"--reason: {reason!r} is wrong: {error}") from error
+    why = read_option("--reason", free_text, reason)
     return asyncio.run(_pause(config, why, wait=wait, as_json=as_json))
 
 
@@ -174,8 +169,8 @@ async def _resume(config: JobConfig) -> None:
             return lift(client.keys, snapshot, ours[0]) if ours else None
 
         # First: a drain that stayed would keep the next pause from asking for a save.
-        while lifted(client.membership.snapshot()) is not None:
-            await write(client, lifted)
+        while await write(client, lifted):
+            pass
         view = present_view(client)
         waited = any(wait.wait_s for run in view.runs if (wait := view.back_off(run)) is not None)
         if await _write(config, client, "resume", "asked for by hand", paused=False, anyhow=waited):
@@ -219,15 +214,12 @@ async def _write(
     anyhow: bool = False,
 ) -> bool:
     """Write ``paused`` into the job's record, ``anyhow`` or if that changes it; tell if it did."""
-    changed = False
 
     def plan(snapshot: Snapshot) -> GuardedWrites | None:
-        nonlocal changed
         job = present_job(config, client, snapshot)
         if job.paused == paused and not anyhow:
             return None
-        changed = True
-        entry = HistoryEntry(what, requester(socket.gethostname()), why, time())
+        entry = HistoryEntry(what, requester(), why, time())
         compares = [Compare(client.keys.job, "mod", "=", job.mod_revision)]
         operations: list[Operation] = [
             Put(client.keys.job, replace(job, paused=paused).to_json()),
@@ -240,8 +232,7 @@ async def _write(
                 operations += ask[1]
         return compares, operations
 
-    await write(client, plan)
-    return changed
+    return await write(client, plan)
 
 
 async def _follow(

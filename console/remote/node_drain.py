@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -147,7 +146,7 @@ class _NodeDrains:
                 words,
                 timeout_s=None if follows else ANSWER_S,
                 wrote=self._take,
-                environ={ASKED_BY: requester(socket.gethostname())},
+                environ={ASKED_BY: requester()},
             )
         except ClusterError as error:
             if isinstance(error, ClusterRefused) and error.status == FORBIDDEN:

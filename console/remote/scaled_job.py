@@ -10,7 +10,6 @@ import asyncio
 import functools
 import os
 import secrets
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -126,9 +125,7 @@ def read_option(flag: str, parse: Callable[[str], T], text: str | None) -> T | N
 
 def new_claim(what: str, timeout_s: float) -> OperationClaim:
     """Return the claim of an operation of this process that begins now."""
-    return OperationClaim(
-        what, requester(socket.gethostname()), time() + timeout_s + GRACE_S, _token()
-    )
+    return OperationClaim(what, requester(), time() + timeout_s + GRACE_S, _token())
 
 
 def say(text: str) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import re
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -385,7 +384,7 @@ class ShownOutput:
 def environment() -> dict[str, str]:
     """Return the variables by which a command prints for this terminal, and knows who asks."""
     far = [name for name, one in (("stdout", sys.stdout), ("stderr", sys.stderr)) if one.isatty()]
-    environ = {ASKED_BY: requester(socket.gethostname())}
+    environ = {ASKED_BY: requester()}
     if not far:
         return environ
     environ[TERMINAL] = ",".join(far)
