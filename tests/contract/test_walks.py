@@ -135,7 +135,7 @@ async def test_from_sigterm_to_the_release() -> None:
         with walk:
             last = await one.pods["b"].notice("sigterm", 120).last()
         assert last.outcome == "committed"
-    walk.stays_within(files=27, depth=12)
+    walk.stays_within(files=25, depth=12)
 
 
 async def test_from_a_torchruns_compare_and_set_to_its_answer() -> None:
@@ -147,7 +147,7 @@ async def test_from_a_torchruns_compare_and_set_to_its_answer() -> None:
         await raw.open_rendezvous("digits")
         with walk:
             assert await raw.ask(wire.CompareSet(b"/torch.rendezvous.digits", SENTINEL, first))
-    walk.stays_within(files=41, depth=15)
+    walk.stays_within(files=40, depth=15)
 
 
 def test_from_a_manifest_to_one_with_the_sidecar() -> None:

@@ -25,8 +25,8 @@ from launcher_shim.c10d.rounds.place import Claim, Place
 from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
 from launcher_shim.c10d.rounds.views import View, hand, held_for, somebody_goes_on, view
 from rdzv.drain.inputs import LiveRound
+from rdzv.job import Registered
 from rdzv.keys import RunKeys
-from rdzv.members.lease import Registered
 from rdzv.reconcile import Kernel
 from rdzv.records.quarantine import FormedWorld, Stay
 from rdzv.records.template import Sizes

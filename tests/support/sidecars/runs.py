@@ -22,9 +22,8 @@ from launcher_shim.c10d.state_codec import (
     decode,
     encode,
 )
-from rdzv.job import JobClient
+from rdzv.job import JobClient, Registered
 from rdzv.keys import JobKeys
-from rdzv.members.lease import Registered
 from rdzv.reconcile import Kernel
 from rdzv.records.quarantine import Stay
 from rdzv.store import Put
