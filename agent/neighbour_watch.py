@@ -20,9 +20,8 @@ from agent.neighbour import Dial, Neighbour, PeerAway, PeerMute
 from launcher_shim.c10d.rounds.records import LOST, Node, Round
 from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
-from rdzv.job import JobClient
+from rdzv.job import JobClient, Registered
 from rdzv.keys import GenerationKeys
-from rdzv.members.lease import Registered
 from rdzv.members.registrar import Registrar
 from rdzv.peers import (
     Eviction,

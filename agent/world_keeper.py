@@ -22,9 +22,8 @@ from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.rundir import layout
 from rdzv.errors import LeaseLost, RecordError, StoreError
-from rdzv.job import JobClient
+from rdzv.job import JobClient, Registered
 from rdzv.keys import RunKeys
-from rdzv.members.lease import Registered
 from rdzv.members.registrar import Registrar
 from rdzv.reconcile import Loop, Outlook
 from rdzv.records.codec import by_last_name

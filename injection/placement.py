@@ -7,7 +7,7 @@ again: the start of each pod waits for the plan alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,140 +48,114 @@ def record_of(template: Mapping[str, Any], plan: InjectionPlan) -> Record:
     """Record what ``template`` does not have yet; an entry that exists, if empty, is the user's."""
     pod: Mapping[str, Any] = template["spec"]
     container: Mapping[str, Any] = pod["containers"][plan.container_index]
-    metadata = template.get("metadata", {})
     added = [LETS_GO] if plan.lets_go_below_min else []
-    added += [key for key in ("initContainers", "volumes") if key not in pod]
     added += [pull_secret_word(one["name"]) for one in plan.pull_secrets]
-    if plan.pull_secrets and "imagePullSecrets" not in pod:
-        added.append("imagePullSecrets")
-    added += plan.pod
     added += [container_word(plan.container), *map(variable_word, plan.env)]
-    ours = {"env": plan.env, "volumeMounts": plan.mounts}
-    added += [key for key, new in ours.items() if new and key not in container]
-    if plan.command_prefix:
-        added.append("command")
-    if plan.command:
-        added.append(WHOLE_COMMAND)
     added += [beside_word(key, value) for key, value in plan.beside.items()]
-    if plan.pre_stop is not None:
-        added += ["preStop", *(["lifecycle"] if "lifecycle" not in container else [])]
-    if "metadata" not in template:
-        added.append("metadata")
-    # The record itself is an annotation, so annotations are added in any case.
-    parts = ["labels", "annotations"] if plan.labels else ["annotations"]
-    added += [part for part in parts if part not in (metadata or {})]
+    added += ["command"] if plan.command_prefix else [WHOLE_COMMAND] if plan.command else []
+    added += ["preStop"] if plan.pre_stop is not None else []
+    added += [key for key in _in_pod(plan) if key not in pod or key in plan.pod]
+    added += [key for key in _in_container(plan) if key not in container and key != "command"]
+    added += [] if "metadata" in template else ["metadata"]
+    added += [key for key in _metadata(plan, "") if key not in (template.get("metadata") or {})]
     return Record(added, list(plan.users))
+
+
+# What a plan puts into a mapping: entries of a mapping or items of a list, and values that it lacks
+
+
+def _in_pod(plan: InjectionPlan) -> dict[str, Any]:
+    lists = {
+        "initContainers": [plan.sidecar],
+        "volumes": plan.volumes,
+        "imagePullSecrets": plan.pull_secrets,
+    }
+    return {key: list(ours) for key, ours in lists.items() if ours} | plan.pod
+
+
+def _in_container(plan: InjectionPlan) -> dict[str, Any]:
+    lists = {
+        "env": plan.env,
+        "volumeMounts": plan.mounts,
+        "command": plan.command_prefix or plan.command,
+    }
+    hook = {} if plan.pre_stop is None else {"lifecycle": {"preStop": plan.pre_stop}}
+    return {key: list(ours) for key, ours in lists.items() if ours} | hook
+
+
+def _metadata(plan: InjectionPlan, record: str) -> dict[str, Any]:
+    labels = {"labels": plan.labels} if plan.labels else {}
+    return {**labels, "annotations": {**plan.annotations, ANNOTATION: record}}
 
 
 def place(splices: Splices, roots: Sequence[Node], template: Template, plan: InjectionPlan) -> None:
     """Put ``plan`` into ``template``, which is below ``roots``; raises ``ConfigError``."""
-    spec = _written(template.node, "spec", template.path)
+    node, path = template.node, template.path
+    spec = _written(node, "spec", path)
     assert spec is not None
-    pod = f"{template.path}.spec" if template.path else "spec"
+    pod = f"{path}.spec" if path else "spec"
     if is_alias(spec):
         raise taken_from_elsewhere(pod, spec[0])
-    style = style_of(spec)
-    record = record_of(value_of(template.node), plan)
-    new_in_pod: dict[str, Any] = {}
-    for key, items_of_ours, behind in (
-        ("initContainers", [plan.sidecar], plan.sidecar_index),
-        ("volumes", plan.volumes, 0),
-        ("imagePullSecrets", plan.pull_secrets, 0),
-    ):
-        if not items_of_ours:
-            continue
-        written = _written(spec[1], key, pod)
-        if written is None:
-            new_in_pod[key] = list(items_of_ours)
-        else:
-            splices.add_items(written, items_of_ours, style, f"{pod}.{key}", behind)
-    new_in_pod |= plan.pod
-    splices.add_entries(spec, new_in_pod, style, pod)
+    to = _Home(splices, style_of(spec), plan.sidecar_index)
+    metadata = _metadata(plan, str(record_of(value_of(node), plan)))
+    to.add(spec, _in_pod(plan), pod)
 
-    _place_container(splices, spec[1], pod, style, plan)
-    if plan.beside:
-        _place_beside(splices, roots, template, style, plan.beside)
-    _place_metadata(splices, roots, template, style, plan, record)
-
-
-def _place_container(
-    splices: Splices, pod: Node, path: str, style: Style, plan: InjectionPlan
-) -> None:
-    where = f"{path}.containers[{plan.container}]"
-    containers = _written(pod, "containers", path)
+    containers = _written(spec[1], "containers", pod)
     assert containers is not None
     container = items(containers[1])[plan.container_index]
+    where = f"{pod}.containers[{plan.container}]"
     if is_alias(containers) or container.start_mark.index < containers[1].start_mark.index:
         raise taken_from_elsewhere(where, containers[0])
-    new: dict[str, Any] = {}
-    lists: dict[str, Sequence[Any]] = {"env": plan.env, "volumeMounts": plan.mounts}
-    for key, ours in lists.items():
-        if not ours:
-            continue
-        written = _written(container, key, where)
-        if written is None:
-            new[key] = list(ours)
-        else:
-            splices.add_items(written, ours, style, f"{where}.{key}")
-    if plan.command_prefix:
-        command = _written(container, "command", where)
-        assert command is not None
-        splices.add_items(command, plan.command_prefix, style, f"{where}.command")
-    if plan.command:
-        new["command"] = list(plan.command)
-    if plan.pre_stop is not None:
-        lifecycle = _written(container, "lifecycle", where)
-        if lifecycle is None:
-            new["lifecycle"] = {"preStop": plan.pre_stop}
-        else:
-            splices.add_entries(lifecycle, {"preStop": plan.pre_stop}, style, f"{where}.lifecycle")
-    splices.add_to_item(container, new, style, where)
+    lacking = to.fill(container, _in_container(plan), where)
+    splices.add_to_item(container, lacking, to.style, where)
 
-
-def _place_beside(
-    splices: Splices,
-    roots: Sequence[Node],
-    template: Template,
-    style: Style,
-    beside: Mapping[str, Any],
-) -> None:
-    """Put entries beside the template, where the object decides what follows a pod's end."""
-    opening = _entry_around(template.node, roots)
-    path = template.path.rpartition(".")[0]
-    if opening is None:
-        raise ConfigError(f"{path} comes from elsewhere: write it out there")
-    splices.add_entries(opening, beside, style, path)
-
-
-def _place_metadata(
-    splices: Splices,
-    roots: Sequence[Node],
-    template: Template,
-    style: Style,
-    plan: InjectionPlan,
-    record: Record,
-) -> None:
-    path = f"{template.path}.metadata" if template.path else "metadata"
-    ours: dict[str, Mapping[str, str]] = {"labels": plan.labels, "annotations": plan.annotations}
-    metadata = _written(template.node, "metadata", template.path)
-    new = [
-        part
-        for part in ours
-        if ours[part] or part == "annotations"
-        if metadata is None or _written(metadata[1], part, path) is None
-    ]
-    ours["annotations"] = {**plan.annotations, ANNOTATION: str(record)}
-    if metadata is None:
-        opening = _entry_of(template.node, roots)
+    if plan.beside:
+        # The object decides there what follows a pod's end.
+        outer = path.rpartition(".")[0]
+        opening = _entry(roots, lambda value: any(one is node for _, one in entries(value)))
         if opening is None:
-            raise ConfigError(f"{path} is missing: give the object a name")
-        splices.add_entries(opening, {"metadata": {k: ours[k] for k in new}}, style, path)
+            raise ConfigError(f"{outer} comes from elsewhere: write it out there")
+        splices.add_entries(opening, plan.beside, to.style, outer)
+
+    where = f"{path}.metadata" if path else "metadata"
+    written = _written(node, "metadata", path)
+    if written is not None:
+        to.add(written, metadata, where)
         return
-    splices.add_entries(metadata, {part: ours[part] for part in new}, style, path)
-    for part in ours:
-        written = _written(metadata[1], part, path)
-        if written is not None:
-            splices.add_entries(written, ours[part], style, f"{path}.{part}")
+    opening = _entry(roots, lambda value: value is node)
+    if opening is None:
+        raise ConfigError(f"{where} is missing: give the object a name")
+    splices.add_entries(opening, {"metadata": metadata}, to.style, where)
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """The text that a template's values go into; the sidecar is behind the first ``behind``."""
+
+    splices: Splices
+    style: Style
+    behind: int
+
+    def add(self, home: Entry, new: Mapping[str, Any], path: str) -> None:
+        """Put values into the mapping that is the value of ``home``."""
+        self.splices.add_entries(home, self.fill(home[1], new, path), self.style, path)
+
+    def fill(self, mapping: Node, new: Mapping[str, Any], path: str) -> dict[str, Any]:
+        """Put values into those that a mapping has; return those that it lacks."""
+        lacking: dict[str, Any] = {}
+        for key, value in new.items():
+            written = _written(mapping, key, path)
+            where = f"{path}.{key}"
+            if written is None:
+                lacking[key] = value
+            elif isinstance(value, list):
+                behind = self.behind if key == "initContainers" else 0
+                self.splices.add_items(written, value, self.style, where, behind)
+            elif isinstance(value, Mapping):
+                self.splices.add_entries(written, value, self.style, where)
+            else:
+                lacking[key] = value
+        return lacking
 
 
 def _written(node: Node, key: str, path: str) -> Entry | None:
@@ -195,31 +169,17 @@ def _written(node: Node, key: str, path: str) -> Entry | None:
     return written
 
 
-def _entry_around(node: Node, roots: Sequence[Node]) -> Entry | None:
-    """Find the entry whose value is the mapping that has ``node`` as a value, or None."""
+def _entry(roots: Sequence[Node], is_value: Callable[[Node], bool]) -> Entry | None:
+    """Find the entry that has such a value, in the place where it is written, or None."""
     left = list(roots)
     while left:
         at = left.pop()
         for pair in entries(at):
             if is_alias(pair):
                 continue
-            if any(below is node for _, below in entries(pair[1])):
+            if is_value(pair[1]):
                 return pair
             left.append(pair[1])
-        left += items(at)
-    return None
-
-
-def _entry_of(node: Node, roots: Sequence[Node]) -> Entry | None:
-    """Find the entry whose value a node is, in the place where it is written, or None."""
-    left = list(roots)
-    while left:
-        at = left.pop()
-        for pair in entries(at):
-            if pair[1] is node and not is_alias(pair):
-                return pair
-            if not is_alias(pair):
-                left.append(pair[1])
         left += items(at)
     return None
 
@@ -256,35 +216,31 @@ def placed(template: Mapping[str, Any], plan: InjectionPlan) -> dict[str, Any]:
 
     Only a mesh's native proxy stays before the sidecar.
     """
-    metadata: Mapping[str, Any] = template.get("metadata") or {}
-    spec = dict(template["spec"])
+    spec, index = template["spec"], plan.container_index
     containers = list(spec["containers"])
-    container = dict(containers[plan.container_index])
-    lists = {
-        "env": plan.env,
-        "volumeMounts": plan.mounts,
-        "command": plan.command_prefix or plan.command,
+    containers[index] = _filled(containers[index], _in_container(plan))
+    inits = list(spec.get("initContainers") or [])
+    inits.insert(plan.sidecar_index, plan.sidecar)
+    lists = {"containers": containers, "initContainers": inits}
+    metadata = _metadata(plan, str(record_of(template, plan)))
+    return {
+        **template,
+        "metadata": _filled(template.get("metadata") or {}, metadata),
+        "spec": {**_filled(spec, _in_pod(plan)), **lists},
     }
-    for key, ours in lists.items():
-        if ours:
-            container[key] = [*ours, *(container.get(key) or [])]
-    if plan.pre_stop is not None:
-        container["lifecycle"] = {**(container.get("lifecycle") or {}), "preStop": plan.pre_stop}
-    containers[plan.container_index] = container
-    spec["containers"] = containers
-    for key, ours in (("volumes", plan.volumes), ("imagePullSecrets", plan.pull_secrets)):
-        if ours:
-            spec[key] = [*ours, *(spec.get(key) or [])]
-    inits, index = spec.get("initContainers") or [], plan.sidecar_index
-    spec["initContainers"] = [*inits[:index], plan.sidecar, *inits[index:]]
-    annotations = {**plan.annotations, ANNOTATION: str(record_of(template, plan))}
-    changed = {
-        **metadata,
-        "annotations": {**(metadata.get("annotations") or {}), **annotations},
-    }
-    if plan.labels:
-        changed["labels"] = {**(metadata.get("labels") or {}), **plan.labels}
-    return {**template, "metadata": changed, "spec": {**spec, **plan.pod}}
+
+
+def _filled(mapping: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping with values put into those that it has, and those that it lacks."""
+    filled = dict(mapping)
+    for key, value in new.items():
+        if isinstance(value, list):
+            filled[key] = [*value, *(mapping.get(key) or [])]
+        elif isinstance(value, Mapping):
+            filled[key] = {**(mapping.get(key) or {}), **value}
+        else:
+            filled[key] = value
+    return filled
 
 
 def _at(manifest: Mapping[str, Any], path: str) -> Mapping[str, Any]:

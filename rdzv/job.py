@@ -10,25 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from random import Random
 
 from rdzv.dataclass import dataclass
-from rdzv.errors import Compacted, StoreError, StoreRefused, StoreUnavailable
+from rdzv.errors import Compacted, LeaseLost, StoreError, StoreRefused, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
 from rdzv.mirror import HEALTHY_S, SEE_S, Mirror, PagedRead, Paging
 from rdzv.pacing import Doubling
 from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.sentences import Diary
-from rdzv.store import (
-    Compare,
-    Operation,
-    Store,
-    TxnResult,
-)
+from rdzv.store import Compare, KeyValue, Operation, Range, Store, TxnResult
 
 log = logging.getLogger(__name__)
 
@@ -198,6 +193,42 @@ class Watching:
             async for batch in batches:
                 self._mirror.apply(batch.events, batch.revision)
                 self._note_answer()
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The registration of this sidecar's member."""
+
+    member_key: str
+    """The store key of its record."""
+    lease: Callable[[], int | None]
+    """A function that returns its present lease, None while it is not registered. It is called for
+    each write: after a loss the sidecar registers again, and pending writes use the new lease."""
+    again: Callable[[], Awaitable[object]]
+    """A function that waits until it is registered."""
+
+    def holds(self) -> Compare:
+        """Return the compare that holds while this sidecar is registered under its name.
+
+        Raises ``LeaseLost`` if it is known not to be.
+        """
+        lease = self.lease()
+        if lease is None:
+            raise LeaseLost("the member is not registered")
+        return Compare(self.member_key, "lease", "=", lease)
+
+    def fence(self) -> tuple[Compare, ...] | None:
+        """Return the compares that hold while it is registered; None while it is known not to."""
+        return None if self.lease() is None else (self.holds(),)
+
+    def look(self) -> Range:
+        """Return the read of the member record; ``check`` takes the answer."""
+        return Range(self.member_key)
+
+    def check(self, kvs: Iterable[KeyValue]) -> None:
+        """Raise ``LeaseLost`` if the guard does not hold by the read member record."""
+        if self.lease() not in [kv.lease for kv in kvs]:
+            raise LeaseLost("the member record is gone, or on another lease")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from rdzv.keys import last_name
 from rdzv.records.codec import dump_record, load_record, take, take_name
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
-from rdzv.store import KeyValue, WatchEvent
+from rdzv.store import KeyValue
 
 WATCHED = 3
 """Members that each one watches. Fewer: a machine that fails with several pods is watched by too
@@ -213,32 +213,3 @@ def _reason_of(votes: tuple[Suspicion, ...]) -> str:
     silent = any(one.sign == "silent" for one in votes)
     what = "nothing answers there" if silent else "its sidecar is gone, and its world has failed"
     return f"{by} have lost their connections to it, and {what}"
-
-
-class SilentMembers:
-    """Follows the suspicions in the store. Times are of one monotonic clock, in seconds."""
-
-    def __init__(self) -> None:
-        self._since_s: dict[str, tuple[str, float]] = {}
-
-    def note(self, event: WatchEvent, now_s: float) -> None:
-        """Take in a change of the store, of whatever key."""
-        key = event.kv.key
-        if "/suspicions/" not in key:
-            return
-        before = self._since_s.pop(key, None)
-        if event.kind != "put":
-            return
-        try:
-            one = Suspicion.from_kv(event.kv)
-        except RecordError:
-            return
-        # One whose connection is refused is evicted once its world has failed: torch sees that.
-        if one.sign == "silent":
-            same = before is not None and before[0] == one.member
-            self._since_s[key] = before if before and same else (one.member, now_s)
-
-    def evicts_s(self, world: Collection[str]) -> float:
-        """Return when the first of ``world`` may be evicted; infinite if none is called silent."""
-        since = [at_s for member, at_s in self._since_s.values() if member in world]
-        return min(since) + VETO_S if since else math.inf

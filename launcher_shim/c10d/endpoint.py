@@ -18,7 +18,7 @@ from functools import partial
 from launcher_shim.c10d.agent import TorchAgent
 from launcher_shim.c10d.connection import Connection, ConnectionOwner, OpenSession
 from launcher_shim.c10d.generation import Generation, Generations, Run
-from launcher_shim.c10d.launchers import Launchers, PodSeat, StageStarts
+from launcher_shim.c10d.launchers import Launchers, StageStarts
 from launcher_shim.c10d.quarantining import Quarantining
 from launcher_shim.c10d.request_order import RelayNumbers
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
@@ -239,18 +239,14 @@ class Endpoint:
         self._quarantining = Quarantining(kernel, registrar.identity, terms=terms, steps=steps)
         self._stages = KeptStages(kept)
         self._masters = KeptMasters(kept)
-        seat = PodSeat(self.launchers)
         self._starts = StageStarts(
             self._generations,
             registrar,
-            seat,
             self._stages,
             restarted=unix_path is not None and registrar.held is not None,
             clock=kernel.clock,
         )
-        self.sessions = Launchers(
-            self._generations, registrar, self._starts, seat, self._stages, failed
-        )
+        self.sessions = Launchers(self._generations, registrar, self._starts, self._stages, failed)
 
     async def run(self) -> None:
         """Serve until cancelled; raises ``ConfigError`` if the port is taken."""
@@ -284,11 +280,7 @@ class Endpoint:
 
     def launchers(self) -> list[tuple[str, TorchAgent]]:
         """Return the torchruns that are connected now, each with its run id."""
-        return [
-            (run_id, attachment.agent)
-            for run_id, run in self._runs().items()
-            for attachment in run.attached.values()
-        ]
+        return self._generations.connected()
 
     def rendezvous(self) -> dict[str, Rendezvous]:
         """Return the rendezvous that are followed, by run id."""

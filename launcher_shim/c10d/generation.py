@@ -26,9 +26,10 @@ from launcher_shim.c10d.rounds.stages import (
 )
 from launcher_shim.c10d.values.operations import Kv
 from rdzv.drain.inputs import LiveRound, LiveRounds
+from rdzv.errors import WireError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
-from rdzv.reconcile import Kernel, Loop, Outlook
+from rdzv.reconcile import Kernel, Loop, Outlook, first_of
 from rdzv.store import WatchEvent
 
 log = logging.getLogger(__name__)
@@ -297,6 +298,30 @@ class Generations(Loop):
         while self._registrar.generation not in (None, self.number):
             await self._entered.wait()
 
+    def connected(self) -> list[tuple[str, TorchAgent]]:
+        """Return the torchruns of this pod that are connected now, each with its run id."""
+        return [
+            (run_id, attachment.agent)
+            for run_id, run in (self.current.runs.items() if self.current is not None else ())
+            for attachment in run.attached.values()
+        ]
+
+    async def vacant(self, newcomer: TorchAgent | None = None) -> None:
+        """Wait until no other torchrun has the pod's one place.
+
+        Raises ``WireError`` if one is alive.
+        """
+        asked: dict[TorchAgent, int] = {}
+        while others := [
+            one for one in self.connected() if one[1] is not newcomer and one[1].takes_part
+        ]:
+            for run_id, other in others:
+                if other.waits or other.asked > asked.setdefault(other, other.asked):
+                    raise WireError(_refusal(run_id, other.pid))
+            # Until one of them sends a request, ends, or is given up.
+            stirs = [wait for _, other in others for wait in (other.stirs(), other.news())]
+            await first_of(*stirs)
+
     def follow_runs(self) -> None:
         """Start the runs to be followed, and end others, unless this sidecar is closing."""
         if self.current is not None and not self.closing:
@@ -316,3 +341,12 @@ class Generations(Loop):
         revision = self._client.mirror.revision
         if self.current is not None and self.current.rounds.apply(events, revision):
             self.follow_runs()
+
+
+def _refusal(run_id: str, pid: int) -> str:
+    return (
+        f"a torchrun of this pod (process {pid}) takes part in the run {run_id} already, and a pod"
+        " has one place in its job: end that one first, or start this one by itself, with"
+        " --standalone --nnodes=1 --rdzv-conf=is_host=1; see"
+        " docs/operations.md#a-second-torchrun-in-a-pod"
+    )

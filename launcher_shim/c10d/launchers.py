@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from launcher_shim.c10d.agent import TorchAgent, connect
@@ -25,45 +25,9 @@ from launcher_shim.c10d.rounds.stages import KeptStages, container_of
 from launcher_shim.c10d.values.operations import Kv
 from launcher_shim.c10d.values.transactions import Stamp
 from launcher_shim.tcpstore import wire
-from rdzv.errors import WireError
 from rdzv.members.registrar import Registrar
-from rdzv.reconcile import first_of
 
 log = logging.getLogger(__name__)
-
-
-class PodSeat:
-    """The pod's one place. ``connected``: its torchruns connected now, each with its run id."""
-
-    def __init__(self, connected: Callable[[], Iterable[tuple[str, TorchAgent]]]) -> None:
-        self._connected = connected
-
-    async def vacant(self, newcomer: TorchAgent | None = None) -> None:
-        """Wait until no other torchrun takes part; raises ``WireError`` if one is alive."""
-        asked: dict[TorchAgent, int] = {}
-        while others := self._others(newcomer):
-            for run_id, other in others:
-                if other.waits or other.asked > asked.setdefault(other, other.asked):
-                    raise WireError(_refusal(run_id, other.pid))
-            # Until one of them sends a request, ends, or is given up.
-            stirs = [wait for _, other in others for wait in (other.stirs(), other.news())]
-            await first_of(*stirs)
-
-    def _others(self, newcomer: TorchAgent | None) -> list[tuple[str, TorchAgent]]:
-        return [
-            (run_id, agent)
-            for run_id, agent in self._connected()
-            if agent is not newcomer and agent.takes_part
-        ]
-
-
-def _refusal(run_id: str, pid: int) -> str:
-    return (
-        f"a torchrun of this pod (process {pid}) takes part in the run {run_id} already, and a pod"
-        " has one place in its job: end that one first, or start this one by itself, with"
-        " --standalone --nnodes=1 --rdzv-conf=is_host=1; see"
-        " docs/operations.md#a-second-torchrun-in-a-pod"
-    )
 
 
 IDLE_S = 10.0
@@ -86,7 +50,6 @@ class StageStarts:
         self,
         generations: Generations,
         registrar: Registrar,
-        seat: PodSeat,
         stages: KeptStages,
         *,
         restarted: bool,
@@ -96,7 +59,6 @@ class StageStarts:
         self._run = generations.run_of
         self._registrar = registrar
         self._member = registrar.identity.member
-        self._seat = seat
         self._stages = stages
         self._restarted = restarted
         self._clock = clock
@@ -116,12 +78,12 @@ class StageStarts:
             # relay comes within moments, and it has its place once the member is registered.
             await self._generations.first()
             await self._farewells()
-        await self._seat.vacant()
+        await self._generations.vacant()
         name = self._stages.stages.next(container, run_id)
         if container and self._ended_well(name):
             # A torchrun that has ended while there was no sidecar may still have to report that.
             await self._farewells()
-            await self._seat.vacant()
+            await self._generations.vacant()
             name = self._stages.stages.next(container, run_id)
         return name
 
@@ -265,14 +227,12 @@ class Launchers:
         generations: Generations,
         registrar: Registrar,
         starts: StageStarts,
-        seat: PodSeat,
         stages: KeptStages,
         failed: Callable[[], Collection[str]],
     ) -> None:
-        self._generations = generations
+        self.generations = self._generations = generations
         self._registrar = registrar
         self.starts = starts
-        self.seat = seat
         self._stages = stages
         self._failed = failed
         self._tasks: asyncio.TaskGroup

@@ -237,7 +237,7 @@ class LauncherSession:
             answer = agent.get_state()
         else:
             if not agent.claim.named:
-                await self._launchers.seat.vacant(agent)
+                await self._launchers.generations.vacant(agent)
             answer = await agent.compare_set(request.expected, request.desired)
         self._keep_note(agent)
         return wire.vec(answer)

@@ -52,7 +52,13 @@ class Said(NamedTuple):
     @classmethod
     def by(cls, rank: RankProgress, step: int, member: str) -> Said:
         """Return what ``rank``, which is of ``member``, says of its save of ``step``."""
-        return cls((rank.rank,), member, rank.cursor_of(step), rank.tag, rank.samples)
+        cursor = cursor_of(step, rank.saved, rank.cursors)
+        return cls((rank.rank,), member, cursor, rank.tag, rank.samples)
+
+
+def cursor_of(step: int, saved: Sequence[int], cursors: Sequence[str]) -> str:
+    """Return the data cursor that was given with the save of ``step``; empty for none."""
+    return dict(zip(saved, cursors, strict=False)).get(step, "")
 
 
 def difference(step: int, said: Sequence[Said]) -> str:
@@ -240,7 +246,11 @@ def newest_saved(
     newer = sorted((step for step in common if step > _floor(snapshot, round)), reverse=True)
     said = {
         step: [
-            Said(one.ranks, one.member, one.cursor_of(step), one.tag, one.samples) for one in told
+            Said(
+                *(one.ranks, one.member, cursor_of(step, one.steps, one.cursors)),
+                *(one.tag, one.samples),
+            )
+            for one in told
         ]
         for step in newer
     }

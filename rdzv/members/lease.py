@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from time import time
 
-from rdzv.dataclass import dataclass
 from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError, StoreFull, StoreRefused
 from rdzv.job import JobClient
 from rdzv.members.registration import Held, Identity, Register
@@ -23,7 +22,7 @@ from rdzv.membership import snapshot_of
 from rdzv.mirror import read_all
 from rdzv.records.history import HistoryEntry
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Delete, GuardedWrites, KeyValue, Operation, Put, Range, Store
+from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put, Store
 
 log = logging.getLogger(__name__)
 
@@ -160,42 +159,6 @@ class FormerLease:
         self._renewing = asyncio.create_task(
             lease.renew(self._complain, at_once=True), name="renew-former-lease"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """The registration of this sidecar's member."""
-
-    member_key: str
-    """The store key of its record."""
-    lease: Callable[[], int | None]
-    """A function that returns its present lease, None while it is not registered. It is called for
-    each write: after a loss the sidecar registers again, and pending writes use the new lease."""
-    again: Callable[[], Awaitable[object]]
-    """A function that waits until it is registered."""
-
-    def holds(self) -> Compare:
-        """Return the compare that holds while this sidecar is registered under its name.
-
-        Raises ``LeaseLost`` if it is known not to be.
-        """
-        lease = self.lease()
-        if lease is None:
-            raise LeaseLost("the member is not registered")
-        return Compare(self.member_key, "lease", "=", lease)
-
-    def fence(self) -> tuple[Compare, ...] | None:
-        """Return the compares that hold while it is registered; None while it is known not to."""
-        return None if self.lease() is None else (self.holds(),)
-
-    def look(self) -> Range:
-        """Return the read of the member record; ``check`` takes the answer."""
-        return Range(self.member_key)
-
-    def check(self, kvs: Iterable[KeyValue]) -> None:
-        """Raise ``LeaseLost`` if the guard does not hold by the read member record."""
-        if self.lease() not in [kv.lease for kv in kvs]:
-            raise LeaseLost("the member record is gone, or on another lease")
 
 
 def registration_writes(

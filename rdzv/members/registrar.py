@@ -23,13 +23,12 @@ from rdzv.errors import (
     StoreFull,
     StoreRefused,
 )
-from rdzv.job import JobClient
+from rdzv.job import JobClient, Registered
 from rdzv.members.lease import (
     RENEWALS_PER_TTL,
     Departure,
     FormerLease,
     MemberLease,
-    Registered,
     registration_writes,
 )
 from rdzv.members.registration import Held, Identity, Refuse, Register, RetryLater, plan

@@ -113,10 +113,6 @@ class RankProgress:
     gives_cursors: bool = field(default=False, compare=False)
     """Whether it gives data cursors, in a file beside the record."""
 
-    def cursor_of(self, step: int) -> str:
-        """Return the data cursor that the rank gave with the save of ``step``; empty for none."""
-        return dict(zip(self.saved, self.cursors, strict=False)).get(step, "")
-
 
 Doing = Literal[
     "collective",
@@ -271,10 +267,6 @@ class PodSaves:
             f" {self.reserve_s:g} s reserve): drains will expire and lose steps; set"
             f" terminationGracePeriodSeconds and MUSTER_GRACE_S to {enough_s} or more"
         )
-
-    def cursor_of(self, step: int) -> str:
-        """Return the data cursor that its ranks gave with the save of ``step``; empty for none."""
-        return dict(zip(self.steps, self.cursors, strict=False)).get(step, "")
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""

@@ -24,8 +24,7 @@ from launcher_shim.c10d.values.transactions import (
 )
 from launcher_shim.tcpstore import wire
 from rdzv.errors import WireError
-from rdzv.job import JobClient
-from rdzv.members.lease import Registered
+from rdzv.job import JobClient, Registered
 from rdzv.store import Compare, Operation, Put, TxnResult, WatchEvent
 from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now

@@ -14,7 +14,7 @@ import pytest
 from launcher_shim.c10d.agent import connect
 from launcher_shim.c10d.rounds.own_node import OwnNode
 from launcher_shim.c10d.rounds.records import Node
-from rdzv.members.lease import Registered
+from rdzv.job import Registered
 from rdzv.store import Delete, KeyValue, Put, TxnResult, WatchEvent
 from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore, transact
 from tests.support.clocks.virtual import now

@@ -21,8 +21,7 @@ from launcher_shim.c10d.state_codec import (
     SENTINEL,
 )
 from rdzv.errors import StoreUnavailable
-from rdzv.job import JobClient
-from rdzv.members.lease import Registered
+from rdzv.job import JobClient, Registered
 from rdzv.reconcile import Kernel
 from rdzv.store import GuardedWrites, KeyValue, Put, WatchEvent
 from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore

@@ -16,9 +16,8 @@ from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from rdzv.drain.decision import decide
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
 from rdzv.drain.transactions import transaction
-from rdzv.job import JobClient
+from rdzv.job import JobClient, Registered
 from rdzv.keys import JobKeys
-from rdzv.members.lease import Registered
 from rdzv.reconcile import Kernel
 from rdzv.records.drain import Drain
 from rdzv.records.job import Job, Member

@@ -16,7 +16,7 @@ from muster.gate import parse
 from muster.progress import BLOCK_BYTES, ProgressFile
 from muster.saved_steps import CURSOR_MAX_BYTES, CommittedStep, SavedSteps, decode, encode
 from rdzv.drain.gate import Gate, Here, local
-from rdzv.drain.saves import Said, difference, differing, saves_of
+from rdzv.drain.saves import Said, cursor_of, difference, differing, saves_of
 from rdzv.drain.saves import newest_saved as decide_last
 from rdzv.records import codec
 from rdzv.records.drain import NO_VERDICT, LastCommit, Vote
@@ -69,9 +69,10 @@ def test_the_sidecar_reads_the_cursor_of_each_step_that_a_rank_names(tmp_path: P
         (rank,) = read_ranks(tmp_path)
         assert rank.rank == 6
         assert rank.acked == (5, step)
-        assert [json.loads(rank.cursor_of(saved))["samples"] for saved in rank.saved] == [
-            64 * saved for saved in rank.saved
-        ]
+        assert [
+            json.loads(cursor_of(saved, rank.saved, rank.cursors))["samples"]
+            for saved in rank.saved
+        ] == [64 * saved for saved in rank.saved]
     assert (tmp_path / "2.json").stat().st_size <= 2 * BLOCK_BYTES
 
 

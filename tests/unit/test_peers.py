@@ -11,13 +11,13 @@ from itertools import combinations, product
 import pytest
 
 from agent.neighbour_watch import has_failed
+from launcher_shim.c10d.rounds.observations import SilentMembers
 from launcher_shim.c10d.rounds.records import LOST, Round
 from rdzv.peers import (
     VETO_S,
     WATCHED,
     PeerDecision,
     Sign,
-    SilentMembers,
     Suspicion,
     decide_evictions,
     in_force,

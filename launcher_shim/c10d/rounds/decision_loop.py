@@ -27,8 +27,8 @@ from launcher_shim.c10d.rounds.place import Place
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError, StoreError, StoreFull
+from rdzv.job import Registered
 from rdzv.keys import RunKeys
-from rdzv.members.lease import Registered
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler, Turn
 from rdzv.records.history import HistoryEntry
 from rdzv.sentences import Diary

@@ -11,13 +11,16 @@ read yet is no absence.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field, replace
 from typing import Literal
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.dataclass import dataclass
+from rdzv.errors import RecordError
+from rdzv.peers import VETO_S, Suspicion
+from rdzv.store import WatchEvent
 
 START_MAX_S = 600.0
 """The longest start that newcomers wait for, in seconds. Shorter: a world that takes longer makes
@@ -341,3 +344,32 @@ def _is_anybody_at_work(of: Mapping[Seat, Standing], done: frozenset[Seat]) -> b
     an upload, is not cut short for one that is cut off. If there is none, nothing is cut short.
     """
     return any(standing == "here" and seat not in done for seat, standing in of.items())
+
+
+class SilentMembers:
+    """Follows the suspicions in the store. Times are of one monotonic clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, tuple[str, float]] = {}
+
+    def note(self, event: WatchEvent, now_s: float) -> None:
+        """Take in a change of the store, of whatever key."""
+        key = event.kv.key
+        if "/suspicions/" not in key:
+            return
+        before = self._since_s.pop(key, None)
+        if event.kind != "put":
+            return
+        try:
+            one = Suspicion.from_kv(event.kv)
+        except RecordError:
+            return
+        # One whose connection is refused is evicted once its world has failed: torch sees that.
+        if one.sign == "silent":
+            same = before is not None and before[0] == one.member
+            self._since_s[key] = before if before and same else (one.member, now_s)
+
+    def evicts_s(self, world: Collection[str]) -> float:
+        """Return when the first of ``world`` may be evicted; infinite if none is called silent."""
+        since = [at_s for member, at_s in self._since_s.values() if member in world]
+        return min(since) + VETO_S if since else math.inf

@@ -28,8 +28,7 @@ from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.world import Reform, reform
 from rdzv.dataclass import dataclass
 from rdzv.errors import LeaseLost, StoreError
-from rdzv.job import JobClient
-from rdzv.members.lease import Registered
+from rdzv.job import JobClient, Registered
 from rdzv.reconcile import Loop, Outlook
 from rdzv.sentences import Diary
 from rdzv.store import Compare, KeyValue, Operation, Put, Range, Store, WatchEvent

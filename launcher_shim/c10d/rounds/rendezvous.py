@@ -19,14 +19,14 @@ from launcher_shim.c10d.rounds.decision import why_it_ends
 from launcher_shim.c10d.rounds.decision_loop import DecisionLoop, HangWatch, RoundKey
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun, live_round
+from launcher_shim.c10d.rounds.observations import SilentMembers
 from launcher_shim.c10d.rounds.own_node import Evaluation, Evaluator, Handing, OwnNode
 from launcher_shim.c10d.rounds.place import Claim, Place
 from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
 from launcher_shim.c10d.rounds.views import View, hand, held_for, somebody_goes_on, view
 from rdzv.drain.inputs import LiveRound
+from rdzv.job import Registered
 from rdzv.keys import RunKeys
-from rdzv.members.lease import Registered
-from rdzv.peers import SilentMembers
 from rdzv.reconcile import Kernel
 from rdzv.records.quarantine import FormedWorld, Stay
 from rdzv.records.template import Sizes

@@ -29,8 +29,8 @@ from launcher_shim.c10d.values.transactions import (
     left_behind,
 )
 from rdzv.errors import Compacted
+from rdzv.job import Registered
 from rdzv.keys import RunKeys
-from rdzv.members.lease import Registered
 from rdzv.mirror import Mirror
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Store, TxnResult, WatchEvent
 

@@ -19,8 +19,8 @@ from launcher_shim.c10d.values.cell import Cell, Floor
 from launcher_shim.c10d.values.cells import Cells
 from rdzv.dataclass import dataclass
 from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError, StoreFull, WireError
+from rdzv.job import Registered
 from rdzv.keys import RunKeys, last_name
-from rdzv.members.lease import Registered
 from rdzv.sentences import Diary
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Range, Store, TxnResult
 

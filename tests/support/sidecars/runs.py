@@ -15,9 +15,8 @@ from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.state_codec import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
-from rdzv.job import JobClient
+from rdzv.job import JobClient, Registered
 from rdzv.keys import JobKeys
-from rdzv.members.lease import Registered
 from rdzv.reconcile import Kernel
 from rdzv.records.quarantine import Stay
 from rdzv.store import Put
