@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data that grows between two worlds, and steps that a script counts itself."""
+"""Data that grows between two worlds; cursors of saved steps, equal on all ranks."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import muster
+from agent.rundir.reports import read_line, read_ranks
 from muster.data import ElasticSampler, shard_stream
-from muster.saved_steps import UNKEPT
+from muster.gate import parse
+from muster.progress import BLOCK_BYTES, ProgressFile
+from muster.saved_steps import CURSOR_MAX_BYTES, UNKEPT, CommittedStep, SavedSteps, decode, encode
+from rdzv.drain.gate import Gate, Here, local
+from rdzv.drain.saves import Said, cursor_of, difference, differing, saves_of
+from rdzv.drain.saves import newest_saved as decide_last
+from rdzv.records import codec
+from rdzv.records.drain import NO_VERDICT, LastCommit, Vote
+from rdzv.records.progress import PodSaves, RankProgress
+from tests.support.commits import HERE, MASTER, ROUND, SAVE, THERE, becomes, rank, scene, vote
 
 LIVES = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 4), st.integers(0, 12), st.booleans()),
@@ -44,8 +56,8 @@ def test_i12_each_sample_once_an_epoch_while_the_data_grows(
                            last=last, shuffle=shuffle, grows=True)
             for rank in range(world)
         ]  # fmt: skip
-        for rank in ranks:
-            rank.go_to(cursor)
+        for one in ranks:
+            one.go_to(cursor)
         lead, saves = ranks[0], [(cursor, trained)]
         for _ in range(steps):
             if lead.epoch == 3:
@@ -186,3 +198,163 @@ def test_i12_a_step_that_is_not_counted_is_in_the_cursor(
     assert bool(caplog.records) is not kept
     sampler.go_to(sampler.cursor)
     assert bool(sampler.cursor.get(UNKEPT)) is not kept, "to the end of the epoch"
+
+
+UNSAID: dict[str, Any] = {"run": "run", "samples": NO_VERDICT}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(JSON)
+def test_a_cursor_comes_back_as_it_was_and_equal_ones_are_spelled_alike(cursor: object) -> None:
+    text = encode(cursor, 7)
+    assert decode(text) == cursor
+    assert text == encode(json.loads(json.dumps(cursor)), 7)
+
+
+@pytest.mark.parametrize(
+    "cursor", [{"rows": {1}}, float("nan"), "x" * CURSOR_MAX_BYTES], ids=["set", "nan", "long"]
+)
+def test_no_json_and_none_that_is_too_long_is_refused_in_one_sentence(cursor: object) -> None:
+    with pytest.raises(ValueError, match=r"^drain\.committed\(7\): the cursor is "):
+        encode(cursor, 7)
+
+
+def test_a_commit_is_an_int_with_a_cursor() -> None:
+    assert codec.CURSOR_MAX_BYTES == CURSOR_MAX_BYTES
+    commit = CommittedStep(7, {"samples": 3})
+    assert commit == 7
+    assert commit + 1 == 8
+    assert commit.cursor == {"samples": 3}
+    last = LastCommit(10, 3, 5, cursor=HERE)
+    shown = parse(Gate(5, "run", 3, MASTER, last_commit=last).to_json()).last_commit
+    assert shown == 10
+    assert shown is not None
+    assert shown.cursor == {"samples": 640}
+
+
+def test_the_sidecar_reads_the_cursor_of_each_step_that_a_rank_names(tmp_path: Path) -> None:
+    file = ProgressFile(str(tmp_path), {"RANK": "6", "LOCAL_RANK": "2"})
+    for step in range(1, 40):
+        file.saved.add(step, encode({"samples": 64 * step, "long": "x" * 900}, step))
+        file.write(step, drain=True, acked=(5, step))
+        (rank,) = read_ranks(tmp_path)
+        assert rank.rank == 6
+        assert rank.acked == (5, step)
+        assert [
+            json.loads(cursor_of(saved, rank.saved, rank.cursors))["samples"]
+            for saved in rank.saved
+        ] == [64 * saved for saved in rank.saved]
+    assert (tmp_path / "2.json").stat().st_size <= 2 * BLOCK_BYTES
+
+
+def test_a_step_whose_cursor_is_not_there_is_not_told_of(tmp_path: Path) -> None:
+    file = ProgressFile(str(tmp_path), {})
+    file.saved.add(3, HERE)
+    file.write(3, drain=True, acked=(5, 3))
+    (tmp_path / "0.cursors").write_text('{"pid":1,"started":1,"cursors":{"3":"of another"}}')
+    (rank,) = read_ranks(tmp_path)
+    assert (rank.saved, rank.acked) == ((), None)
+    line = read_line(tmp_path / "0.json")
+    assert line is not None
+    assert line.saved == (3,)
+
+
+def test_a_cursor_that_is_given_later_is_that_of_the_step() -> None:
+    saved = SavedSteps()
+    saved.add(3)
+    assert not saved.with_cursors
+    saved.add(3, HERE)
+    assert saved.cursors == {3: HERE}
+
+
+def test_i12_two_data_cursors_that_differ_void_the_commit_and_name_the_ranks() -> None:
+    done, last = becomes(vote("a", HERE, 0, 1), vote("b", HERE, 2, 3))
+    assert done is not None
+    assert done.phase == "done"
+    assert last == LastCommit(10, 3, 5, cursor=HERE, **UNSAID)
+    void, last = becomes(vote("a", HERE, 0, 1), vote("b", THERE, 2, 3))
+    assert void is not None
+    assert (void.phase, void.failures, last) == ("void", 1, None)
+    assert void.reason == (
+        "the data cursors of step 10 differ: ranks 0-1 (a) gave"
+        ' {"samples":640}, ranks 2-3 (b) gave {"samples":600}'
+    )
+    # A sidecar of before does not tell what its ranks gave: they are not held against the others.
+    done, last = becomes(vote("a", ""), vote("b", THERE, 2, 3))
+    assert done is not None
+    assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=THERE, **UNSAID))
+    # They differ again: who leaves does not wait for its deadline.
+    void, _ = becomes(vote("a", HERE, 0, 1), vote("b", THERE, 2, 3), failures=1)
+    assert void is not None
+    assert (void.phase, void.refused, void.leaving) == ("void", True, ("uid-a",))
+    assert void.reason.startswith("the data cursors of step 10 differ")
+
+
+@pytest.mark.parametrize(("a", "b"), [(HERE, ""), ("", HERE)])
+def test_i12_a_rank_that_gives_no_cursor_leaves_it_to_the_others(a: str, b: str) -> None:
+    done, last = becomes(vote("a", a, 0, 1), vote("b", b, 2, 3))
+    assert done is not None
+    assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=HERE, **UNSAID))
+    who = "ranks 2-3 (b)" if a else "ranks 0-1 (a)"
+    assert f"{who} gave no data cursor" in done.reason
+
+
+def test_i12_ranks_of_one_pod_that_differ_fail_its_save() -> None:
+    def acknowledged(*ranks: RankProgress) -> Vote | None:
+        shown = Gate(5, "run", 3, MASTER, "commit", 10)
+        here = Here("a", "uid-a", shown, ranks)
+        vote = Vote(5, 3, "uid-a", 10)
+        return local(here, commit=SAVE, round=ROUND, drain=None, vote=vote, last_commit=None).vote
+
+    same = acknowledged(rank(0, HERE), rank(1, HERE))
+    assert same is not None
+    assert (same.acked, same.cursor, same.ranks) == (10, HERE, (0, 1))
+    alone = acknowledged(rank(0, ""), rank(1, HERE))
+    assert alone is not None
+    assert (alone.acked, alone.cursor, alone.ranks) == (10, HERE, (0, 1))
+    other = acknowledged(rank(0, HERE), rank(1, THERE))
+    assert other is not None
+    assert other.acked is None
+    assert "rank 1 (a) gave" in other.failed
+
+
+def test_i12_a_periodic_save_counts_only_where_all_stand_at_the_same_sample() -> None:
+    ranks = rank(0, HERE), rank(1, THERE)
+    saves = saves_of(ranks, ROUND, "a", "uid-a")
+    assert saves is not None
+    assert (saves.steps, saves.newest) == ((), 10)
+    assert differing(ranks, ROUND, "a") == difference(
+        10, [Said((0,), "a", HERE), Said((1,), "a", THERE)]
+    )
+
+    alone = saves_of((rank(0, HERE), rank(1, "")), ROUND, "a", "uid-a")
+    assert alone is not None
+    assert (alone.steps, alone.cursors) == ((10,), (HERE,))
+
+    def pod(name: str, *cursors: str) -> PodSaves:
+        at = "ab".index(name)
+        steps = (20, 10)[: len(cursors)]
+        return PodSaves(name, f"uid-{name}", "run", 3, steps, 20, cursors=cursors, ranks=(at,))
+
+    one, other = pod("a", HERE, THERE), pod("b", HERE, THERE)
+    last, _ = decide_last(scene(), {"a": one, "b": other})
+    assert last is not None
+    assert (last.step, last.cursor) == (20, HERE)
+    # The newest that they agree on.
+    last, _ = decide_last(scene(), {"a": one, "b": pod("b", THERE, THERE)})
+    assert last is not None
+    assert (last.step, last.cursor) == (10, THERE)
+    none, why = decide_last(scene(), {"a": pod("a", HERE), "b": pod("b", THERE)})
+    assert none is None
+    assert why.startswith("the data cursors of step 20 differ: rank 0 (a) gave")
+
+
+def test_many_ranks_that_differ_make_no_long_sentence() -> None:
+    said = [Said((rank,), f"pod-{rank % 7}", f'{{"samples":{rank}}}' * 9) for rank in range(1000)]
+    assert len(difference(10, said)) < 600

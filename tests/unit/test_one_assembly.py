@@ -54,7 +54,7 @@ MADE_IN = {
     },
     ("rdzv.members.gone", "Losses"): {ASSEMBLY},
     ("agent.upkeep", "Sweeper"): {ASSEMBLY, "tests/contract/test_sweeper.py"},
-    ("agent.upkeep", "StoreVersion"): {ASSEMBLY, "tests/contract/test_agent_in_process.py"},
+    ("agent.upkeep", "StoreVersion"): {ASSEMBLY, "tests/contract/test_lookout.py"},
     ("agent.upkeep", "StateReporter"): {ASSEMBLY, "tests/contract/test_told_states.py"},
     ("agent.hosts", "HostDelivery"): {
         ASSEMBLY,
