@@ -162,7 +162,7 @@ class LauncherParts:
     hosts: HostDelivery
     endpoint: Endpoint
     drains: Drains
-    lookout: LauncherWatcher
+    watcher: LauncherWatcher
     failures: FailureReporter
     tunnel: Tunnel
     shards: ShardSocket
@@ -308,7 +308,7 @@ def launcher_parts(
         identity.slots,
         relayed=settings.relayed,
     )
-    lookout = LauncherWatcher(
+    watcher = LauncherWatcher(
         run_dir,
         client,
         registrar,
@@ -325,7 +325,7 @@ def launcher_parts(
     world = WorldKeeper(
         *(run_dir, client, registrar, endpoint), port=settings.launcher_port, clock=around.clock
     )
-    return LauncherParts(hosts, endpoint, drains, lookout, failures, tunnel, shards, desk, world)
+    return LauncherParts(hosts, endpoint, drains, watcher, failures, tunnel, shards, desk, world)
 
 
 def tunnel_of(

@@ -74,7 +74,7 @@ class Sidecar:
         self._metrics = metrics
         add_gauges(metrics, parts.member, parts.launcher, self._loop_lag, around.clock)
         add_drain_gauges(metrics, parts.launcher.drains, around.boot_clock)
-        add_launcher_gauges(metrics, parts.launcher.lookout)
+        add_launcher_gauges(metrics, parts.launcher.watcher)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run the member until ``stop`` is set, then leave.

@@ -186,7 +186,7 @@ class RunningParts:
             "drains": self.launcher.drains.run(),
             "shards": self.launcher.shards.run(),
             "world": self.launcher.world.run(),
-            "lookout": self.launcher.lookout.run(),
+            "watcher": self.launcher.watcher.run(),
             "failures": self.launcher.failures.run(),
             "sweeper": self.member.sweeper.run(),
             "store-version": self.member.store_version.run(),

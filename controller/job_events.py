@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Literal
 
 from agent.verdict.states import STATES, StateEvent
-from controller.cluster.events import Events, told_up_to
+from controller.cluster.events import Events, reported_up_to
 from controller.jobs import Jobs, JobState
 from controller.leadership import Leadership
 from controller.owners import Owners
@@ -334,7 +334,7 @@ class EventReporter(Loop):
                 self._say(owner, one)
 
     def _told(self, revision: int) -> int:
-        return told_up_to(revision, self._events.series)
+        return reported_up_to(revision, self._events.series)
 
     def _say(self, about: Mapping[str, Any], one: JobEvent) -> None:
         warning = one.reason in WARNINGS

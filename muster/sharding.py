@@ -37,7 +37,7 @@ class ShardsLost(RuntimeError):
 class Shards:
     """One epoch of a data set, as this rank is given it. Not for use by two threads at once."""
 
-    def __init__(self, desk: "Desk", epoch: int) -> None:
+    def __init__(self, desk: "HeldShards", epoch: int) -> None:
         self._desk = desk
         self._epoch = epoch
         self._shard: Optional[Shard] = None
@@ -115,7 +115,7 @@ class Shards:
 Ask = Callable[[Dict[str, Any]], Dict[str, Any]]
 
 
-class Desk:
+class HeldShards:
     """The shards of one data set that this rank holds in one world, over all epochs."""
 
     def __init__(self, order: ShardOrder, identity: Dict[str, Any], ask: Ask) -> None:
@@ -247,7 +247,7 @@ class Alone:
         return {"given": given, "done": done}
 
 
-_desks: Dict[str, Desk] = {}
+_desks: Dict[str, HeldShards] = {}
 
 
 def _start(world: Optional[str]) -> Tuple[int, bool]:
@@ -335,7 +335,7 @@ def _begin(
     name: str,
     world: Optional[str],
     ranks: Optional[int],
-) -> Desk:
+) -> HeldShards:
     rank = RankIdentity(os.environ)
     count = rank.world_size if ranks is None else ranks
     run_dir = os.environ.get("MUSTER_RUN_DIR")
@@ -362,7 +362,7 @@ def _begin(
         "start": begins,
     }
     ask = ShardLine(run_dir).ask if run_dir else Alone(order, rank.rank, count).ask
-    desk = Desk(order, {key: one for key, one in identity.items() if one is not None}, ask)
+    desk = HeldShards(order, {key: one for key, one in identity.items() if one is not None}, ask)
     desk.assumed = assumed and bool(run_dir)
     former = _desks.pop(name, None)
     if former is not None and former.listener in saved_steps.listeners:

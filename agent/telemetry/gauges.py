@@ -202,16 +202,16 @@ def add_drain_gauges(metrics: Metrics, drains: Drains, boot_clock: Callable[[], 
     )
 
 
-def add_launcher_gauges(metrics: Metrics, lookout: LauncherWatcher) -> None:
+def add_launcher_gauges(metrics: Metrics, watcher: LauncherWatcher) -> None:
     """Add the gauges of the launcher's faults and workers to ``metrics``."""
     metrics.gauge(
         "muster_slots",
         "Workers of this pod: what its torchrun started, else what its sidecar was given.",
-        lambda: float(lookout.slots),
+        lambda: float(watcher.slots),
     )
     metrics.gauge(
         "muster_launcher_bypass",
         "1 for what is wrong with the launcher beside this sidecar, by kind; 0 for the rest.",
-        lookout.by_kind,
+        watcher.by_kind,
         "kind",
     )

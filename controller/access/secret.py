@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
-from agent.config import parsers as texts
+from agent.config import parsers
 from controller.access.decision import Grant
 from controller.certificates import ClientPair
 from controller.cluster.api import ClusterApi, Object
@@ -74,7 +74,7 @@ _PODS = f"/api/v1/pods?labelSelector={quote(LABEL)}"
 def is_a_name(job: str) -> bool:
     """Return whether ``job`` is a valid job name."""
     try:
-        return texts.name(job) == job
+        return parsers.name(job) == job
     except ValueError:
         return False
 

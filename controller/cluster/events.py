@@ -70,7 +70,7 @@ class Series:
         return self.written_s + REPEAT_S if self.owes else math.inf
 
 
-def said(now: float, before: Series | None, name: str, message: str, revision: int) -> Series:
+def noted(now: float, before: Series | None, name: str, message: str, revision: int) -> Series:
     """Add ``message`` at ``revision`` to the series; ``name`` is used if it starts a new Event."""
     if before is None or (not before.owes and now - before.said_s > SILENCE_S):
         return Series(name, message, revision, said_s=now, owed_revision=revision)
@@ -97,7 +97,7 @@ def after_write(now: float, series: Series, as_written: Series) -> Series:
     )
 
 
-def told_up_to(revision: int, all_series: list[Series]) -> int:
+def reported_up_to(revision: int, all_series: list[Series]) -> int:
     """Return the revision up to which everything is written, at most ``revision``."""
     owed = min((one.owed_revision for one in all_series), default=math.inf)
     return int(min(revision, owed - 1))
@@ -145,7 +145,7 @@ class Events(Loop):
         said_so = f"{key} {revision} {message}".encode("utf-8", "backslashreplace")
         drawn = hashlib.sha256(said_so).hexdigest()[:16]
         name = f"{str(about['name'])[:NAME_LENGTH]}.{drawn}"
-        self._series[key] = said(self.clock(), self._series.get(key), name, message, revision)
+        self._series[key] = noted(self.clock(), self._series.get(key), name, message, revision)
         self._series.move_to_end(key)
         self._about[key] = (about, "Warning" if warning else "Normal")
         self._forget_old()

@@ -25,7 +25,7 @@ from controller.cluster.events import Events
 from rdzv.errors import ClusterError, ClusterRefused, StoreError, StoreRefused
 from rdzv.store import Compare, Delete, Put, Range, Store
 from rdzv.store.access import Access
-from rdzv.store.etcd import admin as store_accounts
+from rdzv.store.etcd import admin
 from rdzv.store.etcd.admin import Accounts
 from tests.support.clocks.hand import HandHour
 from tests.support.cluster_api import CALL_S, FakeApi, make_patient
@@ -108,7 +108,7 @@ async def fake(
 ) -> AsyncIterator[FakeApi]:
     """The Secrets of the chart as somebody else has filled them, as far as they are."""
     make_patient(monkeypatch)
-    monkeypatch.setattr(store_accounts, "WRITE_TIMEOUT_S", CALL_S)
+    monkeypatch.setattr(admin, "WRITE_TIMEOUT_S", CALL_S)
     fake = FakeApi(tmp_path)
     async with fake:
         authority, key = cluster.clients

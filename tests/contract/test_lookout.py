@@ -70,7 +70,7 @@ RIGHT = Launch("torchrun", 8, {"rdzv-endpoint": "localhost:29400", "rdzv-backend
 async def looking(
     one: Pod, run_dir: Path, clock: Callable[[], float]
 ) -> AsyncIterator[LauncherWatcher]:
-    lookout = LauncherWatcher(
+    watcher = LauncherWatcher(
         RunDir(str(run_dir)),
         one.client,
         one.registrar,
@@ -80,8 +80,8 @@ async def looking(
         clock=clock,
         look_s=0.02,
     )
-    async with beside(lookout.run()):
-        yield lookout
+    async with beside(watcher.run()):
+        yield watcher
 
 
 def says(one: Pod, kind: str) -> bool:
@@ -98,11 +98,11 @@ async def said(one: Pod, kind: str) -> KeyValue | None:
 
 async def test_it_is_said_while_it_is_so_and_on_the_members_lease(run_dir: Path) -> None:
     await tell(run_dir, ELSEWHERE)
-    async with pod(MemoryEngine(), "w-0") as one, looking(one, run_dir, HandClock()) as lookout:
+    async with pod(MemoryEngine(), "w-0") as one, looking(one, run_dir, HandClock()) as watcher:
         kv = await said(one, "elsewhere")
         assert kv is not None
         assert kv.lease == one.registrar.lease_id
-        assert lookout.by_kind()["elsewhere"] == 1.0
+        assert watcher.by_kind()["elsewhere"] == 1.0
         snapshot = one.client.membership.snapshot()
         await tell(run_dir, RIGHT)
         await said(one, "")
@@ -160,11 +160,11 @@ async def test_the_workers_of_a_horovod_job_are_left_alone(run_dir: Path) -> Non
     async with pod(MemoryEngine(), "w-0") as one:
         await one.client.store.txn([], [Put(HERE.member("l"), launcher.to_json())])
         await until(lambda: "l" in one.client.membership.snapshot().members)
-        async with looking(one, run_dir, clock) as lookout:
+        async with looking(one, run_dir, clock) as watcher:
             await asyncio.sleep(0.1)
             clock.now_s += 600
             await asyncio.sleep(0.1)
-            assert lookout.finding.kind == ""
+            assert watcher.finding.kind == ""
 
 
 @pytest.fixture

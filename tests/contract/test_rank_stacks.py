@@ -16,9 +16,9 @@ import pytest
 
 from agent.rundir.reports import read_stacks
 from agent.stuck import stance
-from launcher_shim.pod import ranks as desk
+from launcher_shim.pod import ranks
 from launcher_shim.rundir import layout
-from muster import waiting as library
+from muster import waiting
 from muster.process import began
 from tests.support.programs import older_pythons
 from tests.support.sources import ROOT
@@ -30,7 +30,7 @@ PYTHONS = [sys.executable, *older_pythons()]
 
 
 @contextmanager
-def rank(folder: Path, script: str, python: str = sys.executable) -> Iterator[desk.AskedRank]:
+def rank(folder: Path, script: str, python: str = sys.executable) -> Iterator[ranks.AskedRank]:
     """A process with the environment of a rank, once it says that it is there."""
     for name in (layout.PROGRESS, layout.LAUNCH):
         (folder / name).mkdir(exist_ok=True)
@@ -49,18 +49,18 @@ def rank(folder: Path, script: str, python: str = sys.executable) -> Iterator[de
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == b"here\n"
-        yield desk.AskedRank(0, process.pid, began(str(process.pid)) or 0)
+        yield ranks.AskedRank(0, process.pid, began(str(process.pid)) or 0)
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
 
 
-def answer(folder: Path, one: desk.AskedRank) -> tuple[str, str]:
+def answer(folder: Path, one: ranks.AskedRank) -> tuple[str, str]:
     """What the rank does and where, by the answer of ``muster-run``."""
     question = {"ask": "1-1", "ranks": [list(one)]}
     (folder / layout.STACKS_ASKED).write_text(json.dumps(question))
-    desk.StackReporter(str(folder)).look()
+    ranks.StackReporter(str(folder)).look()
     found = read_stacks(folder, "1-1")
     assert found is not None
     said = stance(0, *found[one.pid])
@@ -93,13 +93,13 @@ def test_a_rank_that_is_to_end_gives_its_stacks_first(tmp_path: Path) -> None:
         other = one._replace(started=one.started + 1)  # a process that had its number before
         for end in (other, one):
             question = {"ask": f"{end.started}", "ranks": [list(one)], "end": [list(end)]}
-            assert desk.state_of(one) not in desk.STILL
+            assert ranks.state_of(one) not in ranks.STILL
             (tmp_path / layout.STACKS_ASKED).write_text(json.dumps(question))
-            desk.StackReporter(str(tmp_path)).look()
+            ranks.StackReporter(str(tmp_path)).look()
             found = read_stacks(tmp_path, f"{end.started}")
             assert found is not None
             assert found[one.pid][1] != []
-        while desk.state_of(one) != desk.GONE:
+        while ranks.state_of(one) != ranks.GONE:
             pass  # the signal is on its way
 
 
@@ -135,14 +135,14 @@ def test_a_script_that_the_rank_starts_does_not_take_its_place(tmp_path: Path) -
 
 
 def test_both_sides_use_the_same_signal() -> None:
-    assert library.STACKS_SIGNAL == desk.STACKS_SIGNAL
-    assert library.STACKS_MAX_BYTES < desk.STACKS_MAX_BYTES
+    assert waiting.STACKS_SIGNAL == ranks.STACKS_SIGNAL
+    assert waiting.STACKS_MAX_BYTES < ranks.STACKS_MAX_BYTES
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"ask": 1, "ranks": [[1]]}', '{"ask": "1"}'])
 def test_a_question_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> None:
     (tmp_path / layout.STACKS_ASKED).write_text(content)
-    assert desk.read_question(str(tmp_path)) is None
+    assert ranks.read_question(str(tmp_path)) is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from console.remote.pods import ClusterOptions
 from console.submit import command as submission
-from console.submit import delete as deletion
+from console.submit import delete
 from console.submit.delete import delete_job
 from console.submit.following import Followed, Outputs, follow
 from console.submit.manifest import create, gets_sidecar, has_mpi_jobs, objects, refuse_taken
@@ -407,7 +407,7 @@ async def test_now_says_what_is_lost(
 async def test_what_submit_has_not_made_is_asked_for(
     fake: FakeApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(deletion, "is_terminal", lambda: False)
+    monkeypatch.setattr(delete, "is_terminal", lambda: False)
     bare = pod("digits-0")
     del bare["metadata"]["ownerReferences"]
     await fake.put(f"{PODS}/digits-0", bare)

@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.verdict.states import STATES
-from controller.cluster.events import REPEAT_S, SILENCE_S, Series, after_write, said, told_up_to
+from controller.cluster.events import (
+    REPEAT_S,
+    SILENCE_S,
+    Series,
+    after_write,
+    noted,
+    reported_up_to,
+)
 from controller.job_events import WARNINGS, JobEvent, job_events
 from controller.jobs import JobState
 from controller.leadership import LEASE_S, Sighting, next_step, sighting_after
@@ -168,12 +175,12 @@ def test_a_pod_that_flaps_costs_a_write_each_half_a_minute_and_every_time_is_cou
     counts: dict[str, int] = {}
     for revision, (rest_s, available) in enumerate(steps, 1):
         now += rest_s
-        series = said(now, series, f"e{revision}", f"lost {revision}", revision)
+        series = noted(now, series, f"e{revision}", f"lost {revision}", revision)
         if available and series.due_s <= now:
             writes.append(now)
             counts[series.name] = series.count
             series = after_write(now, series, series)
-        assert told_up_to(revision, [series]) == (
+        assert reported_up_to(revision, [series]) == (
             revision if not series.owes else series.owed_revision - 1
         )
     if series is not None and series.owes:
@@ -183,16 +190,16 @@ def test_a_pod_that_flaps_costs_a_write_each_half_a_minute_and_every_time_is_cou
 
 
 def test_what_is_not_written_is_not_told() -> None:
-    series = said(0.0, None, "e", "lost", 7)
-    assert told_up_to(9, [series]) == 6
+    series = noted(0.0, None, "e", "lost", 7)
+    assert reported_up_to(9, [series]) == 6
     # Said again while that write was under way: it is owed from then on alone.
-    more = said(1.0, series, "f", "lost again", 9)
-    assert told_up_to(9, [after_write(2.0, more, series)]) == 7
-    assert told_up_to(9, [after_write(2.0, more, more)]) == 9
+    more = noted(1.0, series, "f", "lost again", 9)
+    assert reported_up_to(9, [after_write(2.0, more, series)]) == 7
+    assert reported_up_to(9, [after_write(2.0, more, more)]) == 9
     # After a silence it is a new Event; the same news is none.
-    assert said(3.0, series, "f", "lost", 7) is series
+    assert noted(3.0, series, "f", "lost", 7) is series
     done = after_write(2.0, series, series)
-    assert said(2 + SILENCE_S + 1, done, "f", "lost", 30).name == "f"
+    assert noted(2 + SILENCE_S + 1, done, "f", "lost", 30).name == "f"
     assert math.isinf(Series("e", "m", 1, written=1).due_s)
 
 

@@ -20,8 +20,7 @@ import muster.gate
 import muster.shard_log
 import muster.waiting
 import muster.world.conduct
-from agent import process as module
-from agent import running
+from agent import process, running
 from agent.process import locked
 from agent.rundir.files import State
 from agent.running import KeptRegistration
@@ -296,7 +295,7 @@ async def test_a_defect_of_the_write_is_not_swallowed() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(process, "LOCK_TIMEOUT_S", 0.0)
 
 
 def test_a_second_sidecar_is_told_whose_the_directory_is(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import muster.data
 from muster import resuming, saved_steps, sharding
 from muster.orders import ShardOrder
 from muster.shard_log import Save
-from muster.sharding import Alone, Desk, Shards, ShardsLost
+from muster.sharding import Alone, HeldShards, Shards, ShardsLost
 
 ORDER = ShardOrder(10, 4, None)
 
@@ -37,14 +37,14 @@ class Told:
 
 
 def beside(told: Told, epoch: int = 0) -> Shards:
-    return Shards(Desk(ORDER, {"name": "train"}, told.ask), epoch)
+    return Shards(HeldShards(ORDER, {"name": "train"}, told.ask), epoch)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_without_a_sidecar_each_rank_has_its_part_of_every_epoch(ranks: int) -> None:
     def part(rank: int, epoch: int) -> Iterator[int]:
         order = ShardOrder(1000, 7, 3)
-        shards = Shards(Desk(order, {"name": "train"}, Alone(order, rank, ranks).ask), epoch)
+        shards = Shards(HeldShards(order, {"name": "train"}, Alone(order, rank, ranks).ask), epoch)
         return (record for shard in shards for record in shard)
 
     for epoch in range(2):
@@ -191,7 +191,7 @@ def test_shards_go_on_after_the_step_that_the_script_says_it_starts_from(
 
 def test_a_job_whose_steps_count_from_0_is_told_so() -> None:
     """A save of step 0 would be that of weights without a checkpoint, which contain nothing."""
-    desk = Desk(ORDER, {"name": "train"}, Told({"given": [[0, 4]]}, {}).ask)
+    desk = HeldShards(ORDER, {"name": "train"}, Told({"given": [[0, 4]]}, {}).ask)
     shards = Shards(desk, 0)
     desk.listener.arrive(0)  # a loop that begins with its boundary
     assert shards.take(2) == [0, 1]

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from muster import saved_steps, sharding
 from muster.orders import ShardOrder
 from muster.shard_log import ShardLog
-from rdzv import shard_ledger as ledgers
-from rdzv import shard_requests
+from rdzv import shard_ledger, shard_requests
 from rdzv.records.shards import (
     Intervals,
     OpenShards,
@@ -248,7 +247,7 @@ def test_nor_does_it_matter_that_only_the_newest_saves_are_kept_apart(
     plan: Plan, moves: list[tuple[str, int, int]]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ledgers, "SAVES_MAX", 2)
+        patch.setattr(shard_ledger, "SAVES_MAX", 2)
         check(plan, moves)
 
 
