@@ -196,7 +196,8 @@ async def connected(config: JobConfig, *, known: bool = True) -> AsyncIterator[J
     from rdzv.job import JobClient  # only here: a single read has no use for it
 
     # The command reports an outage once, in a sentence for its user.
-    logging.getLogger(Mirror.__module__).setLevel(logging.ERROR)
+    for one in (Mirror, JobClient):
+        logging.getLogger(one.__module__).setLevel(logging.ERROR)
     store = open_store(config.access)
     client = JobClient.of(store, JobKeys(config.namespace, config.job), clock=monotonic)
     try:

@@ -197,7 +197,8 @@ class FollowedJob:
 async def following(settings: LocalSettings, rounds: RoundFollower) -> AsyncIterator[FollowedJob]:
     """Serve a store or use the user's, and let ``rounds`` follow the job in it."""
     # The run reports an outage as a moment.
-    logging.getLogger(Mirror.__module__).setLevel(logging.ERROR)
+    for one in (Mirror, JobClient):
+        logging.getLogger(one.__module__).setLevel(logging.ERROR)
     async with AsyncExitStack() as stack:
         access = settings.access
         if access is None:
