@@ -28,7 +28,7 @@ from agent.tunnel.connections import (
     unacknowledged_for_long,
 )
 from agent.tunnel.identity import NoPeer, TunnelIdentity, calling_peers, is_present
-from launcher_shim.horovod.exec.frames import (
+from launcher_shim.rundir.exec_frames import (
     ABANDON,
     GONE,
     HOLD,

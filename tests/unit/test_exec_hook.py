@@ -10,7 +10,7 @@ import pytest
 
 from launcher_shim.horovod.exec import client
 from launcher_shim.horovod.exec.client import RemoteCommand, UnknownEnd
-from launcher_shim.horovod.exec.frames import ATTACHED, EXIT, LEASE_TTL_S, encode, patience_s
+from launcher_shim.rundir.exec_frames import ATTACHED, EXIT, LEASE_TTL_S, encode, patience_s
 
 PATIENCE_S = patience_s(LEASE_TTL_S)
 
