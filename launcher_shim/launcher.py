@@ -36,9 +36,8 @@ class Launcher:
     """The modules by which ``python -m`` starts it."""
     nested = ""
     """A variable that only its workers have: a launcher below one is its own affair."""
-    run: Optional[str] = None
-    """The run in its ranks' reports; None: it asks the sidecar for rounds, and a round has a run of
-    its own. No launcher's run is a name of torch's."""
+    has_rounds = True
+    """Whether it asks its pod's sidecar for rounds."""
     is_central = False
     """Whether there is one for the whole job, in a pod without slots, that reads the host list and
     starts its workers in the other pods. Its ranks are in step at their own commits: one saves for

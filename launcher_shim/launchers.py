@@ -21,9 +21,10 @@ def named(name: str) -> Optional[Launcher]:
     return next((one for one in LAUNCHERS if one.name == name), None)
 
 
-def of_run(run: str) -> Optional[Launcher]:
-    """Return the launcher without rounds whose ranks report ``run``; None for a torchrun's run."""
-    return next((one for one in LAUNCHERS if one.run == run), None)
+def has_rounds(name: str) -> bool:
+    """Return whether a launcher of that name asks for rounds, or may still start one that does."""
+    launcher = named(name)
+    return launcher is None or launcher.has_rounds
 
 
 def found(words: Sequence[str]) -> Tuple[Optional[Launcher], int]:

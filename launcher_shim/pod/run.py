@@ -223,7 +223,7 @@ class CommandRun:
         """Return whether the command is a torchrun: one that aborts at its end was drained, too."""
         launch = read_launch(0, self._command, {**os.environ, **(self._delivered or {})})
         launcher = named(launch.launcher) if launch is not None else None
-        return launcher is not None and launcher.run is None
+        return launcher is not None and launcher.has_rounds
 
     # -- before the command
 

@@ -130,7 +130,7 @@ class HorovodLauncher(Launcher):
     agent = "horovod/exec"
     modules = ("horovod.runner.launch",)
     nested = "HOROVOD_RANK"
-    run = ""
+    has_rounds = False
     is_central = True
     waits_in = r"/horovod/[^/]+/(mpi_ops|functions)\.py$|/horovod/common/"
 
