@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.horovod.pod.launcher import SCRIPT_BYTES, started_lightly
-from launcher_shim.horovod.pod.launcher import HOROVODRUN
+from launcher_shim.horovod.pod.launcher import HOROVODRUN, SCRIPT_BYTES, started_lightly
 from launcher_shim.horovod.pod.line import (
     LINE_MAX_BYTES,
     JobSize,
