@@ -11,6 +11,7 @@ from functools import cache, partial
 
 from agent.rundir.files import RunDir
 from launcher_shim.horovod import hosts
+from launcher_shim.host import Host, token_of
 from launcher_shim.rundir import layout
 from rdzv.drain.standing import is_withdrawn
 from rdzv.reconcile import Kernel, Outlook, Reconciler, first_of
@@ -177,7 +178,7 @@ class HostDelivery(Reconciler):
             log.info("%s", why, extra={"event": "hosts_withdrawn", "hidden": hidden})
         self._list = self._list.hiding(hidden, now)
 
-    def _left(self, snapshot: Snapshot) -> Callable[[hosts.Host], bool]:
+    def _left(self, snapshot: Snapshot) -> Callable[[Host], bool]:
         """Return a test of whether a host drains, or has left after it registered last.
 
         The drains, and the departures in the history, are read at the first use, once for all
@@ -187,7 +188,7 @@ class HostDelivery(Reconciler):
         departed = cache(lambda: departures(self._client.mirror.under(self._client.keys.history)))
         return lambda host: (
             any(
-                hosts.token_of(host.member, one.pod_uid) == host.token
+                token_of(host.member, one.pod_uid) == host.token
                 for one in drains().get(host.member, ())
             )
             or departed().get(host.member, 0) > _registered_revision(snapshot, host)
@@ -211,22 +212,22 @@ def _by_member(drains: Iterable[Drain]) -> dict[str, list[Drain]]:
     return grouped
 
 
-def _registered_revision(snapshot: Snapshot, host: hosts.Host) -> int:
+def _registered_revision(snapshot: Snapshot, host: Host) -> int:
     """Return the revision of a host's last registration, as far as it is known.
 
     A list that is read back does not contain it.
     """
     holder = snapshot.incarnations.get(host.member)
-    if holder is None or hosts.token_of(holder.member, holder.pod_uid) != host.token:
+    if holder is None or token_of(holder.member, holder.pod_uid) != host.token:
         return host.revision
     return max(host.revision, holder.mod_revision)
 
 
-def _outdated(snapshot: Snapshot, host: hosts.Host) -> bool:
+def _outdated(snapshot: Snapshot, host: Host) -> bool:
     """Return whether the record of a host's name is of an earlier pod, as in a restored store."""
     member = snapshot.members.get(host.member)
     return (
         member is not None
         and member.mod_revision < host.revision
-        and hosts.token_of(member.name, member.pod_uid) != host.token
+        and token_of(member.name, member.pod_uid) != host.token
     )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 
 from agent.rundir.reports import LaunchReport
-from launcher_shim.pod.torchrun_options import bounds
+from launcher_shim.torchrun.options import bounds
 from rdzv.dataclass import dataclass
 from rdzv.records.troubles import Bypass
 from rdzv.sentences import counted
@@ -48,8 +48,8 @@ class LauncherView:
     """The launcher at one moment, as its sidecar sees it.
 
     ``expected``: a torchrun should come: the member is ready, takes part, and is a worker of a job
-    that no horovodrun drives. ``over``: a run of this generation was closed. ``launch``: the report
-    of ``muster-run``, if there is one. ``runs``: the run ids of the torchruns that are connected,
+    without a central launcher. ``over``: a run of this generation was closed. ``launch``: the
+    report of ``muster-run``, if any. ``runs``: run ids of the torchruns that are connected,
     and whether each has shown another ``--nnodes`` than its sidecar's. ``others``: run ids that
     torchruns of other members are in. ``ranks``: training processes have published their progress.
     ``workers``: the number that its torchrun has started in the present round; 0: unknown.

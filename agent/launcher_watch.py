@@ -30,6 +30,7 @@ from agent.rundir.reports import FailureReport, LaunchReport
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.rounds.records import LOST
 from launcher_shim.c10d.rounds.stages import torch_run_id
+from launcher_shim.launchers import has_rounds
 from rdzv.drain.inputs import LiveRound, LiveRounds
 from rdzv.errors import RecordError, StoreError
 from rdzv.job import JobClient
@@ -99,7 +100,7 @@ class LauncherWatcher(Loop):
         self, launch: LaunchReport | None, ranks: bool, commands: bool, plain: tuple[str, ...]
     ) -> LauncherView:
         me, snapshot = self._registrar.identity, self._client.membership.snapshot()
-        driven = commands or (launch is not None and launch.launcher == "horovodrun")
+        driven = commands or (launch is not None and not has_rounds(launch.launcher))
         driven = driven or any(one.role == "launcher" for one in snapshot.members.values())
         rendezvous = self._endpoint.rendezvous()
         return LauncherView(

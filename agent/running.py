@@ -16,6 +16,7 @@ from collections.abc import Coroutine
 from agent.parts import job_client, launcher_parts, member_parts
 from agent.rundir.files import RunDir, State
 from agent.surroundings import MemberSettings, Sockets, Surroundings
+from launcher_shim.launchers import CENTRAL
 from launcher_shim.rundir import layout
 from rdzv.errors import Fenced, StoreUnavailable
 from rdzv.members.registration import Held
@@ -207,7 +208,7 @@ class RunningParts:
         await _end(tasks["registration"], tasks["hosts"])
         outlived = "a torchrun" if self.launcher.endpoint.outlived else ""
         if self.launcher.tunnel.carrying:
-            outlived = "a command of horovodrun"
+            outlived = f"a command of {CENTRAL.name}"
         if outlived:
             # The next sidecar of this pod goes on with it; without one, the lease expires.
             log.info(
@@ -243,14 +244,15 @@ class RunningParts:
             )
 
     async def _meet_agent(self) -> None:
-        """Wait until this pod can start a horovodrun's commands, before any host list has it.
+        """Wait until this pod can start a central launcher's commands, before any host list has it.
 
         Its container starts after this sidecar, and may have an image of many gigabytes to pull; a
         worker that is started there before that fails. A pod that drains meanwhile waits no longer.
         """
         self._awaits_agent = True
         log.info(
-            "registering once the agent of Horovod's workers listens (muster-exec)",
+            "registering once the agent of %s's workers listens (muster-exec)",
+            CENTRAL.library,
             extra={"event": "registration"},
         )
         try:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from math import gcd
 
 from agent.rundir.files import RunDir
+from launcher_shim.launchers import LAUNCHERS
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.rank_reports import StackFrame
 from rdzv.dataclass import dataclass
@@ -31,11 +32,7 @@ _PYTHONS = re.compile(r"/lib(64)?/python3[^/]*/(?!site-packages|dist-packages)|^
 """Python's own library, of which no call says what is waited for."""
 _INSTALLED = re.compile(r"/(site|dist)-packages/")
 
-_COLLECTIVES = re.compile(
-    r"/torch/distributed/(?!checkpoint/)|/torch/nn/parallel/distributed\.py$"
-    r"|/torch/autograd/(graph|__init__)\.py$|/torch/cuda/(__init__|streams)\.py$"
-    r"|/horovod/[^/]+/(mpi_ops|functions)\.py$|/horovod/common/"
-)
+_COLLECTIVES = re.compile("|".join(one.waits_in for one in LAUNCHERS if one.waits_in))
 """Places in which a rank waits for others; DistributedDataParallel does in the backward pass."""
 _BACKWARD = ("_engine_run_backward", "backward")
 _LOADERS = re.compile(r"/torch/utils/data/|/muster/data/")

@@ -20,7 +20,7 @@ from injection.facts import listed
 from injection.kinds import Kind
 from injection.workloads import Role, Template, Workload
 from injection.yaml_tree import value_of
-from launcher_shim.pod.horovod_line import (
+from launcher_shim.horovod.pod.line import (
     LEAST,
     MOST,
     PROCESSES,
@@ -28,8 +28,8 @@ from launcher_shim.pod.horovod_line import (
     GivenOptions,
     read_options,
 )
-from launcher_shim.pod.torchrun_options import KEEP_FLAGS, VARIABLES, kept_line, read_line
-from launcher_shim.pod.torchrun_options import bounds as bounds_of
+from launcher_shim.torchrun.options import KEEP_FLAGS, VARIABLES, kept_line, read_line
+from launcher_shim.torchrun.options import bounds as bounds_of
 
 TORCHRUN, ACCELERATE, HOROVODRUN = "torchrun", "accelerate launch", "horovodrun"
 LIGHTNING = "Lightning's own launcher"

@@ -28,8 +28,8 @@ EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 """Both as in a shell."""
 EXIT_INTERRUPTED = 130
-EXIT_HOROVOD_REMOVED = 134
-"""SIGABRT: the status of a worker that Horovod has removed from the job; its driver knows it."""
+EXIT_REMOVED = 134
+"""SIGABRT: the status of a worker that its launcher has removed from the job, and knows."""
 EXIT_KILLED = 137
 EXIT_BROKEN_PIPE = 141
 EXIT_TERMINATED = 143

@@ -86,7 +86,7 @@ def batch_plan(
 
     ``micro_batch``: the most samples that a rank takes at once; it accumulates gradients if its
     share is larger. None: each rank takes its share at once. ``world_size`` is that of
-    torch's process group, Horovod or torchrun unless given. ``weights``: relative sizes of the
+    torch's process group or the launcher unless given. ``weights``: relative sizes of the
     ranks' shares, whole numbers in rank order, for ranks of different speed; every rank must give
     the same.
 

@@ -95,7 +95,7 @@ class Reading(NamedTuple):
     """The content of a gate. ``deadline_boot_s`` is on CLOCK_BOOTTIME, common to all containers.
 
     ``ended``: this pod was let go, and the others have ended well since. ``ask`` names the drain of
-    a Horovod launcher for which a rank is to save; 0 without one. ``ending``: the round is about to
+    a central launcher for which a rank is to save; 0 without one. ``ending``: the round is about to
     end without a save. ``run`` and ``round``: those that ``gate.master`` belongs to.
     """
 

@@ -116,7 +116,7 @@ class Lineage:
 def report_imports() -> None:
     """Let the zygote that this process is a fork of import the same modules for the next ones.
 
-    Does nothing in any other process, or a second time; see ``launcher_shim.pod.warm``.
+    Does nothing in any other process, or a second time; see ``launcher_shim.warm``.
     """
     report: Optional[Callable[[], None]] = sys.__dict__.pop("muster_imported", None)
     if report is not None:

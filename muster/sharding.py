@@ -98,7 +98,7 @@ class Shards:
     def committed(self, step: int) -> None:
         """Report that the weights of ``step`` are saved, and contain all that was taken before.
 
-        Only for a loop without ``muster.drain()``, such as one of Horovod's, at each
+        Only for a loop without ``muster.drain()``, such as an elastic one, at each
         ``state.commit()`` and on every rank: ``drain.committed(step)`` does it itself. Raises
         ``RuntimeError`` if the save could not be put on record; the next one then counts for both.
         """

@@ -25,7 +25,7 @@ _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 
 
 def name(text: str) -> str:
-    """Parse a name that is also safe as a Horovod host, which goes unquoted into a shell line."""
+    """Parse a name that is also safe as a host of a list, which goes unquoted into a shell line."""
     if not _NAME.fullmatch(text) or len(text) > NAME_LENGTH:
         raise ValueError(
             f"a name has letters, digits, '.', '_' and '-', starts with a letter or digit,"

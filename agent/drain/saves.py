@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores what the ranks of this pod have saved, and the newest step that all ranks have saved.
 
-Ranks of a horovodrun save for themselves: of them it stores their numbers and their step. Both at a
-limited rate: nothing waits for them, and a job of many pods may save often. For a Horovod launcher
+Ranks of a central launcher save for themselves: of them it stores numbers and step. Both at a
+limited rate: nothing waits for them, and a job of many pods may save often. For such a launcher
 that drains, the save of this pod's rank is promised, and then reported, without delay.
 """
 
@@ -29,7 +29,7 @@ from rdzv.drain.saves import (
     DIFFER,
     differing,
     newest_transaction,
-    of_horovodrun,
+    of_central,
     saves_of,
     steady,
     timed,
@@ -40,7 +40,7 @@ from rdzv.members.registrar import Registrar
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
-from rdzv.records.progress import HOROVODRUN, PodSaves, RankProgress
+from rdzv.records.progress import CENTRAL_RUN, PodSaves, RankProgress
 from rdzv.store import Compare, GuardedWrites, Put
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class SaveReporter(Reconciler):
             )
             self._warn_if_slow(own, snapshot.round)
         elif snapshot.round is None:
-            own = of_horovodrun(ranks, commands, me.member, me.pod_uid)
+            own = of_central(ranks, commands, me.member, me.pod_uid)
         self.own = own
         self._warn(differing(ranks, snapshot.round, me.member))
         if self._ends_stuck and self._watch.still:
@@ -185,7 +185,7 @@ class SaveReporter(Reconciler):
     @property
     def steps_at_risk(self) -> int:
         """Steps of this pod since the last commit; -1 while its ranks are in no round."""
-        if self.own is None or self.own.run == HOROVODRUN:
+        if self.own is None or self.own.run == CENTRAL_RUN:
             return -1
         last = self._client.membership.snapshot().commit_to_start_from
         saved = last.step if last is not None and last.is_of(self.own.run) else 0

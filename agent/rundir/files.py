@@ -37,6 +37,7 @@ from agent.rundir.reports import (
     read_ranks,
     read_stacks,
 )
+from launcher_shim.launchers import CENTRAL
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.layout import read_untrusted
 from launcher_shim.rundir.rank_reports import StackFrame, StepLine, read_steps
@@ -118,7 +119,7 @@ class RunDir:
     def deliver(self, config: Config, host: str) -> None:
         """Write every file that does not depend on the store; raise ``ConfigError`` if that fails.
 
-        ``host`` is this pod's name to Horovod.
+        ``host`` is this pod's name in the host list.
         """
         with self._usable():
             self._make_dir(self.path / layout.PROGRESS, 0o1777)
@@ -139,8 +140,7 @@ class RunDir:
             # The relay has to know whether the port is free for it.
             lines.append(f"MUSTER_C10D_PORT={config.c10d_port}\n")
             lines.append(f"MUSTER_HOST={host}\n")
-            # Horovod's launcher gets more options, and muster-run has to know whether this is its
-            # pod.
+            # A central launcher gets more options: muster-run has to know whether this is its pod.
             lines += [f"MUSTER_ROLE={config.role}\n", f"MUSTER_SLOTS={config.slots}\n"]
             lines.append(f"MUSTER_LEASE_TTL={config.lease_ttl_s}\n")
             shown = self._page_in_force()
@@ -148,7 +148,7 @@ class RunDir:
             if shown is not None and self._page_in_force() is None:
                 self.put_gate(shown)
             self._make_dir(self.path / layout.REMOTE_SHELL, 0o755)
-            ssh = PACKAGES / "launcher_shim/horovod/exec/ssh.sh"
+            ssh = PACKAGES / "launcher_shim" / CENTRAL.agent / "ssh.sh"
             self._ensure(f"{layout.REMOTE_SHELL}/ssh", ssh.read_bytes(), 0o755)
             # Last: a program that is found finds all that it needs.
             self._make_dir(self.path / layout.PROGRAMS, 0o755)
@@ -263,7 +263,7 @@ class RunDir:
         return read_stacks(self.path, ask)
 
     def commands(self) -> int | None:
-        """Count the worker commands of a Horovod launcher that run here; None if none ever came."""
+        """Count the worker commands of the job's launcher that run here; None if none ever came."""
         try:
             return sum(
                 1 for path in (self.path / layout.WORKERS).iterdir() if path.suffix == ".json"

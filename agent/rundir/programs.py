@@ -13,12 +13,13 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from launcher_shim.launchers import CENTRAL, LAUNCHERS
 from launcher_shim.rundir import layout
 
-_ROOMS = ("", "pod", "pod/warm", "rundir", "tcpstore")
+_ROOMS = ("", "pod", "warm", "rundir", "tcpstore", *(one.folder for one in LAUNCHERS))
 """The contents of the programs: these folders of ``launcher_shim``, without their subfolders."""
-_EXEC_ROOMS = ("", "horovod/exec", "pod/warm", "rundir")
-"""The same for the programs that start horovodrun's workers."""
+_EXEC_ROOMS = ("", CENTRAL.agent, "warm", "rundir")
+"""The same for the programs that start a central launcher's workers."""
 _HEAD = """\
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
@@ -42,16 +43,15 @@ if sys.version_info < (3, 8):
     sys.exit(sys.argv[0] + ": 3.8 or newer is needed, and python3 is " + sys.version.split()[0])
 from launcher_shim.exit_status import block_signals
 block_signals()
-from launcher_shim.pod.{module} import main
+from launcher_shim.{module} import main
 sys.exit(main())
 """
 PROGRAMS = {
-    layout.MUSTER_RUN: "run",
-    "muster-hold": "hold",
-    layout.TORCHRUN: "torchrun",
-    layout.HOROVODRUN: "horovod_launch",
+    layout.MUSTER_RUN: "pod.run",
+    "muster-hold": "pod.hold",
+    **{one.name: one.program for one in LAUNCHERS},
 }
-"""Program name to the module of ``launcher_shim.pod`` that it runs."""
+"""Program name to the module of ``launcher_shim`` that it runs."""
 
 _EXEC_HEAD = """\
 #!/bin/sh
@@ -63,16 +63,16 @@ sys.argv[0] = sys.argv.pop(1)
 if sys.version_info < (3, 8):
     sys.exit(sys.argv[0] + ": 3.8 or newer is needed, and python3 is " + sys.version.split()[0])
 sys.path.insert(0, sys.argv[0])
-from launcher_shim.horovod.exec.{module} import main
+from launcher_shim.{room}.{module} import main
 sys.exit(main(sys.argv[1:]))' "$0" "$@"; fi
 done
 echo "$0: there is no python3 in the PATH of this container" >&2
 exit 127
 """
-"""Imports from the archive: to run it as a program takes Python longer, and horovodrun starts one
-for each worker."""
+"""Imports from the archive: to run it as a program takes Python longer, and each
+worker has one."""
 EXEC_PROGRAMS = {layout.KUBEXEC: "client", f"{layout.PROGRAMS}/{layout.MUSTER_EXEC}": "server"}
-"""Path in the run directory to the module of ``launcher_shim.horovod.exec`` that it runs."""
+"""Path in the run directory to the module of the launcher's agent that it runs."""
 
 PACKAGES = Path(__file__).parents[2]
 """The folder of the program's packages. ``importlib.resources`` would cost every sidecar memory."""
@@ -86,14 +86,21 @@ _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 def program(name: str) -> bytes:
     """Build one of ``PROGRAMS``; the same sources give the same bytes."""
     main = _MAIN.format(module=PROGRAMS[name])
-    return _built(_HEAD, {"__main__.py": main.encode(), **dict(_sources(_ROOMS))})
+    contents = {**_way(_ROOMS), **dict(_sources(_ROOMS))}
+    return _built(_HEAD, {"__main__.py": main.encode(), **contents})
 
 
 def exec_program(path: str) -> bytes:
     """Build one of ``EXEC_PROGRAMS``; the same sources give the same bytes."""
-    head = _EXEC_HEAD.format(module=EXEC_PROGRAMS[path])
-    way = {f"launcher_shim/{room}/__init__.py": b"" for room in ("horovod", "pod")}
-    return _built(head, {**dict(_sources(_EXEC_ROOMS)), **way})
+    room = CENTRAL.agent.replace("/", ".")
+    head = _EXEC_HEAD.format(room=room, module=EXEC_PROGRAMS[path])
+    return _built(head, {**dict(_sources(_EXEC_ROOMS)), **_way(_EXEC_ROOMS)})
+
+
+def _way(rooms: Iterable[str]) -> dict[str, bytes]:
+    """Return the packages that the rooms lie in, empty."""
+    inside = (room.rpartition("/")[0] for room in rooms)
+    return {f"launcher_shim/{room}/__init__.py": b"" for room in inside if room}
 
 
 def _sources(rooms: Iterable[str]) -> Iterator[tuple[str, bytes]]:

@@ -19,7 +19,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from agent.tunnel.identity import TunnelIdentity, pin_of
-from launcher_shim.horovod.exec.frames import (
+from launcher_shim.rundir.exec_frames import (
     ABANDON,
     HEAD_SIZE,
     Attaching,
@@ -63,7 +63,7 @@ ABSENT_S = 1.5
 """Time for which a healthy watch must miss a member until its commands are given up, in seconds: a
 member whose lease expired while it was busy registers again at once. Together with the second by
 which a store may notice an expired lease late, and the grace of a worker that is killed, it is
-within ``launcher_shim.horovod.exec.frames.MARGIN_S``: no worker outlives its launcher by more than
+within ``launcher_shim.rundir.exec_frames.MARGIN_S``: no worker outlives its launcher by more than
 the lease and that."""
 
 ABSENCE_LOOK_S = 0.25

@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import agent
-from launcher_shim.horovod.hosts import token_of
+from launcher_shim.host import token_of
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError, LauncherError
 from rdzv.records.job import Member
@@ -130,7 +130,7 @@ def calling_peers(snapshot: Snapshot, generation: int | None, pin: str) -> Membe
 
 
 def called_peer(snapshot: Snapshot, generation: int | None, host: str) -> Member:
-    """Return the member that Horovod knows as ``host``; raise ``NoPeer`` if none has a tunnel."""
+    """Return the member that is ``host`` in the host list; raise ``NoPeer`` without a tunnel."""
     _same_generation(snapshot, generation)
     for member in snapshot.members.values():
         if token_of(member.name, member.pod_uid) != host:

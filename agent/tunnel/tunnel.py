@@ -32,7 +32,7 @@ from agent.tunnel.connections import (
 )
 from agent.tunnel.identity import NoPeer, TunnelIdentity, called_peer, is_present
 from agent.tunnel.worker_end import WorkerEnd
-from launcher_shim.horovod.exec.frames import (
+from launcher_shim.rundir.exec_frames import (
     ABANDON,
     GONE,
     Attaching,

@@ -28,7 +28,7 @@ from agent.tunnel.connections import (
     unacknowledged_for_long,
 )
 from agent.tunnel.identity import NoPeer, TunnelIdentity, calling_peers, is_present
-from launcher_shim.horovod.exec.frames import (
+from launcher_shim.rundir.exec_frames import (
     ABANDON,
     GONE,
     HOLD,
@@ -93,7 +93,7 @@ class Refusals:
 
 
 class WorkerEnd:
-    """The worker's end, at ``address``, an IP and a port; ``host`` is this pod's name to Horovod.
+    """The worker's end, at ``address``, an IP and a port; ``host`` is this pod's name as a host.
 
     ``agent_path`` is the socket of the agent beside this sidecar. ``generation`` returns the one
     that this sidecar is registered in, or None; ``fenced`` whether that is so because another pod

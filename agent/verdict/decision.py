@@ -12,6 +12,7 @@ from agent.verdict.last_save import LastSave
 from agent.verdict.runs import NAMED_MAX, RunView
 from agent.verdict.states import State
 from agent.verdict.view import JobView
+from launcher_shim.launchers import CENTRAL
 from rdzv.dataclass import dataclass
 from rdzv.records.troubles import REMARKS, Bypass, Failure, Kind
 from rdzv.sentences import counted, duration
@@ -209,7 +210,7 @@ def _without_run(view: JobView, least: int, now_unix_s: float) -> JobVerdict:
     if here < least:
         return _too_few(view, here, least)
     if any(member.role == "launcher" for member in view.snapshot.members.values()):
-        return _of_horovodrun(view, now_unix_s)
+        return _of_central(view, now_unix_s)
     why, do = "no torchrun has asked for a world yet", ""
     if faults := _faults(view):
         name, fault = faults[0]
@@ -217,12 +218,12 @@ def _without_run(view: JobView, least: int, now_unix_s: float) -> JobVerdict:
     return JobVerdict("starting", why, do, _last(view, "join"))
 
 
-def _of_horovodrun(view: JobView, now_unix_s: float) -> JobVerdict:
-    """Decide by what its ranks report: what horovodrun does with the hosts, it tells nobody."""
+def _of_central(view: JobView, now_unix_s: float) -> JobVerdict:
+    """Decide by what its ranks report: the launcher does not say what it does with the hosts."""
     last_save = view.last_save
     if last_save is None:
-        return JobVerdict("starting", "no rank that horovodrun starts has reported yet")
-    world = f"horovodrun trains on {counted(len(view.reports), 'node')}"
+        return JobVerdict("starting", f"no rank that {CENTRAL.name} starts has reported yet")
+    world = f"{CENTRAL.name} trains on {counted(len(view.reports), 'node')}"
     if last_save.seen_step is None:
         return JobVerdict("training", f"{world}; its ranks report no step")
     world += f" at step {last_save.seen_step:,}"

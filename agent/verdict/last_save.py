@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.dataclass import dataclass
 from rdzv.records.drain import LastCommit, verdict
-from rdzv.records.progress import HOROVODRUN, PodSaves
+from rdzv.records.progress import CENTRAL_RUN, PodSaves
 from rdzv.sentences import duration
 
 LATE_S = 30.0
@@ -30,8 +30,8 @@ class LastSave:
     before; ``awaited``: the others of their world. ``overtaken``: those of them that have not
     reported the save before it either. ``seen_step``: the furthest step that the world has
     reported, or None. Times are by the writer's wall clock, 0.0 if unknown. ``finishing``: first
-    ranks have ended well, so nothing is to be saved any more. ``by_script``: ranks of a horovodrun
-    do not report what they save.
+    ranks have ended well, so nothing is to be saved any more. ``by_script``: ranks of a central
+    launcher do not report what they save.
     """
 
     step: int | None
@@ -134,7 +134,7 @@ def last_save(last: LastCommit | None, told: Sequence[PodSaves], world: Round) -
         awaited=tuple(behind),
         overtaken=tuple(name for name in behind if before > step and name not in caught_up),
         finishing=world.finishing,
-        by_script=any(one.run == HOROVODRUN for one in told),
+        by_script=any(one.run == CENTRAL_RUN for one in told),
         seen_step=None if furthest is None or furthest.step < 0 else furthest.step,
         seen_at_unix_s=0.0 if furthest is None else furthest.at_unix_s,
         tag="" if last is None else last.tag,

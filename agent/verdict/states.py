@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from launcher_shim.launchers import CENTRAL
 from rdzv.dataclass import dataclass
 
 Level = Literal["ok", "note", "warning", "fault"]
@@ -63,7 +64,8 @@ STATES: Mapping[State, StateMeaning] = {
         "note",
         "launchers",
         "Starting",
-        "its launchers start: no torchrun has asked for a world, no rank of a horovodrun reported",
+        "its launchers start: no torchrun has asked for a world, no rank of a"
+        f" {CENTRAL.name} reported",
     ),
     "below min": StateMeaning("warning", "members", "BelowMin", "fewer than min pods can train"),
     "gathering": StateMeaning("note", "launchers", "Gathering", "a world is about to form"),

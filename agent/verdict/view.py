@@ -21,7 +21,7 @@ from agent.verdict.runs import (
     waits_of,
 )
 from launcher_shim.c10d.rounds.records import Round
-from launcher_shim.horovod.hosts import Host, host_of
+from launcher_shim.host import Host, host_of
 from rdzv.dataclass import dataclass
 from rdzv.keys import JobKeys
 from rdzv.mirror import spelled
@@ -29,7 +29,7 @@ from rdzv.peers import Unreached
 from rdzv.records.codec import by_last_name
 from rdzv.records.history import HistoryEntry, shown_round
 from rdzv.records.job import Job, Member
-from rdzv.records.progress import HOROVODRUN, PodSaves
+from rdzv.records.progress import CENTRAL_RUN, PodSaves
 from rdzv.records.troubles import Bypass, Failure
 from rdzv.sentences import duration
 from rdzv.shard_ledger import ShardLedger, ShardView
@@ -166,7 +166,7 @@ class JobView:
     def reports(self) -> Sequence[PodSaves]:
         """The reports of the pods of the world that trains, in rank order.
 
-        Of a horovodrun, which has no rounds: of the pods that have reported ranks.
+        Of a central launcher, which has no rounds: of the pods that have reported ranks.
         """
         run = self.newest_run
         if run is not None:
@@ -177,8 +177,8 @@ class JobView:
         if not any(member.role == "launcher" for member in self.snapshot.members.values()):
             return []
         uids = {member.name: member.pod_uid for member in self.snapshot.members.values()}
-        horovod = [one for one in self.saves.values() if one.run == HOROVODRUN and one.ranks]
-        present = [one for one in horovod if uids.get(one.member) == one.pod_uid]
+        started = [one for one in self.saves.values() if one.run == CENTRAL_RUN and one.ranks]
+        present = [one for one in started if uids.get(one.member) == one.pod_uid]
         return sorted(present, key=lambda one: one.ranks)
 
     @property
@@ -346,7 +346,7 @@ class JobView:
         )
 
     def hosts(self) -> list[tuple[Host, Member]]:
-        """Return the hosts that Horovod may use, each with its member."""
+        """Return the hosts that a central launcher may use, each with its member."""
         listed = map(self._as_started, listing_of(self.snapshot).listed)
         pairs = ((host_of(member), member) for member in listed)
         return [(host, member) for host, member in pairs if host is not None]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from launcher_shim.pod.horovod_line import (
+from launcher_shim.horovod.pod.line import (
     DEFAULTS,
     DISCOVERY,
     GLOO_TIMEOUT,
@@ -26,7 +26,7 @@ from launcher_shim.pod.horovod_line import (
     SLOTS,
     read_options,
 )
-from launcher_shim.pod.torchrun_options import VARIABLES, read_line
+from launcher_shim.torchrun.options import VARIABLES, read_line
 from rdzv.errors import ConfigError
 
 _COUNTS = "the number of processes follows from --nodes, --min, --max and --slots-per-host"

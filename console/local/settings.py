@@ -21,7 +21,7 @@ from agent.config.job import StoreConfig
 from agent.config.table import settings_of
 from console.local.launch_line import HorovodLine, LaunchLine
 from console.local.processes import NODE_MARK, RUN_MARK
-from launcher_shim.pod.horovod_line import NEEDED
+from launcher_shim.horovod.pod.line import NEEDED
 from launcher_shim.rundir import layout
 from rdzv.errors import ConfigError
 from rdzv.records.template import Sizes

@@ -241,7 +241,7 @@ class ScaledPod:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it is a host of a horovodrun none of whose ranks has reported anything there."""
+        """Whether it is a central launcher's host, no rank of which has reported anything."""
         return self.takes_part and self.doing == "ready"
 
     @property

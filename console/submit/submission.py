@@ -13,7 +13,7 @@ from console.submit.pod_template import PodTemplate, read_template
 from injection.facts import quantity
 from injection.launches import HOROVODRUN, found_launches
 from injection.parsers import IMAGE
-from launcher_shim.pod.torchrun_options import VARIABLES
+from launcher_shim.torchrun.options import VARIABLES
 from rdzv.errors import ConfigError
 
 Read = TypeVar("Read")

@@ -31,8 +31,8 @@ import math
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import field, replace
-from hashlib import sha256
 
+from launcher_shim.host import Host, host_of, token_of
 from rdzv.dataclass import dataclass
 from rdzv.records.job import Member
 from rdzv.snapshot import Listing, Places
@@ -53,19 +53,8 @@ NUDGE_SHARE = 8
 Horovod never forgets a name that it has seen: this way it sees about 90 of them in a week without a
 change."""
 
-_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\.([0-9a-f]{8}):([1-9][0-9]{0,5})", re.ASCII)
 _REVISION = re.compile(r"rev-([0-9]{1,19}):0", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """One line of the list; ``token`` is the host's name to Horovod, ``revision`` the record's."""
-
-    token: str
-    member: str
-    slots: int
-    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,19 +148,6 @@ class HostList:
         if now < self.next_nudge_s():
             return self
         return replace(self, revision=self.revision + 1, renamed_s=now)
-
-
-def host_of(member: Member) -> Host | None:
-    """Return the host of ``member``; None if its name could not go into a shell line."""
-    if not _TOKEN.fullmatch(member.name):
-        return None
-    token = token_of(member.name, member.pod_uid)
-    return Host(token, member.name, member.slots, member.mod_revision)
-
-
-def token_of(member: str, pod_uid: str) -> str:
-    """Return the name of a pod to Horovod."""
-    return f"{member}.{sha256(pod_uid.encode()).hexdigest()[:8]}"
 
 
 def follow(

@@ -14,8 +14,6 @@ from typing import Dict, Mapping, Optional
 
 from launcher_shim.rundir import layout
 
-LOOPBACK = ("localhost", "127.0.0.1")
-
 
 class RunDirectory:
     """The run directory as the training container sees it.
@@ -89,12 +87,6 @@ class RunDirectory:
             "MUSTER_RUN_DIR": self.path,
             "PYTHONPATH": f"{modules}{os.pathsep}{before}" if before else modules,
         }
-
-
-def rendezvous_port(delivered: Mapping[str, str]) -> Optional[int]:
-    """Return the loopback port that torchrun has to connect to, or None."""
-    host, _, port = delivered.get("PET_RDZV_ENDPOINT", "").rpartition(":")
-    return int(port) if host in LOOPBACK and port.isdigit() else None
 
 
 def images_own(name: str, program: str, environ: Mapping[str, str]) -> Optional[str]:

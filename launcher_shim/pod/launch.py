@@ -15,7 +15,7 @@ import os
 import signal
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from launcher_shim.pod.torchrun_options import VARIABLES, read_line, starts_own_job
+from launcher_shim.launchers import found
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.layout import open_regular, read_untrusted
 
@@ -75,17 +75,9 @@ PROGRAM_WORDS = 32
 """The number of words of a command line among which the launcher's name is searched: ``numactl -N 0
 -m 0 torchrun``."""
 
-_MODULES = {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "accelerate.commands.launch": "accelerate",
-}
-_REPORTED = ("nnodes", "rdzv-endpoint", "rdzv-backend", "standalone")
-"""Options of torchrun that the report contains."""
-
 
 class Launch(NamedTuple):
-    """One launcher: ``launcher`` is "torchrun", "horovodrun", or empty while none is seen."""
+    """One launcher: ``launcher`` is its name, empty while none is seen."""
 
     launcher: str = ""
     pid: int = 0
@@ -104,46 +96,14 @@ class Launch(NamedTuple):
 
 
 def read_launch(pid: int, words: Sequence[str], environ: Mapping[str, str]) -> Optional[Launch]:
-    """Return the launcher that a process is, with its rendezvous options; None for any other.
-
-    accelerate's counts as torchrun where that is what it becomes.
-    """
-    launcher, after = _program(words)
-    if launcher not in ("torchrun", "accelerate"):
-        return Launch(launcher, pid) if launcher else None
-    if starts_own_job(environ):
-        options = given_options((), environ, _REPORTED)  # whatever it was given is overruled
-    elif launcher == "torchrun":
-        options = given_options(words[after:], environ, _REPORTED)
-    else:
+    """Return the launcher that a process is, with the options to report; None for any other."""
+    launcher, after = found(words[:PROGRAM_WORDS])
+    if launcher is None:
         return None
-    return Launch("torchrun", pid, {name: text[:TEXT_MAX] for name, text in options.items()})
-
-
-def _program(words: Sequence[str]) -> "tuple[str, int]":
-    for at, argument in enumerate(words[:PROGRAM_WORDS]):
-        name = os.path.basename(argument)
-        if name in ("torchrun", "horovodrun"):
-            return name, at + 1
-        after = words[at + 1] if len(words) > at + 1 else ""
-        if name == "accelerate-launch" or (name, after) == ("accelerate", "launch"):
-            return "accelerate", at + 1
-        if argument == "-m" and after in _MODULES:
-            return _MODULES[after], at + 2
-        if name.endswith((".py", ".sh")):
-            break  # the rest is for that script; a launcher that it starts is a process of its own
-    return "", 0
-
-
-def given_options(
-    words: Sequence[str], environ: Mapping[str, str], wanted: Sequence[str]
-) -> Dict[str, str]:
-    """Return the ``wanted`` options of torchrun, from its arguments or else from variables."""
-    options = {name: environ[VARIABLES[name]] for name in wanted if VARIABLES[name] in environ}
-    options.update(
-        (name, value) for name, value in read_line(words).values().items() if name in wanted
-    )
-    return options
+    options = launcher.report(words[:after], words[after:], environ)
+    if options is None:
+        return None
+    return Launch(launcher.name, pid, {name: text[:TEXT_MAX] for name, text in options.items()})
 
 
 def look(pids: Iterable[int]) -> Launch:
@@ -151,7 +111,7 @@ def look(pids: Iterable[int]) -> Launch:
     for pid in sorted(pids):
         try:
             words = parts(f"/proc/{pid}/cmdline")
-            if not _program(words)[0]:
+            if found(words[:PROGRAM_WORDS])[0] is None:
                 continue
             variables = (part.partition("=") for part in parts(f"/proc/{pid}/environ"))
             launch = read_launch(pid, words, {name: value for name, _, value in variables})

@@ -21,21 +21,21 @@ from typing import Callable, Dict, Mapping, Optional, Sequence, Set
 from launcher_shim.exit_status import (
     ENDING_SIGNALS,
     EXIT_DONE,
-    EXIT_HOROVOD_REMOVED,
     EXIT_NOT_EXECUTABLE,
     EXIT_NOT_FOUND,
+    EXIT_REMOVED,
     EXIT_TERMINATED,
     EXIT_UNAVAILABLE,
     EXIT_USAGE,
 )
+from launcher_shim.launchers import CENTRAL, named, serves_workers
 from launcher_shim.pod.container import GLOO_INTERFACE, Container, needed_interface
-from launcher_shim.pod.delivery import RunDirectory, configure_log, rendezvous_port
+from launcher_shim.pod.delivery import RunDirectory, configure_log
 from launcher_shim.pod.hold import OutgoingNotice, Release, give_notice, grace_s, reserve_s
-from launcher_shim.pod.horovod_line import found_first, is_launcher, serves_workers
 from launcher_shim.pod.launch import Orphans, Reporter, keeps_orphans, read_launch
 from launcher_shim.pod.ranks import Ended, StackReporter, StepWatch, restart_steps, starts_again
 from launcher_shim.pod.relay import Relay
-from launcher_shim.pod.torchrun_options import keeps_flags, override
+from launcher_shim.torchrun.options import keeps_flags, override, rendezvous_port
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ NEVER_AGAIN = (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
 EXIT_EXCEPTION = 1
 """Python's status after a traceback."""
 AGENT_PAUSE_S = 1.0
-"""Pause before an agent of Horovod's workers that has ended by itself is started again."""
+"""Pause before an agent of a launcher's workers that has ended by itself is started again."""
 
 
 def main() -> int:
@@ -103,8 +103,8 @@ class CommandRun:
                 for sentence in overruled:
                     log.info("%s", sentence)
                 environ = self._run_dir.environment(environ, self._delivered)
-                if is_launcher(self._delivered):
-                    self._command, environ = found_first(self._command, environ)
+                if is_central(self._delivered):
+                    self._command, environ = CENTRAL.found_first(self._command, environ)
                 else:
                     environ = await _with_interface(environ)
             self._grace_s = grace_s(environ)
@@ -133,7 +133,8 @@ class CommandRun:
                 self._relay.renew()
             if serves_workers(self._command):
                 log.warning(
-                    "the agent of Horovod's workers ended with %s: it starts again in %g s",
+                    "the agent of %s's workers ended with %s: it starts again in %g s",
+                    CENTRAL.library,
                     self._container.status,
                     AGENT_PAUSE_S,
                 )
@@ -169,7 +170,7 @@ class CommandRun:
 
     def _step_watch(self) -> Optional[StepWatch]:
         """Create the step counter of a torchrun beside a sidecar; None for other commands."""
-        counts = self._delivered is not None and self._is_torchrun()
+        counts = self._delivered is not None and self._has_rounds()
         return StepWatch(self._run_dir.path) if counts else None
 
     def _starts_again(self, steps: Optional[int]) -> bool:
@@ -201,7 +202,7 @@ class CommandRun:
     def _explain_traceback(self) -> None:
         """Log what the traceback is by which a torchrun ends that gets SIGTERM, after a drain."""
         drained = self._drained
-        if drained is None or self._container.status != EXIT_EXCEPTION or not self._is_torchrun():
+        if drained is None or self._container.status != EXIT_EXCEPTION or not self._has_rounds():
             return
         at = "" if drained.step is None else f" at step {drained.step}"
         log.info("drained%s; the traceback above is how torchrun ends", at)
@@ -211,17 +212,18 @@ class CommandRun:
         assert status is not None
         if serves_workers(self._command) and self._passed_on_until_s is not None:
             return EXIT_DONE  # no job needs it to be complete, but a failed worker ends an MPIJob
-        if is_launcher(self._delivered or {}) and status == EXIT_DONE:
-            return status  # horovodrun ends with 0 only once all is trained
+        if is_central(self._delivered or {}) and status == EXIT_DONE:
+            return status  # it ends with 0 only once all is trained
         # A status of 0 would end the job of which only this container was drained.
-        if self._drained is not None and (status != EXIT_HOROVOD_REMOVED or self._is_torchrun()):
+        if self._drained is not None and (status != EXIT_REMOVED or self._has_rounds()):
             return EXIT_TERMINATED
         return status
 
-    def _is_torchrun(self) -> bool:
+    def _has_rounds(self) -> bool:
         """Return whether the command is a torchrun: one that aborts at its end was drained, too."""
         launch = read_launch(0, self._command, {**os.environ, **(self._delivered or {})})
-        return launch is not None and launch.launcher == "torchrun"
+        launcher = named(launch.launcher) if launch is not None else None
+        return launcher is not None and launcher.has_rounds
 
     # -- before the command
 
@@ -308,13 +310,13 @@ class CommandRun:
         if self._passed_on_until_s is None:
             self._passed_on_until_s = asyncio.get_running_loop().time() + left_s
         self._container.signal(signal.SIGTERM)
-        if is_launcher(self._delivered or {}) and self._insisting is None:
+        if is_central(self._delivered or {}) and self._insisting is None:
             self._insisting = asyncio.ensure_future(self._insist())
         if self._relay is not None:
             self._relay.hurry()
 
     async def _insist(self) -> None:
-        """Repeat SIGTERM: a horovodrun that is just starting a worker does not handle it."""
+        """Repeat SIGTERM: a launcher that is just starting a worker may not handle it."""
         while True:
             await asyncio.sleep(INSIST_S)
             self._container.signal(signal.SIGTERM)
@@ -371,6 +373,11 @@ async def _poll(look: Callable[[], Optional[float]]) -> None:
         if pause_s is None:
             return
         await asyncio.sleep(pause_s)
+
+
+def is_central(delivered: Mapping[str, str]) -> bool:
+    """Return whether the job's one launcher runs in this pod, as its sidecar says."""
+    return delivered.get("MUSTER_ROLE") == "launcher"
 
 
 def _on_reporting_ended(reporting: asyncio.Task[None]) -> None:

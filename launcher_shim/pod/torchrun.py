@@ -33,19 +33,21 @@ from launcher_shim.exit_status import (
     EXIT_USAGE,
     unblock_signals,
 )
-from launcher_shim.pod.delivery import LOOPBACK, OneLine, configure_log, images_own, rendezvous_port
-from launcher_shim.pod.launch import given_options
-from launcher_shim.pod.torchrun_options import (
+from launcher_shim.pod.delivery import OneLine, configure_log, images_own
+from launcher_shim.rundir import layout
+from launcher_shim.torchrun.options import (
+    LOOPBACK,
     TELLS_ONLY,
     VARIABLES,
     bounds,
+    given_options,
     keeps_flags,
     kept_line,
     read_line,
+    rendezvous_port,
     starts_own_job,
 )
-from launcher_shim.pod.warm import start as warm
-from launcher_shim.rundir import layout
+from launcher_shim.warm import start as warm
 
 log = logging.getLogger(__name__)
 

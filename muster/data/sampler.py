@@ -59,14 +59,14 @@ class ElasticSampler:
 
         ``global_batch``: samples of an optimizer step, of all ranks together; with ``micro_batch``,
         ``weights`` and ``world_size`` as in ``batch_plan()``. ``rank`` and ``world_size`` are
-        those of torch's process group, Horovod or torchrun unless given. ``last``: the treatment of
+        those of torch's process group or the launcher unless given. ``last``: the treatment of
         an epoch's last samples if they are fewer than a batch: ``"short"``, they are a smaller
         batch; ``"drop"``, they are left out, other ones in each shuffled epoch; ``"pad"``, they are
         filled up with the first samples of the epoch, which are then trained twice. ``grows``: a
         cursor of fewer samples is one of the same data before it grew, as in ``extend``.
 
         Raises ``ValueError`` if ``last`` is anything else, an epoch has no batch, ``rank`` is not
-        in the world, or the environment says another world than torch or Horovod does.
+        in the world, or the environment says another world than the library does.
         """
         if last not in LAST:
             raise ValueError('ElasticSampler: last is "short", "drop" or "pad", not %r' % (last,))

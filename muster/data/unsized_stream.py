@@ -320,7 +320,7 @@ def elastic_stream(
     the number of shards that a batch takes records from in turn, for each worker of a loader.
     ``collate`` makes a batch from the list of its records, which may be empty. ``name`` tells the
     streams of one job apart. ``rank`` and ``world_size`` are those of torch's process group,
-    Horovod or torchrun unless given.
+    or the launcher unless given.
 
     Raises ``TypeError`` if ``dataset`` is no such data set, and ``ValueError`` if it cannot go on
     exactly, or has fewer shards than the world has ranks.

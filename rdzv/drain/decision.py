@@ -169,7 +169,7 @@ class _Scene:
         return -math.inf if seen.own_ran else seen.own_since_s + self.policy.launch_s
 
     def save_asked(self, drain: Drain) -> Drain | None:
-        """Return the drain whose save this pod waits for, of a horovodrun that ends with it."""
+        """Return the drain whose save this pod waits for, of a launcher that ends with it."""
         if is_of_launcher(self.snapshot.membership, drain):
             return drain
         hosts_ranks = drain.pod_uid == self.snapshot.pod_uid and self.snapshot.commands

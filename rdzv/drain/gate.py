@@ -66,7 +66,7 @@ class Gate:
     ended: bool = False
     """Whether the run ended by success after this pod's leave was granted."""
     ask: int = 0
-    """The number that names the drain of a Horovod launcher for which a rank is to save; 0 without
+    """The number that names the drain of a central launcher for which a rank is to save; 0 without
     one."""
     ending: bool = False
     """Whether the round is about to end without a save, as a rank takes no part in commits."""

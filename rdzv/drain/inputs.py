@@ -103,7 +103,7 @@ class DrainingSnapshot:
     """The store's revision up to which this is complete; may be later than the last change in
     ``membership``."""
     commands: int | None = None
-    """The number of commands of a Horovod launcher that run in this pod; None if no such launcher
+    """The number of commands of a central launcher that run in this pod; None if no such launcher
     uses it."""
     used_epoch: int = 0
     """The newest epoch that this sidecar has seen or voted in. A store that was emptied or restored
@@ -189,10 +189,10 @@ class DrainPolicy:
     """Timeout of a save that no deadline ends: one for a join alone, or, from the deadline on, that
     of the others if the leaver has saved."""
     promise_s: float = 3.0
-    """Time that a rank may take to promise a save before a Horovod launcher goes. A longer one
+    """Time that a rank may take to promise a save before a central launcher goes. A longer one
     delays a launcher whose script never promises any."""
     launch_s: float = 5.0
-    """Time after a pod was delisted for which a Horovod launcher may still start a command in
+    """Time after a pod was delisted for which a central launcher may still start a command in
     it."""
 
 

@@ -22,7 +22,7 @@ from rdzv.drain.inputs import DrainingSnapshot, LiveRound, unchanged
 from rdzv.keys import JobKeys
 from rdzv.records.codec import KEPT
 from rdzv.records.drain import LastCommit, verdict
-from rdzv.records.progress import HOROVODRUN, STEPS_MAX, PodSaves, RankProgress
+from rdzv.records.progress import CENTRAL_RUN, STEPS_MAX, PodSaves, RankProgress
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, GuardedWrites, Put
 
@@ -173,10 +173,10 @@ def steady(own: PodSaves, stored: PodSaves) -> PodSaves:
     return own if moved else replace(own, waits=stored.waits)
 
 
-def of_horovodrun(
+def of_central(
     ranks: Iterable[RankProgress], commands: int | None, member: str, pod_uid: str
 ) -> PodSaves | None:
-    """Return the report of a pod whose ranks a horovodrun starts: its run has no name, no rounds.
+    """Return the report of a pod whose ranks a central launcher starts: without run or rounds.
 
     ``commands``: how many of them run; None if none ever came, and then there is no report.
     """
@@ -185,7 +185,7 @@ def of_horovodrun(
     own = list(ranks) if commands else []
     step = max((rank.step for rank in own), default=-1)
     numbers = tuple(sorted(rank.rank for rank in own))
-    return PodSaves(member, pod_uid, HOROVODRUN, 0, step=step, ranks=numbers, waits=_waits(own))
+    return PodSaves(member, pod_uid, CENTRAL_RUN, 0, step=step, ranks=numbers, waits=_waits(own))
 
 
 def timed(own: PodSaves, took_s: float, grace_s: float, reserve_s: float) -> PodSaves:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The standing of one drain: its phase, in words, and whether a launcher may go: pure.
 
-For a horovodrun there is no round whose ranks could agree on a step, and none is needed: Horovod's
-ranks are in step at each ``state.commit()``, and one of them saves for all. The sidecar of its pod
+A central launcher has no round whose ranks could agree on a step, and none is needed: its
+ranks are in step at each commit of their own, and one of them saves for all. The sidecar of its pod
 promises it in the launcher's drain, and then stores there which step was saved. Without a promise
 the launcher does not wait for long. If all its hosts make room for other pods, what the ranks have
 in memory ends as well: then one of their drains stands for the launcher's.
@@ -55,7 +55,7 @@ def ask_of(drain: Drain | None) -> int:
 
 
 def is_withdrawn(snapshot: Snapshot) -> bool:
-    """Return whether horovodrun is to have no hosts: the job is paused, and no save is to come."""
+    """Return whether the launcher is to have no hosts: the job is paused, and no save to come."""
     if snapshot.rules is None or not snapshot.rules.paused:
         return False
     drain = asked(snapshot)
@@ -64,7 +64,7 @@ def is_withdrawn(snapshot: Snapshot) -> bool:
 
 
 def is_of_launcher(snapshot: Snapshot, drain: Drain) -> bool:
-    """Return whether it is the drain of a present Horovod launcher."""
+    """Return whether it is the drain of a present central launcher."""
     member = snapshot.members.get(drain.member)
     return member is not None and (member.role, member.pod_uid) == ("launcher", drain.pod_uid)
 

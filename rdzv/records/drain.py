@@ -59,7 +59,7 @@ class Drain:
     ``seconds_left`` is the time to the pod's deadline when the record was written, None without
     one; SIGTERM is passed on ``reserve_s`` before it at the latest. ``ending``: the pod is being
     terminated by now, whoever asked for the drain first. ``step`` is the commit step of the outcome
-    ``committed``; None without one. ``saver``, of the drain of a Horovod launcher, or of the last
+    ``committed``; None without one. ``saver``, of the drain of a central launcher, or of the last
     of its hosts: the member whose rank saves before; it sets ``step`` once that is done.
     ``preempted``: the pod makes room for another one, so that no replacement can come before it has
     gone. ``at_unix_s``: the time by the writer's wall clock to which ``seconds_left`` belongs, for

@@ -87,7 +87,7 @@ class RankProgress:
     """The data cursor of each step of ``saved``, empty for none; no cursors at all if the rank
     gives none."""
     saver: bool = False
-    """Whether it saves when a Horovod launcher's drain asks for it."""
+    """Whether it saves when a central launcher's drain asks for it."""
     answered: tuple[int, int] | None = None
     """(ask, step) of its newest save of that kind."""
     page: bool = False
@@ -209,8 +209,8 @@ def _text(key: str, fields: Mapping[str, Any], name: str) -> str:
 ROOM = 1.25
 """The grace to advise, beside the longest save."""
 
-HOROVODRUN = ""
-"""The run of ranks that a horovodrun starts: they report their numbers and the step alone."""
+CENTRAL_RUN = ""
+"""The run of ranks that a central launcher starts: they report their numbers and step alone."""
 
 STEPS_MAX = 8
 """Bound on the steps that one record names; a rank names no more than four."""

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from console.local.processes import NODE_MARK, RUN_MARK, end_all, marked
-from launcher_shim.horovod.exec.frames import (
+from launcher_shim.rundir.exec_frames import (
     ABANDON,
     ACK,
     ATTACHED,
@@ -625,10 +625,10 @@ def after_one_slow_to_die(pods: Pods, takes_s: int, program: str, **constants: f
     The signal with which the zygote kills is one that a process can be slow to obey.
     """
     shim = pods.directory / "python/launcher_shim"
-    set_constant(shim / "pod/warm/zygote.py", "KILL", int(signal.SIGUSR1))
+    set_constant(shim / "warm/zygote.py", "KILL", int(signal.SIGUSR1))
     set_constant(shim / "horovod/exec/session.py", "TERM_GRACE_S", 0.5)
     for name, value in constants.items():
-        set_constant(shim / "pod/warm/stub.py", name, value)
+        set_constant(shim / "warm/stub.py", name, value)
     pods.restart_agent()
     slow, following = pods.directory / "slow.py", pods.directory / "next.py"
     slow.write_text(SLOW_TO_DIE)

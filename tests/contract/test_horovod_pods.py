@@ -15,7 +15,7 @@ import pytest
 from agent.config.sidecar import Config
 from agent.config.table import load
 from agent.rundir.files import RunDir
-from launcher_shim.horovod.hosts import token_of
+from launcher_shim.host import token_of
 from tests.support.ports import free_ports
 from tests.support.sidecars.notices import notice_server
 from tests.support.sidecars.pod_programs import started

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from agent.rundir.programs import program
-from launcher_shim.pod import torchrun_options
+from launcher_shim.pod import launch
 from launcher_shim.rundir import layout
 from tests.support.sidecars.processes import PATIENCE_S
 
@@ -68,7 +68,7 @@ class Container:
         self.programs.write_bytes(program(layout.TORCHRUN))
         self.modules = self.run_dir / layout.MODULES
         self.modules.mkdir()
-        source = Path(torchrun_options.__file__).parent / layout.STARTUP
+        source = Path(launch.__file__).parent / layout.STARTUP
         (self.modules / layout.STARTUP).write_bytes(source.read_bytes())
         launcher = self.image / "torch/distributed/launcher"
         launcher.mkdir(parents=True)

@@ -19,7 +19,8 @@ from agent.tunnel.connections import Ends, call_peer
 from agent.tunnel.identity import TunnelIdentity, make_identity, read_identity
 from agent.tunnel.tunnel import UNREACHED_S, LauncherEnd
 from agent.tunnel.worker_end import WorkerEnd
-from launcher_shim.horovod.exec.frames import (
+from launcher_shim.host import token_of
+from launcher_shim.rundir.exec_frames import (
     ABANDON,
     ACK,
     ATTACHED,
@@ -31,7 +32,6 @@ from launcher_shim.horovod.exec.frames import (
     encode_attaching,
     read_attaching,
 )
-from launcher_shim.horovod.hosts import token_of
 from rdzv.job import JobClient
 from rdzv.records.job import Job, Member
 from rdzv.store import Put

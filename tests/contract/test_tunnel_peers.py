@@ -19,7 +19,8 @@ from agent.tunnel import connections, worker_end
 from agent.tunnel.certificate import make_pem
 from agent.tunnel.connections import Ends, HandshakeError, call_peer, encode_hello
 from agent.tunnel.identity import TunnelIdentity, read_identity
-from launcher_shim.horovod.exec.frames import (
+from launcher_shim.host import token_of
+from launcher_shim.rundir.exec_frames import (
     ABANDON,
     ATTACHED,
     GONE,
@@ -30,7 +31,6 @@ from launcher_shim.horovod.exec.frames import (
     encode_attaching,
     read_attaching,
 )
-from launcher_shim.horovod.hosts import token_of
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.registrar import Registrar

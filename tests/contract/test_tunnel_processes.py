@@ -17,7 +17,7 @@ from shlex import quote
 import pytest
 
 from console.local.processes import NODE_MARK, RUN_MARK, end_all, marked
-from launcher_shim.horovod.exec.frames import detached_max_s
+from launcher_shim.rundir.exec_frames import detached_max_s
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.faults.cut_node import CutNode, cut_node
 from tests.support.ports import free_ports

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from agent.rundir.reports import read_plain_starts
-from launcher_shim.pod import torchrun_options
+from launcher_shim.pod import launch
 from launcher_shim.rundir import layout
 from tests.support.sidecars.processes import PATIENCE_S
 from tests.support.training.starting import ENDS, FACTS, SAID, Torchrun
@@ -144,8 +144,8 @@ def test_signals_reach_it(
 
 IMPATIENT = f"""
 import os, sys
-sys.path.insert(0, {str(Path(torchrun_options.__file__).parents[2])!r})
-from launcher_shim.pod.warm import stub, wire
+sys.path.insert(0, {str(Path(launch.__file__).parents[2])!r})
+from launcher_shim.warm import stub, wire
 sys.argv = sys.argv[1:]
 line = stub._asked({{k: v for k, v in os.environ.items() if k != wire.OVERRIDE}})
 os.killpg(stub._pid(line), {int(signal.SIGTERM)})

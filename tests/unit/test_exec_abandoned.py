@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from agent.tunnel.connections import ABSENCE_LOOK_S, ABSENT_S, RETURN_S, Absence
 from agent.tunnel.worker_end import HOLD_INTERVAL_S, LINES, PERIOD_S, Refusals
-from launcher_shim.horovod.exec.frames import Attaching, patience_s
 from launcher_shim.horovod.exec.session import CommandSession, Worker
+from launcher_shim.rundir.exec_frames import Attaching, patience_s
 from tests.support.clocks.virtual import now
 
 pytestmark = pytest.mark.virtual

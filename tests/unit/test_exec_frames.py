@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from launcher_shim.horovod.exec.frames import (
+from launcher_shim.rundir.exec_frames import (
     ABANDON,
     ACK,
     ATTACH,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from launcher_shim.horovod.exec import client
 from launcher_shim.horovod.exec.client import RemoteCommand, UnknownEnd, UsageError, read_arguments
 from launcher_shim.horovod.exec.command import CommandError, merge_environment, read_command
-from launcher_shim.horovod.exec.frames import ATTACHED, EXIT, LEASE_TTL_S, encode, patience_s
+from launcher_shim.rundir.exec_frames import ATTACHED, EXIT, LEASE_TTL_S, encode, patience_s
 
 PATIENCE_S = patience_s(LEASE_TTL_S)
 

@@ -10,17 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.pod.horovod_launch import SCRIPT_BYTES, started_lightly
-from launcher_shim.pod.horovod_line import (
+from launcher_shim.horovod.pod.launcher import HOROVODRUN, SCRIPT_BYTES, started_lightly
+from launcher_shim.horovod.pod.line import (
     LINE_MAX_BYTES,
     JobSize,
     LineError,
     arguments,
     environment,
-    found_first,
     read_options,
-    serves_workers,
 )
+from launcher_shim.launchers import serves_workers
 from launcher_shim.pod.launch import Launch, read_launch
 
 SIZE = JobSize(1, 3, 1)
@@ -159,12 +158,12 @@ def test_a_horovodrun_that_is_named_by_its_path_is_found_behind_the_one_that_was
     None
 ):
     environ = {"PATH": "/run/bin:/usr/bin", "A": "b"}
-    assert found_first(["/opt/conda/bin/horovodrun", "-np", "2"], environ) == (
+    assert HOROVODRUN.found_first(["/opt/conda/bin/horovodrun", "-np", "2"], environ) == (
         ["horovodrun", "-np", "2"],
         {"PATH": "/run/bin:/opt/conda/bin:/usr/bin", "A": "b"},
     )
     for command in (["horovodrun", "x"], ["sh", "-c", "/opt/horovodrun x"]):
-        assert found_first(command, environ) == (command, environ)
+        assert HOROVODRUN.found_first(command, environ) == (command, environ)
 
 
 def test_the_agent_of_workers_is_known_by_its_name() -> None:

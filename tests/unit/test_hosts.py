@@ -17,12 +17,11 @@ from launcher_shim.horovod.hosts import (
     NUDGE_S,
     NUDGE_SHARE,
     SETTLE_S,
-    Host,
     HostList,
     follow,
-    host_of,
     parse,
 )
+from launcher_shim.host import Host, host_of
 from rdzv.records.job import Member
 from rdzv.snapshot import Listing
 from tests.support import records

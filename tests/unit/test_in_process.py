@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher_shim.exit_status import EXIT_HOROVOD_REMOVED
+from launcher_shim.exit_status import EXIT_REMOVED
 from launcher_shim.horovod.exec.client import LIMIT_S, LOOK_S, SEEN_S, delay_exit
 from launcher_shim.pod import container
 from launcher_shim.pod.container import choose_interface, needed_interface, read_interfaces
@@ -257,7 +257,7 @@ def test_the_end_of_a_worker_whose_host_is_listed_is_told_at_once(tmp_path: Path
     assert waited_s(tmp_path) == 0
 
 
-@pytest.mark.parametrize("status", [0, EXIT_HOROVOD_REMOVED])
+@pytest.mark.parametrize("status", [0, EXIT_REMOVED])
 def test_what_is_as_it_should_be_is_told_at_once(tmp_path: Path, status: int) -> None:
     write(tmp_path, "b")
     assert waited_s(tmp_path, status) == 0

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from muster.saved_steps import SPREAD, SavedSteps
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
-from rdzv.drain.saves import newest_saved, newest_transaction, of_horovodrun, saves_of, timed
+from rdzv.drain.saves import newest_saved, newest_transaction, of_central, saves_of, timed
 from rdzv.keys import JobKeys
 from rdzv.records.drain import NO_CURSOR, Commit, LastCommit, Phase
 from rdzv.records.job import Job
-from rdzv.records.progress import HOROVODRUN, PodSaves, RankProgress
+from rdzv.records.progress import CENTRAL_RUN, PodSaves, RankProgress
 from rdzv.records.shards import Plan, PodShards, Saved, ShardWorld, Share, TrainedShards
 from rdzv.shard_ledger import ShardLedger
 from rdzv.snapshot import Snapshot, listing_of
@@ -280,8 +280,8 @@ def reporting(number: int, step: int) -> RankProgress:
 
 def test_ranks_of_a_horovodrun_report_their_numbers_and_their_step() -> None:
     ranks = [reporting(3, 40), reporting(2, 39)]
-    report = PodSaves("a", "uid-a", HOROVODRUN, 0, step=40, ranks=(2, 3))
-    assert of_horovodrun(ranks, 2, "a", "uid-a") == report
+    report = PodSaves("a", "uid-a", CENTRAL_RUN, 0, step=40, ranks=(2, 3))
+    assert of_central(ranks, 2, "a", "uid-a") == report
     # Those that have ended leave their progress behind.
-    assert of_horovodrun(ranks, 0, "a", "uid-a") == replace(report, step=-1, ranks=())
-    assert of_horovodrun(ranks, None, "a", "uid-a") is None
+    assert of_central(ranks, 0, "a", "uid-a") == replace(report, step=-1, ranks=())
+    assert of_central(ranks, None, "a", "uid-a") is None

@@ -16,6 +16,9 @@ MAY_IMPORT = {
     "muster": {"muster"},
     "muster/__main__.py": {"console"},
     "launcher_shim/pod": {"launcher_shim"},
+    "launcher_shim/warm": {"launcher_shim"},
+    "launcher_shim/torchrun": {"launcher_shim"},
+    "launcher_shim/horovod/pod": {"launcher_shim"},
     "launcher_shim/horovod/exec": {"launcher_shim"},
     "rdzv": {"rdzv"},
     "launcher_shim": {"launcher_shim", "rdzv"},
@@ -33,13 +36,16 @@ statuses."""
 EXEC = "launcher_shim/horovod/exec/"
 """What starts horovodrun's workers: copied into both containers by itself."""
 
-WARM = "launcher_shim/pod/warm/"
+WARM = "launcher_shim/warm/"
 """What both torchrun's programs and horovodrun's start warm workers with."""
 
 ENTRY = "muster/__main__.py"
 """The command: the sidecar does not deliver it. The library alone has it, too."""
 
-STANDARD_LIBRARY_ONLY = ("muster/", "launcher_shim/pod/", EXEC, *SHARED)
+LAUNCHERS = ("launcher_shim/launcher", "launcher_shim/torchrun/", "launcher_shim/horovod/pod/")
+"""The seam, and the parts of its launchers that run in the pod."""
+
+STANDARD_LIBRARY_ONLY = ("muster/", "launcher_shim/pod/", EXEC, WARM, *LAUNCHERS, *SHARED)
 
 CALLBACKS = {
     "muster/lightning.py": {"lightning", "torch"},
@@ -134,11 +140,15 @@ def test_an_example_needs_no_more_of_ours_than_a_user_has(path: Path) -> None:
     assert ours <= {"muster"}
 
 
-@pytest.mark.parametrize("room", ["launcher_shim/pod/", EXEC, *SHARED])
-def test_what_is_delivered_to_pods_imports_nothing_of_ours_but_what_is_shared(room: str) -> None:
-    ways = {f"launcher_shim/{way}__init__.py" for way in ("", "horovod/", "pod/")}
-    for path in (path for path in sources() if relative(path).startswith(room)):
-        others = {name for name in files(path) if not name.startswith((room, WARM, *SHARED))}
+@pytest.mark.parametrize(
+    "rooms", [("launcher_shim/pod/", *LAUNCHERS), (EXEC,), (WARM,), *((room,) for room in SHARED)]
+)
+def test_what_is_delivered_to_pods_imports_nothing_of_ours_but_what_is_shared(
+    rooms: tuple[str, ...],
+) -> None:
+    ways = {f"launcher_shim/{way}__init__.py" for way in ("", "horovod/", "horovod/pod/", "pod/")}
+    for path in (path for path in sources() if relative(path).startswith(rooms)):
+        others = {name for name in files(path) if not name.startswith((*rooms, WARM, *SHARED))}
         assert others <= ways, path
 
 
@@ -147,7 +157,9 @@ def test_what_is_delivered_to_pods_imports_nothing_of_ours_but_what_is_shared(ro
     [
         "launcher_shim",
         "launcher_shim/horovod",
+        "launcher_shim/horovod/pod",
         "launcher_shim/pod",
+        "launcher_shim/torchrun",
         WARM.rstrip("/"),
         *(room.rstrip("/") for room in SHARED if room.endswith("/")),
     ],

@@ -21,9 +21,9 @@ from agent.config.table import settings_of
 from launcher_shim.pod import launch
 from launcher_shim.pod.launch import VARIABLE, Orphans, World, keeps_orphans, orphans_of, world_of
 from launcher_shim.pod.ranks import RESTART_STEPS, Ended, restart_steps, starts_again
-from launcher_shim.pod.warm import worker
-from launcher_shim.pod.warm.worker import RANK_0_LOOK_S, RANK_0_WAIT_S, await_rank_0
 from launcher_shim.rundir.rank_reports import StepCount, StepLine, count_from, read_steps
+from launcher_shim.warm import worker
+from launcher_shim.warm.worker import RANK_0_LOOK_S, RANK_0_WAIT_S, await_rank_0
 from muster.progress import ProgressFile
 
 TERM, USR1, HUP = signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP

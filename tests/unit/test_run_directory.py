@@ -172,7 +172,7 @@ LAYOUT = "launcher_shim/rundir/layout.py"
 NAMES = {name: text for name, text in vars(layout).items() if name.isupper()}
 MISTAKABLE = {layout.ENVIRONMENT, layout.HOSTS, layout.PROGRESS, layout.PROGRAMS, layout.MODULES}
 MISTAKABLE |= {layout.LAUNCH, layout.WORKERS, layout.TORCHRUN, layout.MUSTER_RUN}
-MISTAKABLE |= {layout.HOROVODRUN, layout.WORLD}
+MISTAKABLE |= {layout.WORLD}
 """Names that are words as well: where they stand between quotes, they may mean something else."""
 
 REPEATS = ("muster/gate.py", "muster/gate.py", "muster/shard_log.py")

@@ -17,7 +17,7 @@ from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
-from rdzv.records.progress import HOROVODRUN, PodSaves
+from rdzv.records.progress import CENTRAL_RUN, PodSaves
 from rdzv.records.troubles import Bypass
 from rdzv.sentences import duration
 from rdzv.snapshot import Snapshot, listing_of
@@ -191,7 +191,7 @@ LAUNCHER = replace(member("l", 9), role="launcher", slots=0)
 
 def horovod_told(name: str, rank: int, step: int, ago_s: float = 9.0) -> PodSaves:
     at = NOW_S - ago_s
-    return PodSaves(name, f"uid-{name}", HOROVODRUN, 0, step=step, ranks=(rank,), at_unix_s=at)
+    return PodSaves(name, f"uid-{name}", CENTRAL_RUN, 0, step=step, ranks=(rank,), at_unix_s=at)
 
 
 @pytest.mark.parametrize(

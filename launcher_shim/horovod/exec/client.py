@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 from typing import Callable
 
-from launcher_shim.exit_status import EXIT_HOROVOD_REMOVED, EXIT_NOT_EXECUTABLE, EXIT_UNKNOWN
-from launcher_shim.horovod.exec.frames import (
+from launcher_shim.exit_status import EXIT_NOT_EXECUTABLE, EXIT_REMOVED, EXIT_UNKNOWN
+from launcher_shim.rundir import layout
+from launcher_shim.rundir.exec_frames import (
     ATTACHED,
     EXIT,
     GONE,
@@ -37,7 +38,6 @@ from launcher_shim.horovod.exec.frames import (
     patience_s,
     read_status,
 )
-from launcher_shim.rundir import layout
 
 SEEN_S = 5.0
 """Time after which horovodrun has read a list: it polls every 1.4 s or so."""
@@ -57,7 +57,7 @@ def delay_exit(
 
     ``run_dir`` is the launcher's, with the host list and the job's min.
     """
-    if status in (0, EXIT_HOROVOD_REMOVED):
+    if status in (0, EXIT_REMOVED):
         return
     began_s = since_s = now_s()
     while now_s() < min(since_s + SEEN_S, began_s + LIMIT_S):

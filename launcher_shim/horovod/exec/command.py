@@ -17,9 +17,9 @@ import sys
 from contextlib import suppress
 from typing import Mapping, NamedTuple, Optional, Tuple
 
-from launcher_shim.pod.warm import wire
-from launcher_shim.pod.warm.start import forget_notes, is_wanted, made_stub, start_zygote
-from launcher_shim.pod.warm.stub import ANSWER_TIMEOUT_S, note
+from launcher_shim.warm import wire
+from launcher_shim.warm.start import forget_notes, is_wanted, made_stub, start_zygote
+from launcher_shim.warm.stub import ANSWER_TIMEOUT_S, note
 
 _AFTER_DIRECTORY = [">", "/dev/null", "2>&1", ";", "env"]
 

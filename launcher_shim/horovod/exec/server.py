@@ -27,7 +27,9 @@ from launcher_shim.exit_status import (
     EXIT_USAGE,
 )
 from launcher_shim.horovod.exec.command import CommandError, WarmStarts, WorkerCommand, read_command
-from launcher_shim.horovod.exec.frames import (
+from launcher_shim.horovod.exec.session import OUTPUT_GRACE_S, CommandSession, Worker, start
+from launcher_shim.rundir import layout
+from launcher_shim.rundir.exec_frames import (
     ABANDON,
     ACK,
     GONE,
@@ -40,8 +42,6 @@ from launcher_shim.horovod.exec.frames import (
     read_attaching,
     read_lease_ttl_s,
 )
-from launcher_shim.horovod.exec.session import OUTPUT_GRACE_S, CommandSession, Worker, start
-from launcher_shim.rundir import layout
 from launcher_shim.rundir.layout import nascent_name, publish_socket
 
 OPENING_TIMEOUT_S = 10.0

@@ -12,7 +12,7 @@ from typing import Callable, List, Mapping, Optional, Set, cast
 
 from launcher_shim.exit_status import EXIT_TERMINATED
 from launcher_shim.horovod.exec.command import WarmStarts, WorkerCommand, merge_environment
-from launcher_shim.horovod.exec.frames import (
+from launcher_shim.rundir.exec_frames import (
     ABANDONED_GRACE_S,
     ATTACHED,
     EXIT,

@@ -22,10 +22,10 @@ sys.exit(main(sys.argv[1:]))' "${0%/*}/python" "$@"
 def copy_exec(directory: Path) -> None:
     """Copy the modules into ``python`` of a directory, and make its ``kubexec.sh``."""
     shim, target = Path(launcher_shim.__file__).parent, directory / "python" / "launcher_shim"
-    for room in (Path("rundir"), Path("horovod", "exec"), Path("pod", "warm")):
+    for room in (Path("rundir"), Path("horovod", "exec"), Path("warm")):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(shim / room, target / room, ignore=ignored)
-    for module in ("__init__.py", "exit_status.py", "horovod/__init__.py", "pod/__init__.py"):
+    for module in ("__init__.py", "exit_status.py", "horovod/__init__.py"):
         shutil.copy(shim / module, target / module)
     (directory / "kubexec.sh").write_text(_KUBEXEC)
     (directory / "kubexec.sh").chmod(0o755)

@@ -22,9 +22,13 @@ from unittest.mock import patch
 from agent.tunnel import identity
 from launcher_shim.exit_status import EXIT_TERMINATED, EXIT_UNKNOWN
 from launcher_shim.horovod.exec import client
-from launcher_shim.horovod.exec import frames as lease
 from launcher_shim.horovod.exec.command import WarmStarts
-from launcher_shim.horovod.exec.frames import (
+from launcher_shim.horovod.exec.server import ExecServer
+from launcher_shim.horovod.exec.session import Worker
+from launcher_shim.host import token_of
+from launcher_shim.rundir import exec_frames as lease
+from launcher_shim.rundir import layout
+from launcher_shim.rundir.exec_frames import (
     ATTACHED,
     EXIT,
     GONE,
@@ -38,10 +42,6 @@ from launcher_shim.horovod.exec.frames import (
     encode,
     encode_attaching,
 )
-from launcher_shim.horovod.exec.server import ExecServer
-from launcher_shim.horovod.exec.session import Worker
-from launcher_shim.horovod.hosts import token_of
-from launcher_shim.rundir import layout
 from rdzv.records.job import Job, Member
 from rdzv.snapshot import Snapshot
 from tests.support.records import member

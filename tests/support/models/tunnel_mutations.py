@@ -15,8 +15,8 @@ from agent.tunnel import identity
 from launcher_shim.horovod.exec import client
 from launcher_shim.horovod.exec.client import RemoteCommand, UnknownEnd
 from launcher_shim.horovod.exec.command import WorkerCommand
-from launcher_shim.horovod.exec.frames import GONE, Attaching, Frame, Stream
 from launcher_shim.horovod.exec.session import CommandSession, Worker
+from launcher_shim.rundir.exec_frames import GONE, Attaching, Frame, Stream
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
 

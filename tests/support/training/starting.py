@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.rundir.programs import program
-from launcher_shim.pod import torchrun_options
-from launcher_shim.pod.warm.wire import OF_A_ROUND
+from launcher_shim.pod import launch
 from launcher_shim.rundir import layout
+from launcher_shim.warm.wire import OF_A_ROUND
 from tests.support.sidecars.processes import PATIENCE_S
 
 LAUNCHER = """
@@ -95,7 +95,7 @@ class Torchrun:
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
         (programs / layout.TORCHRUN).write_bytes(program(layout.TORCHRUN))
-        source = Path(torchrun_options.__file__).parent / layout.STARTUP
+        source = Path(launch.__file__).parent / layout.STARTUP
         (modules / layout.STARTUP).write_bytes(source.read_bytes())
         if not real:
             for name in ("torch", "torch/distributed", "torch/distributed/launcher"):

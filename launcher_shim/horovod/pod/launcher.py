@@ -9,31 +9,24 @@ at ``/etc/mpi`` are not changed: Horovod does not use them. It starts by the ima
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import re
-import signal
 import socket
 import struct
-import sys
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from launcher_shim.exit_status import (
-    EXIT_NOT_EXECUTABLE,
-    EXIT_NOT_FOUND,
-    EXIT_USAGE,
-    unblock_signals,
-)
-from launcher_shim.pod.delivery import RunDirectory, configure_log, images_own
-from launcher_shim.pod.horovod_line import (
+from launcher_shim.horovod.pod.line import (
+    LEAST,
+    MOST,
+    PROCESSES,
+    SLOTS,
     TELLS_ONLY,
     JobSize,
-    LineError,
     arguments,
     environment,
-    is_launcher,
     read_options,
 )
+from launcher_shim.launcher import GivenSizes, Launcher
 from launcher_shim.rundir import layout
 
 SCRIPT_BYTES = 4096
@@ -124,60 +117,71 @@ def _code(script: bytes) -> Tuple[bytes, ...]:
     return tuple(line for line in lines if line.strip() and not line.startswith(b"#"))
 
 
-log = logging.getLogger(__name__)
-
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _USUAL_INTERFACE = "eth0"
 
 
-def main() -> int:
-    """Become the image's horovodrun; return the exit status if that fails."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    unblock_signals()
-    configure_log("muster-run")
-    words = sys.argv[1:]
-    own = images_own(layout.HOROVODRUN, sys.argv[0], os.environ)
-    if own is None:
-        log.error("horovodrun: not found in the PATH")
-        return EXIT_NOT_FOUND
-    environ: Mapping[str, str] = os.environ
-    run_dir = RunDirectory.find(environ, sys.argv[0])
-    try:
-        delivered = run_dir.delivered() or {}
-    except ValueError as error:
-        log.error("%s", error)
-        return EXIT_USAGE
-    start = [own]
-    if is_launcher(delivered) and not TELLS_ONLY & set(read_options(words).names()):
-        try:
-            words, environ = _as_launcher(words, environ, run_dir, delivered)
-        except LineError as error:
-            log.error("%s", error)
-            return EXIT_USAGE
-        start = started_lightly(own)
-    try:
-        os.execve(start[0], [*start, *words], environ)
-    except OSError as error:
-        log.error("%s: %s", start[0], error.strerror)
-        return EXIT_NOT_EXECUTABLE
+class HorovodLauncher(Launcher):
+    """horovodrun: one for the job, in a pod of its own, where it gets Muster's host list."""
+
+    name = "horovodrun"
+    library = "Horovod"
+    folder = "horovod/pod"
+    agent = "horovod/exec"
+    modules = ("horovod.runner.launch",)
+    nested = "HOROVOD_RANK"
+    has_rounds = False
+    is_central = True
+    waits_in = r"/horovod/[^/]+/(mpi_ops|functions)\.py$|/horovod/common/"
+
+    def found_in(self, words: Sequence[str], at: int) -> int:
+        """See ``Launcher``: its module is not looked for in processes."""
+        return at + 1 if os.path.basename(words[at]) == self.name else 0
+
+    def found_first(
+        self, command: Sequence[str], environ: Mapping[str, str]
+    ) -> Tuple[List[str], Dict[str, str]]:
+        """See ``Launcher``: one given by its path is found right behind the PATH's first."""
+        folder, name = os.path.split(command[0])
+        if name != self.name or not folder:
+            return list(command), dict(environ)
+        ours, colon, rest = environ.get("PATH", os.defpath).partition(os.pathsep)
+        path = os.pathsep.join([ours, folder, *([rest] if colon else [])])
+        return [name, *command[1:]], {**environ, "PATH": path}
+
+    def started(
+        self,
+        own: str,
+        words: Sequence[str],
+        environ: Mapping[str, str],
+        delivered: Mapping[str, str],
+        run_dir: str,
+    ) -> Tuple[List[str], Dict[str, str], List[str]]:
+        """See ``Launcher``: anywhere but in a launcher's pod it is the image's own."""
+        given = read_options(words)
+        if delivered.get("MUSTER_ROLE") != "launcher" or TELLS_ONLY & set(given.names()):
+            return [own, *words], dict(environ), []
+        remote = os.path.join(run_dir, layout.REMOTE_SHELL)
+        discovery = os.path.join(run_dir, layout.DISCOVER_HOSTS)
+        interface = interface_of(delivered.get("PET_LOCAL_ADDR", ""))
+        made, said = arguments(words, discovery, interface, JobSize.of(delivered))
+        command_bytes = sum(len(os.fsencode(word)) + 3 for word in given.command)
+        # The PATH is the image's own: the programs beside this one are only for muster-run.
+        variables = environment(environ, run_dir, remote, command_bytes)
+        return [*started_lightly(own), *made], variables, said
+
+    def sizes(self, words: Sequence[str]) -> GivenSizes:
+        """See ``Launcher``."""
+        given = read_options(words)
+        least = _count(given.value(LEAST)) or _count(given.value(PROCESSES))
+        return GivenSizes(least, _count(given.value(MOST)), _count(given.value((SLOTS,))))
 
 
-def _as_launcher(
-    words: Sequence[str],
-    environ: Mapping[str, str],
-    run_dir: RunDirectory,
-    delivered: Mapping[str, str],
-) -> Tuple[List[str], Dict[str, str]]:
-    remote = os.path.join(run_dir.path, layout.REMOTE_SHELL)
-    discovery = os.path.join(run_dir.path, layout.DISCOVER_HOSTS)
-    interface = interface_of(delivered.get("PET_LOCAL_ADDR", ""))
-    made, said = arguments(words, discovery, interface, JobSize.of(delivered))
-    for sentence in said:
-        log.info("%s", sentence)
-    command_bytes = sum(len(os.fsencode(word)) + 3 for word in read_options(words).command)
-    # The PATH is the image's own: the programs beside this one are only for muster-run.
-    return made, environment(environ, run_dir.path, remote, command_bytes)
+def _count(text: Optional[str]) -> Optional[int]:
+    return int(text) if text is not None and text.isdecimal() and int(text) else None
+
+
+HOROVODRUN = HorovodLauncher()
 
 
 def interface_of(address: str) -> str:

@@ -34,7 +34,7 @@ from typing import (
     Tuple,
 )
 
-from launcher_shim.pod.warm.wire import OF_A_ROUND, is_of_a_round
+from launcher_shim.warm.wire import OF_A_ROUND, is_of_a_round
 
 KEPT_BY_KERNEL = frozenset({signal.SIGKILL, signal.SIGSTOP})
 

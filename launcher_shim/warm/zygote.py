@@ -30,11 +30,11 @@ from typing import (
     Tuple,
 )
 
-from launcher_shim.pod.warm import wire
-from launcher_shim.pod.warm import worker as preload
-from launcher_shim.pod.warm.stub import DEATH_TIMEOUT_S
-from launcher_shim.pod.warm.wire import changed, circumstances, differences, environment
-from launcher_shim.pod.warm.worker import Birth, await_rank_0, become, rename, run
+from launcher_shim.warm import wire
+from launcher_shim.warm import worker as preload
+from launcher_shim.warm.stub import DEATH_TIMEOUT_S
+from launcher_shim.warm.wire import changed, circumstances, differences, environment
+from launcher_shim.warm.worker import Birth, await_rank_0, become, rename, run
 
 NAME = "muster-zygote"
 MARK = "MUSTER_ZYGOTE"
@@ -50,7 +50,7 @@ START = """\
 import sys
 archive = sys.argv.pop(1)
 sys.path.insert(0, archive)
-from launcher_shim.pod.warm.zygote import main
+from launcher_shim.warm.zygote import main
 main(archive)
 """
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from launcher_shim.pod.delivery import rendezvous_port
+LOOPBACK = ("localhost", "127.0.0.1")
 
 
 class Option(NamedTuple):
@@ -206,6 +206,23 @@ def starts_own_job(environ: Mapping[str, str]) -> bool:
         and not any(name in environ for name in NESTED)
         and environ.get(KEEP_FLAGS, "").strip() != "1"
     )
+
+
+def rendezvous_port(delivered: Mapping[str, str]) -> Optional[int]:
+    """Return the loopback port that torchrun has to connect to, or None."""
+    host, _, port = delivered.get("PET_RDZV_ENDPOINT", "").rpartition(":")
+    return int(port) if host in LOOPBACK and port.isdigit() else None
+
+
+def given_options(
+    words: Sequence[str], environ: Mapping[str, str], wanted: Sequence[str]
+) -> Dict[str, str]:
+    """Return the ``wanted`` options of torchrun, from its arguments or else from variables."""
+    options = {name: environ[VARIABLES[name]] for name in wanted if VARIABLES[name] in environ}
+    options.update(
+        (name, value) for name, value in read_line(words).values().items() if name in wanted
+    )
+    return options
 
 
 def kept_line(words: Sequence[str], environ: Mapping[str, str]) -> "Tuple[List[str], List[str]]":

@@ -16,9 +16,9 @@ import sys
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, NoReturn
 
-from launcher_shim.pod.warm import wire
-from launcher_shim.pod.warm.wire import circumstances
 from launcher_shim.rundir import layout
+from launcher_shim.warm import wire
+from launcher_shim.warm.wire import circumstances
 
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 60.0

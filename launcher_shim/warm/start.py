@@ -18,10 +18,10 @@ import tempfile
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping
 
-from launcher_shim.pod.warm import wire
-from launcher_shim.pod.warm.stub import ANSWER_TIMEOUT_S, note
-from launcher_shim.pod.warm.zygote import MARK, ROOM, command
 from launcher_shim.rundir import layout
+from launcher_shim.warm import wire
+from launcher_shim.warm.stub import ANSWER_TIMEOUT_S, note
+from launcher_shim.warm.zygote import MARK, ROOM, command
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _STUB = """\
 #!{python} -IS
 import sys
 sys.path.insert(0, {archive!r})
-from launcher_shim.pod.warm.stub import main
+from launcher_shim.warm.stub import main
 main()
 """
 """Started without a shell, which would add variables of its own."""
