@@ -7,14 +7,14 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from agent.config import parsers as texts
 from agent.config.job import AccessConfig
-from agent.config.table import Setting, field
 from controller.node_signs import DEFAULT_CONDITIONS, DEFAULT_TAINTS, ConditionRule, TaintRule
 from injection.kinds import job_label
 from injection.settings import TABLE, told
+from rdzv import parsers as texts
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
+from rdzv.settings import Setting, field
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 

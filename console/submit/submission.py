@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from agent.config import parsers as texts
 from console.submit.pod_template import PodTemplate, read_template
 from injection.facts import quantity
 from injection.launches import HOROVODRUN, found_launches
 from injection.parsers import IMAGE
 from launcher_shim.pod.torchrun_options import VARIABLES
+from rdzv import parsers as texts
 from rdzv.errors import ConfigError
 
 Read = TypeVar("Read")

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, is_dataclass
+from dataclasses import MISSING, Field, is_dataclass
 from dataclasses import fields as fields_of
 from functools import cache, partial
 from types import UnionType
@@ -196,22 +196,27 @@ def decode(
     it. Raises ``RecordError``, which names ``key``.
     """
     taken = {
-        name: taking(key, fields, name)
-        for name, (taking, is_optional) in _takings(cls).items()  # type: ignore[arg-type]
-        if name not in known and (name in fields or name in required or not is_optional)
+        name: taking(key, fields, stored)
+        for name, (stored, taking, is_optional) in _takings(cls).items()  # type: ignore[arg-type]
+        if name not in known and (stored in fields or name in required or not is_optional)
     }
     return cls(**taken, **known)
 
 
 @cache
-def _takings(cls: type) -> Mapping[str, tuple[Taking, bool]]:
-    """Return by field of ``cls`` the function that takes it, and whether it has a default."""
+def _takings(cls: type) -> Mapping[str, tuple[str, Taking, bool]]:
+    """Return by field its name in the record, the function that takes it, whether it may miss."""
     kinds = get_type_hints(cls, include_extras=True)
     return {
-        one.name: (_taking(kinds[one.name]), one.default is not MISSING)
+        one.name: (_stored(one), _taking(kinds[one.name]), one.default is not MISSING)
         for one in fields_of(cls)
         if one.init
     }
+
+
+def _stored(field: Field[Any]) -> str:
+    """Return the name of a field in the record."""
+    return str(field.metadata.get("stored", field.name))
 
 
 def _taking(kind: Any) -> Taking:

@@ -18,6 +18,7 @@ from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.records.drain import LastCommit
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
 from tests.support.records import drain, member
@@ -40,7 +41,7 @@ async def test_a_browser_is_shown_every_job_and_each_change() -> None:
     await store.txn(
         [],
         [
-            Put(KEYS.job, Job(1, 2, desired=2).to_json()),
+            Put(KEYS.job, Job(JobPolicy(1, 2), desired=2).to_json()),
             *(Put(LIVE.member(one.name), one.to_json()) for one in names),
             Put(LIVE.run("digits").round, world.to_json()),
             Put(LIVE.run("digits").value(b"/round"), b"\xff"),

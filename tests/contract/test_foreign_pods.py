@@ -26,6 +26,7 @@ from rdzv.keys import JobKeys
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
@@ -85,7 +86,7 @@ async def led(shown: dict[str, Any], names: str) -> tuple[list[Call], dict[str, 
         async with beside(reporter.run()), beside(reconciler.run()), beside(executor.run()):
             await asyncio.sleep(1)
             puts = [
-                Put(MINE.job, Job(1, 100).to_json()),
+                Put(MINE.job, Job(JobPolicy(1, 100)).to_json()),
                 Put(live.member(names), claimed.to_json()),
             ]
             held = Incarnation(names, 1, UID)

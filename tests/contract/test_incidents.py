@@ -10,6 +10,7 @@ import pytest
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.records.troubles import Bypass
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
@@ -56,7 +57,10 @@ async def test_a_store_that_is_away_says_what_it_means_and_what_to_check() -> No
 
 async def test_a_store_that_is_full_says_how_to_make_room(server: EmbeddedServer) -> None:
     trains = Round(1, True, frozen=(Seat("a", "n", 1), Seat("b", "n", 1)))
-    puts = (Put(KEYS.job, Job(1, 4).to_json()), Put(LIVE.run("digits").round, trains.to_json()))
+    puts = (
+        Put(KEYS.job, Job(JobPolicy(1, 4)).to_json()),
+        Put(LIVE.run("digits").round, trains.to_json()),
+    )
     status, doctor = await looked_at(server, *puts, full=True)
     assert status.out.startswith("digits is training: a world of 2 nodes\n")
     assert "the store takes no writes (NOSPACE): worlds that have formed train on" in status.out
@@ -66,7 +70,7 @@ async def test_a_store_that_is_full_says_how_to_make_room(server: EmbeddedServer
 
 
 async def test_min_that_is_never_met_says_how_many_are_there(server: EmbeddedServer) -> None:
-    status, doctor = await looked_at(server, Put(KEYS.job, Job(3, 4).to_json()))
+    status, doctor = await looked_at(server, Put(KEYS.job, Job(JobPolicy(3, 4)).to_json()))
     assert status.out.startswith("digits is below min: 2 of at least 3 pods can train\n→ see why")
     assert "warning  members     digits is below min: 2 of at least 3 pods can train" in doctor.out
     assert the_one_thing(doctor).endswith("to train with fewer: muster set digits --min 2")
@@ -74,7 +78,7 @@ async def test_min_that_is_never_met_says_how_many_are_there(server: EmbeddedSer
 
 async def test_a_training_container_that_never_starts_is_named(server: EmbeddedServer) -> None:
     unseen = Bypass("unseen", "it has been ready 60 s and nothing is known of a torchrun in it")
-    puts = (Put(KEYS.job, Job(1, 4).to_json()), Put(LIVE.bypass("b"), unseen.to_json()))
+    puts = (Put(KEYS.job, Job(JobPolicy(1, 4)).to_json()), Put(LIVE.bypass("b"), unseen.to_json()))
     status, doctor = await looked_at(server, *puts)
     assert status.out.startswith("digits is starting: b: it has been ready 60 s and nothing is")
     assert "see whether its training container runs" in the_one_thing(doctor)

@@ -53,7 +53,7 @@ async def test_a_loss_forms_the_world_again_at_once_and_takes_in_who_waits() -> 
 
 
 async def test_a_third_node_stands_by_until_a_fourth_makes_an_allowed_size() -> None:
-    policy = replace(GATHERING, max_nodes=4, allowed_sizes=(2, 4), gather_s=0.0)
+    policy = replace(GATHERING, max_nodes=4, sizes=(2, 4), gather_s=0.0)
     async with job(policy, world="ab") as one:
         await one.node("c")
         await one.passed(HOUR_S)
@@ -73,7 +73,7 @@ async def test_a_world_that_has_become_too_large_gives_the_youngest_up(
     """Sizes that nobody can have leave it as it is."""
     policy = replace(GATHERING, max_nodes=4, gather_s=0.0)
     async with job(policy, world="abcd") as one:
-        one.form_by(replace(policy, max_nodes=most, allowed_sizes=sizes))
+        one.form_by(replace(policy, max_nodes=most, sizes=sizes))
         await one.tell()
         await one.world(stay)
         await one.passed(60)

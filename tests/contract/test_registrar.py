@@ -18,6 +18,7 @@ from rdzv.records.history import HISTORY_LENGTH, HistoryEntry
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
+from tests.support.records import by_policy
 from tests.support.sidecars.jobs import KEYS, LosesOne, NoRoom, Unreliable, client, identity
 from tests.support.sidecars.processes import until as until_holds
 from tests.support.sidecars.registrars import (
@@ -212,14 +213,14 @@ def set_by(one: JobClient) -> list[tuple[str, str]]:
 
 async def test_a_roll_out_changes_the_bounds_of_the_job_and_refuses_nobody() -> None:
     async with client(MemoryEngine(now)) as one, member_of(one):
-        new = registrar(one, replace(identity("w-1"), max_workers=9))
+        new = registrar(one, by_policy(identity("w-1"), max_nodes=9))
         late = registrar(one, identity("w-2"))
         async with running(new), running(late):
             await registered(new)
             await registered(late)
             snapshot = one.membership.snapshot()
             assert snapshot.job is not None
-            assert (snapshot.job.min_workers, snapshot.job.max_workers) == (1, 9)
+            assert (snapshot.job.policy.min_nodes, snapshot.job.policy.max_nodes) == (1, 9)
             assert len(one.membership.listing().listed) == 3
             assert set_by(one) == [("w-1", "its template is the newest: max is 9 (before: 4)")]
             await new.leave(timeout_s=5)
@@ -256,9 +257,9 @@ async def test_a_store_that_lost_its_data_says_what_was_set_by_hand() -> None:
     async with client(MemoryEngine(now)) as one, member_of(one) as member:
         job = one.membership.snapshot().job
         assert job is not None
-        most = job.max_workers
-        await one.store.txn([], [Put(KEYS.job, replace(job, max_workers=most - 1).to_json())])
-        await until(one, lambda s: s.job is not None and s.job.max_workers == most - 1)
+        most = job.policy.max_nodes
+        await one.store.txn([], [Put(KEYS.job, by_policy(job, max_nodes=most - 1).to_json())])
+        await until(one, lambda s: s.job is not None and s.job.policy.max_nodes == most - 1)
         await asyncio.sleep(TTL_S)  # changes in quick succession are seen as one
         before = member.held
         await one.store.txn([], [Delete(KEYS.job)])

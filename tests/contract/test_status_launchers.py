@@ -14,6 +14,7 @@ from rdzv.keys import JobKeys
 from rdzv.records.codec import dump_record
 from rdzv.records.drain import Drain
 from rdzv.records.job import Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.records.shards import OpenShards, Plan, PodShards, ShardWorld, Share, TrainedShards
 from rdzv.records.troubles import Bypass
 from rdzv.store import Put
@@ -38,7 +39,7 @@ async def test_the_sentence_stands_beside_the_member() -> None:
         await MemoryStore(server.engine).txn(
             [],
             [
-                Put(KEYS.job, Job(1, 4).to_json()),
+                Put(KEYS.job, Job(JobPolicy(1, 4)).to_json()),
                 *(Put(HERE.member(n), member(i, n).to_json()) for i, n in enumerate("abc", 1)),
                 Put(HERE.drain("uid-c"), Drain("uid-c", "c", "spot", "hand").to_json()),
                 Put(HERE.bypass("b"), FORGED),
@@ -65,7 +66,7 @@ async def test_the_sentence_stands_beside_the_member() -> None:
 
 async def test_a_dead_first_endpoint_hides_no_warning() -> None:
     async with EmbeddedServer() as server, TcpProxy(server.endpoint) as dead:
-        await MemoryStore(server.engine).txn([], [Put(KEYS.job, Job(1, 4).to_json())])
+        await MemoryStore(server.engine).txn([], [Put(KEYS.job, Job(JobPolicy(1, 4)).to_json())])
         dead.hold()
         endpoints = f"{dead.endpoint},{server.endpoint}"
         environ = {"MUSTER_JOB": "digits", "MUSTER_ETCD_ENDPOINTS": endpoints}
@@ -88,7 +89,7 @@ async def test_what_is_not_known_of_the_store_is_said(monkeypatch: pytest.Monkey
 
 async def test_a_store_that_takes_no_writes_is_said_with_the_commands_that_cure_it() -> None:
     async with EmbeddedServer() as server:
-        await MemoryStore(server.engine).txn([], [Put(KEYS.job, Job(1, 4).to_json())])
+        await MemoryStore(server.engine).txn([], [Put(KEYS.job, Job(JobPolicy(1, 4)).to_json())])
         server.engine.full = True
         writer = PatientEtcdStore([server.endpoint])
         with pytest.raises(StoreFull, match="etcdctl alarm disarm"):
@@ -114,7 +115,7 @@ async def test_data_sets_in_shards_are_a_table_and_what_is_wrong_with_them_is_be
         await MemoryStore(server.engine).txn(
             [],
             [
-                Put(KEYS.job, Job(1, 4).to_json()),
+                Put(KEYS.job, Job(JobPolicy(1, 4)).to_json()),
                 *(Put(one.world, world) for one in (images, texts)),
                 Put(images.open, OpenShards(frontier=6).to_json()),
                 Put(images.pod("a"), PodShards("a", "uid-a", {0: share}).to_json()),

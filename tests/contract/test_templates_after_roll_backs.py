@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from rdzv.records.history import HistoryEntry
 from rdzv.store import Compare, Operation, Put, TxnResult
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
+from tests.support.records import by_policy
 from tests.support.sidecars.jobs import KEYS, client, identity, surroundings
 from tests.support.sidecars.registrars import LONG_TTL_S, TTL_S, registered, until
 from tests.support.tasks import beside
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.virtual
 
 
 def newer(name: str) -> Identity:
-    return replace(identity(name), max_workers=8)
+    return by_policy(identity(name), max_nodes=8)
 
 
 @asynccontextmanager
@@ -43,7 +43,7 @@ async def pod(one: JobClient, who: Identity, ttl_s: float = TTL_S) -> AsyncItera
 def most(one: JobClient) -> int:
     job = one.membership.snapshot().job
     assert job is not None
-    return job.max_workers
+    return job.policy.max_nodes
 
 
 async def test_the_former_template_is_back_when_the_last_newer_pod_has_gone() -> None:
@@ -58,7 +58,7 @@ async def test_the_former_template_is_back_when_the_last_newer_pod_has_gone() ->
         assert most(one) == 8
         await roll_out.aclose()
         gone_s = now()
-        await until(one, lambda s: s.job is not None and s.job.max_workers == 4)
+        await until(one, lambda s: s.job is not None and s.job.policy.max_nodes == 4)
         assert now() - gone_s >= 3 * TTL_S
         entries = [HistoryEntry.from_kv(kv) for kv in one.mirror.under(KEYS.history)]
         said = [(entry.member, entry.why) for entry in entries if entry.what == "set"]
@@ -108,8 +108,8 @@ async def test_a_store_restored_right_after_a_roll_back_does_not_end_the_next_on
             return done._replace(revision=done.revision + lost) if rolls_back else done
 
         for name, template in (("new", 8), ("again", 9)):
-            async with pod(one, replace(identity(name), max_workers=template)):
+            async with pod(one, by_policy(identity(name), max_nodes=template)):
                 assert most(one) == template
                 monkeypatch.setattr(one.store, "txn", txn)
-            await until(one, lambda s: s.job is not None and s.job.max_workers == 4)
+            await until(one, lambda s: s.job is not None and s.job.policy.max_nodes == 4)
             monkeypatch.undo()

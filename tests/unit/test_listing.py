@@ -15,11 +15,12 @@ from rdzv.keys import ROOT, JobKeys, job_of, last_name
 from rdzv.mirror import LEAST_KEYS, LONGEST_S, MOST_KEYS, QUICK, Paging, spelled, spelled_of_any_job
 from rdzv.records.drain import Drain
 from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Places, Snapshot, first_to_go, listing_of
 from rdzv.store import DEFAULT_TIMEOUT_S
 from tests.support import records
 
-JOB = Job(1, 3)
+JOB = Job(JobPolicy(1, 3))
 
 
 def member(name: str, incarnation: int, **changes: Any) -> Member:
@@ -89,7 +90,7 @@ def test_i6_a_stale_incarnation_is_not_listed() -> None:
 
 
 def test_a_member_below_min_is_listed_all_the_same_and_the_sentence_says_so() -> None:
-    listing = listing_of(snapshot(member("w-0", 1), job=Job(2, 3)))
+    listing = listing_of(snapshot(member("w-0", 1), job=Job(JobPolicy(2, 3))))
     assert names(listing.listed) == ["w-0"]
     assert "1 short of min" in listing.reason
 
@@ -97,9 +98,13 @@ def test_a_member_below_min_is_listed_all_the_same_and_the_sentence_says_so() ->
 def test_only_a_size_that_is_allowed_is_listed_unless_none_can_be() -> None:
     members = [member(f"w-{n}", n + 1, version="0.2.0") for n in range(6)]
     for job, listed, said in (
-        (Job(1, 8, unit=4), 4, "4 listed of min 1 and max 8, in multiples of 4, 2 on standby"),
-        (Job(1, 8, allowed_sizes=(2, 5)), 5, "1 on standby"),
-        (Job(1, 9, unit=8), 6, "2 short of 8, the smallest size"),
+        (
+            Job(JobPolicy(1, 8, unit=4)),
+            4,
+            "4 listed of min 1 and max 8, in multiples of 4, 2 on standby",
+        ),
+        (Job(JobPolicy(1, 8, sizes=(2, 5))), 5, "1 on standby"),
+        (Job(JobPolicy(1, 9, unit=8)), 6, "2 short of 8, the smallest size"),
     ):
         listing = listing_of(snapshot(*members, job=job))
         assert len(listing.listed) == listed
@@ -124,7 +129,7 @@ MEMBERS = st.lists(
 
 @given(MEMBERS, st.integers(1, 5), st.sampled_from([1, 2, 3]))
 def test_everybody_is_in_exactly_one_place(members: list[Member], room: int, unit: int) -> None:
-    found = snapshot(*members, job=Job(1, room, unit=unit))
+    found = snapshot(*members, job=Job(JobPolicy(1, room, unit=unit)))
     listing = listing_of(found)
     places = [*names(listing.listed), *names(listing.standby), *listing.excluded]
     assert sorted(places) == sorted(found.members)

@@ -12,13 +12,14 @@ from rdzv.membership import Membership, snapshot_of
 from rdzv.mirror import Mirror
 from rdzv.records.drain import Commit, LastCommit, Vote
 from rdzv.records.job import Incarnation, Job
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot
 from rdzv.store import RangeResult, WatchEvent
 from tests.support.records import drain, kv, member
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
-JOB = kv(KEYS.job, 3, Job(1, 2).to_json())
+JOB = kv(KEYS.job, 3, Job(JobPolicy(1, 2)).to_json())
 HOLD = kv(HERE.commit, 9, Commit(5, "run", 3, "hold").to_json())
 GOOD = member("w-1", most=2).to_json()
 
@@ -50,7 +51,7 @@ def test_a_launchers_key_named_like_a_section_is_no_member() -> None:
 
 
 def test_members_of_another_generation_are_not_in_the_snapshot() -> None:
-    later = kv(KEYS.job, 3, Job(1, 2, generation=2).to_json())
+    later = kv(KEYS.job, 3, Job(JobPolicy(1, 2), generation=2).to_json())
     ghost = kv(HERE.member("w-1"), 3, GOOD)
     assert snapshot_of(KEYS, RangeResult(9, (later, ghost))).members == {}
 
@@ -102,12 +103,12 @@ def test_only_another_uid_makes_a_last_commit_one_of_a_former_life(
     saved_by: str, present: str, former: bool
 ) -> None:
     last = LastCommit(7, 2, 4, job_uid=saved_by)
-    job = Job(1, 2, generation=5, uid=present)
+    job = Job(JobPolicy(1, 2), generation=5, uid=present)
     assert Snapshot(9, job, last_commit=last).commit_is_of_former_life is former
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_what_is_forgotten_is_not_started_from(forgotten: bool) -> None:
     last = LastCommit(7, 2, 4, forgotten=forgotten)
-    started_from = Snapshot(9, Job(1, 2), last_commit=last).commit_to_start_from
+    started_from = Snapshot(9, Job(JobPolicy(1, 2)), last_commit=last).commit_to_start_from
     assert started_from == (None if forgotten else last)

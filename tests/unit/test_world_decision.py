@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.records.template import Sizes
+from rdzv.records.policy import JobPolicy
 from rdzv.records.world import WorldChange, WorldReport
 from rdzv.world import Lasting, WorldPolicy, WorldSnapshot, decide, knows
 
@@ -27,7 +27,7 @@ def snapshot(*reports: WorldReport, **fields: Any) -> WorldSnapshot:
     """Two members that train in world 3 of round 7."""
     said = {one.member: one for one in (report("a"), report("b"), *reports)}
     change = WorldChange(epoch=10, phase="train", round=7, number=3)
-    known = {"world": 3, "members": ("a", "b"), "sizes": Sizes(1, 4), **fields}
+    known = {"world": 3, "members": ("a", "b"), "sizes": JobPolicy(1, 4), **fields}
     return WorldSnapshot(known.pop("change", change), 7, reports=said, **known)
 
 
@@ -65,7 +65,7 @@ def test_no_rank_is_held_before_the_newcomer_is_ready() -> None:
 
 
 def test_a_newcomer_without_room_waits() -> None:
-    assert decided(snapshot(READY, newcomers=("c",), sizes=Sizes(1, 2))) == ("keep", None)
+    assert decided(snapshot(READY, newcomers=("c",), sizes=JobPolicy(1, 2))) == ("keep", None)
 
 
 def test_a_newcomer_of_an_unknown_torch_is_not_taken_in() -> None:
@@ -169,7 +169,7 @@ def test_a_rank_without_whole_state_is_no_source() -> None:
 
 
 def test_a_leave_at_min_or_of_the_last_pod_saves_as_today() -> None:
-    at_min = snapshot(leaving=frozenset("a"), sizes=Sizes(2, 4))
+    at_min = snapshot(leaving=frozenset("a"), sizes=JobPolicy(2, 4))
     last = snapshot(leaving=frozenset("ab"))
     for given in (at_min, last):
         decision = decide(0.0, 0.0, given, POLICY)
@@ -177,7 +177,7 @@ def test_a_leave_at_min_or_of_the_last_pod_saves_as_today() -> None:
 
 
 def test_a_leave_at_min_waits_for_no_save_if_a_newcomer_is_ready() -> None:
-    given = snapshot(READY, newcomers=("c",), leaving=frozenset("a"), sizes=Sizes(2, 4))
+    given = snapshot(READY, newcomers=("c",), leaving=frozenset("a"), sizes=JobPolicy(2, 4))
     assert changed(given)[0] == "hold"
 
 

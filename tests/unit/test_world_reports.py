@@ -9,8 +9,8 @@ import pytest
 
 from agent.world_report import report_of, shown
 from launcher_shim.c10d.rounds.records import Seat
+from rdzv.records.policy import JobPolicy
 from rdzv.records.progress import RankInWorld, RankProgress
-from rdzv.records.template import Sizes
 from rdzv.records.world import WorldChange, WorldReport
 from rdzv.world import WorldPolicy, WorldSnapshot, decide
 
@@ -46,7 +46,7 @@ def test_i13_the_state_comes_from_the_rank_that_holds_the_step() -> None:
     """Each rank at that step holds it whole while the state goes over: another's would tear it."""
     reports = {"a": reported("a", 40, -1), "b": reported("b", 40, 41)}
     snapshot = WorldSnapshot(
-        BROKEN, 7, world=3, members=("a", "b"), reports=reports, sizes=Sizes(1, 4)
+        BROKEN, 7, world=3, members=("a", "b"), reports=reports, sizes=JobPolicy(1, 4)
     )
     change = decide(0.0, 0.0, snapshot, WorldPolicy()).change
     assert change is not None
