@@ -13,28 +13,20 @@ from typing import Annotated, Any, Self
 
 from rdzv import parsers as texts
 from rdzv.dataclass import dataclass
-from rdzv.errors import RecordError
-from rdzv.records.codec import Seconds, decode, take
+from rdzv.records.codec import Ordinal, Seconds, decode, taking
 from rdzv.sentences import named
 from rdzv.settings import SETTING, Setting, settings_of
 
 NODES = texts.count(1, 100_000)
 
 
-def take_sizes(key: str, fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """Take numbers of nodes; raise ``RecordError`` if one is below 1."""
-    sizes = take(key, fields, name, list)
-    if not all(type(size) is int and size > 0 for size in sizes):
-        raise RecordError(f"{key}: {name!r} is {sizes!r}, expected numbers from 1 on")
-    return tuple(sizes)
-
-
-def take_unit(key: str, fields: Mapping[str, Any], name: str) -> int:
-    """Take a number of nodes; raise ``RecordError`` if it is below 1."""
-    unit = take(key, fields, name, int)
-    if unit < 1:
-        raise RecordError(f"{key}: {name!r} is {unit}, expected a number from 1 on")
-    return unit
+take_sizes = taking(
+    list,
+    lambda sizes: all(type(size) is int and size > 0 for size in sizes),
+    "numbers from 1 on",
+    tuple,
+)
+"""Takes numbers of nodes."""
 
 
 def _policy(
@@ -114,7 +106,7 @@ class JobPolicy:
             "otherwise": "any from min to max",
         },
     )
-    unit: Annotated[int, take_unit] = _policy(
+    unit: Ordinal = _policy(
         Setting(
             "--unit",
             NODES,

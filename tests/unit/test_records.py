@@ -67,7 +67,7 @@ RECORDS: st.SearchStrategy[Any] = (
     )
     | st.builds(
         Drain, st.just("c"), NAMES, TEXT, TEXT, st.none() | st.floats(0, 1e6), st.floats(0, 5),
-        TEXT, st.sampled_from(["", "committed", "uncommitted", "expired"]), NUMBER,
+        TEXT, YES_OR_NO, st.sampled_from(["", "committed", "uncommitted", "expired"]), NUMBER,
     )
     | st.builds(
         Node, NAMES, st.sampled_from(["asking", "in"]), TEXT, COUNTS, TEXT, COUNTS, COUNTS
