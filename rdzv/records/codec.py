@@ -201,12 +201,13 @@ def fields_of_record(
     record: Any, *, without: Collection[str] = (), sparse: Collection[str] = ()
 ) -> dict[str, object]:
     """Return the fields that ``encode`` writes, in order; those ``OF_KEY`` are never among them."""
-    return {
-        stored: value
-        for name, stored, default in _defaults(type(record))  # type: ignore[arg-type]
-        if name not in without
-        and ((value := getattr(record, name)) != default or name not in sparse)
-    }
+    values: dict[str, object] = {}
+    for name, stored, default in _defaults(type(record)):  # type: ignore[arg-type]
+        if name not in without:
+            value = getattr(record, name)
+            if value != default or name not in sparse:
+                values[stored] = value
+    return values
 
 
 @cache
@@ -240,12 +241,11 @@ def decode(
     One that has a default may be missing, unless it is ``required``: an older writer does not know
     it. Raises ``RecordError``, which names ``key``.
     """
-    taken = {
-        name: taken(key, fields, stored)
-        for name, stored, taken, is_optional in _takings(cls)  # type: ignore[arg-type]
-        if name not in known and (stored in fields or name in required or not is_optional)
-    }
-    return cls(**taken, **known)
+    values: dict[str, Any] = {}
+    for name, stored, taken, is_optional in _takings(cls):  # type: ignore[arg-type]
+        if name not in known and (stored in fields or name in required or not is_optional):
+            values[name] = taken(key, fields, stored)
+    return cls(**values, **known)
 
 
 @cache
