@@ -107,7 +107,9 @@ def taking(
     """
 
     def taken(key: str, fields: Mapping[str, Any], name: str) -> Any:
-        value = take(key, fields, name, kind)
+        value = fields.get(name)
+        if type(value) is not kind:
+            value = take(key, fields, name, kind)
         try:
             if fits(value):
                 return made(value)
