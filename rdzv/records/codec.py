@@ -254,11 +254,12 @@ def decode(
 def _takings(cls: type) -> Sequence[tuple[str, str, Taking, bool]]:
     """Return each field of ``cls``, its name in the record, how it is taken, if it may miss."""
     kinds = get_type_hints(cls, include_extras=True)
-    return [
-        (one.name, _stored(one), _taking(kinds[one.name]), one.default is not MISSING)
-        for one in fields_of(cls)
-        if one.init and one.name not in OF_KEY
-    ]
+    found: list[tuple[str, str, Taking, bool]] = []
+    for one in fields_of(cls):
+        if one.init and one.name not in OF_KEY:
+            is_optional = one.default is not MISSING
+            found.append((one.name, _stored(one), _taking(kinds[one.name]), is_optional))
+    return found
 
 
 def stored_as(name: str) -> Any:
