@@ -302,8 +302,8 @@ def launcher_parts(
     )
     policy = LauncherPolicy(
         settings.keys.job_name,
-        identity.min_workers,
-        identity.max_workers,
+        identity.policy.min_nodes,
+        identity.policy.max_nodes,
         settings.launcher_port,
         identity.slots,
         relayed=settings.relayed,

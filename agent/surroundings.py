@@ -104,7 +104,7 @@ class MemberSettings:
     """Names of the job's keys in the store."""
 
     identity: Identity
-    """The identity that the member registers; min and max of the job are in it."""
+    """The identity that the member registers; the policy of the job is in it."""
 
     lease_ttl_s: float = 10.0
     """Whole seconds without a renewal until the others count the member as lost."""
@@ -179,14 +179,10 @@ def identity_of(config: Config, pod_uid: str, version: str, pin: str) -> Identit
         node=config.node,
         role=config.role,
         slots=config.slots if config.role == "worker" else 0,
-        min_workers=config.min_nodes,
-        max_workers=config.max_nodes,
+        policy=config.policy,
         job_uid=config.job_uid,
         index=config.index,
         version=version,
-        allowed_sizes=config.sizes,
-        unit=config.unit,
-        gather_s=config.gather_s,
         topology=config.topology,
         tunnel_port=config.tunnel_port,
         pin=pin,

@@ -146,7 +146,7 @@ class Sweeper(Reconciler):
         return Outlook(
             partial(membership.changed_from, snapshot),
             write=_deletion(surplus[:BATCH_MAX]) if surplus else None,
-            gather_s=self._pause_s,
+            burst_s=self._pause_s,
         )
 
     def _is_mine(self, snapshot: Snapshot) -> bool:

@@ -257,7 +257,7 @@ class WorldKeeper(Loop):
             older=self._older(stored),
             # A join that the ranks were asked to save for waits for their steps, in a world.
             reforms=evaluation.reform.reason if evaluation.reform.cause not in ("", "join") else "",
-            sizes=rendezvous.policy().sizes,
+            sizes=rendezvous.policy(),
         )
 
     def _older(self, stored: RunSnapshot) -> frozenset[str]:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent.config.sidecar import Config
-from agent.config.table import settings_of
 from benchmarks.figures import Bar, Figure
+from rdzv.settings import settings_of
 
 NEWCOMERS = 8
 BEGIN_S = 25.0

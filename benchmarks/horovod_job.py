@@ -23,6 +23,7 @@ from console.local.processes import end_all, free_ports, marked
 from console.local.settings import LAUNCHER, LocalSettings, Pod
 from launcher_shim.host import token_of
 from launcher_shim.rundir import layout
+from rdzv.records.policy import JobPolicy
 from rdzv.store.access import Access
 
 SCRIPT = REPOSITORY / "benchmarks" / "horovod_training.py"
@@ -72,8 +73,7 @@ class HorovodJob:
             job=f"horovod-{run[:8]}",
             line=self.line,
             nodes=nodes,
-            min_nodes=nodes - 1,
-            max_nodes=nodes,
+            policy=JobPolicy(nodes - 1, nodes, gather_s=2.0),
             restarts=0,
             lease_ttl_s=10.0,
             checkpoints=directory,

@@ -64,8 +64,8 @@ class SshJob(HorovodJob):
         command = self.line.full_command(
             pod.run_dir / "discover_hosts.sh",
             nodes=self.settings.nodes,
-            min_nodes=self.settings.min_nodes,
-            max_nodes=self.settings.max_nodes,
+            min_nodes=self.settings.policy.min_nodes,
+            max_nodes=self.settings.policy.max_nodes,
         )
         environment = horovodrun_environment(self.settings, LAUNCHER, pod.run_dir)
         environment["PATH"] = f"{pod.run_dir / 'bin'}{os.pathsep}{os.environ['PATH']}"

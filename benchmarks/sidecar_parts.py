@@ -26,6 +26,7 @@ from benchmarks.worker import LINE_MAX
 from launcher_shim.rundir import layout
 from rdzv.keys import JobKeys
 from rdzv.members.registration import Identity
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Store
 from rdzv.store.etcd.client import EtcdStore
 
@@ -51,14 +52,13 @@ class TimedRunDir(RunDir):
 def identity(member: str, min_nodes: int, max_nodes: int) -> Identity:
     """Build the identity of one sidecar of a benchmark."""
     return Identity(
+        policy=JobPolicy(min_nodes=min_nodes, max_nodes=max_nodes),
         member=member,
         pod_uid=f"uid-{member}",
         address="127.0.0.1",
         node="",
         role="worker",
         slots=1,
-        min_workers=min_nodes,
-        max_workers=max_nodes,
         version=muster.__version__,
     )
 

@@ -11,11 +11,11 @@ import uvloop
 
 from agent import process
 from agent.config.sidecar import DELIVERED_VARIABLES, Config
-from agent.config.table import settings_of, unknown_variables
 from agent.rundir.programs import LIBRARY_HOME
 from agent.telemetry import logs
 from console.help import Command
 from console.options import configured_by
+from rdzv.settings import settings_of, unknown_variables
 
 
 @click.command(

@@ -18,8 +18,6 @@ from typing import Any, TypeVar, cast
 import click
 
 from agent.config.job import STORE_SETTINGS, AccessConfig, JobConfig, StoreConfig
-from agent.config.parsers import duration_s
-from agent.config.table import Configuration, load, settings_of
 from console.help import STORE_SECTION, SectionedOption, missing_extra
 from console.whereabouts import (
     ClusterOptions,
@@ -30,7 +28,9 @@ from console.whereabouts import (
     with_cluster_options,
 )
 from rdzv.errors import ConfigError, StoreUnavailable
+from rdzv.parsers import duration_s
 from rdzv.sentences import named, variable_of
+from rdzv.settings import Configuration, load, settings_of
 
 T = TypeVar("T")
 

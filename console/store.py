@@ -9,10 +9,10 @@ import signal
 
 import click
 
-from agent.config import parsers
 from agent.config.job import StoreConfig
 from console.help import Command
 from console.options import configured_by, one_job
+from rdzv import parsers
 from rdzv.errors import ConfigError
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access, password_in

@@ -23,13 +23,13 @@ from typing import Any, TextIO
 
 import click
 
-from agent.config import parsers
 from agent.config.job import AccessConfig
-from agent.config.table import settings_of
 from console.help import CLUSTER_SECTION, SectionedOption
+from rdzv import parsers
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
 from rdzv.sentences import named, variable_of
+from rdzv.settings import settings_of
 
 VARIABLE = "KUBECONFIG"
 

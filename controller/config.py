@@ -7,14 +7,14 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from agent.config import parsers
 from agent.config.job import AccessConfig
-from agent.config.table import Setting, field
 from controller.node_signs import DEFAULT_CONDITIONS, DEFAULT_TAINTS, ConditionRule, TaintRule
 from injection.kinds import job_label
 from injection.settings import TABLE, told
+from rdzv import parsers as texts
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
+from rdzv.settings import Setting, field
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -32,7 +32,7 @@ def _conditions(text: str) -> tuple[ConditionRule, ...]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(parsers.name(one.strip()) for one in text.split(",") if one.strip())
+    return tuple(texts.name(one.strip()) for one in text.split(",") if one.strip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class ControllerConfig(AccessConfig):
     own_namespace: str = field(
         Setting(
             "--own-namespace",
-            parsers.name,
+            texts.name,
             None,
             "NAME",
             "Namespace that the controller runs in.",
@@ -51,7 +51,7 @@ class ControllerConfig(AccessConfig):
     service: str = field(
         Setting(
             "--service",
-            parsers.name,
+            texts.name,
             "muster-controller",
             "NAME",
             "Service of the webhook, for which its certificate is issued.",
@@ -60,7 +60,7 @@ class ControllerConfig(AccessConfig):
     certificate_secret: str = field(
         Setting(
             "--certificate-secret",
-            parsers.name,
+            texts.name,
             "muster-controller",
             "NAME",
             "Existing Secret in the controller's namespace for the webhook's certificate.",
@@ -69,17 +69,17 @@ class ControllerConfig(AccessConfig):
     webhook: str = field(
         Setting(
             "--webhook",
-            parsers.name,
+            texts.name,
             "muster-controller",
             "NAME",
             "MutatingWebhookConfiguration whose caBundle the controller writes.",
         )
     )
     listen: str = field(
-        Setting("--listen", parsers.free_text, "0.0.0.0", "ADDRESS", "Address that it listens on.")
+        Setting("--listen", texts.free_text, "0.0.0.0", "ADDRESS", "Address that it listens on.")
     )
     port: int = field(
-        Setting("--port", parsers.real_port, "9443", "PORT", "Port of the webhook, over TLS.")
+        Setting("--port", texts.real_port, "9443", "PORT", "Port of the webhook, over TLS.")
     )
     api_server_cidrs: tuple[Network, ...] = field(
         Setting(
@@ -94,7 +94,7 @@ class ControllerConfig(AccessConfig):
     api_server_ca: str = field(
         Setting(
             "--api-server-ca",
-            parsers.file,
+            texts.file,
             "",
             "FILE",
             "Authority of the API server's client certificate for webhooks; callers without one"
@@ -104,7 +104,7 @@ class ControllerConfig(AccessConfig):
     follow_jobs: Literal["on", "off"] = field(
         Setting(
             "--follow-jobs",
-            parsers.one_of("on", "off"),
+            texts.one_of("on", "off"),
             "off",
             "on|off",
             "Whether to follow the jobs in the store: Events, desired, annotations, notices and the"
@@ -114,7 +114,7 @@ class ControllerConfig(AccessConfig):
     lease: str = field(
         Setting(
             "--lease",
-            parsers.name,
+            texts.name,
             "muster-controller",
             "NAME",
             "Existing Lease in the controller's namespace for leader election. Only the leader"
@@ -124,7 +124,7 @@ class ControllerConfig(AccessConfig):
     events: Literal["on", "off"] = field(
         Setting(
             "--events",
-            parsers.one_of("on", "off"),
+            texts.one_of("on", "off"),
             "on",
             "on|off",
             "Whether to publish Kubernetes Events about jobs, and about pods without a sidecar, on"
@@ -134,7 +134,7 @@ class ControllerConfig(AccessConfig):
     desired: Literal["on", "off"] = field(
         Setting(
             "--desired",
-            parsers.one_of("on", "off"),
+            texts.one_of("on", "off"),
             "on",
             "on|off",
             "Whether to set a job's desired number of nodes to the replicas of its owner.",
@@ -143,7 +143,7 @@ class ControllerConfig(AccessConfig):
     annotations: Literal["on", "off"] = field(
         Setting(
             "--annotations",
-            parsers.one_of("on", "off"),
+            texts.one_of("on", "off"),
             "off",
             "on|off",
             "Whether to annotate the owner of a job's pods with the last commit and the numbers of"
@@ -153,7 +153,7 @@ class ControllerConfig(AccessConfig):
     evict_uninjected: Literal["on", "off"] = field(
         Setting(
             "--evict-uninjected",
-            parsers.one_of("on", "off"),
+            texts.one_of("on", "off"),
             "off",
             "on|off",
             "Whether the leader evicts pods that could have a sidecar and have none, slowly, and"
@@ -163,7 +163,7 @@ class ControllerConfig(AccessConfig):
     job_metrics: Literal["on", "off"] = field(
         Setting(
             "--job-metrics",
-            parsers.one_of("on", "off"),
+            texts.one_of("on", "off"),
             "off",
             "on|off",
             "Whether /metrics names each job, its namespace and the time of its saves: anybody who"
@@ -173,7 +173,7 @@ class ControllerConfig(AccessConfig):
     notices: Literal["on", "off"] = field(
         Setting(
             "--notices",
-            parsers.one_of("on", "off"),
+            texts.one_of("on", "off"),
             "on",
             "on|off",
             "Whether to request a drain of pods as soon as their node or their own conditions show"
@@ -203,7 +203,7 @@ class ControllerConfig(AccessConfig):
     notice_cordon: Literal["on", "off"] = field(
         Setting(
             "--notice-cordon",
-            parsers.one_of("on", "off"),
+            texts.one_of("on", "off"),
             "on",
             "on|off",
             "Whether to drain the pods of a cordoned node, too, as long as min others remain.",
@@ -212,7 +212,7 @@ class ControllerConfig(AccessConfig):
     notice_deadline_s: float = field(
         Setting(
             "--notice-deadline",
-            parsers.duration_s(10, 86_400),
+            texts.duration_s(10, 86_400),
             "10m",
             "TIME",
             "Time until the deadline of such a drain; the kubelet's own notice may shorten it.",
@@ -221,7 +221,7 @@ class ControllerConfig(AccessConfig):
     store_access: str = field(
         Setting(
             "--store-access",
-            parsers.free_text,
+            texts.free_text,
             "",
             "NAME",
             "Secret in the controller's namespace with its access to the store of --default"
@@ -231,7 +231,7 @@ class ControllerConfig(AccessConfig):
     store_members: str = field(
         Setting(
             "--store-members",
-            parsers.free_text,
+            texts.free_text,
             "",
             "NAME",
             "Secret with the server certificate of the chart's own etcd, whose authentication the"
@@ -241,7 +241,7 @@ class ControllerConfig(AccessConfig):
     store_hosts: str = field(
         Setting(
             "--store-hosts",
-            parsers.free_text,
+            texts.free_text,
             "",
             "HOST,…",
             "Host names for which the controller issues that certificate; empty: it is issued"
@@ -251,7 +251,7 @@ class ControllerConfig(AccessConfig):
     give_access: Literal["on", "off"] = field(
         Setting(
             "--give-access",
-            parsers.one_of("on", "off"),
+            texts.one_of("on", "off"),
             "on",
             "on|off",
             "Whether to create a Secret with a store user for each job; needs --store-access.",
@@ -260,7 +260,7 @@ class ControllerConfig(AccessConfig):
     access_keep_s: float = field(
         Setting(
             "--access-keep",
-            parsers.duration_s(60, 366 * 86_400),
+            texts.duration_s(60, 366 * 86_400),
             "24h",
             "TIME",
             "Time for which a job's access is kept after its last pod has gone.",
@@ -269,7 +269,7 @@ class ControllerConfig(AccessConfig):
     access_rotate_s: float = field(
         Setting(
             "--access-rotate",
-            parsers.duration_s(3600, 366 * 86_400),
+            texts.duration_s(3600, 366 * 86_400),
             "720h",
             "TIME",
             "Age at which a job's certificate is renewed.",
@@ -288,7 +288,7 @@ class ControllerConfig(AccessConfig):
     page_port: int = field(
         Setting(
             "--page-port",
-            parsers.port,
+            texts.port,
             "9444",
             "PORT",
             "Port of the page of all jobs, on the loopback address only; 0: no page.",
@@ -297,7 +297,7 @@ class ControllerConfig(AccessConfig):
     log_format: Literal["json", "plain"] = field(
         Setting(
             "--log-format",
-            parsers.one_of("json", "plain"),
+            texts.one_of("json", "plain"),
             "json",
             "json|plain",
             "Format of the log lines.",

@@ -298,7 +298,7 @@ class EventReporter(Loop):
             self._leadership.progress = partial(self._told, revision)
         look_at_s = math.inf if all_told else self.clock() + OWNER_RETRY_S
         changed = partial(self._jobs.changed_after, sequence)
-        return Outlook(changed, look_at_s, gather_s=GATHER_S)
+        return Outlook(changed, look_at_s, burst_s=GATHER_S)
 
     def _since(self) -> int:
         """Return the revision to publish from: the former leader's, else the current one."""

@@ -113,7 +113,7 @@ class NoticeExecutor(Loop):
                 self._pods.changed_after(pods),
             ),
             due_s,
-            gather_s=GATHER_S,
+            burst_s=GATHER_S,
         )
 
     def _forget_all_but(self, jobs: Container[JobKeys]) -> None:

@@ -258,7 +258,7 @@ def _leaves_enough(job: JobState, member: Member, going: set[str]) -> bool:
     if rules is None:
         return False
     stay = [one for one in job.listing.listed if one.pod_uid not in going]
-    return len([one for one in stay if one.name != member.name]) >= rules.sizes.smallest
+    return len([one for one in stay if one.name != member.name]) >= rules.policy.smallest
 
 
 def _may_be_lifted(drain: Drain) -> bool:

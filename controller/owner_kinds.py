@@ -250,7 +250,7 @@ def steady_s(wanted: Scale, job: Job, *, autoscaled: bool) -> float:
     restart: its newcomers are gathered, and a larger number does not end the gather window.
     """
     grows = job.desired is not None and wanted.desired > job.desired
-    return job.gather_s if autoscaled and grows else 0.0
+    return job.policy.gather_s if autoscaled and grows else 0.0
 
 
 def desired_nodes(
@@ -264,7 +264,7 @@ def desired_nodes(
     """
     if not replicas:
         return None, "the owner does not say, or is scaled to nothing"
-    wanted = min(max(replicas, job.min_workers), job.max_workers)
+    wanted = min(max(replicas, job.policy.min_nodes), job.policy.max_nodes)
     if job.desired == wanted:
         return None, f"{wanted} nodes are desired already"
     by_person, applied = False, None

@@ -89,7 +89,7 @@ class OwnerReconciler(Loop):
                 self._due_s[keys] = now + LOOKED_AT_S if changed else math.inf
                 await self._keep(keys, job, again=before is None or _moved(before, job))
         due_s = min(self._due_s.values(), default=math.inf)
-        return Outlook(partial(self._jobs.changed_after, sequence), due_s, gather_s=GATHER_S)
+        return Outlook(partial(self._jobs.changed_after, sequence), due_s, burst_s=GATHER_S)
 
     def _forget_all_but(self, jobs: Container[JobKeys]) -> None:
         """Drop what is kept of other jobs; a due time of theirs would never be cleared."""
@@ -240,7 +240,7 @@ class UnplacedWriter(Loop):
         return Outlook(
             lambda: first_of(self._jobs.changed_after(jobs), self._pods.changed_after(pods)),
             math.inf if all(written) else self.clock() + UNPLACED_AGAIN_S,
-            gather_s=UNPLACED_GATHER_S,
+            burst_s=UNPLACED_GATHER_S,
         )
 
     async def _keep(self, keys: JobKeys, job: JobState, count: int) -> bool:

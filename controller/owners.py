@@ -169,7 +169,7 @@ def annotations_of(job: JobState) -> dict[str, str]:
     record, last = job.snapshot.job, job.snapshot.commit_to_start_from
     found: dict[str, str] = {}
     if record is not None:
-        found[f"{PREFIX}members-wanted"] = str(record.desired or record.max_workers)
+        found[f"{PREFIX}members-wanted"] = str(record.desired or record.policy.max_nodes)
         found[f"{PREFIX}members-there"] = str(len(job.listing.listed))
     if last is not None:
         found[f"{PREFIX}last-commit-step"] = str(last.step)

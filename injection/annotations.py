@@ -16,13 +16,13 @@ from urllib.parse import quote
 from ruamel.yaml.nodes import Node
 
 from agent.config.sidecar import Config
-from agent.config.table import settings_of
 from injection import sidecar
 from injection.facts import resources_for
 from injection.settings import DOMAIN
 from injection.workloads import Words, further, walk
 from injection.yaml_tree import child, fields, items, text_of, value_of
 from rdzv.errors import ConfigError
+from rdzv.settings import settings_of
 
 ANNOTATION = DOMAIN + "added"
 LETS_GO = "below-min"

@@ -55,15 +55,8 @@ class Demand:
     """The most pods that the job takes; those beyond stand by."""
     sized_by_launch: bool
     """Whether the fewest and the most are those of a torchrun's or an accelerate's launch line."""
-    sizes: tuple[int, ...]
-    """Numbers of pods that may train together; empty for any from the fewest to the most."""
-    unit: int | None
-    """The number of pods in a world is a multiple of this; None for the sidecar's default. More:
-    more of them may have to stand by."""
-    gather_s: float | None
-    """Time for which the first newcomer waits for others, in seconds; None for the sidecar's
-    default. Longer: newcomers that come one after another cost one new world; shorter: one trains
-    sooner."""
+    policy: Mapping[str, Any]
+    """Further values of the job's policy, by name; None for the sidecar's default."""
     on_cut: str | None
     """The policy for ranks whose pod has had no lease for long; None for the sidecar's default.
     ``hold``: no step is trained that another world may train as well, and none for so long."""
@@ -135,8 +128,8 @@ def demand(
         name, name_label = workload.prefix.rstrip("-."), kind.name_label
     nodes = None if horovod is not None else bounds(container)
     fewest, largest = nodes or (-(-(line.least or 0) // slots), (line.most or 0) // slots)
-    least = settings.min_nodes or _count(workload.told(kind.least))
-    most = settings.max_nodes or _count(workload.told(kind.most))
+    least = settings.policy["min_nodes"] or _count(workload.told(kind.least))
+    most = settings.policy["max_nodes"] or _count(workload.told(kind.most))
     sized_by_launch = nodes is not None and not (least or most)
     least, most = least or fewest, most or largest
     _refuse_faults(settings, name, least, most)
@@ -153,9 +146,7 @@ def demand(
         least=least,
         most=most,
         sized_by_launch=sized_by_launch,
-        sizes=settings.sizes or (),
-        unit=settings.unit,
-        gather_s=settings.gather_s,
+        policy={**settings.policy, "min_nodes": least, "max_nodes": most},
         on_cut=settings.on_cut,
         stuck_after_s=settings.stuck_after_s,
         when_stuck=settings.when_stuck,
@@ -193,7 +184,8 @@ def _refuse_faults(settings: TemplateSettings, name: str, least: int, most: int)
         for key, why in _REQUIRED.items()
         if not held[key]
     ]
-    given = {key: getattr(settings, key) for key in TABLE}
+    own = {key: getattr(settings, key) for key in TABLE if key not in settings.policy}
+    given = {**own, **settings.policy}
     faults += TemplateSettings.faults(
         {**given, "min_nodes": least or 1, "max_nodes": most or least or 1}
     )

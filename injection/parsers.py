@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from agent.config import parsers as texts
 from injection.facts import RESOURCES, Asked, quantity
+from rdzv import parsers as texts
 from rdzv.sentences import named
 
 TEXT_LENGTH = 4096

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agent.config import parsers as texts
-from agent.config.job import size_faults
-from agent.config.table import Setting, field, settings_of
 from injection import parsers
 from injection.parsers import SECRET_KEYS, TEXT_LENGTH, store_faults
+from rdzv import parsers as texts
 from rdzv.errors import ConfigError
+from rdzv.records.policy import JobPolicy
+from rdzv.settings import Setting, built, field, part, settings_of
 
 DOMAIN = "muster.dev/"
 LABEL = DOMAIN + "job"
@@ -43,57 +43,7 @@ class TemplateSettings:
             otherwise="the pod's",
         )
     )
-    min_nodes: int | None = field(
-        Setting(
-            "--min",
-            texts.count(1, 100_000),
-            None,
-            "N",
-            "Fewest pods the job can train with.",
-            otherwise="as an elastic object says",
-        )
-    )
-    max_nodes: int | None = field(
-        Setting(
-            "--max",
-            texts.count(1, 100_000),
-            None,
-            "N",
-            "Most pods the job takes.",
-            otherwise="as an elastic object says",
-        )
-    )
-    sizes: tuple[int, ...] | None = field(
-        Setting(
-            "--sizes",
-            texts.sizes,
-            None,
-            "N,…",
-            "Numbers of pods that may train together.",
-            otherwise="any from min to max",
-        )
-    )
-    unit: int | None = field(
-        Setting(
-            "--unit",
-            texts.count(1, 100_000),
-            None,
-            "N",
-            "Train with a multiple of so many pods.",
-            otherwise="1",
-        )
-    )
-    gather_s: float | None = field(
-        Setting(
-            "--gather",
-            texts.duration_s(0, 86_400),
-            None,
-            "TIME",
-            "How long the first newcomer waits for others to be let in with it, at least the last"
-            " measured start.",
-            otherwise="60s",
-        )
-    )
+    policy: Mapping[str, Any] = part(JobPolicy, "inject")
     on_cut: str | None = field(
         Setting(
             "--on-cut",
@@ -332,7 +282,7 @@ class TemplateSettings:
     @staticmethod
     def faults(values: Mapping[str, Any]) -> Iterator[str]:
         """Yield the faults between settings, one sentence each."""
-        yield from size_faults(values)
+        yield from JobPolicy.faults(values)
         match values:
             case {"etcd_endpoints": (*endpoints,), "etcd_secret": secret}:
                 yield from store_faults(endpoints, secret, values.get("etcd_secret_keys") or ())
@@ -395,4 +345,4 @@ def told(
     if faults:
         # ``demand`` reports faults between settings once they are complete; here only with others.
         raise ConfigError("\n".join([*faults, *TemplateSettings.faults(values)]))
-    return Told(TemplateSettings(**values), kept)  # type: ignore[arg-type]
+    return Told(built(TemplateSettings, values), kept)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.config.sidecar import Config
-from agent.config.table import load
 from agent.rundir.files import torch_environment
 from injection.member_spec import Demand
 from injection.workloads import Role
 from rdzv.members.registration import EMPTY_LEASE_TIMES
+from rdzv.records.policy import variables_of
+from rdzv.settings import load
 
 NAME = "muster"
 PORT_NAME = "muster-http"
@@ -144,11 +145,7 @@ class SidecarContainer:
             "MUSTER_JOB": None if self.want.job_name_label else self.want.job,
             "MUSTER_NAMESPACE": self.want.namespace,
             "MUSTER_OWNER": self.want.owner,
-            "MUSTER_MIN": self.want.least,
-            "MUSTER_MAX": self.want.most,
-            "MUSTER_SIZES": ",".join(map(str, self.want.sizes)) or None,
-            "MUSTER_UNIT": self.want.unit,
-            "MUSTER_GATHER": _time(self.want.gather_s),
+            **variables_of(self.want.policy),
             "MUSTER_FIRST_CALL": _time(self.want.first_call_s),
             "MUSTER_LAST_CALL": _time(self.want.last_call_s),
             "MUSTER_ON_CUT": self.want.on_cut,

@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import Literal, Self, cast, get_args
+from typing import Literal, Self
 
 from rdzv.dataclass import dataclass
-from rdzv.errors import RecordError
 from rdzv.keys import last_name
-from rdzv.records.codec import dump_record, load_record, take, take_name
+from rdzv.records.codec import Name, decode_record, encode
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue
@@ -87,15 +86,12 @@ class Unreached:
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        return dump_record({"members": list(self.members)})
+        return encode(self)
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        members = take(kv.key, load_record(kv.key, kv.value), "members", list)
-        if not all(isinstance(name, str) for name in members):
-            raise RecordError(f"{kv.key}: 'members' is {members!r}, expected names of members")
-        return cls(tuple(members))
+        return decode_record(cls, kv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,7 @@ class Suspicion:
     """One suspicion; ``lease``, ``key`` and ``mod_revision`` are those of its record."""
 
     by: str
-    member: str
+    member: Name
     incarnation: int
     sign: Sign
     key: str = ""
@@ -112,25 +108,12 @@ class Suspicion:
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        return dump_record(
-            {"member": self.member, "incarnation": self.incarnation, "sign": self.sign}
-        )
+        return encode(self, without=("by", "key"))
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        if fields.get("sign") not in get_args(Sign):
-            raise RecordError(f"{kv.key}: 'sign' is {fields.get('sign')!r}, which is none")
-        return cls(
-            by=last_name(kv.key),
-            member=take_name(kv.key, fields, "member"),
-            incarnation=take(kv.key, fields, "incarnation", int),
-            sign=cast(Sign, fields["sign"]),
-            key=kv.key,
-            lease=kv.lease,
-            mod_revision=kv.mod_revision,
-        )
+        return decode_record(cls, kv, by=last_name(kv.key), key=kv.key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ class Outlook:
     """The outcome of one look. ``look_at_s``: when to look again though nothing has changed.
 
     ``changed`` waits until an input differs from what the step has seen; None: only a call or the
-    time ends the wait. ``again``: the step has changed an input itself. ``gather_s``: how long to
+    time ends the wait. ``again``: the step has changed an input itself. ``burst_s``: how long to
     gather more changes after the first, so that a burst of them costs one look.
     """
 
@@ -125,7 +125,7 @@ class Outlook:
     look_at_s: float = math.inf
     write: DueWrite | None = None
     again: bool = False
-    gather_s: float = 0.0
+    burst_s: float = 0.0
 
 
 def loop_time() -> float:
@@ -156,8 +156,8 @@ class Loop(ABC):
             if step.again:
                 continue
             await first_of(*self._waits(step), timeout_s=self._timeout_s(step))
-            if step.gather_s:
-                await asyncio.sleep(step.gather_s)
+            if step.burst_s:
+                await asyncio.sleep(step.burst_s)
 
     async def _look(self) -> Outlook:
         return await self.step()

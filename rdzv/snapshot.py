@@ -13,8 +13,8 @@ from dataclasses import field, replace
 from rdzv.dataclass import dataclass
 from rdzv.records.drain import Commit, Drain, LastCommit
 from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.records.quarantine import Quarantine
-from rdzv.records.template import Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Snapshot:
         """
         if self.job is None or self.all_know_sizes:
             return self.job
-        return replace(self.job, allowed_sizes=(), unit=1, gather_s=0.0, paused=False)
+        return replace(self.job, policy=self.job.policy.bounds_alone, paused=False)
 
     @property
     def commit_to_start_from(self) -> LastCommit | None:
@@ -145,19 +145,19 @@ def listing_of(snapshot: Snapshot, places: Places = NO_ROUND) -> Listing:
             out[member] = quarantine.sentence
         else:
             able.append(member)
-    sizes = rules.sizes
-    if len(able) < sizes.smallest:
+    policy = rules.policy
+    if len(able) < policy.smallest:
         able += out
     else:
         excluded |= {member.name: reason for member, reason in out.items()}
-    room = sizes.largest(len(able)) or sizes.most
+    room = policy.largest(len(able)) or policy.max_nodes
     listed, standby = tuple(able[:room]), tuple(able[room:])
     return Listing(
         snapshot.revision,
         listed,
         standby,
         excluded,
-        _sentence(sizes, listed, standby),
+        _sentence(policy, listed, standby),
         frozenset(member.name for member in out),
     )
 
@@ -195,11 +195,12 @@ def _reason_against(member: Member, snapshot: Snapshot) -> str | None:
     return None
 
 
-def _sentence(sizes: Sizes, listed: tuple[Member, ...], standby: tuple[Member, ...]) -> str:
-    text = f"{len(listed)} listed of {sizes}"
+def _sentence(policy: JobPolicy, listed: tuple[Member, ...], standby: tuple[Member, ...]) -> str:
+    text = f"{len(listed)} listed of {policy.sizes_in_words}"
     if standby:
         text += f", {len(standby)} on standby"
-    if len(listed) < sizes.smallest:
-        least = "min" if sizes.smallest == sizes.least else f"{sizes.smallest}, the smallest size"
-        text += f": {sizes.smallest - len(listed)} short of {least}"
+    if len(listed) < policy.smallest:
+        smallest = policy.smallest
+        least = "min" if smallest == policy.min_nodes else f"{smallest}, the smallest size"
+        text += f": {smallest - len(listed)} short of {least}"
     return text

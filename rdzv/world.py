@@ -19,7 +19,7 @@ from dataclasses import field, replace
 from typing import Literal
 
 from rdzv.dataclass import dataclass
-from rdzv.records.template import Sizes
+from rdzv.records.policy import JobPolicy
 from rdzv.records.world import WorldChange, WorldReport
 
 WorldAction = Literal["keep", "hold", "commit", "break", "form", "formed", "release", "fall back"]
@@ -55,7 +55,7 @@ class WorldSnapshot:
     """Members, and nodes that ask, whose sidecar knows no world that changes in place."""
     reforms: str = ""
     """The cause for which the whole world is to form again, if there is another one."""
-    sizes: Sizes = Sizes(1, 1)
+    sizes: JobPolicy = JobPolicy(1, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of commands that look at a job, and of the sidecar, too; faults between sizes."""
+"""The settings of commands that look at a job, and of the sidecar, too."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from agent.config import parsers as texts
-from agent.config.table import Setting, field
+from rdzv import parsers as texts
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
-from rdzv.records.template import Sizes
-from rdzv.sentences import named
+from rdzv.settings import Setting, field
 from rdzv.store.access import Access
 
 
@@ -134,26 +132,3 @@ class JobConfig(StoreConfig):
     job: str = field(
         Setting("--job", texts.name, None, "NAME", "Name of the job; also torch's run id.")
     )
-
-
-def size_faults(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one sentence for each fault; a setting that is missing or None was not given."""
-    sizes, unit = values.get("sizes") or (), values.get("unit") or 1
-    if sizes and unit > 1:
-        yield (
-            f"{named('--sizes')} and {named('--unit')} are both given: give --sizes alone, which"
-            " names every size that is allowed"
-        )
-        return
-    match values:
-        case {"min_nodes": int(least), "max_nodes": int(most)}:
-            pass
-        case _:
-            return
-    if least > most:
-        yield (
-            f"{named('--min')} is {least}, more than {named('--max')}, which is {most}: raise max"
-            " or lower min"
-        )
-    elif fault := Sizes(least, most, sizes, unit).fault:
-        yield f"{named('--sizes' if sizes else '--unit')}: {fault}"

@@ -7,12 +7,13 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from agent.config import parsers as texts
-from agent.config.job import JobConfig, StoreConfig, size_faults
-from agent.config.table import Setting, field
+from agent.config.job import JobConfig, StoreConfig
 from launcher_shim.pod.ranks import DEFAULT_STEPS, MAX_STEPS
+from rdzv import parsers as texts
 from rdzv.dataclass import dataclass
+from rdzv.records.policy import JobPolicy
 from rdzv.sentences import named
+from rdzv.settings import Setting, field, part
 
 DELIVERED_VARIABLES = frozenset({"MUSTER_RUN_DIR", "MUSTER_MEMBER"})
 """Variables that a sidecar hands to the training container."""
@@ -117,53 +118,7 @@ class Config(JobConfig):
     slots: int = field(
         Setting("--slots", texts.count(1, 1024), "1", "N", "Worker processes in this pod.")
     )
-    min_nodes: int = field(
-        Setting(
-            "--min",
-            texts.count(1, 100_000),
-            None,
-            "N",
-            "Fewest nodes the job can train with; other values than the job's change it.",
-        )
-    )
-    max_nodes: int = field(
-        Setting(
-            "--max",
-            texts.count(1, 100_000),
-            None,
-            "N",
-            "Most nodes the job takes; more wait on standby; likewise.",
-        )
-    )
-    sizes: tuple[int, ...] = field(
-        Setting(
-            "--sizes",
-            texts.sizes,
-            "",
-            "N,…",
-            "Numbers of nodes that a world may have, from min to max; by default any.",
-        )
-    )
-    unit: int = field(
-        Setting(
-            "--unit",
-            texts.count(1, 100_000),
-            "1",
-            "N",
-            "A world has a multiple of so many nodes; the rest wait on standby.",
-        )
-    )
-    gather_s: float = field(
-        Setting(
-            "--gather",
-            texts.duration_s(0, 86_400),
-            "60s",
-            "TIME",
-            "How long the first newcomer to a world that trains waits for others, which are then"
-            " let in with it, by one save and one restart; at least the last measured start, also"
-            " at 0.",
-        )
-    )
+    policy: JobPolicy = part(JobPolicy)
     run_dir: str = field(
         Setting(
             "--run-dir",
@@ -336,7 +291,7 @@ class Config(JobConfig):
     def faults(values: Mapping[str, Any]) -> Iterator[str]:
         """Yield a sentence for each fault between settings, and in the files that they name."""
         yield from StoreConfig.faults(values)
-        yield from size_faults(values)
+        yield from JobPolicy.faults(values)
         match values:
             case {"c10d_port": c10d, "http_port": http} if c10d == http:
                 yield (

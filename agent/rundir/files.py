@@ -353,7 +353,7 @@ def torch_environment(config: Config) -> Mapping[str, str]:
             f"is_host=0,read_timeout=300,last_call_timeout={max(1, round(config.last_call_s))},"
             "keep_alive_interval=5,keep_alive_max_attempt=1000"
         ),
-        "PET_NNODES": f"{config.min_nodes}:{config.max_nodes}",
+        "PET_NNODES": f"{config.policy.min_nodes}:{config.policy.max_nodes}",
         "PET_LOCAL_ADDR": config.address,
         "PET_MAX_RESTARTS": f"{MAX_RESTARTS}",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",

@@ -130,7 +130,7 @@ def is_gone(line: RankProgress) -> bool:
 
 def _parse(content: bytes) -> RankProgress | None:
     try:
-        fields = json.loads(content)
+        fields = {"tag": "", "samples": "", **json.loads(content)}
         at_unix_s = float(fields["time"])
         if not math.isfinite(at_unix_s):
             return None
@@ -149,9 +149,9 @@ def _parse(content: bytes) -> RankProgress | None:
             saver=fields.get("saver") is True,
             answered=_pair({"answered": None, **fields}, "answered", int),
             page=fields.get("page") is True,
-            tag=take_tag("progress", fields),
+            tag=take_tag("progress", fields, "tag"),
             save_s=take_seconds("progress", fields, "save_s") if "save_s" in fields else 0.0,
-            samples=take_samples("progress", fields),
+            samples=take_samples("progress", fields, "samples"),
             waits=_share(fields.get("waits")),
             in_world=_in_world(fields["world"]) if "world" in fields else None,
         )

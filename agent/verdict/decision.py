@@ -163,10 +163,10 @@ def verdict(view: JobView, now_unix_s: float) -> JobVerdict:
         why = view.pause.removeprefix("paused").lstrip(" ,")
         return JobVerdict("paused", why, f"muster resume --job {view.name}")
     if run is None:
-        return _without_run(view, rules.sizes.smallest, now_unix_s)
-    if run.state == "forming" and len(view.listing.listed) < rules.sizes.smallest:
+        return _without_run(view, rules.policy.smallest, now_unix_s)
+    if run.state == "forming" and len(view.listing.listed) < rules.policy.smallest:
         # Survivors have failed, too, as their world ended: that is no cause.
-        return _too_few(view, len(view.listing.listed), rules.sizes.smallest)
+        return _too_few(view, len(view.listing.listed), rules.policy.smallest)
     wait, at_once = view.back_off(run), f"to try at once: muster resume {view.name}"
     waits = _waits(view, wait, run.round.number, now_unix_s)
     if wait is not None and wait.alike and (failed := view.failures.get(wait.member)) is not None:
@@ -301,7 +301,7 @@ def _training(view: JobView, run: RunView, now_unix_s: float) -> JobVerdict:
 def _held(view: JobView) -> tuple[str, str]:
     """Return that ``min`` holds the pods that drain, and what to do; empty texts if it does not."""
     rules, here = view.snapshot.rules, len(view.listing.listed)
-    least = rules.sizes.smallest if rules is not None else 0
+    least = rules.policy.smallest if rules is not None else 0
     names = [member.name for member, state, _ in view.members() if state == "draining"]
     if here >= least or not names:
         return "", ""

@@ -146,7 +146,7 @@ class JobView:
         asking = run.places.asking
         silent = [m for m in self.listing.listed if m.slots and m.name not in asking]
         reasons = []
-        least = rules.sizes.smallest
+        least = rules.policy.smallest
         if len(asking) < least:
             reasons.append(f"{len(asking)} of at least {least} torchruns are connected")
         if silent:
@@ -269,7 +269,7 @@ class JobView:
         """Explain why ``member`` has no place, and which younger member has it, if any."""
         younger = [m.name for m in self.listing.listed if m.age_order > member.age_order]
         here = len(self.listing.listed)
-        full = self.job is None or here >= self.job.max_workers
+        full = self.job is None or here >= self.job.policy.max_nodes
         taken = "max are listed" if full else f"{here} are listed, and the next size needs more"
         if not younger:
             return taken
@@ -317,7 +317,7 @@ class JobView:
         )
         nodes = {node.member: node for node in run.nodes}
         here = RunSnapshot(self.snapshot.revision, current, nodes, members)
-        return back_off(here, would_form(here, rules.sizes), rules.sizes)
+        return back_off(here, would_form(here, rules.policy), rules.policy)
 
     def failed(self, failure: Failure, now_unix_s: float) -> str:
         """Say who failed, with what, and how long ago."""

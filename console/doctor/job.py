@@ -65,10 +65,10 @@ def _members(view: JobView) -> Iterator[Finding]:
     rules = view.snapshot.rules
     if rules is None:
         return
-    here, sizes = len(view.listing.listed), rules.sizes
+    here, sizes = len(view.listing.listed), rules.policy
     standby = f", {len(view.listing.standby)} on standby" if view.listing.standby else ""
     if here >= sizes.smallest:
-        bounds = f"min {rules.min_workers}, max {rules.max_workers}"
+        bounds = f"min {rules.policy.min_nodes}, max {rules.policy.max_nodes}"
         yield Finding("members", "ok", f"{counted(here, 'pod')} can train{standby} ({bounds})")
 
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from time import time
-from typing import TypeVar
+from typing import Any
 
 import click
 
 from agent.config.job import JobConfig
-from agent.config.parsers import count, duration_s, sizes
 from agent.verdict.view import JobView, present_view
 from console.help import Command
 from console.job.changing import (
@@ -36,54 +35,36 @@ from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.records.job import Job, change_between
+from rdzv.records.policy import NODES, JobPolicy
+from rdzv.settings import settings_of
 from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
 
-T = TypeVar("T")
-
-NODES_MAX = 100_000
+LIMITS = settings_of(JobPolicy, "change")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The values given on the command line, None if not given; ``desired`` is 0 for ``none``."""
+    """The values given on the command line: the policy's by name; ``desired`` is 0 for ``none``."""
 
-    least: int | None = None
-    most: int | None = None
+    policy: Mapping[str, Any]
     desired: int | None = None
-    sizes: tuple[int, ...] | None = None
-    unit: int | None = None
-    gather_s: float | None = None
 
     def of(self, job: Job) -> Job:
         """Return the job with these values; raises ``ConfigError`` if they are not valid for it."""
-        if self.sizes and self.unit is not None and self.unit > 1:
+        if self.policy.get("sizes") and self.policy.get("unit", 1) > 1:
             raise ConfigError("--sizes and --unit are both given: give --sizes alone")
-        # Sizes replace a unit, and a unit replaces sizes.
-        chosen = job.allowed_sizes if self.sizes is None else self.sizes
-        unit = job.unit if self.unit is None else self.unit
-        if self.sizes:
-            unit = 1
-        elif self.unit is not None and self.unit > 1:
-            chosen = ()
-        after = replace(
-            job,
-            min_workers=job.min_workers if self.least is None else self.least,
-            max_workers=job.max_workers if self.most is None else self.most,
-            desired=job.desired if self.desired is None else self.desired or None,
-            allowed_sizes=chosen,
-            unit=unit,
-            gather_s=job.gather_s if self.gather_s is None else self.gather_s,
-        )
+        wanted = job.desired if self.desired is None else self.desired or None
+        after = replace(job, policy=job.policy.changed(self.policy), desired=wanted)
         if fault := _fault(after):
             raise ConfigError(f"the job stays as it is: {fault}")
         return after
 
 
 def _fault(job: Job) -> str:
-    if fault := job.sizes.fault:
+    if fault := job.policy.fault:
         return fault
-    least, most, desired = job.min_workers, job.max_workers, job.desired
+    least, most, desired = job.policy.min_nodes, job.policy.max_nodes, job.desired
     if desired is not None and not least <= desired <= most:
         return (
             f"desired is {desired}, not between min {least} and max {most}: give --desired another"
@@ -99,7 +80,7 @@ def consequence(view: JobView, after: Job) -> str:
     there = len(before.listed) + len(before.standby)
     gone = len({*before.listed} & {*changed.standby})
     come = len({*before.standby} & {*changed.listed})
-    short = after.sizes.smallest - len(changed.listed)
+    short = after.policy.smallest - len(changed.listed)
     trains = any(run.state == "training" for run in view.runs)
     sentences = []
     if gone:
@@ -114,6 +95,25 @@ def consequence(view: JobView, after: Job) -> str:
     return "; ".join(sentences)
 
 
+def _limit_flags() -> list[str]:
+    """Return the flags of all limits; ``desired`` follows the bounds that it lies within."""
+    flags = [setting.flag for setting in LIMITS.values()]
+    return [*flags[:2], "--desired", *flags[2:]]
+
+
+def _limits(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command with an option for each limit of a job."""
+    named = {setting.flag: (name, setting) for name, setting in LIMITS.items()}
+    for flag in reversed(_limit_flags()):
+        if flag in named:
+            name, setting = named[flag]
+            option = click.option(flag, name, metavar=setting.metavar, help=setting.why)
+        else:
+            option = click.option(flag, metavar="N|none", help="Nodes that a new world waits for.")
+        command = option(command)
+    return command
+
+
 @click.command(
     "set",
     cls=Command,
@@ -126,41 +126,29 @@ Examples:
 )
 @job_named
 @configured_by(JobConfig)
-@click.option("--min", "least", metavar="N", help="Smallest world.")
-@click.option("--max", "most", metavar="N", help="Largest world; extra pods stand by.")
-@click.option("--desired", metavar="N|none", help="Nodes that a new world waits for.")
-@click.option("--sizes", "chosen", metavar="N,…|any", help="World sizes that are allowed.")
-@click.option("--unit", metavar="N", help="World size must be a multiple of N.")
-@click.option(
-    "--gather", metavar="TIME", help="Collect newcomers this long, and admit them together."
-)
+@_limits
 @partial(printed, says="One JSON object.")
 def set_values(
     config: JobConfig,
-    least: str | None,
-    most: str | None,
-    desired: str | None,
-    chosen: str | None,
-    unit: str | None,
-    gather: str | None,
     as_json: bool,
+    desired: str | None,
+    **texts: str | None,
 ) -> int:
     """Change the limits of JOB while it trains; omitted limits stay as they are.
 
     Pods that no longer fit save with all others, and stand by. The new values hold until pods start
     with others: the newest template wins.
     """
-    nodes = count(1, NODES_MAX)
+    given = {
+        name: read_option(LIMITS[name].flag, LIMITS[name].parse, text)
+        for name, text in texts.items()
+        if text is not None
+    }
     wanted = Wanted(
-        _read("--min", nodes, least),
-        _read("--max", nodes, most),
-        _read("--desired", _nodes_or_none, desired),
-        _read("--sizes", sizes, chosen),
-        _read("--unit", nodes, unit),
-        _read("--gather", duration_s(0, 86_400), gather),
+        given, None if desired is None else read_option("--desired", _nodes_or_none, desired)
     )
-    if wanted == Wanted():
-        raise ConfigError("nothing to set: give --min, --max, --desired, --sizes, --unit, --gather")
+    if wanted == Wanted({}):
+        raise ConfigError(f"nothing to set: give {', '.join(_limit_flags())}")
     before, after, follows = asyncio.run(_set(config, wanted))
     if as_json:
         click.echo(json.dumps(_json(config.job, before, after, follows)))
@@ -200,29 +188,14 @@ def _json(name: str, before: Job, after: Job, follows: str) -> dict[str, object]
     return {
         "job": name,
         "changed": bool(change_between(before, after)),
-        "before": _values(before),
-        "now": _values(after),
+        "before": before.values,
+        "now": after.values,
         "follows": follows,
     }
 
 
-def _values(job: Job) -> dict[str, object]:
-    return {
-        "min": job.min_workers,
-        "max": job.max_workers,
-        "desired": job.desired,
-        "sizes": list(job.allowed_sizes),
-        "unit": job.unit,
-        "gather_s": job.gather_s,
-    }
-
-
 def _nodes_or_none(text: str) -> int:
-    return 0 if text == "none" else count(1, NODES_MAX)(text)
-
-
-def _read(flag: str, parse: Callable[[str], T], text: str | None) -> T | None:
-    return None if text is None else read_option(flag, parse, text)
+    return 0 if text == "none" else NODES(text)
 
 
 @click.command(

@@ -190,7 +190,7 @@ class DrainByHand:
         present = any(member.pod_uid == pod_uid for member in snapshot.members.values())
         if not phase.outcome and not present:
             return "lost", f"{self._member} was lost before it was released", "lost"
-        least = "" if snapshot.rules is None else f" ({snapshot.rules.sizes.smallest})"
+        least = "" if snapshot.rules is None else f" ({snapshot.rules.policy.smallest})"
         kept = phase.name in ("draining", "saved") and not is_enough(snapshot, listing_of(snapshot))
         why = f"; fewer than min{least} would be left" if kept else ""
         return phase.name, f"{phase.sentence}{why}", phase.outcome

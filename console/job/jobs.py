@@ -19,7 +19,6 @@ from typing import Any, Literal
 import click
 
 from agent.config.job import AccessConfig, JobConfig
-from agent.config.table import settings_of
 from agent.verdict.view import JobView
 from console.help import Command
 from console.job.output import CLOCK_INTERVAL_S, Grid, print_grids, rendered
@@ -29,6 +28,7 @@ from console.job.status_json import status_json
 from console.options import configured_by, job_names, shown_with
 from console.styling import is_styled, on_terminal
 from console.whereabouts import found_running
+from rdzv.settings import settings_of
 
 Form = Literal["table", "wide", "json", "yaml"]
 

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from agent.verdict.decision import verdict
 from agent.verdict.states import Level
 from agent.verdict.view import JobView
-from rdzv.records.job import Member
+from rdzv.records.job import Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.records.troubles import Failure
 from rdzv.sentences import duration
 from rdzv.shard_ledger import ShardLedger, progress, progress_warning
@@ -147,6 +148,15 @@ def rate(view: JobView) -> float | None:
     return steps / took_s
 
 
+def _values(job: Job | None) -> dict[str, object]:
+    """Return the values of the job that an operator sets; without a job, none of them."""
+    if job is not None:
+        return job.values
+    return {
+        name: [] if value == [] else None for name, value in Job(JobPolicy(1, 1)).values.items()
+    }
+
+
 def status_json(view: JobView, now_unix_s: float) -> dict[str, object]:
     """Return the job as one object for programs; ``now_unix_s`` is the time of the ages in it."""
     job, pods = view.job, pods_of(view, now_unix_s)
@@ -158,12 +168,7 @@ def status_json(view: JobView, now_unix_s: float) -> dict[str, object]:
         "at_unix_s": now_unix_s,
         "revision": view.snapshot.revision,
         "generation": job.generation if job else None,
-        "min": job.min_workers if job else None,
-        "max": job.max_workers if job else None,
-        "desired": job.desired if job else None,
-        "sizes": list(job.allowed_sizes) if job else [],
-        "unit": job.unit if job else None,
-        "gather_s": job.gather_s if job else None,
+        **_values(job),
         "verdict": verdict(view, now_unix_s).as_json(),
         "paused": bool(view.pause),
         "pause": view.pause,

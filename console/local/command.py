@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from console.local.request import Options, read_request
 from console.local.session import run_session
 from console.local.settings import ACTIONS
 from rdzv.errors import ConfigError
+from rdzv.records.policy import JobPolicy
+from rdzv.settings import settings_of
 
 SCRIPT = Path(__file__).with_name("demo_script.py")
 
@@ -44,6 +46,26 @@ def _torchrun() -> tuple[str, ...]:
     if shutil.which("torchrun") is not None:
         return ("torchrun",)
     return (sys.executable, "-m", "torch.distributed.run")
+
+
+POLICY = settings_of(JobPolicy, "local")
+
+
+def _policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command with an option for each setting of a job's policy but its bounds."""
+    for name, setting in reversed(POLICY.items()):
+        option = click.option(
+            setting.flag,
+            name,
+            default=setting.default,
+            metavar=setting.metavar,
+            envvar=setting.variable,
+            show_envvar=True,
+            show_default=setting.otherwise,
+            help=setting.why,
+        )
+        command = option(command)
+    return command
 
 
 @click.command(
@@ -93,35 +115,7 @@ Examples:
     show_default="all that --nodes and add events start",
     help="Train with no more nodes than this.",
 )
-@click.option(
-    "--sizes",
-    "sizes_text",
-    default="",
-    metavar="N,…",
-    envvar="MUSTER_SIZES",
-    show_envvar=True,
-    show_default="any from min to max",
-    help="Numbers of nodes that may train together.",
-)
-@click.option(
-    "--unit",
-    "unit_text",
-    default="1",
-    metavar="N",
-    envvar="MUSTER_UNIT",
-    show_envvar=True,
-    help="Train with a multiple of so many nodes.",
-)
-@click.option(
-    "--gather",
-    "gather_text",
-    default="2s",
-    metavar="TIME",
-    envvar="MUSTER_GATHER",
-    show_envvar=True,
-    help="How long the first newcomer waits for others to be let in with it: short, as here all"
-    " start at once and a new world costs a second.",
-)
+@_policy_options
 @click.option(
     "--event",
     "event_texts",
@@ -236,7 +230,8 @@ def local(context: click.Context, /, as_json: bool, **options: Any) -> None:
     try:
         if options.pop("demo"):
             options = with_demo(options, defaults)
-        given = Options(**options, restarts_given="restarts" not in defaults)
+        texts = {name: options.pop(name) for name in POLICY}
+        given = Options(**options, policy_texts=texts, restarts_given="restarts" not in defaults)
         request = read_request(given)
     except ConfigError as faults:
         raise click.UsageError(str(faults)) from faults

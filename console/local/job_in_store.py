@@ -241,7 +241,7 @@ def awaited(view: JobView | None, coming: str) -> str:
     rules = view.snapshot.rules if view is not None else None
     if view is None or rules is None or rules.paused:
         return ""
-    here, least = len(view.listing.listed), rules.sizes.smallest
+    here, least = len(view.listing.listed), rules.policy.smallest
     states = {member.name: state for member, state, _ in view.members()}
     if here >= least or "draining" in states.values():
         return ""

@@ -194,8 +194,8 @@ class Horovodrun:
         command = self._line.full_command(
             run_dir / layout.DISCOVER_HOSTS,
             nodes=settings.nodes,
-            min_nodes=settings.min_nodes,
-            max_nodes=settings.max_nodes,
+            min_nodes=settings.policy.min_nodes,
+            max_nodes=settings.policy.max_nodes,
         )
         environment = horovodrun_environment(settings, node, run_dir)
         own = shutil.which(command[0], path=environment["PATH"])

@@ -10,14 +10,13 @@ import socket
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.config.job import JobConfig, size_faults
+from agent.config.job import JobConfig
 from agent.config.sidecar import Config
-from agent.config.table import load, settings_of
 from console.job.reading import look
 from console.local.launch_line import (
     HorovodLine,
@@ -30,8 +29,9 @@ from console.local.script_progress import read_pattern
 from console.local.session import Directories
 from console.local.settings import MAX_NODES, Event, LocalSettings, Reach, read_event
 from rdzv.errors import ConfigError, JobNotFound
-from rdzv.records.template import Sizes
+from rdzv.records.policy import POLICY_TABLE, JobPolicy
 from rdzv.sentences import counted
+from rdzv.settings import load, settings_of
 
 Given = TypeVar("Given")
 Read = TypeVar("Read")
@@ -48,9 +48,7 @@ class Options:
     nodes: int
     min_nodes: int
     max_nodes: int | None
-    sizes_text: str
-    unit_text: str
-    gather_text: str
+    policy_texts: Mapping[str, str]
     event_texts: Sequence[str]
     restarts: int
     restarts_given: bool
@@ -93,9 +91,7 @@ def read_request(options: Options) -> LocalRequest:
     texts = {
         "lease_ttl_s": ("--lease-ttl", options.lease_text),
         "grace_s": ("--grace", options.grace_text),
-        "sizes": ("--sizes", options.sizes_text),
-        "unit": ("--unit", options.unit_text),
-        "gather_s": ("--gather", options.gather_text),
+        **{name: (POLICY_TABLE[name].flag, text) for name, text in options.policy_texts.items()},
     }
     read: dict[str, Any] = {
         name: _try(faults, _read_as_sidecar, (flag, name, text))
@@ -103,17 +99,14 @@ def read_request(options: Options) -> LocalRequest:
     }
     max_nodes = _max_nodes(options, events)
     numbers = [*_faults_of_numbers(options, max_nodes)]
-    sizes, unit = read["sizes"], read["unit"]
-    if not numbers and sizes is not None and unit is not None:
-        bounds = {"min_nodes": options.min_nodes, "max_nodes": max_nodes}
-        numbers += size_faults({**bounds, "sizes": sizes, "unit": unit})
+    further = {name: read[name] for name in options.policy_texts}
+    policy = JobPolicy(options.min_nodes, max_nodes)
+    if not numbers and None not in further.values():
+        policy = replace(policy, **further)
+        numbers += JobPolicy.faults(asdict(policy))
         if line is not None and not numbers:
-            reach = Reach(
-                options.nodes,
-                line.slots,
-                Sizes(options.min_nodes, max_nodes, sizes, unit),
-                launcher=isinstance(line, HorovodLine),
-            )
+            is_launcher = isinstance(line, HorovodLine)
+            reach = Reach(options.nodes, line.slots, policy, launcher=is_launcher)
             numbers += reach.faults(events)
     faults += [*numbers, *_faults_of_launch(line, options)]
     if line is None or config is None or faults:
@@ -132,14 +125,10 @@ def read_request(options: Options) -> LocalRequest:
         job=options.job,
         line=line,
         nodes=options.nodes,
-        min_nodes=options.min_nodes,
-        max_nodes=max_nodes,
+        policy=policy,
         restarts=options.restarts,
         lease_ttl_s=float(read["lease_ttl_s"]),
         grace_s=read["grace_s"],
-        sizes=sizes,
-        unit=unit,
-        gather_s=read["gather_s"],
         checkpoints=checkpoints,
         access=config.access if options.etcd_endpoints else None,
         native=options.native,

@@ -11,21 +11,21 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
 import console
 from agent.config.job import StoreConfig
-from agent.config.table import settings_of
 from console.local.launch_line import HorovodLine, LaunchLine
 from console.local.processes import NODE_MARK, RUN_MARK
 from launcher_shim.horovod.pod.line import NEEDED
 from launcher_shim.rundir import layout
 from rdzv.errors import ConfigError
-from rdzv.records.template import Sizes
+from rdzv.records.policy import JobPolicy, variables_of
 from rdzv.sentences import counted
+from rdzv.settings import settings_of
 from rdzv.store.access import Access
 
 MAX_NODES = 64
@@ -65,11 +65,8 @@ class LocalSettings:
     """The command of each node, or that of a horovodrun."""
     nodes: int
     """Number of nodes at the start of the run."""
-    min_nodes: int
-    """The fewest nodes that may train together. More: a world that lost one may have to wait for
-    another."""
-    max_nodes: int
-    """The most nodes that may train together; those beyond stand by."""
+    policy: JobPolicy
+    """The nodes that may train together, and how newcomers are gathered."""
     restarts: int
     """Limit of the restarts of a torchrun that failed. More: a script that always fails ends
     later."""
@@ -86,13 +83,6 @@ class LocalSettings:
     grace_s: float = 30.0
     """Time from SIGTERM to SIGKILL of a node that is deleted, in seconds. Longer: a slow save ends
     in time; shorter: a script that ignores SIGTERM is gone sooner."""
-    sizes: tuple[int, ...] = ()
-    """Numbers of nodes that may train together; empty: any from the fewest to the most."""
-    unit: int = 1
-    """The number of nodes in a world is a multiple of this. More: more may have to stand by."""
-    gather_s: float = 2.0
-    """Time for which the first newcomer waits for others, in seconds. Longer: newcomers that come
-    one after another cost one new world; shorter: a single one trains sooner."""
     warm: bool = False
     """Whether workers start warm; see ``MUSTER_WARM``."""
     keep_going: bool = False
@@ -144,11 +134,7 @@ def sidecar_environment(settings: LocalSettings, pod: Pod, endpoints: str) -> di
         "MUSTER_NODE": pod.name,
         "MUSTER_ROLE": pod.role,
         "MUSTER_SLOTS": str(settings.line.slots),
-        "MUSTER_MIN": str(settings.min_nodes),
-        "MUSTER_MAX": str(settings.max_nodes),
-        "MUSTER_SIZES": ",".join(map(str, settings.sizes)),
-        "MUSTER_UNIT": str(settings.unit),
-        "MUSTER_GATHER": f"{settings.gather_s:g}s",
+        **{name: text or "" for name, text in variables_of(asdict(settings.policy)).items()},
         "MUSTER_ETCD_ENDPOINTS": endpoints,
         "MUSTER_RUN_DIR": str(pod.run_dir),
         "MUSTER_C10D_PORT": "0",
@@ -196,7 +182,7 @@ def horovodrun_environment(settings: LocalSettings, node: str, run_dir: Path) ->
 def native_delivery(settings: LocalSettings, port: int, *, is_host: bool) -> dict[str, str]:
     """Return torchrun's settings without Muster: torch's c10d rendezvous, at its best settings."""
     return {
-        "PET_NNODES": f"{settings.min_nodes}:{settings.max_nodes}",
+        "PET_NNODES": f"{settings.policy.min_nodes}:{settings.policy.max_nodes}",
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": f"localhost:{port}",
         "PET_RDZV_ID": settings.job,
@@ -286,7 +272,7 @@ class Reach:
 
     nodes: int
     slots: int
-    sizes: Sizes
+    sizes: JobPolicy
     launcher: bool = False
 
     def faults(self, events: Sequence[Event]) -> Iterator[str]:
@@ -301,7 +287,7 @@ class Reach:
         if event.world_size is None:
             return ""
         none = f"no world of {event.world_size} ranks can form"
-        most = min(self.nodes + adds, self.sizes.most)
+        most = min(self.nodes + adds, self.sizes.max_nodes)
         largest = self.sizes.largest(most) * self.slots
         if event.world_size > largest:
             return f"{none}: the largest has {largest}"
@@ -311,7 +297,7 @@ class Reach:
             return f"{none}: a node has {self.slots}"
         size = event.world_size // self.slots
         if self.sizes.largest(size) != size:
-            return f"{none}: the sizes are {self.sizes}"
+            return f"{none}: the sizes are {self.sizes.sizes_in_words}"
         return ""
 
     def _target_fault(self, event: Event, adds: Sequence[Event]) -> str:
@@ -320,7 +306,7 @@ class Reach:
         if event.target == "launcher":
             return "" if self.launcher else "there is no launcher: torchrun runs on each node"
         if (rank := event.target_rank) is not None:
-            most = min(self.nodes + len(adds), self.sizes.most)
+            most = min(self.nodes + len(adds), self.sizes.max_nodes)
             ranks = most * self.slots
             if rank < ranks:
                 return ""

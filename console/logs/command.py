@@ -20,7 +20,6 @@ from time import time_ns
 import click
 
 from agent.config.job import JobConfig
-from agent.config.table import load
 from agent.telemetry.logs import printable
 from console.help import Command
 from console.job.reading import following, look
@@ -34,6 +33,7 @@ from console.styling import is_styled
 from console.whereabouts import RunningJob, ended_run, found_running, is_cluster_known, running_jobs
 from rdzv.errors import ConfigError, JobNotFound
 from rdzv.records.history import HistoryEntry
+from rdzv.settings import load
 
 LOOK_S = 0.2
 """Interval at which files are read: the order of lines of two nodes is known to this."""

@@ -11,7 +11,6 @@ from time import time
 
 import click
 
-from agent.config.parsers import duration_s
 from console.job.jobs import JobTable, form_of
 from console.job.rows import UNREADABLE, JobLine, StatusObject, job_line
 from console.remote.passing import no_job
@@ -29,6 +28,7 @@ from console.whereabouts import ClusterOptions
 from controller.cluster.api import ClusterApi
 from injection.kinds import job_label
 from rdzv.errors import ClusterError, ClusterUnavailable
+from rdzv.parsers import duration_s
 
 AT_ONCE = 8
 """Sidecars that are asked at the same time."""

@@ -18,8 +18,6 @@ from typing import Any, TypeVar
 
 import click
 
-from agent.config.parsers import count as count_of
-from agent.config.parsers import duration_s
 from agent.telemetry.logs import printable
 from agent.verdict.view import moment
 from console.job.changing import requester
@@ -52,7 +50,9 @@ from rdzv.errors import (
     JobNotFound,
     MusterError,
 )
-from rdzv.records.template import Sizes
+from rdzv.parsers import count as count_of
+from rdzv.parsers import duration_s
+from rdzv.records.policy import JobPolicy
 
 T = TypeVar("T")
 ScalingCommand = Callable[..., Any]
@@ -156,7 +156,7 @@ class Scene:
 
     owner: ScaledOwner
     pods: tuple[ScaledPod, ...]
-    sizes: Sizes | None = None
+    sizes: JobPolicy | None = None
     paused: bool = False
     held: OperationClaim | None = None
     silent: str = ""
@@ -359,8 +359,8 @@ def last_line(ran: Ran) -> str:
     return last or f"it ended with {ran.status}"
 
 
-def _sizes(status: dict[str, Any]) -> Sizes | None:
+def _sizes(status: dict[str, Any]) -> JobPolicy | None:
     least, most = status.get("min"), status.get("max")
     if type(least) is not int or type(most) is not int:
         return None
-    return Sizes(least, most, tuple(status.get("sizes") or ()), status.get("unit") or 1)
+    return JobPolicy(least, most, tuple(status.get("sizes") or ()), status.get("unit") or 1)

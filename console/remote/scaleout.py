@@ -35,7 +35,6 @@ from console.remote.scaling_plan import (
 )
 from launcher_shim.exit_status import EXIT_DONE
 from rdzv.errors import ClusterUnavailable, ConfigError, MusterError
-from rdzv.records.template import Sizes
 from rdzv.sentences import counted, duration
 
 PARTLY, ROLLED_BACK, IN_USE = 3, 4, 5
@@ -169,7 +168,7 @@ class _ScaleOut:
         self._scene = scene
         self._found = found
         self._whole = whole
-        self._most = None if scene.sizes is None else found.most or scene.sizes.most
+        self._most = None if scene.sizes is None else found.most or scene.sizes.max_nodes
         self._before = {pod.uid for pod in scene.pods}
 
     async def run(self, timeout_s: float) -> int:
@@ -209,8 +208,8 @@ class _ScaleOut:
         assert sizes is not None
         here = sum(pod.takes_part for pod in self._scene.pods)
         full = max(sizes.smallest, sizes.largest(here))
-        if full < sizes.most:
-            await self._job.write_claim(self._scene.owner, replace(claim, most=sizes.most))
+        if full < sizes.max_nodes:
+            await self._job.write_claim(self._scene.owner, replace(claim, most=sizes.max_nodes))
         if why := await self._job.set_values(most=full, desired=full):
             raise ConfigError(f"newcomers cannot be kept waiting: {why}")
 
@@ -219,9 +218,9 @@ class _ScaleOut:
         sizes = self._scene.sizes
         if sizes is None or self._most is None:
             return
-        room = Sizes(sizes.least, self._most, sizes.allowed, sizes.unit)
+        room = replace(sizes, max_nodes=self._most)
         desired = room.largest(count) or room.smallest
-        raised = self._most if self._whole or self._most != sizes.most else None
+        raised = self._most if self._whole or self._most != sizes.max_nodes else None
         if why := await self._job.set_values(most=raised, desired=desired):
             if raised is not None:
                 raise ConfigError(f"max cannot be set to {raised}: {why}")
@@ -326,8 +325,8 @@ class _ScaleOut:
         if not self._whole or sizes is None:
             return
         desired = _world(self._scene, count)
-        if why := await self._job.set_values(most=sizes.most, desired=desired):
-            note(f"max could not be set back to {sizes.most}: {why}; muster set --max does it")
+        if why := await self._job.set_values(most=sizes.max_nodes, desired=desired):
+            note(f"max could not be set back to {sizes.max_nodes}: {why}; muster set --max does it")
 
     async def _look(self) -> Scene | None:
         try:

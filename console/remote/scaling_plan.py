@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from console.help import near
 from console.remote.scaled_owner import ScaledOwner, ScaledPod
-from rdzv.records.template import Sizes
+from rdzv.records.policy import JobPolicy
 from rdzv.sentences import counted
 
 COST = -(2**31)
@@ -45,7 +45,7 @@ class Came:
 
 
 def arrival(
-    owner: ScaledOwner, sizes: Sizes | None, count: int, *, raises_max: bool
+    owner: ScaledOwner, sizes: JobPolicy | None, count: int, *, raises_max: bool
 ) -> tuple[ScaleOutPlan | None, str]:
     """Decide what to ask for; return it, or None, with the reason in one sentence.
 
@@ -61,18 +61,20 @@ def arrival(
     if count < sizes.smallest:
         return None, f"no world forms of {count}: min is {sizes.smallest}"
     most = None
-    if count > sizes.most:
+    if count > sizes.max_nodes:
         if not raises_max:
             return None, (
-                f"max is {sizes.most}, and pods beyond it only stand by: add --max to raise it to"
-                f" {count}"
+                f"max is {sizes.max_nodes}, and pods beyond it only stand by: add --max to raise it"
+                f" to {count}"
             )
         most = count
-    room = Sizes(sizes.least, most or sizes.most, sizes.allowed, sizes.unit).largest(count)
+    room = JobPolicy(sizes.min_nodes, most or sizes.max_nodes, sizes.sizes, sizes.unit).largest(
+        count
+    )
     by = f", and {count - room} of them will stand by: it trains in sizes" if room < count else ""
     return ScaleOutPlan(
         owner.count, count, room, most
-    ), f"the job may have {most or sizes.most}{by}"
+    ), f"the job may have {most or sizes.max_nodes}{by}"
 
 
 def came(arrival: ScaleOutPlan, pods: Sequence[ScaledPod], *, paused: bool = False) -> Came:
@@ -168,7 +170,7 @@ class ScaleInPlan:
 def departure(
     owner: ScaledOwner,
     pods: Sequence[ScaledPod],
-    sizes: Sizes | None,
+    sizes: JobPolicy | None,
     selection: WhoLeaves,
     *,
     idle: bool = False,
@@ -299,7 +301,7 @@ def _other_goes(owner: ScaledOwner, chosen: Sequence[ScaledPod], taken: Sequence
 
 
 def _below_min(
-    pods: Sequence[ScaledPod], chosen: Sequence[ScaledPod], after: int, sizes: Sizes | None
+    pods: Sequence[ScaledPod], chosen: Sequence[ScaledPod], after: int, sizes: JobPolicy | None
 ) -> str:
     if sizes is None:
         return ""

@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 
-from agent.config.parsers import duration_s
 from agent.telemetry.logs import printable
 from console.help import Command
 from console.options import job_names
@@ -31,6 +30,7 @@ from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from launcher_shim.exit_status import EXIT_DONE
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, ConfigError, JobNotFound
+from rdzv.parsers import duration_s
 from rdzv.sentences import counted
 
 LOOK_S = 1.0

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from agent.config import parsers
 from console.submit.pod_template import PodTemplate, read_template
 from injection.facts import quantity
 from injection.launches import HOROVODRUN, found_launches
 from injection.parsers import IMAGE
 from launcher_shim.torchrun.options import VARIABLES
+from rdzv import parsers as texts
 from rdzv.errors import ConfigError
 
 Read = TypeVar("Read")
@@ -169,7 +169,7 @@ def _pod(options: SubmitOptions, reader: _Reader) -> dict[str, Any]:
         for path in dict.fromkeys(given)
         if given.count(path) > 1
     ]
-    retries = one("--retries", parsers.count(0, 1000), options.retries)
+    retries = one("--retries", texts.count(0, 1000), options.retries)
     return {
         "sizes": options.sizes,
         "cpu": one("--cpu", amount, options.cpu),
@@ -177,14 +177,14 @@ def _pod(options: SubmitOptions, reader: _Reader) -> dict[str, Any]:
         "image": one("--image", image, options.image),
         "volumes": list({held["name"]: held for held, _ in mounted}.values()),
         "mounts": mounts,
-        "priority_class": one("--priority-class", parsers.name, options.priority_class),
+        "priority_class": one("--priority-class", texts.name, options.priority_class),
         "tolerations": each("--toleration", toleration, options.tolerations),
         "selector": dict(each("--selector", pair, options.selector)),
-        "service_account": one("--service-account", parsers.name, options.service_account),
-        "pull_secrets": each("--image-pull-secret", parsers.name, options.pull_secrets),
+        "service_account": one("--service-account", texts.name, options.service_account),
+        "pull_secrets": each("--image-pull-secret", texts.name, options.pull_secrets),
         "working_dir": one("--working-dir", absolute, options.working_dir),
         "labels": dict(each("--label", pair, options.labels)),
-        "grace_s": one("--grace", parsers.whole_duration_s(1, 86_400), options.grace),
+        "grace_s": one("--grace", texts.whole_duration_s(1, 86_400), options.grace),
         "retries": RETRIES if retries is None else retries,
     }
 
@@ -226,7 +226,7 @@ def _further_variables(job: Submission) -> list[Mapping[str, str]]:
 
 def _sizes(options: SubmitOptions, reader: _Reader) -> tuple[int, int, int] | None:
     """Return the fewest and the most pods, and those at the start; None with a fault."""
-    number = parsers.count(1, 100_000)
+    number = texts.count(1, 100_000)
     known = len(reader.faults)
     start = reader.one("--start", number, options.start)
     least = reader.one("--min-workers", number, options.min_workers)
@@ -241,7 +241,7 @@ def _sizes(options: SubmitOptions, reader: _Reader) -> tuple[int, int, int] | No
         reader.faults.append(
             "the number of pods is missing: give --nodes MIN:MAX, such as --nodes 2:4"
         )
-    reader.one("--sizes", parsers.sizes, options.sizes)
+    reader.one("--sizes", texts.sizes, options.sizes)
     if len(reader.faults) > known:
         return None
     least, most = least or 1, most or start or 1
@@ -292,7 +292,7 @@ def image(text: str) -> str:
 
 def nodes(text: str) -> tuple[int, int]:
     """Parse ``MIN:MAX``, or one number for both."""
-    number = parsers.count(1, 100_000)
+    number = texts.count(1, 100_000)
     least, colon, most = text.partition(":")
     try:
         found = number(least), number(most if colon else least)
@@ -308,7 +308,7 @@ def gpu_count(text: str) -> tuple[str, int]:
     resource, equals, count = text.rpartition("=")
     if equals and not ("/" in resource and _QUALIFIED.fullmatch(resource)):
         raise ValueError("expected a number, or a resource and a number, as in amd.com/gpu=8")
-    number = parsers.count(0, 1024)(count)
+    number = texts.count(0, 1024)(count)
     if number == 0:
         raise ValueError("leave --gpus out for a job without GPUs")
     return resource or GPU, number

@@ -21,13 +21,13 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
-from agent.config import parsers
 from controller.access.decision import Grant
 from controller.certificates import ClientPair
 from controller.cluster.api import ClusterApi, Object
 from controller.cluster.collection import Collection
 from injection.kinds import job_label
 from injection.settings import DOMAIN, LABEL, annotation
+from rdzv import parsers as texts
 from rdzv.keys import JobKeys
 from rdzv.reconcile import Loop, Outlook
 
@@ -74,7 +74,7 @@ _PODS = f"/api/v1/pods?labelSelector={quote(LABEL)}"
 def is_a_name(job: str) -> bool:
     """Return whether ``job`` is a valid job name."""
     try:
-        return parsers.name(job) == job
+        return texts.name(job) == job
     except ValueError:
         return False
 
@@ -313,4 +313,4 @@ class JobsWithPods(Loop):
         self.known.set()
         for job in before ^ self._jobs:
             self.changed(job)
-        return Outlook(partial(self._pods.changed_after, sequence), gather_s=GATHER_S)
+        return Outlook(partial(self._pods.changed_after, sequence), burst_s=GATHER_S)

@@ -288,13 +288,13 @@ class TorchAgent:
         claim.addr, claim.pid, claim.local_id = me.addr, me.pid, me.local_id
         claim.flavour, claim.parks = spell_flavour(flavour), flavour.redundancy
         launched = self._rendezvous.launched
-        self.foreign_size = foreign_size(first, launched.least, launched.most)
+        self.foreign_size = foreign_size(first, launched.min_nodes, launched.max_nodes)
         if self.foreign_size:
             log.warning(
                 "the --nnodes of this torchrun is not %d:%d, which its sidecar was given: the job's"
                 " min and max count",
-                launched.least,
-                launched.most,
+                launched.min_nodes,
+                launched.max_nodes,
             )
         self._rendezvous.place.take_over(self.claim)
 
@@ -319,7 +319,7 @@ class TorchAgent:
             log.warning(
                 "the maximum of this torchrun's --nnodes is not %d, which its sidecar was given:"
                 " the job's max counts",
-                self._rendezvous.launched.most,
+                self._rendezvous.launched.max_nodes,
             )
         self.claim.parked = False
         self.claim.asked_s = self._rendezvous.clock()
@@ -377,7 +377,7 @@ class TorchAgent:
         if self._drawn is None or self._drawn[0] != view:
             assert self._me is not None
             rendezvous = self._rendezvous
-            state = portray(view, self._me, rendezvous.member, rendezvous.launched.most)
+            state = portray(view, self._me, rendezvous.member, rendezvous.launched.max_nodes)
             blob = encode(state, self._flavour)
             self._drawn = (view, blob)
             self._shown = (blob, state)

@@ -13,6 +13,7 @@ import errno
 import logging
 import socket
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict
 from functools import partial
 
 from launcher_shim.c10d.agent import TorchAgent
@@ -372,14 +373,10 @@ class Endpoint:
         if self._made is not None and self._made[0] is snapshot:
             return self._made[1]
         if (rules := snapshot.rules) is None:
-            return self._calls(identity.min_workers, identity.max_workers)
+            return self._calls(identity.policy.min_nodes, identity.policy.max_nodes)
         policy = self._calls(
-            rules.min_workers,
-            rules.max_workers,
+            **asdict(rules.policy),
             desired=rules.expected,
-            allowed_sizes=rules.allowed_sizes,
-            unit=rules.unit,
-            gather_s=rules.gather_s,
             paused=rules.paused,
             shrinks=snapshot.all_know_sizes,
         )

@@ -208,7 +208,7 @@ class Generation:
             drains=self._keys.drains,
             keys=keys,
             run_id=name,
-            launched=self._registrar.identity.launched,
+            launched=self._registrar.identity.policy,
             policy=self._policy,
             membership=members.at,
             life_since_s=self._since_s,

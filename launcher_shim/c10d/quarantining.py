@@ -180,7 +180,7 @@ class Quarantining(Reconciler):
             listing = self._client.membership.listing()
             listed = {one.name for one in (*listing.listed, *listing.standby)}
             fit = len(listed - listing.quarantined - {self._member})
-            least = snapshot.rules.sizes.smallest
+            least = snapshot.rules.policy.smallest
             return after_death(records, self._member, self._pod_uid, death, fit, least, self._terms)
         wake_at_s = math.inf
         if self._in is not None:

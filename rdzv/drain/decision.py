@@ -146,7 +146,7 @@ class _Scene:
             # A launcher that neither trains nor asks may never come.
             there = (frozenset(self.round.members) - left) | self.round.asking
             present = sum(member.name in there for member in listing.listed)
-            self.enough = self.enough and present >= rules.sizes.smallest
+            self.enough = self.enough and present >= rules.policy.smallest
         forms = self.enough or rules.paused
         self.may_grant = forms or policy.below_min == "commit" or self.is_last_world
         # Without enough others the next world could not form: newcomers wait with the leavers.
@@ -650,7 +650,7 @@ def is_enough(membership: Snapshot, listing: Listing) -> bool:
     """
     fit = [member for member in listing.listed if member.name not in listing.quarantined]
     rules = membership.rules
-    return rules is not None and len(fit) >= rules.sizes.smallest
+    return rules is not None and len(fit) >= rules.policy.smallest
 
 
 def savers(

@@ -36,7 +36,7 @@ def transaction(
     # foreign key among the drains does not advance that.
     compares.append(Compare(here.drains, "mod", "<", snapshot.revision + 1, prefix=True))
     if decision.drains:
-        least = min(rules.sizes.smallest, COUNTED_MAX)
+        least = min(rules.policy.smallest, COUNTED_MAX)
         counted = snapshot.listing.listed[:least]
         compares += [Compare(here.member(one.name), "create", ">", 0) for one in counted]
         if not snapshot.listing.listed:

@@ -111,7 +111,7 @@ class Losses(Loop):
 
 def kept(snapshot: Snapshot) -> int:
     """Return how many records of a kind to keep: twice those of a cut that hits all pods."""
-    return max(KEPT_MIN, 2 * snapshot.job.max_workers) if snapshot.job else KEPT_MIN
+    return max(KEPT_MIN, 2 * snapshot.job.policy.max_nodes) if snapshot.job else KEPT_MIN
 
 
 def leftovers(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> list[KeyValue]:
@@ -187,7 +187,7 @@ class RollBack(Reconciler):
 
     def _left(self, snapshot: Snapshot) -> Job | None:
         identity = self._registrar.identity
-        return left_to(snapshot, identity.member, identity.template)
+        return left_to(snapshot, identity.member, identity.policy)
 
     def _writes(self, snapshot: Snapshot, job: Job, change: str) -> GuardedWrites:
         # After an attempt that fails members may be about to come back: wait for them once more.

@@ -23,7 +23,7 @@ from dataclasses import replace
 from rdzv.dataclass import dataclass
 from rdzv.members.templates import adopted, is_upheld, next_life
 from rdzv.records.job import Incarnation, Job, Member, Role, change_between
-from rdzv.records.template import JobTemplate, Sizes
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot
 
 EMPTY_LEASE_TIMES = 3
@@ -45,31 +45,15 @@ class Identity:
     node: str
     role: Role
     slots: int
-    min_workers: int
-    max_workers: int
+    policy: JobPolicy
     job_uid: str = ""
     index: int = -1
     version: str = ""
-    allowed_sizes: tuple[int, ...] = ()
-    unit: int = 1
-    gather_s: float = 0.0
     topology: str = ""
     tunnel_port: int = 0
     pin: str = ""
     owner: str = ""
     health_port: int = 0
-
-    @property
-    def template(self) -> JobTemplate:
-        """The part of the identity that the whole job goes by."""
-        return JobTemplate(
-            self.min_workers, self.max_workers, self.allowed_sizes, self.unit, self.gather_s
-        )
-
-    @property
-    def launched(self) -> Sizes:
-        """The sizes that this pod was started with, as its launcher was."""
-        return Sizes(self.min_workers, self.max_workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +150,8 @@ def plan(
     # A pod that was here before only comes back, perhaps before those that the roll-out has
     # brought.
     former_wins = held is None and stays and not is_upheld(snapshot, beside=identity.member)
-    forward = adopted(job, identity.template, former_wins=False)
-    job = adopted(job, identity.template, former_wins=former_wins)
+    forward = adopted(job, identity.policy, former_wins=False)
+    job = adopted(job, identity.policy, former_wins=former_wins)
     alone_at = snapshot.revision if job != forward else 0
     incarnation = _next_incarnation(snapshot, identity, held)
     stored = snapshot.job
@@ -237,12 +221,12 @@ def _member(identity: Identity, incarnation: Incarnation) -> Member:
         node=identity.node,
         role=identity.role,
         slots=identity.slots,
-        min_workers=identity.min_workers,
-        max_workers=identity.max_workers,
+        min_workers=identity.policy.min_nodes,
+        max_workers=identity.policy.max_nodes,
         since=incarnation.since,
         index=identity.index,
         version=identity.version,
-        template=str(identity.template),
+        template=identity.policy.template,
         topology=identity.topology,
         tunnel_port=identity.tunnel_port,
         pin=identity.pin,
@@ -266,14 +250,13 @@ def _choose_job(
                 "the job record cannot be read: waiting for a member that knows the job to write"
                 " it anew, or for its removal",
             )
-        bare = Job(
-            identity.min_workers,
-            identity.max_workers,
+        job = Job(
+            identity.policy,
             generation=held.generation if held else 1,
             uid=identity.job_uid,
+            template=identity.policy.template,
             mod_revision=snapshot.unreadable_job,
         )
-        job = bare.with_values_of(identity.template)
         return job, "the job was not in the store" if held else "first member of the job"
     present = replace(stored, vacated=False)
     if held is not None and held.generation > stored.generation:
@@ -291,7 +274,7 @@ def _choose_job(
     patience_s = EMPTY_LEASE_TIMES * lease_ttl_s
     if empty_for_s >= patience_s:
         return next_life(
-            stored, identity.job_uid, identity.template
+            stored, identity.job_uid, identity.policy
         ), f"no member was registered for {patience_s:.0f} s"
     return RetryLater(
         patience_s - empty_for_s,
@@ -362,7 +345,7 @@ def _change_lives(
     if former:
         # A late pod that no sidecar knew as such took it over and is gone: this one is there.
         return next_life(
-            stored, identity.job_uid, identity.template
+            stored, identity.job_uid, identity.policy
         ), f"no member was registered for {patience_s:.0f} s"
     staying = sum(member.pod_uid not in snapshot.drains for member in snapshot.members.values())
     patience_s = CONTESTED_LEASE_TIMES * lease_ttl_s
@@ -374,9 +357,9 @@ def _change_lives(
             f" ({identity.job_uid})",
         )
     return next_life(
-        stored, identity.job_uid, identity.template
+        stored, identity.job_uid, identity.policy
     ), f"the job has a new UID {identity.job_uid}"
 
 
 def _next_life(stored: Job, identity: Identity) -> Job:
-    return next_life(stored, identity.job_uid, identity.template)
+    return next_life(stored, identity.job_uid, identity.policy)

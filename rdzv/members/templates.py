@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rdzv.records.job import Job
-from rdzv.records.template import JobTemplate
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot
 
 FORMER_TEMPLATES_MAX = 16
@@ -31,7 +31,7 @@ def is_upheld(snapshot: Snapshot, *, beside: str) -> bool:
     )
 
 
-def left_to(snapshot: Snapshot, member: str, template: JobTemplate) -> Job | None:
+def left_to(snapshot: Snapshot, member: str, policy: JobPolicy) -> Job | None:
     """Return the job by ``template`` that it should be if no member of the present one comes back.
 
     None if a member upholds the present one, or ``member`` is not the youngest that stays: that is
@@ -43,23 +43,23 @@ def left_to(snapshot: Snapshot, member: str, template: JobTemplate) -> Job | Non
         return None
     if is_upheld(snapshot, beside=member):
         return None
-    offered = adopted(snapshot.job, template, former_wins=True)
+    offered = adopted(snapshot.job, policy, former_wins=True)
     return None if offered == snapshot.job else offered
 
 
-def adopted(job: Job, template: JobTemplate, *, former_wins: bool) -> Job:
+def adopted(job: Job, policy: JobPolicy, *, former_wins: bool) -> Job:
     """Return the job as it is once a pod with ``template`` has registered.
 
     ``former_wins``: whether a template wins that the job has gone by before.
     """
-    text, in_force = str(template), job.template_in_force
+    text, in_force = policy.template, job.template_in_force
     if text == in_force or (text in job.former_templates and not former_wins):
         return job
     former = tuple(one for one in (*job.former_templates, in_force) if one != text)
-    return replace(job.with_values_of(template), former_templates=former[-FORMER_TEMPLATES_MAX:])
+    return replace(job.with_policy(policy), former_templates=former[-FORMER_TEMPLATES_MAX:])
 
 
-def next_life(stored: Job, uid: str, template: JobTemplate) -> Job:
+def next_life(stored: Job, uid: str, policy: JobPolicy) -> Job:
     """Return the job record of the next generation, by a pod with this job UID and template.
 
     What was set by hand stays, unless the job is another one by its UID; values that were set by
@@ -67,8 +67,8 @@ def next_life(stored: Job, uid: str, template: JobTemplate) -> Job:
     """
     same_job = stored.uid == uid
     begun = stored if same_job else replace(stored, desired=None, paused=False)
-    if not same_job or stored.template_in_force != str(template):
-        begun = begun.with_values_of(template)
+    if not same_job or stored.template_in_force != policy.template:
+        begun = begun.with_policy(policy)
     return replace(
         begun,
         generation=stored.generation + 1,

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, is_dataclass
+from dataclasses import MISSING, Field, field, is_dataclass
 from dataclasses import fields as fields_of
 from functools import cache, partial
 from types import UnionType
@@ -91,17 +91,54 @@ def take(
     return value
 
 
-def take_name(key: str, fields: Mapping[str, Any], name: str) -> str:
-    """Take the name of a member or the UID of a pod; raise ``RecordError`` for an empty one."""
-    text = take(key, fields, name, str)
-    if not text:
-        raise RecordError(f"{key}: {name!r} is empty")
-    return text
+Taking = Callable[[str, Mapping[str, Any], str], Any]
+"""Takes one field: the record's key, its fields, and the name of the field."""
+
+
+def taking(
+    kind: type[Any],
+    fits: Callable[[Any], bool],
+    expected: str,
+    made: Callable[[Any], Any] = lambda value: value,
+) -> Taking:
+    """Return what takes a field of ``kind`` that ``fits``, and returns what is ``made`` of it.
+
+    It raises ``RecordError`` with what was ``expected``, also if it cannot be made.
+    """
+
+    def taken(key: str, fields: Mapping[str, Any], name: str) -> Any:
+        value = fields.get(name)
+        if type(value) is not kind:
+            value = take(key, fields, name, kind)
+        try:
+            if fits(value):
+                return made(value)
+        except (ValueError, TypeError) as error:
+            raise RecordError(f"{key}: {name!r} is {value!r}: {error}") from error
+        raise RecordError(f"{key}: {name!r} is {str(value)[:100]!r}, expected {expected}")
+
+    return taken
+
+
+take_name = taking(str, bool, "a name")
+"""Takes the name of a member, or the UID of a pod."""
+
+take_ordinal = taking(int, lambda number: number >= 1, "a number from 1 on")
+
+take_cursor = taking(
+    str, lambda text: len(text) <= CURSOR_MAX_BYTES, f"no more than {CURSOR_MAX_BYTES} bytes"
+)
+"""Takes one data cursor."""
+
+take_tag = taking(str, lambda text: TAG.fullmatch(text) is not None, "a save tag")
+
+take_samples = taking(str, lambda text: SAMPLES.fullmatch(text) is not None, "a verdict on samples")
+"""Takes what a save says of the samples."""
 
 
 def take_own_name(key: str, fields: Mapping[str, Any], name: str) -> str:
     """Take the name that is also in the record's key; raise ``RecordError`` for another."""
-    text = take_name(key, fields, name)
+    text: str = take_name(key, fields, name)
     if text != last_name(key):
         raise RecordError(f"{key}: {name!r} is {text!r}, which is not the name in its key")
     return text
@@ -115,30 +152,6 @@ def take_count(key: str, fields: Mapping[str, Any], name: str) -> int:
     raise RecordError(f"{key}: {name!r} is {value!r}, expected a number from 0 on")
 
 
-def take_cursor(key: str, fields: Mapping[str, Any], name: str = "cursor") -> str:
-    """Take one data cursor, empty if it is missing; raise ``RecordError`` for one too long."""
-    text = take(key, fields, name, str, "")
-    if len(text) > CURSOR_MAX_BYTES:
-        raise RecordError(f"{key}: {name!r} is longer than {CURSOR_MAX_BYTES} bytes")
-    return text
-
-
-def take_tag(key: str, fields: Mapping[str, Any], name: str = "tag") -> str:
-    """Take the save tag, empty if it is missing; raise ``RecordError`` for another text."""
-    text = take(key, fields, name, str, "")
-    if TAG.fullmatch(text) is None:
-        raise RecordError(f"{key}: {name!r} is {text[:80]!r}, which is no save tag")
-    return text
-
-
-def take_samples(key: str, fields: Mapping[str, Any]) -> str:
-    """Take what a save says of the samples, empty if it is missing; raise ``RecordError``."""
-    text = take(key, fields, "samples", str, "")
-    if SAMPLES.fullmatch(text) is None:
-        raise RecordError(f"{key}: 'samples' is {text[:100]!r}, which is no verdict on samples")
-    return text
-
-
 def take_seconds(key: str, fields: Mapping[str, Any], name: str) -> float:
     """Take one duration; raise ``RecordError`` if it is missing, negative or not finite."""
     value = fields.get(name)
@@ -148,8 +161,8 @@ def take_seconds(key: str, fields: Mapping[str, Any], name: str) -> float:
 
 
 def take_unix_s(key: str, fields: Mapping[str, Any], name: str) -> float:
-    """Take one wall-clock time, 0.0 if it is missing; raise ``RecordError`` if it is no time."""
-    value = fields.get(name, 0.0)
+    """Take one wall-clock time; raise ``RecordError`` if it is no time."""
+    value = fields.get(name)
     if isinstance(value, int | float) and 0 <= value <= LAST_UNIX_S:
         return float(value)
     raise RecordError(f"{key}: {name!r} is {value!r}, which is no time")
@@ -157,13 +170,23 @@ def take_unix_s(key: str, fields: Mapping[str, Any], name: str) -> float:
 
 # --- the codec of a record, derived from its class ---
 
-Taking = Callable[[str, Mapping[str, Any], str], Any]
-
 Count = Annotated[int, take_count]
+Ordinal = Annotated[int, take_ordinal]
 Seconds = Annotated[float, take_seconds]
+UnixTime = Annotated[float, take_unix_s]
+Name = Annotated[str, take_name]
+OwnName = Annotated[str, take_own_name]
 Cursor = Annotated[str, take_cursor]
 Tag = Annotated[str, take_tag]
+Samples = Annotated[str, take_samples]
 """Types of fields that say how they are taken."""
+
+OF_KEY = {
+    "mod_revision": "mod_revision",
+    "created_revision": "create_revision",
+    "lease": "lease",
+}
+"""The fields that are not in the record, as the store knows them of its key."""
 
 
 def encode(
@@ -173,45 +196,79 @@ def encode(
 
     Older versions do not know a sparse field. ``instead``: what to write for a field, or beside it.
     """
+    return dump_record(fields_of_record(record, without=without, sparse=sparse) | instead)
+
+
+def fields_of_record(
+    record: Any, *, without: Collection[str] = (), sparse: Collection[str] = ()
+) -> dict[str, object]:
+    """Return the fields that ``encode`` writes, in order; those ``OF_KEY`` are never among them."""
     values: dict[str, object] = {}
-    for name, default in _defaults(type(record)):  # type: ignore[arg-type]
+    for name, stored, default in _defaults(type(record)):  # type: ignore[arg-type]
         if name not in without:
             value = getattr(record, name)
-            if name not in sparse or value != default:
-                values[name] = value
-    return dump_record(values | instead)
+            if value != default or name not in sparse:
+                values[stored] = value
+    return values
 
 
 @cache
-def _defaults(cls: type) -> Sequence[tuple[str, object]]:
-    return [(one.name, one.default) for one in fields_of(cls) if one.init]
+def _defaults(cls: type) -> Sequence[tuple[str, str, object]]:
+    own = (one for one in fields_of(cls) if one.init and one.name not in OF_KEY)
+    return [(one.name, _stored(one), one.default) for one in own]
+
+
+def decode_record(cls: type[T], kv: KeyValue, required: Collection[str] = (), /, **known: Any) -> T:
+    """Decode the record at one key, as ``decode``; what is ``OF_KEY`` is taken from that."""
+    of_key = {name: getattr(kv, attribute) for name, attribute in _of_key(cls)}  # type: ignore[arg-type]
+    return decode(cls, kv.key, load_record(kv.key, kv.value), required, **of_key, **known)
+
+
+@cache
+def _of_key(cls: type) -> Sequence[tuple[str, str]]:
+    names = {one.name for one in fields_of(cls)}
+    return [(name, attribute) for name, attribute in OF_KEY.items() if name in names]
 
 
 def decode(
-    cls: type[T], key: str, fields: Mapping[str, Any], required: Collection[str] = (), **known: Any
+    cls: type[T],
+    key: str,
+    fields: Mapping[str, Any],
+    required: Collection[str] = (),
+    /,
+    **known: Any,
 ) -> T:
     """Build a record of ``cls``: each field is taken as its annotation says, or is ``known``.
 
     One that has a default may be missing, unless it is ``required``: an older writer does not know
     it. Raises ``RecordError``, which names ``key``.
     """
-    taken = {
-        name: taking(key, fields, name)
-        for name, (taking, is_optional) in _takings(cls).items()  # type: ignore[arg-type]
-        if name not in known and (name in fields or name in required or not is_optional)
-    }
-    return cls(**taken, **known)
+    values: dict[str, Any] = {}
+    for name, stored, taken, is_optional in _takings(cls):  # type: ignore[arg-type]
+        if name not in known and (stored in fields or name in required or not is_optional):
+            values[name] = taken(key, fields, stored)
+    return cls(**values, **known)
 
 
 @cache
-def _takings(cls: type) -> Mapping[str, tuple[Taking, bool]]:
-    """Return by field of ``cls`` the function that takes it, and whether it has a default."""
+def _takings(cls: type) -> Sequence[tuple[str, str, Taking, bool]]:
+    """Return each field of ``cls``, its name in the record, how it is taken, if it may miss."""
     kinds = get_type_hints(cls, include_extras=True)
-    return {
-        one.name: (_taking(kinds[one.name]), one.default is not MISSING)
-        for one in fields_of(cls)
-        if one.init
-    }
+    found: list[tuple[str, str, Taking, bool]] = []
+    for one in fields_of(cls):
+        if one.init and one.name not in OF_KEY:
+            is_optional = one.default is not MISSING
+            found.append((one.name, _stored(one), _taking(kinds[one.name]), is_optional))
+    return found
+
+
+def stored_as(name: str) -> Any:
+    """Make a field that has another ``name`` in the record."""
+    return field(metadata={"stored": name})
+
+
+def _stored(one: Field[Any]) -> str:
+    return str(one.metadata.get("stored", one.name))
 
 
 def _taking(kind: Any) -> Taking:
@@ -223,8 +280,8 @@ def _taking(kind: Any) -> Taking:
     if origin is tuple:
         return partial(_take_all, kind=first)
     if origin in (Union, UnionType):
-        return partial(_take_if_any, taking=_taking(first))
-    return partial(take_part if is_dataclass(kind) else take, kind=kind)
+        return partial(_take_if_any, taken=_taking(first))
+    return partial(take_part if is_dataclass(kind) else take, kind=origin or kind)
 
 
 def _take_choice(
@@ -243,8 +300,8 @@ def _take_all(key: str, fields: Mapping[str, Any], name: str, *, kind: type) -> 
     return tuple(values)
 
 
-def _take_if_any(key: str, fields: Mapping[str, Any], name: str, *, taking: Taking) -> Any:
-    return None if fields.get(name) is None else taking(key, fields, name)
+def _take_if_any(key: str, fields: Mapping[str, Any], name: str, *, taken: Taking) -> Any:
+    return None if fields.get(name) is None else taken(key, fields, name)
 
 
 def take_part(key: str, fields: Mapping[str, Any], name: str, kind: type[T]) -> T:

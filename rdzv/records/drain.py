@@ -8,23 +8,23 @@ nothing of an earlier attempt counts for a later one.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, get_args
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
 
 from rdzv.dataclass import dataclass
-from rdzv.errors import RecordError
 from rdzv.records.codec import (
+    Count,
     Cursor,
+    Name,
+    OwnName,
+    Samples,
+    Seconds,
     Tag,
-    dump_record,
-    load_record,
+    UnixTime,
+    decode_record,
+    encode,
     take,
-    take_cursor,
-    take_name,
-    take_own_name,
-    take_samples,
-    take_seconds,
-    take_tag,
-    take_unix_s,
 )
 from rdzv.store import KeyValue
 
@@ -67,19 +67,19 @@ class Drain:
     known.
     """
 
-    pod_uid: str
-    member: str
+    pod_uid: OwnName
+    member: Name
     reason: str
     source: str
-    seconds_left: float | None = None
-    reserve_s: float = 0.0
+    seconds_left: Seconds | None = None
+    reserve_s: Seconds = 0.0
     requested_by: str = ""
+    ending: bool = False
     outcome: Outcome = ""
     step: int | None = None
-    ending: bool = False
     saver: str = ""
     preempted: bool = False
-    at_unix_s: float = 0.0
+    at_unix_s: UnixTime = 0.0
     cause: str = ""
     created_revision: int = 0
     mod_revision: int = 0
@@ -97,52 +97,13 @@ class Drain:
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        return dump_record(
-            {
-                "pod_uid": self.pod_uid,
-                "member": self.member,
-                "reason": self.reason,
-                "source": self.source,
-                "seconds_left": self.seconds_left,
-                "reserve_s": self.reserve_s,
-                "requested_by": self.requested_by,
-                "ending": self.ending,
-                "outcome": self.outcome,
-                "step": self.step,
-                **({"saver": self.saver} if self.saver else {}),
-                **({"preempted": True} if self.preempted else {}),
-                **({"at_unix_s": round(self.at_unix_s, 3)} if self.at_unix_s else {}),
-                **({"cause": self.cause} if self.cause else {}),
-            }
-        )
+        sparse = ("saver", "preempted", "at_unix_s", "cause")
+        return encode(replace(self, at_unix_s=round(self.at_unix_s, 3)), sparse=sparse)
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        outcome = fields.get("outcome", "")
-        if outcome not in get_args(Outcome):
-            raise RecordError(f"{kv.key}: 'outcome' is {outcome!r}, which no drain ends with")
-        step = fields.get("step")
-        left = fields.get("seconds_left")
-        return cls(
-            pod_uid=take_own_name(kv.key, fields, "pod_uid"),
-            member=take_name(kv.key, fields, "member"),
-            reason=take(kv.key, fields, "reason", str),
-            source=take(kv.key, fields, "source", str),
-            seconds_left=None if left is None else take_seconds(kv.key, fields, "seconds_left"),
-            reserve_s=take_seconds(kv.key, {"reserve_s": 0, **fields}, "reserve_s"),
-            requested_by=take(kv.key, fields, "requested_by", str, ""),
-            ending=take(kv.key, fields, "ending", bool, False),
-            outcome=outcome,
-            step=None if step is None else take(kv.key, fields, "step", int),
-            saver=take(kv.key, fields, "saver", str, ""),
-            preempted=take(kv.key, fields, "preempted", bool, False),
-            at_unix_s=take_unix_s(kv.key, fields, "at_unix_s"),
-            cause=take(kv.key, fields, "cause", str, ""),
-            created_revision=kv.create_revision,
-            mod_revision=kv.mod_revision,
-        )
+        return decode_record(cls, kv)
 
 
 Phase = Literal["idle", "hold", "commit", "done", "void"]
@@ -166,9 +127,9 @@ class Commit:
     attempt, if it failed by that. ``took_s`` is how long the last successful one took.
     """
 
-    epoch: int = 0
+    epoch: Count = 0
     run: str = ""
-    round: int = 0
+    round: Count = 0
     phase: Phase = "idle"
     step: int | None = None
     leaving: tuple[str, ...] = ()
@@ -177,10 +138,10 @@ class Commit:
     joins: bool = False
     admitted: bool = False
     refused: bool = False
-    failures: int = 0
-    took_s: float = 0.0
+    failures: Count = 0
+    took_s: Seconds = 0.0
     reason: str = ""
-    missed: int = 0
+    missed: Count = 0
     mute: tuple[str, ...] = ()
     mod_revision: int = 0
 
@@ -190,54 +151,23 @@ class Commit:
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        return dump_record(
-            {
-                "epoch": self.epoch,
-                "run": self.run,
-                "round": self.round,
-                "phase": self.phase,
-                "step": self.step,
-                "leaving": self.leaving,
-                "saved": self.saved,
-                "granted": self.granted,
-                "joins": self.joins,
-                "admitted": self.admitted,
-                "refused": self.refused,
-                "failures": self.failures,
-                "took_s": round(self.took_s, 3),
-                "reason": self.reason,
-                **({"missed": self.missed} if self.missed else {}),
-                **({"mute": self.mute} if self.mute else {}),
-            }
-        )
+        return encode(self, sparse=("missed", "mute"), took_s=round(self.took_s, 3))
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        phase: Any = fields.get("phase")
-        if phase not in get_args(Phase):
-            raise RecordError(f"{kv.key}: 'phase' is {phase!r}, which is no phase of a commit")
-        step = fields.get("step")
-        return cls(
-            epoch=_count(kv.key, fields, "epoch"),
-            run=take(kv.key, fields, "run", str),
-            round=_count(kv.key, fields, "round"),
-            phase=phase,
-            step=None if step is None else take(kv.key, fields, "step", int),
-            leaving=_names(kv.key, fields, "leaving"),
-            saved=_names(kv.key, fields, "saved"),
-            granted=_names(kv.key, fields, "granted"),
-            joins=take(kv.key, fields, "joins", bool),
-            admitted=take(kv.key, fields, "admitted", bool),
-            refused=take(kv.key, fields, "refused", bool),
-            failures=_count(kv.key, fields, "failures"),
-            took_s=take_seconds(kv.key, fields, "took_s"),
-            reason=take(kv.key, fields, "reason", str),
-            missed=_count(kv.key, {"missed": 0, **fields}, "missed"),
-            mute=_names(kv.key, fields, "mute") if "mute" in fields else (),
-            mod_revision=kv.mod_revision,
-        )
+        return decode_record(cls, kv, _OF_ALL_VERSIONS)
+
+
+_OF_ALL_VERSIONS = (
+    *("epoch", "run", "round", "phase", "leaving", "saved", "granted", "joins", "admitted"),
+    *("refused", "failures", "took_s", "reason"),
+)
+"""The fields that every version writes of a commit."""
+
+
+def _take_vote(key: str, fields: Mapping[str, Any], name: str) -> int | None:
+    return None if fields.get(name) == "no" else take(key, fields, name, int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,56 +181,27 @@ class Vote:
     save ``tag``, and what they say of the ``samples``; each empty for none.
     """
 
-    epoch: int
-    round: int
+    epoch: Count
+    round: Count
     pod_uid: str
-    vote: int | None
+    vote: Annotated[int | None, _take_vote]
     acked: int | None = None
     failed: str = ""
     away: bool = False
-    cursor: str = ""
+    cursor: Cursor = ""
     ranks: tuple[int, ...] = ()
-    tag: str = ""
-    samples: str = ""
+    tag: Tag = ""
+    samples: Samples = ""
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        return dump_record(
-            {
-                "epoch": self.epoch,
-                "round": self.round,
-                "pod_uid": self.pod_uid,
-                "vote": "no" if self.vote is None else self.vote,
-                "acked": self.acked,
-                "failed": self.failed,
-                "away": self.away,
-                "cursor": self.cursor,
-                "ranks": self.ranks,
-                "tag": self.tag,
-                "samples": self.samples,
-            }
-        )
+        return encode(self, vote="no" if self.vote is None else self.vote)
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        acked = fields.get("acked")
-        return cls(
-            epoch=_count(kv.key, fields, "epoch"),
-            round=_count(kv.key, fields, "round"),
-            pod_uid=take(kv.key, fields, "pod_uid", str),
-            vote=None if fields.get("vote") == "no" else take(kv.key, fields, "vote", int),
-            acked=None if acked is None else take(kv.key, fields, "acked", int),
-            failed=take(kv.key, fields, "failed", str),
-            away=take(kv.key, fields, "away", bool, False),
-            cursor=take_cursor(kv.key, fields),
-            ranks=_ranks(kv.key, fields),
-            tag=take_tag(kv.key, fields),
-            samples=take_samples(kv.key, fields),
-            mod_revision=kv.mod_revision,
-        )
+        return decode_record(cls, kv, ("failed",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,16 +220,16 @@ class LastCommit:
     """
 
     step: int
-    round: int
-    epoch: int
+    round: Count
+    epoch: Count
     job_uid: str = ""
     forgotten: bool = False
     periodic: bool = False
-    at_unix_s: float = 0.0
+    at_unix_s: UnixTime = 0.0
     cursor: Cursor = ""
     run: str = ""
     tag: Tag = ""
-    samples: str = ""
+    samples: Samples = ""
     mod_revision: int = 0
 
     def is_of(self, run: str) -> bool:
@@ -340,58 +241,9 @@ class LastCommit:
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        return dump_record(
-            {
-                "step": self.step,
-                "round": self.round,
-                "epoch": self.epoch,
-                "job_uid": self.job_uid,
-                "forgotten": self.forgotten,
-                "periodic": self.periodic,
-                "at_unix_s": round(self.at_unix_s, 3),
-                "cursor": self.cursor,
-                "run": self.run,
-                "tag": self.tag,
-                "samples": self.samples,
-            }
-        )
+        return encode(self, at_unix_s=round(self.at_unix_s, 3))
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        return cls(
-            step=take(kv.key, fields, "step", int),
-            round=_count(kv.key, fields, "round"),
-            epoch=_count(kv.key, fields, "epoch"),
-            job_uid=take(kv.key, fields, "job_uid", str, ""),
-            forgotten=take(kv.key, fields, "forgotten", bool, False),
-            periodic=take(kv.key, fields, "periodic", bool, False),
-            at_unix_s=take_unix_s(kv.key, fields, "at_unix_s"),
-            cursor=take_cursor(kv.key, fields),
-            run=take(kv.key, fields, "run", str, ""),
-            tag=take_tag(kv.key, fields),
-            samples=take_samples(kv.key, fields),
-            mod_revision=kv.mod_revision,
-        )
-
-
-def _count(key: str, fields: dict[str, Any], name: str) -> int:
-    value = take(key, fields, name, int)
-    if value < 0:
-        raise RecordError(f"{key}: {name!r} is {value!r}, expected a number from 0 on")
-    return value
-
-
-def _names(key: str, fields: dict[str, Any], name: str) -> tuple[str, ...]:
-    names = take(key, fields, name, list)
-    if not all(isinstance(one, str) for one in names):
-        raise RecordError(f"{key}: {name!r} is {names!r}, expected names")
-    return tuple(names)
-
-
-def _ranks(key: str, fields: dict[str, Any]) -> tuple[int, ...]:
-    ranks = take(key, fields, "ranks", list, [])
-    if not all(type(rank) is int for rank in ranks):
-        raise RecordError(f"{key}: 'ranks' is {ranks!r}, expected numbers of ranks")
-    return tuple(ranks)
+        return decode_record(cls, kv)

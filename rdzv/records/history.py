@@ -10,12 +10,12 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import field
-from typing import Literal, Self, cast, get_args
+from typing import Literal, Self
 
 from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
-from rdzv.records.codec import LAST_UNIX_S, dump_record, load_record, take
+from rdzv.records.codec import UnixTime, decode_record, encode
 from rdzv.store import Delete, KeyValue, Operation, Put
 
 log = logging.getLogger(__name__)
@@ -56,39 +56,18 @@ class HistoryEntry:
     what: Happening
     member: str
     why: str
-    at_unix_s: float
+    at_unix_s: UnixTime
     details: dict[str, object] = field(default_factory=dict)
     revision: int = 0
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        return dump_record(
-            {
-                "what": self.what,
-                "member": self.member,
-                "why": self.why,
-                "at_unix_s": round(self.at_unix_s, 3),
-                "details": self.details,
-            }
-        )
+        return encode(self, without=("revision",), at_unix_s=round(self.at_unix_s, 3))
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        what, at_unix_s = fields.get("what"), fields.get("at_unix_s")
-        if what not in get_args(Happening):
-            raise RecordError(f"{kv.key}: 'what' is {what!r}, which is nothing that can happen")
-        if not isinstance(at_unix_s, int | float) or not 0 <= at_unix_s <= LAST_UNIX_S:
-            raise RecordError(f"{kv.key}: 'at_unix_s' is {at_unix_s!r}, which is no time")
-        return cls(
-            what=cast(Happening, what),
-            member=take(kv.key, fields, "member", str),
-            why=take(kv.key, fields, "why", str),
-            at_unix_s=at_unix_s,
-            details=take(kv.key, fields, "details", dict),
-            revision=kv.mod_revision,
-        )
+        return decode_record(cls, kv, revision=kv.mod_revision)
 
 
 def departures(entries: Iterable[KeyValue]) -> dict[str, int]:

@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from rdzv.dataclass import dataclass
-from rdzv.errors import RecordError
 from rdzv.records.codec import (
+    Name,
+    OwnName,
+    decode_record,
     dump_record,
-    load_record,
-    take,
-    take_name,
-    take_own_name,
-    take_seconds,
+    encode,
+    fields_of_record,
+    stored_as,
 )
-from rdzv.records.template import JobTemplate, Sizes
+from rdzv.records.policy import JobPolicy, take_policy
 from rdzv.store import KeyValue
 
 Role = Literal["worker", "launcher"]
@@ -29,27 +28,22 @@ class Job:
 
     ``generation`` is its number. ``desired`` is the wanted number of workers, or None. ``vacated``:
     the last member left on purpose. ``uid`` is empty if the platform gives none; ``former_uids``
-    are those of earlier generations, the newest last, and bounded. ``allowed_sizes`` and ``unit``
-    are as in ``Sizes``; ``gather_s`` is the gather window, in seconds; ``paused``: no world may
-    train. ``template`` is the pods' template that it goes by, even if ``muster set`` has changed a
+    are those of earlier generations, the newest last, and bounded. ``paused``: no world may train.
+    ``template`` is the pods' template that it goes by, even if ``muster set`` has changed a
     value since, and ``former_templates`` those before, the newest last, and bounded.
     ``unplaced``: how many of its pods no node has room for, as the controller sees them. ``owner``:
     the kind of object from whose name its workers have the job's; empty if it is unknown.
     ``mod_revision`` is the store's, for a compare; 0 for a record not stored.
     """
 
-    min_workers: int
-    max_workers: int
+    policy: Annotated[JobPolicy, take_policy]
     generation: int = 1
     uid: str = ""
     desired: int | None = None
+    paused: bool = False
     vacated: bool = False
     former_uids: tuple[str, ...] = ()
     mod_revision: int = 0
-    allowed_sizes: tuple[int, ...] = ()
-    unit: int = 1
-    gather_s: float = 0.0
-    paused: bool = False
     template: str = ""
     former_templates: tuple[str, ...] = ()
     unplaced: int = 0
@@ -61,89 +55,40 @@ class Job:
         return None if self.desired is None else self.desired - self.unplaced
 
     @property
-    def sizes(self) -> Sizes:
-        """The sizes that its worlds may have."""
-        return Sizes(self.min_workers, self.max_workers, self.allowed_sizes, self.unit)
+    def template_in_force(self) -> str:
+        """Its template; built from its policy if a sidecar of 0.1.0 has left it out."""
+        return self.template or self.policy.template
 
     @property
-    def template_in_force(self) -> str:
-        """Its template; built from its values if a sidecar of 0.1.0 has left it out."""
-        values = (self.min_workers, self.max_workers, self.allowed_sizes, self.unit, self.gather_s)
-        return self.template or str(JobTemplate(*values))
+    def values(self) -> dict[str, object]:
+        """The values that an operator sets, by their names in records, and for programs."""
+        rest = self.policy.stored
+        bounds = {name: rest.pop(name) for name in ("min", "max")}
+        return {**bounds, "desired": self.desired, **rest}
 
-    def with_values_of(self, template: JobTemplate) -> Self:
-        """Return the job with the values of ``template``; ``desired`` stays if within bounds."""
+    def with_policy(self, policy: JobPolicy) -> Self:
+        """Return the job by the policy of a pod; ``desired`` stays if within bounds."""
         wanted = self.desired
-        fits = wanted is not None and template.min_workers <= wanted <= template.max_workers
+        fits = wanted is not None and policy.min_nodes <= wanted <= policy.max_nodes
         return replace(
-            self,
-            min_workers=template.min_workers,
-            max_workers=template.max_workers,
-            allowed_sizes=template.allowed_sizes,
-            unit=template.unit,
-            gather_s=template.gather_s,
-            desired=wanted if fits else None,
-            template=str(template),
+            self, policy=policy, desired=wanted if fits else None, template=policy.template
         )
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        return dump_record(
-            {
-                "min": self.min_workers,
-                "max": self.max_workers,
-                "generation": self.generation,
-                "uid": self.uid,
-                "desired": self.desired,
-                "paused": self.paused,
-                "vacated": self.vacated,
-                "former_uids": list(self.former_uids),
-                "sizes": list(self.allowed_sizes),
-                "unit": self.unit,
-                "gather_s": self.gather_s,
-                "template": self.template,
-                "former_templates": list(self.former_templates),
-                **({"unplaced": self.unplaced} if self.unplaced else {}),
-                **({"owner": self.owner} if self.owner else {}),
-            }
-        )
+        own = fields_of_record(self, without=("policy",), sparse=("unplaced", "owner"))
+        rest = self.policy.stored
+        bounds = {name: rest.pop(name) for name in ("min", "max")}
+        return dump_record({**bounds, **{name: own.pop(name) for name in _BEFORE}, **rest, **own})
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        desired = fields.get("desired")
-        sizes = take(kv.key, fields, "sizes", list, [])
-        if not all(type(size) is int and size > 0 for size in sizes):
-            raise RecordError(f"{kv.key}: 'sizes' is {sizes!r}, expected numbers from 1 on")
-        unit = take(kv.key, fields, "unit", int, 1)
-        if unit < 1:
-            raise RecordError(f"{kv.key}: 'unit' is {unit}, expected a number from 1 on")
-        return cls(
-            min_workers=take(kv.key, fields, "min", int),
-            max_workers=take(kv.key, fields, "max", int),
-            generation=take(kv.key, fields, "generation", int),
-            uid=take(kv.key, fields, "uid", str),
-            desired=None if desired is None else take(kv.key, fields, "desired", int),
-            vacated=take(kv.key, fields, "vacated", bool),
-            former_uids=_texts(kv.key, fields, "former_uids"),
-            mod_revision=kv.mod_revision,
-            allowed_sizes=tuple(sizes),
-            unit=unit,
-            gather_s=take_seconds(kv.key, fields, "gather_s") if "gather_s" in fields else 0.0,
-            paused=take(kv.key, fields, "paused", bool, False),
-            template=take(kv.key, fields, "template", str, ""),
-            former_templates=_texts(kv.key, fields, "former_templates"),
-            unplaced=take(kv.key, fields, "unplaced", int, 0),
-            owner=take(kv.key, fields, "owner", str, ""),
-        )
+        return decode_record(cls, kv, ("generation", "uid", "vacated"))
 
 
-def _texts(key: str, fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    texts = take(key, fields, name, list, [])
-    if not all(isinstance(text, str) for text in texts):
-        raise RecordError(f"{key}: {name!r} is {texts!r}, expected strings")
-    return tuple(texts)
+_BEFORE = ("generation", "uid", "desired", "paused", "vacated", "former_uids")
+"""The fields between the bounds and the further values of the policy, in the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,23 +107,23 @@ class Member:
     other sidecars may hold a connection (0: nowhere, as in one of 0.1.0).
     """
 
-    name: str
-    pod_uid: str
+    name: OwnName
+    pod_uid: Name
     incarnation: int
     address: str
     node: str
     role: Role
     slots: int
-    min_workers: int
-    max_workers: int
+    min_workers: int = stored_as("min")
+    max_workers: int = stored_as("max")
     since: int = 0
     index: int = -1
     version: str = ""
+    template: str = ""
     topology: str = ""
     created_revision: int = 0
     mod_revision: int = 0
     lease: int = 0
-    template: str = ""
     tunnel_port: int = 0
     pin: str = ""
     health_port: int = 0
@@ -186,7 +131,7 @@ class Member:
     @property
     def own_template(self) -> str:
         """Its template; built from its bounds if its sidecar (0.1.0) names none."""
-        return self.template or str(JobTemplate(self.min_workers, self.max_workers))
+        return self.template or JobPolicy(self.min_workers, self.max_workers).template
 
     @property
     def counts_newest_run(self) -> bool:
@@ -226,57 +171,12 @@ class Member:
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        return dump_record(
-            {
-                "name": self.name,
-                "pod_uid": self.pod_uid,
-                "incarnation": self.incarnation,
-                "address": self.address,
-                "node": self.node,
-                "role": self.role,
-                "slots": self.slots,
-                "min": self.min_workers,
-                "max": self.max_workers,
-                "since": self.since,
-                "index": self.index,
-                "version": self.version,
-                "template": self.template,
-                "topology": self.topology,
-                "tunnel_port": self.tunnel_port,
-                "pin": self.pin,
-                "health_port": self.health_port,
-            }
-        )
+        return encode(self)
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        role = fields.get("role")
-        if role not in ("worker", "launcher"):
-            raise RecordError(f"{kv.key}: 'role' is {role!r}, expected worker or launcher")
-        return cls(
-            name=take_own_name(kv.key, fields, "name"),
-            pod_uid=take_name(kv.key, fields, "pod_uid"),
-            incarnation=take(kv.key, fields, "incarnation", int),
-            address=take(kv.key, fields, "address", str),
-            node=take(kv.key, fields, "node", str),
-            role=role,
-            slots=take(kv.key, fields, "slots", int),
-            min_workers=take(kv.key, fields, "min", int),
-            max_workers=take(kv.key, fields, "max", int),
-            since=take(kv.key, fields, "since", int, 0),
-            index=take(kv.key, fields, "index", int, -1),
-            version=take(kv.key, fields, "version", str, ""),
-            topology=take(kv.key, fields, "topology", str, ""),
-            created_revision=kv.create_revision,
-            mod_revision=kv.mod_revision,
-            lease=kv.lease,
-            template=take(kv.key, fields, "template", str, ""),
-            tunnel_port=take(kv.key, fields, "tunnel_port", int, 0),
-            pin=take(kv.key, fields, "pin", str, ""),
-            health_port=take(kv.key, fields, "health_port", int, 0),
-        )
+        return decode_record(cls, kv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +187,7 @@ class Incarnation:
     its last drain, if that was cancelled though the sign for it had not gone.
     """
 
-    member: str
+    member: OwnName
     number: int
     pod_uid: str
     since: int = 0
@@ -296,28 +196,12 @@ class Incarnation:
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        return dump_record(
-            {
-                "member": self.member,
-                "number": self.number,
-                "pod_uid": self.pod_uid,
-                "since": self.since,
-                **({"dismissed": self.dismissed} if self.dismissed else {}),
-            }
-        )
+        return encode(self, sparse=("dismissed",))
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        return cls(
-            member=take_own_name(kv.key, fields, "member"),
-            number=take(kv.key, fields, "number", int),
-            pod_uid=take(kv.key, fields, "pod_uid", str),
-            since=take(kv.key, fields, "since", int, 0),
-            mod_revision=kv.mod_revision,
-            dismissed=take(kv.key, fields, "dismissed", str, ""),
-        )
+        return decode_record(cls, kv)
 
 
 def change_between(before: Job, after: Job) -> str:
@@ -331,11 +215,6 @@ def change_between(before: Job, after: Job) -> str:
 
 
 def _values_in_words(job: Job) -> dict[str, str]:
-    return {
-        "min": str(job.min_workers),
-        "max": str(job.max_workers),
-        "desired": "none" if job.desired is None else str(job.desired),
-        "sizes": ",".join(map(str, job.allowed_sizes)) or "any",
-        "unit": str(job.unit),
-        "gather": f"{job.gather_s:g}s",
-    }
+    rest = {name: text or "any" for name, text in job.policy.spelled.items()}
+    bounds = {name: rest.pop(name) for name in ("min", "max")}
+    return {**bounds, "desired": "none" if job.desired is None else str(job.desired), **rest}

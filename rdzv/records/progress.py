@@ -8,22 +8,22 @@ round, whether or not a drain asked, and what they do while their world stands s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import field
-from typing import Any, Literal, Self, cast, get_args
+from dataclasses import field, replace
+from typing import Annotated, Any, Literal, Self, get_args
 
 from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
 from rdzv.records.codec import (
-    dump_record,
-    load_record,
-    take,
+    Samples,
+    Seconds,
+    Tag,
+    UnixTime,
+    decode,
+    decode_record,
+    encode,
     take_cursor,
-    take_samples,
-    take_seconds,
-    take_tag,
-    take_unix_s,
+    taking,
 )
 from rdzv.store import KeyValue
 
@@ -138,6 +138,18 @@ RANKS_MAX = 64
 """Bound on the ranks of one pod."""
 
 
+def _brief(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text[:TEXT_MAX])
+
+
+Brief = Annotated[str, taking(str, lambda text: True, "", _brief)]
+"""One line of bounded length, whatever was written."""
+
+_take_doing = taking(
+    str, lambda text: True, "", lambda text: text if text in get_args(Doing) else "unknown"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class StillRank:
     """One rank. ``call``: the operation that it waits in, empty if it is in none that is known.
@@ -147,10 +159,10 @@ class StillRank:
     """
 
     rank: int
-    doing: Doing
-    call: str = ""
-    where: str = ""
-    via: str = ""
+    doing: Annotated[Doing, _take_doing]
+    call: Brief = ""
+    where: Brief = ""
+    via: Brief = ""
 
     @property
     def sentence(self) -> str:
@@ -180,30 +192,13 @@ class StillRank:
             **via,
         }
 
-    @classmethod
-    def from_fields(cls, key: str, fields: object) -> Self:
-        """Read it; raise ``RecordError`` if it is malformed."""
-        if not isinstance(fields, Mapping):
-            raise RecordError(f"{key}: a rank is {fields!r}, expected an object")
-        doing = take(key, fields, "doing", str)
-        return cls(
-            take(key, fields, "rank", int),
-            cast(Doing, doing) if doing in get_args(Doing) else "unknown",
-            _text(key, fields, "call"),
-            _text(key, fields, "where"),
-            _text(key, fields, "via"),
-        )
+
+def _still(found: list[Any]) -> tuple[StillRank, ...]:
+    return tuple(decode(StillRank, "a rank", dict(one)) for one in found[:RANKS_MAX])
 
 
-def take_still(key: str, fields: Mapping[str, Any]) -> tuple[StillRank, ...]:
-    """Read the ranks of a pod that stand still; raise ``RecordError`` if they are malformed."""
-    found = take(key, fields, "still", list, [])
-    return tuple(StillRank.from_fields(key, one) for one in found[:RANKS_MAX])
-
-
-def _text(key: str, fields: Mapping[str, Any], name: str) -> str:
-    text = str(take(key, fields, name, str, ""))[:TEXT_MAX]
-    return "".join(c if c.isprintable() else "?" for c in text)
+take_still = taking(list, lambda found: True, "", _still)
+"""Takes the ranks of a pod that stand still."""
 
 
 ROOM = 1.25
@@ -214,6 +209,26 @@ CENTRAL_RUN = ""
 
 STEPS_MAX = 8
 """Bound on the steps that one record names; a rank names no more than four."""
+
+
+_take_steps = taking(
+    list,
+    lambda steps: len(steps) <= STEPS_MAX and all(type(step) is int for step in steps),
+    f"up to {STEPS_MAX} steps",
+    tuple,
+)
+_take_waits = taking(
+    list,
+    lambda waits: all(type(one) in (int, float) and 0 <= one <= 1 for one in waits),
+    "shares of 1",
+    lambda waits: tuple(map(float, waits)),
+)
+_take_cursors = taking(
+    list,
+    lambda cursors: True,
+    "",
+    lambda cursors: tuple(take_cursor("a save", {"cursor": one}, "cursor") for one in cursors),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,20 +254,20 @@ class PodSaves:
     pod_uid: str
     run: str
     round: int
-    steps: tuple[int, ...] = ()
+    steps: Annotated[tuple[int, ...], _take_steps] = ()
     newest: int | None = None
     step: int = -1
-    at_unix_s: float = 0.0
-    cursors: tuple[str, ...] = ()
+    at_unix_s: UnixTime = 0.0
+    cursors: Annotated[tuple[str, ...], _take_cursors] = ()
     ranks: tuple[int, ...] = ()
-    tag: str = ""
-    save_s: float = 0.0
-    grace_s: float = 0.0
-    reserve_s: float = 0.0
-    samples: str = ""
-    waits: tuple[float, ...] = ()
-    still: tuple[StillRank, ...] = ()
-    still_since_unix_s: float = 0.0
+    tag: Tag = ""
+    save_s: Seconds = 0.0
+    grace_s: Seconds = 0.0
+    reserve_s: Seconds = 0.0
+    samples: Samples = ""
+    waits: Annotated[tuple[float, ...], _take_waits] = ()
+    still: Annotated[tuple[StillRank, ...], take_still] = ()
+    still_since_unix_s: UnixTime = 0.0
     mod_revision: int = 0
 
     @property
@@ -270,79 +285,26 @@ class PodSaves:
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        return dump_record(
-            {
-                "pod_uid": self.pod_uid,
-                "run": self.run,
-                "round": self.round,
-                "steps": self.steps,
-                "newest": self.newest,
-                "step": self.step,
-                "at_unix_s": round(self.at_unix_s, 3),
-                "cursors": self.cursors,
-                "ranks": self.ranks,
-                "tag": self.tag,
-                **(
-                    {
-                        "save_s": round(self.save_s, 1),
-                        "grace_s": self.grace_s,
-                        "reserve_s": self.reserve_s,
-                    }
-                    if self.save_s
-                    else {}
-                ),
-                "samples": self.samples,
-                **({"waits": [round(one, 2) for one in self.waits]} if self.waits else {}),
-                **(
-                    {
-                        "still": [one.as_json() for one in self.still],
-                        "still_since_unix_s": round(self.still_since_unix_s, 3),
-                    }
-                    if self.still
-                    else {}
-                ),
-            }
-        )
+        # What belongs together is written together: sidecars of other versions expect that.
+        without: list[str] = ["member"]
+        without += [] if self.save_s else ["save_s", "grace_s", "reserve_s"]
+        without += [] if self.still else ["still", "still_since_unix_s"]
+        without += [] if self.waits else ["waits"]
+        rounded: dict[str, Any] = {
+            name: round(getattr(self, name), digits)
+            for name, digits in (("at_unix_s", 3), ("save_s", 1), ("still_since_unix_s", 3))
+            if name not in without
+        }
+        if self.waits:
+            rounded["waits"] = [round(one, 2) for one in self.waits]
+        if self.still:
+            rounded["still"] = [one.as_json() for one in self.still]
+        return encode(self, without=without, **rounded)
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        newest = fields.get("newest")
-        steps = take(kv.key, fields, "steps", list)
-        if len(steps) > STEPS_MAX or not all(type(step) is int for step in steps):
-            raise RecordError(f"{kv.key}: 'steps' is {steps!r}, expected up to {STEPS_MAX} steps")
-        cursors = take(kv.key, fields, "cursors", list, [])
-        ranks = take(kv.key, fields, "ranks", list, [])
-        waits = take(kv.key, fields, "waits", list, [])
-        if not all(type(one) in (int, float) and 0 <= one <= 1 for one in waits):
-            raise RecordError(f"{kv.key}: 'waits' is {waits!r}, expected shares of 1")
-        if len(cursors) not in (0, len(steps)) or not all(type(rank) is int for rank in ranks):
-            raise RecordError(f"{kv.key}: expected a cursor for each step, and numbers of ranks")
-        return cls(
-            member=last_name(kv.key),
-            pod_uid=take(kv.key, fields, "pod_uid", str),
-            run=take(kv.key, fields, "run", str),
-            round=take(kv.key, fields, "round", int),
-            steps=tuple(steps),
-            newest=None if newest is None else take(kv.key, fields, "newest", int),
-            step=take(kv.key, fields, "step", int, -1),
-            at_unix_s=take_unix_s(kv.key, fields, "at_unix_s"),
-            cursors=tuple(take_cursor(kv.key, {"cursor": one}) for one in cursors),
-            ranks=tuple(ranks),
-            tag=take_tag(kv.key, fields),
-            save_s=_seconds(kv.key, fields, "save_s"),
-            grace_s=_seconds(kv.key, fields, "grace_s"),
-            reserve_s=_seconds(kv.key, fields, "reserve_s"),
-            samples=take_samples(kv.key, fields),
-            waits=tuple(map(float, waits)) if len(waits) == len(ranks) else (),
-            still=take_still(kv.key, fields),
-            still_since_unix_s=(
-                take_unix_s(kv.key, fields, "still_since_unix_s") if "still" in fields else 0.0
-            ),
-            mod_revision=kv.mod_revision,
-        )
-
-
-def _seconds(key: str, fields: Mapping[str, Any], name: str) -> float:
-    return take_seconds(key, fields, name) if name in fields else 0.0
+        saves = decode_record(cls, kv, ("steps",), member=last_name(kv.key))
+        if len(saves.cursors) not in (0, len(saves.steps)):
+            raise RecordError(f"{kv.key}: expected a cursor for each step")
+        return saves if len(saves.waits) == len(saves.ranks) else replace(saves, waits=())

@@ -20,9 +20,8 @@ from dataclasses import field, replace
 from typing import Self
 
 from rdzv.dataclass import dataclass
-from rdzv.errors import RecordError
 from rdzv.keys import last_name
-from rdzv.records.codec import dump_record, load_record, take
+from rdzv.records.codec import Count, Ordinal, decode_record, encode
 from rdzv.store import KeyValue
 
 DOUBLINGS_MAX = 30
@@ -116,12 +115,12 @@ class Quarantine:
 
     member: str
     pod_uid: str
-    deaths: int
+    deaths: Ordinal
     died: str
     out: bool = False
     mod_revision: int = 0
     proven: bool = False
-    pauses: int = 0
+    pauses: Count = 0
 
     @property
     def sentence(self) -> str:
@@ -136,38 +135,12 @@ class Quarantine:
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        fields: dict[str, object] = {
-            "pod_uid": self.pod_uid,
-            "deaths": self.deaths,
-            "died": self.died,
-            "out": self.out,
-        }
-        if self.proven:
-            fields["proven"] = True
-        if self.pauses:
-            fields["pauses"] = self.pauses
-        return dump_record(fields)
+        return encode(self, without=("member",), sparse=("proven", "pauses"))
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        deaths, pauses = take(kv.key, fields, "deaths", int), take(kv.key, fields, "pauses", int, 0)
-        if deaths < 1 or pauses < 0:
-            raise RecordError(
-                f"{kv.key}: 'deaths' is {deaths} and 'pauses' {pauses}, expected numbers from 1"
-                " and from 0 on"
-            )
-        return cls(
-            member=last_name(kv.key),
-            pod_uid=take(kv.key, fields, "pod_uid", str),
-            deaths=deaths,
-            died=take(kv.key, fields, "died", str),
-            out=take(kv.key, fields, "out", bool),
-            mod_revision=kv.mod_revision,
-            proven=take(kv.key, fields, "proven", bool, False),
-            pauses=pauses,
-        )
+        return decode_record(cls, kv, ("out",), member=last_name(kv.key))
 
 
 Records = Mapping[str, Quarantine]

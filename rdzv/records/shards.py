@@ -12,12 +12,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
-from rdzv.records.codec import dump_record, load_record, take
+from rdzv.records.codec import decode_record, dump_record, encode, fields_of_record, take, taking
 from rdzv.store import KeyValue
 
 Intervals = tuple[tuple[int, int], ...]
@@ -109,6 +109,25 @@ class Saved(NamedTuple):
     places: Intervals
 
 
+def _take_plan(key: str, fields: Mapping[str, Any], _name: str) -> Plan:
+    seed = None if fields.get("seed") is None else take(key, fields, "seed", int)
+    plan = Plan(take(key, fields, "size", int), take(key, fields, "shard_size", int), seed)
+    if plan.size < 1 or plan.shard_size < 1:
+        raise RecordError(f"{key}: a data set of {plan.size} in shards of {plan.shard_size}")
+    return plan
+
+
+def _take_places(key: str, fields: Mapping[str, Any], name: str) -> Intervals:
+    return places_of(key, fields.get(name))
+
+
+def _take_saves(key: str, fields: Mapping[str, Any], name: str) -> tuple[Saved, ...]:
+    return saves_of(key, fields.get(name))
+
+
+Places = Annotated[Intervals, _take_places]
+
+
 @dataclass(frozen=True, slots=True)
 class ShardWorld:
     """The world that shards are handed out to; a record is written once for each world.
@@ -119,7 +138,7 @@ class ShardWorld:
     """
 
     name: str
-    plan: Plan
+    plan: Annotated[Plan, _take_plan]
     ranks: int
     start: int
     run: str = ""
@@ -129,41 +148,13 @@ class ShardWorld:
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        return dump_record(
-            {
-                "name": self.name,
-                **self.plan._asdict(),
-                "ranks": self.ranks,
-                "start": self.start,
-                "run": self.run,
-                "round": self.round,
-                "former": self.former,
-            }
-        )
+        rest = fields_of_record(self, without=("name", "plan"))
+        return dump_record({"name": self.name, **self.plan._asdict(), **rest})
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        seed = fields.get("seed")
-        plan = Plan(
-            take(kv.key, fields, "size", int),
-            take(kv.key, fields, "shard_size", int),
-            None if seed is None else take(kv.key, fields, "seed", int),
-        )
-        if plan.size < 1 or plan.shard_size < 1:
-            raise RecordError(f"{kv.key}: a data set of {plan.size} in shards of {plan.shard_size}")
-        former = take(kv.key, fields, "former", list, [])
-        return cls(
-            name=take(kv.key, fields, "name", str),
-            plan=plan,
-            ranks=take(kv.key, fields, "ranks", int),
-            start=take(kv.key, fields, "start", int),
-            run=take(kv.key, fields, "run", str, ""),
-            round=take(kv.key, fields, "round", int, 0),
-            former=tuple(str(name) for name in former),
-            mod_revision=kv.mod_revision,
-        )
+        return decode_record(cls, kv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,22 +162,17 @@ class OpenShards:
     """The places that the world may still take: ``again``, and all from ``frontier`` on."""
 
     frontier: int = 0
-    again: Intervals = ()
+    again: Places = ()
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        return dump_record({"frontier": self.frontier, "again": self.again})
+        return encode(self)
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        return cls(
-            take(kv.key, fields, "frontier", int),
-            places_of(kv.key, fields.get("again")),
-            kv.mod_revision,
-        )
+        return decode_record(cls, kv, ("frontier", "again"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +184,8 @@ class TrainedShards:
     """
 
     base: int = 0
-    places: Intervals = ()
-    saves: tuple[Saved, ...] = ()
+    places: Places = ()
+    saves: Annotated[tuple[Saved, ...], _take_saves] = ()
     unknown: int = 0
     mod_revision: int = 0
 
@@ -210,26 +196,12 @@ class TrainedShards:
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        return dump_record(
-            {
-                "base": self.base,
-                "places": self.places,
-                "saves": self.saves,
-                "unknown": self.unknown,
-            }
-        )
+        return encode(self)
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        return cls(
-            take(kv.key, fields, "base", int),
-            places_of(kv.key, fields.get("places")),
-            saves_of(kv.key, fields.get("saves")),
-            take(kv.key, fields, "unknown", int, 0),
-            kv.mod_revision,
-        )
+        return decode_record(cls, kv, ("base", "places", "saves"))
 
 
 class Share(NamedTuple):
@@ -254,31 +226,19 @@ class PodShards:
 
     member: str
     pod_uid: str
-    shares: Mapping[int, Share] = field(default_factory=dict)
+    shares: Annotated[Mapping[int, Share], _take_shares] = field(default_factory=dict)
     over: bool = False
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
         shares = {str(rank): share for rank, share in self.shares.items()}
-        return dump_record({"pod_uid": self.pod_uid, "shares": shares, "over": self.over})
+        return encode(self, without=("member",), shares=shares)
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        shares = take(kv.key, fields, "shares", dict)
-        try:
-            read = {int(rank): _share(kv.key, *share) for rank, share in shares.items()}
-        except (ValueError, TypeError) as error:
-            raise RecordError(f"{kv.key}: 'shares' is {shares!r}, which are none") from error
-        return cls(
-            member=last_name(kv.key),
-            pod_uid=take(kv.key, fields, "pod_uid", str),
-            shares=read,
-            over=take(kv.key, fields, "over", bool, False),
-            mod_revision=kv.mod_revision,
-        )
+        return decode_record(cls, kv, ("shares",), member=last_name(kv.key))
 
 
 def places_of(where: str, pieces: Any) -> Intervals:
@@ -298,8 +258,17 @@ def saves_of(where: str, saves: Any) -> tuple[Saved, ...]:
     return read
 
 
-def _share(key: str, held: Any, used: Any, saves: Any) -> Share:
-    return Share(places_of(key, held), places_of(key, used), saves_of(key, saves))
+def _share(held: Any, used: Any, saves: Any) -> Share:
+    where = "a rank's share"
+    return Share(places_of(where, held), places_of(where, used), saves_of(where, saves))
+
+
+_take_shares = taking(
+    dict,
+    lambda shares: True,
+    "",
+    lambda shares: {int(rank): _share(*share) for rank, share in shares.items()},
+)
 
 
 def _is_pair(one: Any) -> bool:

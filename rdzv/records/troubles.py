@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, Self, cast, get_args
+from functools import partial
+from typing import Annotated, Literal, Self, get_args
 
 from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
-from rdzv.records.codec import dump_record, load_record, take, take_unix_s
+from rdzv.records.codec import Ordinal, UnixTime, decode_record, encode, taking
 from rdzv.store import KeyValue
 
 TEXT_MAX = 300
@@ -45,9 +46,9 @@ class Failure:
     kind: str = ""
     text: str = ""
     where: str = ""
+    count: Ordinal = 1
+    at_unix_s: UnixTime = 0.0
     follows: bool = False
-    count: int = 1
-    at_unix_s: float = 0.0
     mod_revision: int = 0
 
     def __post_init__(self) -> None:
@@ -89,40 +90,14 @@ class Failure:
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        fields: dict[str, object] = {
-            "run": self.run,
-            "round": self.round,
-            "rank": self.rank,
-            "kind": self.kind,
-            "text": self.text,
-            "where": self.where,
-            "count": self.count,
-            "at_unix_s": round(self.at_unix_s, 3),
-        }
-        if self.follows:
-            fields["follows"] = True
-        return dump_record(fields)
+        at_unix_s = round(self.at_unix_s, 3)
+        return encode(self, without=("member",), sparse=("follows",), at_unix_s=at_unix_s)
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        count = take(kv.key, fields, "count", int)
-        if count < 1:
-            raise RecordError(f"{kv.key}: 'count' is {count}, expected a number from 1 on")
-        return cls(
-            member=last_name(kv.key),
-            run=take(kv.key, fields, "run", str),
-            round=take(kv.key, fields, "round", int),
-            rank=take(kv.key, fields, "rank", int),
-            kind=take(kv.key, fields, "kind", str),
-            text=take(kv.key, fields, "text", str),
-            where=take(kv.key, fields, "where", str),
-            follows=take(kv.key, fields, "follows", bool, False),
-            count=count,
-            at_unix_s=take_unix_s(kv.key, fields, "at_unix_s"),
-            mod_revision=kv.mod_revision,
-        )
+        required = ("rank", "kind", "text", "where", "count")
+        return decode_record(cls, kv, required, member=last_name(kv.key))
 
 
 def after(
@@ -204,7 +179,7 @@ class Bypass:
 
     kind: Kind = ""
     sentence: str = ""
-    slots: int = 0
+    slots: Annotated[int, taking(int, lambda slots: True, "", partial(max, 0))] = 0
 
     def __post_init__(self) -> None:
         line = "".join(c if c.isprintable() else "?" for c in self.sentence[:SENTENCE_LENGTH])
@@ -212,19 +187,12 @@ class Bypass:
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        fields: dict[str, object] = {"kind": self.kind, "sentence": self.sentence}
-        if self.slots:
-            fields["slots"] = self.slots
-        return dump_record(fields)
+        return encode(self, sparse=("slots",))
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        if fields.get("kind") not in KINDS[1:]:
-            raise RecordError(f"{kv.key}: 'kind' is {fields.get('kind')!r}, expected {KINDS[1:]}")
-        return cls(
-            cast(Kind, fields["kind"]),
-            take(kv.key, fields, "sentence", str),
-            max(0, take(kv.key, fields, "slots", int, 0)),
-        )
+        read = decode_record(cls, kv, ("kind", "sentence"))
+        if not read.kind:
+            raise RecordError(f"{kv.key}: 'kind' is empty, expected {KINDS[1:]}")
+        return read

@@ -7,11 +7,11 @@ the round's record (its seats, and its number); the change to the next one is he
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from rdzv.dataclass import dataclass
 from rdzv.keys import last_name
-from rdzv.records.codec import Count, decode, encode, load_record
+from rdzv.records.codec import Count, decode_record, encode
 from rdzv.store import KeyValue
 
 WorldPhase = Literal["idle", "train", "hold", "form", "broken", "fall-back"]
@@ -54,13 +54,12 @@ class WorldChange:
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        return encode(self, without=("mod_revision",))
+        return encode(self)
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        return decode(cls, kv.key, fields, ("epoch", "phase"), mod_revision=kv.mod_revision)
+        return decode_record(cls, kv, ("epoch", "phase"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +103,12 @@ class WorldReport:
 
     def to_json(self) -> bytes:
         """Encode the record for the store."""
-        return encode(self, without=("member", "mod_revision"), sparse=_SPARSE)
+        return encode(self, without=("member",), sparse=_SPARSE)
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode the record; raise ``RecordError`` if it is malformed."""
-        fields = load_record(kv.key, kv.value)
-        known: dict[str, Any] = {"member": last_name(kv.key), "mod_revision": kv.mod_revision}
-        return decode(cls, kv.key, fields, **known)
+        return decode_record(cls, kv, member=last_name(kv.key))
 
 
 _SPARSE = (

@@ -14,6 +14,7 @@ import pytest
 from console.doctor import command as examine
 from rdzv.keys import JobKeys
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Put
 from rdzv.store.access import Access
 from rdzv.store.interface import Interval
@@ -260,7 +261,9 @@ def test_the_user_of_one_job_is_told_that_the_store_is_full(tmp_path: Path) -> N
     words = ("--apply", "--user", "digits", "--new-password-file", job)
     with EtcdCluster(1, arguments=SMALL) as cluster:
         named = {"MUSTER_ETCD_ENDPOINTS": cluster.endpoints[0], "MUSTER_JOB": "digits"}
-        cluster.etcdctl("put", JobKeys("default", "digits").job, Job(1, 4).to_json().decode())
+        cluster.etcdctl(
+            "put", JobKeys("default", "digits").job, Job(JobPolicy(1, 4)).to_json().decode()
+        )
         cluster.enable_auth()
         made = asyncio.run(muster("store-role", "digits", *words, **named, **as_root))
         assert made.status == 0, made.err

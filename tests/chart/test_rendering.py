@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.config.table import settings_of
 from controller.config import ControllerConfig, defaults
+from rdzv.settings import settings_of
 from tests.support.chart import CHART, HelmFailed, helm, named, pods, rendered
 from tests.support.sources import ROOT
 

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.config.sidecar import Config
-from agent.config.table import load
 from agent.telemetry import http
 from agent.telemetry.http import LoopLag, serving
 from agent.telemetry.metrics import Metrics
 from rdzv.errors import ConfigError
+from rdzv.settings import load
 from tests.support.ports import free_ports
 from tests.support.sidecars.processes import PATIENCE_S
 

@@ -192,7 +192,7 @@ async def test_a_member_that_comes_with_other_bounds_changes_those_of_the_job(
     async with start("a") as one, start("b", "node-1", MUSTER_MAX="5"):
         job = (await seen(server)).job
         assert job is not None
-        assert (job.min_workers, job.max_workers, job.gather_s) == (1, 5, 60)
+        assert (job.policy.min_nodes, job.policy.max_nodes, job.policy.gather_s) == (1, 5, 60)
         assert one.process.returncode is None
 
 

@@ -15,6 +15,7 @@ from rdzv.keys import JobKeys
 from rdzv.records.drain import Commit, Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job, Member, Role
+from rdzv.records.policy import JobPolicy
 from rdzv.records.troubles import Failure
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
@@ -43,7 +44,7 @@ class Stored:
         await self.store.txn(
             [],
             [
-                Put(KEYS.job, Job(2, 4, generation=3, template="min=2 max=4").to_json()),
+                Put(KEYS.job, Job(JobPolicy(2, 4), generation=3, template="min=2 max=4").to_json()),
                 *(Put(LIVE.member(n), member(at, n).to_json()) for at, n in enumerate("abcdef", 1)),
                 Put(RUN.round, world.to_json()),
             ],
@@ -81,7 +82,7 @@ async def test_set_says_what_was_what_is_and_what_follows(stored: Stored) -> Non
         "2 of 6 members will stand by: they save with all others and leave the world"
     )
     job = await stored.job()
-    assert (job.max_workers, job.allowed_sizes, job.template) == (6, (2, 4), "min=2 max=4")
+    assert (job.policy.max_nodes, job.policy.sizes, job.template) == (6, (2, 4), "min=2 max=4")
     who, again = await stored.history()
     assert who.what == again.what == "set"
     assert "@" in who.member
@@ -126,7 +127,7 @@ async def test_a_sidecar_that_would_not_understand_keeps_the_job_as_it_is(stored
         ended = await stored.muster(*command)
         assert ended.status == 2
         assert "the sidecar of a is of 0.1.0" in ended.err
-    assert (await stored.job()).max_workers == 4
+    assert (await stored.job()).policy.max_nodes == 4
     assert not (await stored.job()).paused
 
 

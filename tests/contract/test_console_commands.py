@@ -23,6 +23,7 @@ from rdzv.keys import JobKeys
 from rdzv.records.drain import NO_CURSOR, Drain, LastCommit
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.records.progress import PodSaves
 from rdzv.records.quarantine import Quarantine
 from rdzv.store import Put
@@ -68,7 +69,7 @@ async def server() -> AsyncIterator[EmbeddedServer]:
         await store.txn(
             [],
             [
-                Put(KEYS.job, Job(1, 2, generation=3).to_json()),
+                Put(KEYS.job, Job(JobPolicy(1, 2), generation=3).to_json()),
                 *(Put(LIVE.member(m.name), m.to_json()) for m in members),
                 Put(LIVE.pod_saves("a"), SAVES.to_json()),
                 Put(KEYS.last_commit, LAST.to_json()),
@@ -251,7 +252,7 @@ async def test_watch_prints_a_line_for_each_change(server: EmbeddedServer, comma
         assert command != "status" or first.startswith(f"{KEYS.job_name} is ".encode())
         store = MemoryStore(server.engine)
         await store.txn([], [Put(KEYS.history_entry(9, "b", "join"), entry("b"))])
-        await store.txn([], [Put(KEYS.job, Job(1, 3, generation=4).to_json())])
+        await store.txn([], [Put(KEYS.job, Job(JobPolicy(1, 3), generation=4).to_json())])
         second = await process.stdout.readline()
         assert second not in (b"", first)
         process.send_signal(signal.SIGINT)
@@ -349,7 +350,7 @@ async def test_an_unknown_job_is_answered_with_the_one_that_was_meant(
 
 async def test_the_jobs_of_a_store_are_listed_by_two_commands(server: EmbeddedServer) -> None:
     other = JobKeys("team", "digits0")
-    await MemoryStore(server.engine).txn([], [Put(other.job, Job(3, 4).to_json())])
+    await MemoryStore(server.engine).txn([], [Put(other.job, Job(JobPolicy(3, 4)).to_json())])
     store = {"MUSTER_ETCD_ENDPOINTS": server.endpoint}
     shown = await muster("list", **store)
     assert [row.split()[:4] for row in shown.out.splitlines()] == [

@@ -29,6 +29,7 @@ from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Commit, LastCommit
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
 from tests.support.cluster_api import FakeApi
@@ -52,7 +53,7 @@ async def test_a_browser_is_shown_every_job_and_each_change() -> None:
     await store.txn(
         [],
         [
-            Put(KEYS.job, Job(1, 2, desired=2).to_json()),
+            Put(KEYS.job, Job(JobPolicy(1, 2), desired=2).to_json()),
             *(Put(LIVE.member(one.name), one.to_json()) for one in names),
             Put(LIVE.run("digits").round, world.to_json()),
             Put(LIVE.run("digits").value(b"/round"), b"\xff"),
@@ -134,7 +135,7 @@ async def test_what_the_controller_sees_is_on_its_page(tmp_path: Path) -> None:
     await store.txn(
         [],
         [
-            Put(KEYS.job, Job(1, 4).to_json()),
+            Put(KEYS.job, Job(JobPolicy(1, 4)).to_json()),
             Put(LIVE.member("a"), member("a").to_json()),
             Put(LIVE.member("b"), member("b").to_json()),
             Put(LIVE.run("r").round, sitting.to_json()),
@@ -172,6 +173,6 @@ async def test_what_the_controller_sees_is_on_its_page(tmp_path: Path) -> None:
             await jobs.changed_after(sequence)
             assert samples(metrics)["muster_controller_job_training", of_job] == 0
             sequence = jobs.sequence
-            await store.txn([], [Put(KEYS.job, Job(1, 4, paused=True).to_json())])
+            await store.txn([], [Put(KEYS.job, Job(JobPolicy(1, 4), paused=True).to_json())])
             await jobs.changed_after(sequence)
             assert ("muster_controller_job_training", of_job) not in samples(metrics)

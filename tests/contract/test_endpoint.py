@@ -183,7 +183,7 @@ async def test_the_first_world_waits_for_no_pod_that_has_no_node() -> None:
     async with pod(MemoryEngine(), "w-0", first_call_s=3600) as one:
         job = one.client.membership.snapshot().job
         assert job is not None
-        wanted = replace(job, desired=job.min_workers + 1, unplaced=1)
+        wanted = replace(job, desired=job.policy.min_nodes + 1, unplaced=1)
         await one.client.store.txn([], [Put(KEYS.job, wanted.to_json())])
         run = KEYS.in_generation(1).run("digits").round
         async with connected(one.port) as raw, asyncio.timeout(DEADLINE_S):

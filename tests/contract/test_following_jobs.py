@@ -32,6 +32,7 @@ from rdzv.keys import JobKeys
 from rdzv.records.drain import Drain, LastCommit
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Delete, Put, Store, TxnResult
 from tests.support.cluster_api import CALL_S, CLOSED_S, FakeApi, make_patient
 from tests.support.records import member
@@ -137,7 +138,7 @@ def told(lease: dict[str, Any]) -> int:
 
 
 async def begin(store: Store) -> None:
-    await store.txn([], [Put(KEYS.job, Job(1, 4).to_json())])
+    await store.txn([], [Put(KEYS.job, Job(JobPolicy(1, 4)).to_json())])
 
 
 async def join(store: Store, *names: str) -> int:

@@ -25,6 +25,7 @@ from rdzv.keys import JobKeys
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
@@ -84,7 +85,7 @@ async def led(shown: dict[str, Any], names: str) -> tuple[list[Call], dict[str, 
         async with beside(reporter.run()), beside(reconciler.run()), beside(executor.run()):
             await asyncio.sleep(1)
             puts = [
-                Put(MINE.job, Job(1, 100).to_json()),
+                Put(MINE.job, Job(JobPolicy(1, 100)).to_json()),
                 Put(live.member(names), claimed.to_json()),
             ]
             held = Incarnation(names, 1, UID)
@@ -210,7 +211,7 @@ class ScaledOwners:
 async def reconciled(owners: ScaledOwners) -> AsyncIterator[Desired]:
     """A job with one member, and what becomes desired of it."""
     store = MemoryStore(MemoryEngine(now))
-    job = Job(1, 8, gather_s=60.0)
+    job = Job(JobPolicy(1, 8, gather_s=60.0))
     await store.txn([], [Put(KEYS.job, job.to_json()), Put(MEMBER, of_today("a"))])
     async with Jobs(store, now, Random(1)).following() as jobs:
         given: Any = owners
@@ -288,7 +289,10 @@ async def test_a_job_that_is_deleted_with_its_members_is_not_due_for_ever() -> N
         api: Any = None
         reconciler = OwnerReconciler(api, jobs, owners, now, scales=True, annotates=False)
         running = asyncio.create_task(reconciler.run())
-        records = [Put(KEYS.job, Job(1, 4).to_json()), Put(MEMBER, member("a").to_json())]
+        records = [
+            Put(KEYS.job, Job(JobPolicy(1, 4)).to_json()),
+            Put(MEMBER, member("a").to_json()),
+        ]
         await store.txn([], records)
         await asyncio.sleep(2)
         assert owners.reads == 1

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from agent.config.sidecar import Config
-from agent.config.table import load
 from agent.rundir.files import RunDir
 from launcher_shim.host import token_of
+from rdzv.settings import load
 from tests.support.ports import free_ports
 from tests.support.sidecars.notices import notice_server
 from tests.support.sidecars.pod_programs import started

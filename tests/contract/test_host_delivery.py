@@ -20,6 +20,7 @@ from rdzv.reconcile import Kernel
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.store import DEFAULT_TIMEOUT_S, KeyValue, RangeResult, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.sidecars.run_dir import MemoryRunDir
@@ -135,7 +136,7 @@ class Scene:
         self.mirror.apply(events, revision)
 
     def _job(self, member: Member) -> KeyValue:
-        job = Job(member.min_workers, member.max_workers)
+        job = Job(JobPolicy(member.min_workers, member.max_workers))
         return KeyValue(KEYS.job, job.to_json(), 1, 1, 1, 0)
 
     def _kv(self, key: str, value: bytes) -> KeyValue:

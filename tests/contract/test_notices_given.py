@@ -29,6 +29,7 @@ from rdzv.mirror import read_all
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot
 from rdzv.store import Put, Store
 from tests.support.cluster_api import FakeApi
@@ -52,7 +53,7 @@ class StoredJob:
     async def begin(self, fake: FakeApi) -> None:
         live = self.keys.in_generation(1)
         labels = {"muster.dev/job": self.keys.job_name}
-        puts = [Put(self.keys.job, Job(1, 4).to_json())]
+        puts = [Put(self.keys.job, Job(JobPolicy(1, 4)).to_json())]
         for number, name in enumerate("abc", 1):
             pod = {"metadata": {"namespace": "team", "uid": f"uid-{name}", "labels": labels}}
             spec = {"spec": {"nodeName": "north", "containers": []}}

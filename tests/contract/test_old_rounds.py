@@ -9,6 +9,7 @@ import pytest
 
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.records.job import Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.sidecars.endpoints import pod
@@ -31,7 +32,7 @@ async def test_every_round_that_is_two_or_more_back_is_dropped() -> None:
     await store.txn(
         [],
         [
-            Put(KEYS.job, Job(1, 4).to_json()),
+            Put(KEYS.job, Job(JobPolicy(1, 4)).to_json()),
             Put(KEYS.in_generation(1).member("w-1"), OTHER.to_json()),
             # Rounds 1 and 2 ended while their first node was away from the store.
             *(Put(one, b"v") for one in (key(1), key(2), key(2, "x/y"), key(3), *kept)),

@@ -14,9 +14,10 @@ from agent.parts import endpoint_of, job_client, member_parts
 from agent.surroundings import MemberSettings, Sockets
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.support.records import member
+from tests.support.records import by_policy, member
 from tests.support.sidecars.jobs import KEYS, identity, surroundings
 from tests.support.sidecars.raw_client import DEADLINE_S
 
@@ -31,8 +32,8 @@ VERSION = "0.2.0"
     ("values", "cause"),
     [
         ({"paused": True}, "pause"),
-        ({"max_workers": 2}, "shrink"),
-        ({"allowed_sizes": (2,)}, "shrink"),
+        ({"max_nodes": 2}, "shrink"),
+        ({"sizes": (2,)}, "shrink"),
         ({"unit": 2}, "shrink"),
     ],
 )
@@ -50,7 +51,7 @@ async def test_i11_what_an_older_sidecar_does_not_know_waits_until_it_has_gone(
         vital = (client.watching, parts.registrar, endpoint)
         running = [tasks.create_task(part.run()) for part in vital]
         await parts.registrar.registered.wait()
-        job = replace(Job(1, 4, template=str(who.template)), **values)
+        job = by_policy(Job(JobPolicy(1, 4), template=who.policy.template), **values)
         await store.txn(
             [],
             [

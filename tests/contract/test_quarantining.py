@@ -17,6 +17,7 @@ from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.reconcile import Kernel
 from rdzv.records.job import Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.records.quarantine import FormedWorld, Stay, Terms
 from rdzv.store import Compare, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
@@ -68,7 +69,7 @@ class Pod:
         member = Member(name, f"uid-{name}", 1, "10.0.0.1", "host", "worker", 1, 1, 2)
         lease = LEASE + ord(name)
         await self.store.lease_grant(lease, 600)
-        job = Put(KEYS.job, Job(1, 2).to_json())
+        job = Put(KEYS.job, Job(JobPolicy(1, 2)).to_json())
         await self.store.txn([], [job, Put(HERE.member(name), member.to_json(), lease)])
 
     async def watch(self) -> None:

@@ -15,6 +15,7 @@ from rdzv.records.history import HISTORY_LENGTH, HistoryEntry
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
+from tests.support.records import by_policy
 from tests.support.sidecars.jobs import KEYS, LosesOne, NoRoom, client, identity
 from tests.support.sidecars.processes import until as until_holds
 from tests.support.sidecars.registrars import (
@@ -127,9 +128,9 @@ async def test_a_store_that_lost_its_data_says_what_was_set_by_hand() -> None:
     async with client(MemoryEngine(now)) as one, member_of(one) as member:
         job = one.membership.snapshot().job
         assert job is not None
-        most = job.max_workers
-        await one.store.txn([], [Put(KEYS.job, replace(job, max_workers=most - 1).to_json())])
-        await until(one, lambda s: s.job is not None and s.job.max_workers == most - 1)
+        most = job.policy.max_nodes
+        await one.store.txn([], [Put(KEYS.job, by_policy(job, max_nodes=most - 1).to_json())])
+        await until(one, lambda s: s.job is not None and s.job.policy.max_nodes == most - 1)
         await asyncio.sleep(TTL_S)  # changes in quick succession are seen as one
         before = member.held
         await one.store.txn([], [Delete(KEYS.job)])

@@ -12,6 +12,7 @@ from rdzv.members.lease import RENEWALS_PER_TTL
 from rdzv.membership import REST_PER_MEMBER_S, Membership
 from rdzv.mirror import Mirror
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.store import KeyValue, WatchEvent
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
@@ -85,7 +86,7 @@ async def membership_of(members: int) -> tuple[Mirror, Membership]:
 
 def change(mirror: Mirror) -> None:
     revision = mirror.revision + 1
-    record = Job(1, 4).to_json()
+    record = Job(JobPolicy(1, 4)).to_json()
     kv = KeyValue(KEYS.job, record, 1, revision, 2, 0)
     mirror.apply([WatchEvent("put", kv)], revision)
 

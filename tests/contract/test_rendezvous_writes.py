@@ -232,7 +232,7 @@ async def test_the_membership_is_not_looked_at_for_each_event() -> None:
         drains=GENERATION.drains,
         keys=RUN,
         run_id="digits",
-        launched=POLICY.sizes,
+        launched=POLICY,
         policy=lambda: POLICY,
         membership=membership,
     )

@@ -17,6 +17,7 @@ from rdzv.keys import JobKeys
 from rdzv.records.codec import dump_record
 from rdzv.records.drain import Drain, LastCommit
 from rdzv.records.job import Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.records.shards import OpenShards, Plan, PodShards, ShardWorld, Share, TrainedShards
 from rdzv.records.troubles import Bypass
 from rdzv.store import Put
@@ -44,7 +45,7 @@ async def test_the_sentence_stands_beside_the_member() -> None:
         await MemoryStore(server.engine).txn(
             [],
             [
-                Put(JOB.job, Job(1, 4).to_json()),
+                Put(JOB.job, Job(JobPolicy(1, 4)).to_json()),
                 *(Put(HERE.member(n), launcher(i, n).to_json()) for i, n in enumerate("abc", 1)),
                 Put(HERE.drain("uid-c"), Drain("uid-c", "c", "spot", "hand").to_json()),
                 Put(HERE.bypass("b"), FORGED),
@@ -71,7 +72,7 @@ async def test_the_sentence_stands_beside_the_member() -> None:
 
 async def test_a_dead_first_endpoint_hides_no_warning() -> None:
     async with EmbeddedServer() as server, TcpProxy(server.endpoint) as dead:
-        await MemoryStore(server.engine).txn([], [Put(JOB.job, Job(1, 4).to_json())])
+        await MemoryStore(server.engine).txn([], [Put(JOB.job, Job(JobPolicy(1, 4)).to_json())])
         dead.hold()
         endpoints = f"{dead.endpoint},{server.endpoint}"
         environ = {"MUSTER_JOB": "digits", "MUSTER_ETCD_ENDPOINTS": endpoints}
@@ -94,7 +95,7 @@ async def test_what_is_not_known_of_the_store_is_said(monkeypatch: pytest.Monkey
 
 async def test_a_store_that_takes_no_writes_is_said_with_the_commands_that_cure_it() -> None:
     async with EmbeddedServer() as server:
-        await MemoryStore(server.engine).txn([], [Put(JOB.job, Job(1, 4).to_json())])
+        await MemoryStore(server.engine).txn([], [Put(JOB.job, Job(JobPolicy(1, 4)).to_json())])
         server.engine.full = True
         writer = PatientEtcdStore([server.endpoint])
         with pytest.raises(StoreFull, match="etcdctl alarm disarm"):
@@ -120,7 +121,7 @@ async def test_data_sets_in_shards_are_a_table_and_what_is_wrong_with_them_is_be
         await MemoryStore(server.engine).txn(
             [],
             [
-                Put(JOB.job, Job(1, 4).to_json()),
+                Put(JOB.job, Job(JobPolicy(1, 4)).to_json()),
                 *(Put(one.world, world) for one in (images, texts)),
                 Put(images.open, OpenShards(frontier=6).to_json()),
                 Put(images.pod("a"), PodShards("a", "uid-a", {0: share}).to_json()),
@@ -179,7 +180,10 @@ async def test_a_store_that_is_away_says_what_it_means_and_what_to_check() -> No
 
 async def test_a_store_that_is_full_says_how_to_make_room(server: EmbeddedServer) -> None:
     trains = Round(1, True, frozen=(Seat("a", "n", 1), Seat("b", "n", 1)))
-    puts = (Put(JOB.job, Job(1, 4).to_json()), Put(HERE.run("digits").round, trains.to_json()))
+    puts = (
+        Put(JOB.job, Job(JobPolicy(1, 4)).to_json()),
+        Put(HERE.run("digits").round, trains.to_json()),
+    )
     status, doctor = await looked_at(server, *puts, full=True)
     assert status.out.startswith("digits is training: a world of 2 nodes\n")
     assert "the store takes no writes (NOSPACE): worlds that have formed train on" in status.out
@@ -189,7 +193,7 @@ async def test_a_store_that_is_full_says_how_to_make_room(server: EmbeddedServer
 
 
 async def test_min_that_is_never_met_says_how_many_are_there(server: EmbeddedServer) -> None:
-    status, doctor = await looked_at(server, Put(JOB.job, Job(3, 4).to_json()))
+    status, doctor = await looked_at(server, Put(JOB.job, Job(JobPolicy(3, 4)).to_json()))
     assert status.out.startswith("digits is below min: 2 of at least 3 pods can train\n→ see why")
     assert "warning  members     digits is below min: 2 of at least 3 pods can train" in doctor.out
     assert the_one_thing(doctor).endswith("to train with fewer: muster set digits --min 2")
@@ -197,7 +201,7 @@ async def test_min_that_is_never_met_says_how_many_are_there(server: EmbeddedSer
 
 async def test_a_training_container_that_never_starts_is_named(server: EmbeddedServer) -> None:
     unseen = Bypass("unseen", "it has been ready 60 s and nothing is known of a torchrun in it")
-    puts = (Put(JOB.job, Job(1, 4).to_json()), Put(HERE.bypass("b"), unseen.to_json()))
+    puts = (Put(JOB.job, Job(JobPolicy(1, 4)).to_json()), Put(HERE.bypass("b"), unseen.to_json()))
     status, doctor = await looked_at(server, *puts)
     assert status.out.startswith("digits is starting: b: it has been ready 60 s and nothing is")
     assert "see whether its training container runs" in the_one_thing(doctor)

@@ -20,6 +20,7 @@ from rdzv.reconcile import Kernel
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Put, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
@@ -43,7 +44,7 @@ async def fill(one: JobClient, gone: int) -> None:
     await one.store.txn(
         [],
         [
-            Put(KEYS.job, Job(1, 4).to_json()),
+            Put(KEYS.job, Job(JobPolicy(1, 4)).to_json()),
             *(Put(HERE.member(n), member(n, i).to_json()) for i, n in enumerate("ab", 1)),
             *(Put(KEYS.incarnation(n), Incarnation(n, 1, f"uid-{n}").to_json()) for n in "ab"),
         ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from rdzv.members.registration import Identity
 from rdzv.store import Compare, Operation, Put, TxnResult
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
+from tests.support.records import by_policy
 from tests.support.sidecars.jobs import KEYS, client, identity, surroundings
 from tests.support.sidecars.registrars import TTL_S, registered, until
 from tests.support.tasks import beside
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.virtual
 
 
 def newer(name: str) -> Identity:
-    return replace(identity(name), max_workers=8)
+    return by_policy(identity(name), max_nodes=8)
 
 
 @asynccontextmanager
@@ -41,7 +41,7 @@ async def pod(one: JobClient, who: Identity, ttl_s: float = TTL_S) -> AsyncItera
 def most(one: JobClient) -> int:
     job = one.membership.snapshot().job
     assert job is not None
-    return job.max_workers
+    return job.policy.max_nodes
 
 
 async def test_a_store_restored_right_after_a_roll_back_does_not_end_the_next_one(
@@ -59,8 +59,8 @@ async def test_a_store_restored_right_after_a_roll_back_does_not_end_the_next_on
             return done._replace(revision=done.revision + lost) if rolls_back else done
 
         for name, template in (("new", 8), ("again", 9)):
-            async with pod(one, replace(identity(name), max_workers=template)):
+            async with pod(one, by_policy(identity(name), max_nodes=template)):
                 assert most(one) == template
                 monkeypatch.setattr(one.store, "txn", txn)
-            await until(one, lambda s: s.job is not None and s.job.max_workers == 4)
+            await until(one, lambda s: s.job is not None and s.job.policy.max_nodes == 4)
             monkeypatch.undo()

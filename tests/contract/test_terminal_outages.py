@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from agent.config.job import JobConfig
-from agent.config.table import load
 from console.job import drain as drain_command
 from console.job import pause as pause_command
 from console.job.reading import SILENCE_S
@@ -19,6 +18,8 @@ from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.errors import MembershipError, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
+from rdzv.settings import load
 from rdzv.store import Delete, Operation, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
@@ -77,7 +78,7 @@ async def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
         monkeypatch.setattr(command, "connected", connected)
     world = Round(7, True, frozen=(Seat("a", "n", 1), Seat("b", "n", 1)))
     await one.put(
-        Put(KEYS.job, Job(1, 4).to_json()),
+        Put(KEYS.job, Job(JobPolicy(1, 4)).to_json()),
         Put(RUN.round, world.to_json()),
         *(Put(HERE.member(name), member(name, version="0.2.0").to_json()) for name in "ab"),
     )
@@ -122,7 +123,7 @@ async def test_a_store_that_is_silent_for_moments_again_and_again_ends_no_wait(
     await asyncio.sleep(10 * SILENCE_S)
     assert not waiting.done()
     await terminal.put(
-        Put(KEYS.job, Job(1, 4).to_json()),
+        Put(KEYS.job, Job(JobPolicy(1, 4)).to_json()),
         Put(HERE.drain("uid-b"), drain("b", "committed").to_json()),
     )
     assert await waiting in (0, 4)

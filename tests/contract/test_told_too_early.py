@@ -21,6 +21,7 @@ from rdzv.keys import JobKeys
 from rdzv.reconcile import Kernel
 from rdzv.records.drain import Drain
 from rdzv.records.job import Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import listing_of
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.memory.client import MemoryStore
@@ -53,7 +54,7 @@ class Sidecar:
             drains=HERE.drains,
             keys=RUN,
             run_id="digits",
-            launched=RoundPolicy(2, 4).sizes,
+            launched=RoundPolicy(2, 4),
             policy=lambda: RoundPolicy(2, 4),
             membership=lambda current: RoundMembers(frozenset("ab")),
         )
@@ -87,7 +88,7 @@ async def sidecar() -> Sidecar:
     await store.txn(
         [],
         [
-            Put(KEYS.job, Job(1, 3).to_json()),
+            Put(KEYS.job, Job(JobPolicy(1, 3)).to_json()),
             *(Put(HERE.member(one.name), one.to_json(), LEASE) for one in members),
             *(Put(RUN.node(node.member), node.to_json(), LEASE) for node in (A, B)),
         ],

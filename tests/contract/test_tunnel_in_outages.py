@@ -34,6 +34,7 @@ from launcher_shim.rundir.exec_frames import (
 )
 from rdzv.job import JobClient
 from rdzv.records.job import Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.ports import free_ports
@@ -79,7 +80,7 @@ class Pods:
 
     async def begin(self) -> None:
         launcher = member("launcher", role="launcher", tunnel_port=1, pin=self.launcher_key.pin)
-        await self._write(KEYS.job, Job(1, 4, generation=1))
+        await self._write(KEYS.job, Job(JobPolicy(1, 4), generation=1))
         await self._write(IN_GENERATION.member("launcher"), launcher)
 
     async def register(self, pin: str) -> None:

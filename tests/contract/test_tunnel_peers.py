@@ -36,6 +36,7 @@ from rdzv.keys import JobKeys
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Identity
 from rdzv.records.job import Member, Role
+from rdzv.records.policy import JobPolicy
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.ports import free_ports
 from tests.support.sidecars.jobs import KEYS, begin_next_life, loaded, surroundings
@@ -108,7 +109,7 @@ async def pod(
     await asyncio.to_thread(run_dir.mkdir)
     store = MemoryStore(engine)
     client = JobClient.of(store, keys, clock=asyncio.get_running_loop().time)
-    who = Identity(name, f"uid-{name}", "127.0.0.1", "host", "worker", 1, 1, 4)
+    who = Identity(name, f"uid-{name}", "127.0.0.1", "host", "worker", 1, JobPolicy(1, 4))
     who = replace(who, role=role, tunnel_port=port, pin=key(number).pin)
     around = surroundings(store, name)
     settings = MemberSettings(keys=keys, identity=who, lease_ttl_s=TTL_S)

@@ -11,12 +11,12 @@ from random import Random
 import pytest
 
 from agent.config.job import JobConfig
-from agent.config.table import load
 from console.doctor.command import examine
 from console.doctor.diagnosis import diagnose
 from console.job.reading import look
 from rdzv.errors import Compacted, StoreError, StoreRefused
 from rdzv.pacing import Patience
+from rdzv.settings import load
 from rdzv.store import Compare, Put
 from rdzv.store.etcd import endpoint
 from rdzv.store.etcd.client import EtcdStore

@@ -21,6 +21,7 @@ from controller.owners import pod_seen
 from injection.settings import LABEL
 from rdzv.keys import JobKeys
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Put, Store
 from tests.support.cluster_api import FakeApi
 from tests.support.records import member
@@ -34,7 +35,7 @@ NO_ROOM = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
 
 async def test_a_job_waits_for_no_pod_without_a_node(tmp_path: Path, store: Store) -> None:
     keys = JobKeys("team", f"digits-{uuid4().hex}")
-    wanted = Job(1, 4, desired=4)
+    wanted = Job(JobPolicy(1, 4), desired=4)
     await store.txn(
         [],
         [
@@ -77,6 +78,6 @@ async def test_a_job_waits_for_no_pod_without_a_node(tmp_path: Path, store: Stor
 
 
 def test_a_world_of_those_that_have_a_node_waits_for_nobody() -> None:
-    assert Job(1, 4).expected is None
-    assert Job(1, 4, desired=4, unplaced=2).expected == 2
-    assert b"unplaced" not in Job(1, 4, desired=4).to_json()
+    assert Job(JobPolicy(1, 4)).expected is None
+    assert Job(JobPolicy(1, 4), desired=4, unplaced=2).expected == 2
+    assert b"unplaced" not in Job(JobPolicy(1, 4), desired=4).to_json()

@@ -23,6 +23,7 @@ from launcher_shim.c10d.state_codec import SENTINEL, Flavour, NodeDesc, TorchSta
 from launcher_shim.tcpstore import wire
 from rdzv.reconcile import Kernel
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
@@ -116,7 +117,7 @@ async def test_from_an_event_of_the_store_to_horovods_host_list() -> None:
         registered = asyncio.Event()
         registered.set()
         delivery = HostDelivery(kernel, run_dir, 1, registered)
-        await one.store.txn([], [Put(KEYS.job, Job(1, 4).to_json())])
+        await one.store.txn([], [Put(KEYS.job, Job(JobPolicy(1, 4)).to_json())])
         async with beside(delivery.run()):
             await delivery.delivered.wait()
             with walk:

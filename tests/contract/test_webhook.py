@@ -18,7 +18,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agent.config.table import load
 from controller import process
 from controller.admission import decision
 from controller.admission import decision as verdicts
@@ -30,6 +29,7 @@ from controller.cluster.api import ClusterApi
 from controller.config import ControllerConfig
 from controller.process import application, serving
 from rdzv.errors import ConfigError
+from rdzv.settings import load
 from tests.support.clocks.hand import HandHour
 from tests.support.cluster_api import FakeApi
 from tests.support.injection.corpus import CORPUS

@@ -34,6 +34,7 @@ from console.local.processes import marked, send_to_all
 from console.local.session import Directories, run_session
 from console.local.settings import LocalSettings, read_event
 from launcher_shim.exit_status import EXIT_UNAVAILABLE
+from rdzv.records.policy import JobPolicy
 
 ROOT = Path(console.__file__).parent.parent
 PATIENCE_S = 150.0
@@ -101,8 +102,7 @@ class Drill:
             job="job",
             line=LaunchLine((sys.executable, str(self.script), *arguments), 1),
             nodes=nodes,
-            min_nodes=min_nodes,
-            max_nodes=4,
+            policy=JobPolicy(min_nodes, 4, gather_s=2.0),
             restarts=2,
             lease_ttl_s=lease_ttl_s,
             checkpoints=self.directory / "checkpoints",

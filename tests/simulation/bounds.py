@@ -3,23 +3,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rdzv.records.template import Sizes
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Compare, Put
 from rdzv.store.memory.client import transact
 from tests.simulation.nodes import KEYS
+from tests.support.records import by_policy
 
 if TYPE_CHECKING:
     from tests.simulation.story import Story
 
 CHOICES: tuple[dict[str, Any], ...] = (
-    {"allowed_sizes": (), "unit": 1},
-    {"allowed_sizes": (), "unit": 2},
-    {"allowed_sizes": (1, 3), "unit": 1},
-    {"allowed_sizes": (2, 4), "unit": 1},
-    {"allowed_sizes": (1, 2, 4), "unit": 1},
+    {"sizes": (), "unit": 1},
+    {"sizes": (), "unit": 2},
+    {"sizes": (1, 3), "unit": 1},
+    {"sizes": (2, 4), "unit": 1},
+    {"sizes": (1, 2, 4), "unit": 1},
 )
 GATHER_S = (0.0, 5.0, 20.0, 60.0)
 PAUSE_S = (0.5, 5.0, 60.0, 1200.0)
@@ -29,8 +29,8 @@ def set_sizes(story: Story) -> None:
     """Allow other sizes, of which one at least lies between min and max."""
     shape = story.job.shape
     choice = story.random.choice(CHOICES)
-    sizes = Sizes(shape.least, shape.most, choice["allowed_sizes"], choice["unit"])
-    if not sizes.fault and _set(story, f"sets {sizes}", **choice):
+    sizes = JobPolicy(shape.least, shape.most, choice["sizes"], choice["unit"])
+    if not sizes.fault and _set(story, f"sets {sizes.sizes_in_words}", **choice):
         story.job.sizes = sizes
         story.job.former_sizes.append(sizes)
 
@@ -57,6 +57,6 @@ def _set(story: Story, what: str, **changes: Any) -> bool:
     if job is None:
         return False
     story.say(None, f"somebody {what}")
-    written = Put(KEYS.job, replace(job, **changes).to_json())
+    written = Put(KEYS.job, by_policy(job, **changes).to_json())
     unchanged = Compare(KEYS.job, "mod", "=", job.mod_revision)
     return transact(story.job.engine, [unchanged], [written]).succeeded

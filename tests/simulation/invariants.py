@@ -281,7 +281,7 @@ class Invariants:
         most = self._job.shape.most
         if (rules := self.snapshot.rules) is not None:
             # Of five, only four are listed in sizes 1, 2 and 4.
-            most = min(most, rules.sizes.largest(len(former | kept)) or most)
+            most = min(most, rules.policy.largest(len(former | kept)) or most)
         full = len(kept) >= most
         return full and all(since_s.get(one, math.inf) <= since_s[host] for one in kept)
 

@@ -61,7 +61,7 @@ class Liveness:
         worlds may be lost before it to a pod that fails in each.
         """
         policy, job, rules = RoundPolicy(1, 1), self._job, self._truth().rules
-        gather_s = rules.gather_s if rules is not None else 0.0
+        gather_s = rules.policy.gather_s if rules is not None else 0.0
         # Where workers do not end, others wait for them in the world that is lost.
         leave_s = policy.leave_s if job.sticks else 0.0
         mute_s = max((pod.mute_s for pod in job.present()), default=0.0)
@@ -90,12 +90,12 @@ class Liveness:
         rules, sizes = self._truth().rules, self._job.sizes
         mixed = any(pod.shape != self._job.template for pod in self._job.present())
         if mixed and rules is not None:
-            sizes = rules.sizes  # its pods uphold a template until a roll-out has replaced them
+            sizes = rules.policy  # its pods uphold a template until a roll-out has replaced them
         unmarked = healthy - self._in_retry_pause(now)
         if sizes.largest(len(unmarked)):
             healthy = unmarked  # but a pause never keeps the others from training
         since_s = self._healthy_since_s
-        in_force = (rules and (rules.sizes, rules.gather_s), sizes, mixed, wait_s)
+        in_force = (rules and rules.policy, sizes, mixed, wait_s)
         if in_force != self._rules:
             # What was the best size before, or is from now on, says nothing of the time until now.
             self._rules, since_s = in_force, {}

@@ -52,8 +52,8 @@ from rdzv.peers import Suspicion
 from rdzv.reconcile import DueWrite
 from rdzv.records.codec import take
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.records.quarantine import QuarantineDecision, after_death
-from rdzv.records.template import JobTemplate, Sizes
 from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
 from tests.simulation.nodes import KEYS
 from tests.simulation.ranks import Rank
@@ -199,9 +199,9 @@ def name_not_compared() -> list[Patch]:
 def set_undone_by_the_next_pod() -> list[Patch]:
     """A pod makes the values of its template the job's, although that is in force already."""
 
-    def adopted(job: Job, template: JobTemplate, *, former_wins: bool) -> Job:
+    def adopted(job: Job, template: JobPolicy, *, former_wins: bool) -> Job:
         if str(template) == job.template_in_force:
-            return job.with_values_of(template)
+            return job.with_policy(template)
         return rdzv.members.templates.adopted(job, template, former_wins=former_wins)
 
     return [patch("rdzv.members.registration.adopted", adopted)]
@@ -859,9 +859,12 @@ PLANTS |= {
         "sizes",
         20,
         {
-            f"{_C10D}.rounds.inputs.RoundPolicy.sizes": property(
-                lambda policy: Sizes(policy.min_nodes, policy.max_nodes)
-            )
+            f"{_C10D}.rounds.inputs.RoundPolicy.largest": lambda policy, nodes: (
+                policy.bounds_alone.largest(nodes)
+            ),
+            f"{_C10D}.rounds.inputs.RoundPolicy.smallest": property(
+                lambda policy: policy.min_nodes
+            ),
         },
     ),
 }

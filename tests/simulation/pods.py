@@ -17,7 +17,7 @@ from agent.running import LEAVE_TIMEOUT_S
 from launcher_shim.pod.hold import FINISHING, OutgoingNotice, reserve_s
 from launcher_shim.rundir import layout
 from rdzv.drain.gate import Gate
-from rdzv.records.template import Sizes
+from rdzv.records.policy import JobPolicy
 from rdzv.store import WatchEvent
 from tests.simulation.network import Link, SimulatedEngine, Weather
 from tests.simulation.nodes import JobShape, Sidecar
@@ -365,7 +365,7 @@ class SimulatedJob:
         self.refuses = False
         self.disks_fail = True
         self.sticks = False
-        self.sizes = Sizes(shape.least, shape.most)
+        self.sizes = JobPolicy(shape.least, shape.most)
         self.former_sizes = [self.sizes]
         self.paused = False
         self.stages = 1
@@ -394,7 +394,7 @@ class SimulatedJob:
         """Expect these bounds in the end, and worlds of them from now on."""
         self.shape = shape
         self.shapes.append(shape)
-        self.sizes = Sizes(shape.least, shape.most)
+        self.sizes = JobPolicy(shape.least, shape.most)
         self.former_sizes.append(self.sizes)
 
     def add(self, name: str) -> Pod:

@@ -10,6 +10,7 @@ from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.store import Compare, Put
 from rdzv.store.memory.client import transact
 from tests.simulation.nodes import KEYS, JobShape
+from tests.support.records import by_policy
 
 if TYPE_CHECKING:
     from tests.simulation.pods import Pod
@@ -100,11 +101,11 @@ def set_bounds(story: Story) -> None:
     if stored is None or old or not _goes_by(stored.template_in_force, job.template):
         return  # what comes next may replace it
     wanted = _drawn(story)
-    if wanted.bounds == (stored.min_workers, stored.max_workers):
+    if wanted.bounds == (stored.policy.min_nodes, stored.policy.max_nodes):
         return
     job.go_by(wanted)
     story.say(None, f"{wanted.bounds} are set by hand")
-    record = replace(stored, min_workers=wanted.least, max_workers=wanted.most)
+    record = by_policy(stored, min_nodes=wanted.least, max_nodes=wanted.most)
     entry = HistoryEntry("set", "somebody@somewhere", "min and max are others", 0)
     history = entry_operations(KEYS, entry, story.invariants.snapshot.revision, ())
     here = Compare(KEYS.job, "mod", "=", stored.mod_revision)

@@ -124,7 +124,9 @@ class RoundInvariants:
     def _check_place(self, before: Snapshot, new: Round) -> None:
         size = len(new.frozen)
         if not any(sizes.largest(size) == size for sizes in self._job.former_sizes):
-            self._break(f"I1: a world of {size} is formed in place, of {self._job.sizes}")
+            self._break(
+                f"I1: a world of {size} is formed in place, of {self._job.sizes.sizes_in_words}"
+            )
 
     def _is_forgotten(self, run: str, number: int) -> bool:
         """Whether a restored store has lost a round, and nobody is left who could know of it."""
@@ -134,7 +136,7 @@ class RoundInvariants:
     def _check_freeze(self, before: Snapshot, run: str, new: Round) -> None:
         size = len(new.frozen)
         if not any(sizes.largest(size) == size for sizes in self._job.former_sizes):
-            self._break(f"I1: a world of {size} is formed, of {self._job.sizes}")
+            self._break(f"I1: a world of {size} is formed, of {self._job.sizes.sizes_in_words}")
         generation = before.job.generation if before.job else 1
         keys = KEYS.in_generation(generation).run(run)
         draining = {d.member for d in before.drains.values() if before.has_name(d)}

@@ -82,7 +82,7 @@ def _members(job: SimulatedJob, invariants: Invariants) -> str | None:
     if len(snapshot.members) != len(job.present()):
         return "somebody who is gone is still a member"
     stored = snapshot.job
-    if stored is None or (stored.min_workers, stored.max_workers) != job.shape.bounds:
+    if stored is None or (stored.policy.min_nodes, stored.policy.max_nodes) != job.shape.bounds:
         return f"the job is {stored}, not {job.shape}"
     return None
 
@@ -102,7 +102,7 @@ def _failing(job: SimulatedJob, invariants: Invariants) -> str | None:
     steady = [pod for pod in job.present() if pod.launcher == "steady"]
     records = invariants.snapshot.quarantines
     for pod in job.present():
-        if pod.launcher == "failing" and job.sizes.smallest <= len(steady) < job.sizes.most:
+        if pod.launcher == "failing" and job.sizes.smallest <= len(steady) < job.sizes.max_nodes:
             record = records.get(pod.name)
             if record is None or not record.out or record.pauses < PAUSES:
                 return f"{pod.name} fails in every world, and that is held against it: {record}"
@@ -125,9 +125,9 @@ def _rounds(
     if not current.complete or current.closed:
         return f"the round is {current}, and {sorted(steady)} ask"
     if len(trains) < size:
-        return f"the world is {world} of {job.sizes}, and {sorted(steady)} ask"
+        return f"the world is {world} of {job.sizes.sizes_in_words}, and {sorted(steady)} ask"
     if len(world) > size and "crashing" not in job.launchers.values():
-        return f"the world is {world}, more than {size} of {job.sizes}"
+        return f"the world is {world}, more than {size} of {job.sizes.sizes_in_words}"
     for name in world:
         if (why := _idle(job.pod(name), current.number)) is not None:
             return why

@@ -10,6 +10,7 @@ from rdzv.drain.decision import decide
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
 from rdzv.records.drain import Commit, Drain, LastCommit, Vote
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.records.progress import RankProgress
 from rdzv.snapshot import Snapshot
 from tests.support.records import member
@@ -24,7 +25,7 @@ HERE, THERE = '{"samples":640}', '{"samples":600}'
 def scene(votes: dict[str, Vote] | None = None) -> DrainingSnapshot:
     members = {name: member(name, at) for at, name in enumerate("abc", 1)}
     commit = SAVE if votes else replace(SAVE, phase="idle")
-    membership = Snapshot(90, Job(1, 4, mod_revision=7), members, commit=commit)
+    membership = Snapshot(90, Job(JobPolicy(1, 4), mod_revision=7), members, commit=commit)
     if votes:
         membership = replace(membership, drains={"uid-a": DRAIN})
     seen = snapshot.listing_of(membership)

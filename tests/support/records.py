@@ -7,14 +7,18 @@ Each has what a test does not care about as a default.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RunSnapshot
 from launcher_shim.c10d.rounds.records import LeftReason, Node, NodeState, Round, Seat
+from rdzv.members.registration import Identity
 from rdzv.records.drain import Drain, Outcome
-from rdzv.records.job import Member
+from rdzv.records.job import Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.store import KeyValue
+
+T = TypeVar("T", Job, Identity)
 
 
 def kv(key: str, revision: int = 1, value: bytes = b"1") -> KeyValue:
@@ -101,3 +105,10 @@ def run(
     return RunSnapshot(
         100, current or Round(), {one.member: one for one in nodes}, membership or members(listed)
     )
+
+
+def by_policy(record: T, **values: Any) -> T:
+    """A job, or an identity, with other values of its policy; ``desired`` is not the policy's."""
+    of_policy = {one.name for one in fields(JobPolicy)} & values.keys()
+    policy = replace(record.policy, **{name: values.pop(name) for name in of_policy})
+    return replace(record, policy=policy, **values)

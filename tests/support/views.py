@@ -11,6 +11,7 @@ from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.records.drain import Commit
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.records.progress import PodSaves
 from rdzv.records.troubles import Failure
 from rdzv.snapshot import Snapshot, listing_of
@@ -27,7 +28,7 @@ def view(
     *runs: RunView, names: str = "ab", least: int = 1, paused: bool = False, **more: Any
 ) -> JobView:
     members = {name: member(name, min_workers=least) for name in names}
-    job = Job(least, 4, paused=paused) if names else None
+    job = Job(JobPolicy(least, 4), paused=paused) if names else None
     members |= {one.name: one for one in more.pop("members", ())}
     stored = {name: more.pop(name) for name in STORED if name in more}
     snapshot = Snapshot(job=job, members=members, revision=5, **stored)

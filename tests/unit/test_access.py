@@ -16,11 +16,12 @@ from cryptography.hazmat.primitives import serialization
 
 from agent.config.job import JobConfig
 from agent.config.sidecar import Config
-from agent.config.table import load
 from console.local.launch_line import LaunchLine
 from console.local.settings import LocalSettings, Pod, sidecar_environment
 from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.keys import JobKeys
+from rdzv.records.policy import JobPolicy
+from rdzv.settings import load
 from rdzv.store import Put, access
 from rdzv.store.access import Access, Certificates, read_certificates, read_password
 from rdzv.store.etcd import credentials
@@ -250,8 +251,7 @@ def test_a_run_with_its_own_store_keeps_what_the_users_one_asks_for_to_itself(
         job="local",
         line=line,
         nodes=1,
-        min_nodes=1,
-        max_nodes=1,
+        policy=JobPolicy(1, 1, gather_s=2.0),
         restarts=0,
         lease_ttl_s=10.0,
         checkpoints=tmp_path,

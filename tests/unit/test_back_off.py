@@ -20,7 +20,7 @@ from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnaps
 from launcher_shim.c10d.rounds.observations import RoundObservations
 from launcher_shim.c10d.rounds.records import LeftReason, Round
 from rdzv.records.job import Job
-from rdzv.records.template import Sizes
+from rdzv.records.policy import JobPolicy
 from rdzv.records.troubles import Failure
 from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import KeyValue
@@ -54,7 +54,7 @@ def waiting(
 
 
 def wait_s(snapshot: RunSnapshot, least: int = 2, most: int = 4) -> float:
-    sizes = Sizes(least, most)
+    sizes = JobPolicy(least, most)
     return back_off(snapshot, would_form(snapshot, sizes), sizes).wait_s
 
 
@@ -72,13 +72,13 @@ def test_the_first_tries_wait_for_nothing(row: int, waits_s: float) -> None:
 
 def test_the_reason_names_the_error_and_what_ends_the_wait() -> None:
     one = waiting()
-    reason = back_off(one, would_form(one, Sizes(2, 4)), Sizes(2, 4)).reason
+    reason = back_off(one, would_form(one, JobPolicy(2, 4)), JobPolicy(2, 4)).reason
     assert reason == (
         "waits 40 s before round 9: all failed alike before a step was reported, 4 times:"
         " ImportError: no module named x (train.py:3); a new pod or muster resume ends the wait"
     )
     few = waiting(failed=fails("b"))
-    reason = back_off(few, would_form(few, Sizes(2, 4)), Sizes(2, 4)).reason
+    reason = back_off(few, would_form(few, JobPolicy(2, 4)), JobPolicy(2, 4)).reason
     assert "4 worlds in a row failed before a step was reported, the last by b: Import" in reason
 
 
@@ -200,7 +200,7 @@ def test_the_row_is_in_the_record_of_the_round() -> None:
 def test_a_failure_counts_if_it_is_its_own_and_in_the_row(
     changes: dict[str, Any], *, counts: bool
 ) -> None:
-    snapshot = Snapshot(9, Job(1, 4, mod_revision=7), {"a": member("a")})
+    snapshot = Snapshot(9, Job(JobPolicy(1, 4), mod_revision=7), {"a": member("a")})
     listed = listing_of(snapshot)
     members = run_membership(snapshot, listed, "digits", OPEN, failures=fails("a", **changes))
     assert (set(members.failed), members.job_revision) == ({"a"} if counts else set(), 7)

@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config import parsers as values
 from agent.config.job import JobConfig, StoreConfig
 from agent.config.sidecar import DELIVERED_VARIABLES, Config
-from agent.config.table import load, settings_of, unknown_variables
 from agent.rundir.files import RunDir
 from agent.surroundings import MemberSettings, Sockets
 from controller.config import ControllerConfig
+from rdzv import parsers as values
 from rdzv.errors import ConfigError
+from rdzv.records.policy import POLICY_TABLE
 from rdzv.sentences import named, variable_of
+from rdzv.settings import load, settings_of, unknown_variables
 
 NEEDED = {"MUSTER_JOB": "digits", "MUSTER_MIN": "2", "MUSTER_MAX": "4"}
 
@@ -38,7 +39,7 @@ def faults(environ: dict[str, str], **flags: str) -> list[str]:
 def test_defaults_are_those_of_the_table() -> None:
     config = read({})
     assert (config.namespace, config.job, config.member != "") == ("default", "digits", True)
-    assert (config.min_nodes, config.max_nodes, config.slots) == (2, 4, 1)
+    assert (config.policy.min_nodes, config.policy.max_nodes, config.slots) == (2, 4, 1)
     assert (config.c10d_port, config.http_port, config.run_dir) == (29400, 9400, "/var/run/muster")
     assert (config.lease_ttl_s, config.last_call_s, config.start_timeout_s) == (10.0, 2.0, 60.0)
     assert (config.address, config.role, config.log_format) == ("127.0.0.1", "worker", "json")
@@ -75,8 +76,8 @@ def test_every_fault_is_told_at_once_with_its_flag_and_variable() -> None:
 
 def test_sizes_of_a_world_are_read_and_held_against_the_bounds() -> None:
     config = read({"MUSTER_SIZES": "4, 2,4", "MUSTER_GATHER": "0"})
-    assert (config.sizes, config.unit, config.gather_s) == ((2, 4), 1, 0)
-    assert (read({}).sizes, read({}).unit, read({}).gather_s) == ((), 1, 60)
+    assert (config.policy.sizes, config.policy.unit, config.policy.gather_s) == ((2, 4), 1, 0)
+    assert (read({}).policy.sizes, read({}).policy.unit, read({}).policy.gather_s) == ((), 1, 60)
     for told_of, said in (
         ({"MUSTER_SIZES": "2,4", "MUSTER_UNIT": "2"}, "--sizes (MUSTER_SIZES) and --unit"),
         ({"MUSTER_SIZES": "1,5"}, "--sizes (MUSTER_SIZES): none of the sizes 1, 5 lies between"),
@@ -131,7 +132,8 @@ def test_an_unknown_variable_is_told_with_the_nearest_name() -> None:
 
 def test_every_row_says_what_it_is_for_and_spells_its_variable_like_its_flag() -> None:
     settings = settings_of(Config)
-    assert list(settings) == [item.name for item in dataclasses.fields(Config)]
+    own = [item.name for item in dataclasses.fields(Config) if item.name != "policy"]
+    assert [name for name in settings if name not in POLICY_TABLE] == own
     assert set(settings_of(JobConfig)) < set(settings)
     for setting in settings.values():
         assert setting.variable == "MUSTER_" + setting.flag[2:].upper().replace("-", "_")
@@ -314,7 +316,7 @@ def test_what_is_said_reaches_the_parts() -> None:
     )
     assert (told.keys.namespace, told.keys.job_name) == ("team", "digits")
     who = told.identity
-    assert (who.pod_uid, str(who.template)) == ("uid", "min=2 max=4 unit=2 gather=25s")
+    assert (who.pod_uid, who.policy.template) == ("uid", "min=2 max=4 unit=2 gather=25s")
     assert (told.lease_ttl_s, told.start_timeout_s) == (20, 21)
     assert (told.first_call_s, told.last_call_s, told.grace_s) == (22, 23, 24)
     assert (told.below_min, told.launcher_port, told.relayed) == ("commit", 2500, False)

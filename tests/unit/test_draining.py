@@ -16,6 +16,7 @@ from rdzv.drain.transactions import cancel, transaction
 from rdzv.keys import JobKeys
 from rdzv.records.drain import NO_CURSOR, Commit, Drain, LastCommit, Vote
 from rdzv.records.job import Incarnation, Job
+from rdzv.records.policy import JobPolicy
 from rdzv.records.shards import Plan, PodShards, ShardWorld, Share, TrainedShards
 from rdzv.shard_ledger import ShardLedger
 from rdzv.snapshot import Snapshot, listing_of
@@ -50,7 +51,7 @@ def scene(
 ) -> DrainingSnapshot:
     membership = Snapshot(
         90,
-        Job(least, 4, mod_revision=7),
+        Job(JobPolicy(least, 4), mod_revision=7),
         {name: member(name, at, min_workers=least) for at, name in enumerate(members, 1)},
         drains={drain.pod_uid: drain for drain in drains},
         commit=commit,

@@ -27,6 +27,7 @@ from rdzv.keys import JobKeys
 from rdzv.records.drain import LastCommit
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
 from tests.support.clocks.virtual import now
@@ -142,7 +143,7 @@ async def test_a_job_that_brings_out_a_defect_silences_no_other(
 
     monkeypatch.setattr(published, "job_events", job_events_with_a_defect)
     store = MemoryStore()
-    await store.txn([], [Put(keys.job, Job(1, 4).to_json()) for keys in (BAD, GOOD)])
+    await store.txn([], [Put(keys.job, Job(JobPolicy(1, 4)).to_json()) for keys in (BAD, GOOD)])
 
     async def both_commit() -> None:
         saved = LastCommit(46, 1, 1).to_json()
@@ -172,7 +173,7 @@ async def test_a_job_that_brings_out_a_defect_keeps_no_other_from_its_notice(
         one = replace(member("a", uid=keys.job_name), version="0.2.0")
         held = Incarnation("a", 1, one.pod_uid)
         puts = [
-            Put(keys.job, Job(1, 4).to_json()),
+            Put(keys.job, Job(JobPolicy(1, 4)).to_json()),
             Put(keys.in_generation(1).member("a"), one.to_json()),
             Put(keys.incarnation("a"), held.to_json()),
         ]
@@ -202,7 +203,7 @@ async def test_what_was_before_a_leader_came_is_told_once_and_by_the_first_not_a
 
     for told_rounds, expected in ((None, [2]), (1, [1, 2])):
         store = MemoryStore()
-        first = (await store.txn([], [Put(GOOD.job, Job(1, 4).to_json())])).revision
+        first = (await store.txn([], [Put(GOOD.job, Job(JobPolicy(1, 4)).to_json())])).revision
         for number in (0, 1):
             await store.txn([], [world(number)])
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.config.sidecar import Config
-from agent.config.table import load, settings_of
 from agent.rundir.files import torch_environment
 from injection import facts
 from injection.injection import Request, inject
 from injection.kinds import job_label
 from rdzv.errors import ConfigError
+from rdzv.settings import load, settings_of
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (
     FLAGS,
@@ -167,7 +167,7 @@ def test_a_sidecar_takes_what_it_is_told(wrap: str) -> None:
     plain = {n: v if isinstance(v, str) else "10.0.0.1" for n, v in said.items() if n not in files}
     config = load(Config, {}, plain)
     assert (config.c10d_port == 0) == (wrap == "true")
-    assert (config.min_nodes, config.max_nodes, config.grace_s) == (2, 4, 60)
+    assert (config.policy.min_nodes, config.policy.max_nodes, config.grace_s) == (2, 4, 60)
 
 
 def test_what_happens_to_stuck_ranks_is_set_on_the_template() -> None:

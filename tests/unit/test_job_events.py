@@ -28,6 +28,7 @@ from rdzv.keys import JobKeys
 from rdzv.records.drain import Commit, LastCommit
 from rdzv.records.history import Happening, HistoryEntry
 from rdzv.records.job import Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import KeyValue
 from tests.support.records import drain, member
@@ -45,7 +46,7 @@ def view(
     revision: int, members: dict[str, int], *history: KeyValue, most: int = 4, **more: Any
 ) -> JobState:
     """A job of ``members``, by the revision at which each came."""
-    job = Job(1, most, mod_revision=1)
+    job = Job(JobPolicy(1, most), mod_revision=1)
     records: dict[str, Member] = {
         name: replace(member(name, at, most=most), created_revision=at, version="0.2.0")
         for name, at in members.items()

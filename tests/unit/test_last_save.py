@@ -15,6 +15,7 @@ from rdzv.drain.saves import newest_saved, newest_transaction, of_central, saves
 from rdzv.keys import JobKeys
 from rdzv.records.drain import NO_CURSOR, Commit, LastCommit, Phase
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.records.progress import CENTRAL_RUN, PodSaves, RankProgress
 from rdzv.records.shards import Plan, PodShards, Saved, ShardWorld, Share, TrainedShards
 from rdzv.shard_ledger import ShardLedger
@@ -33,7 +34,7 @@ def scene(
     last: LastCommit | None = None, commit: Commit | None = IDLE, live: LiveRound | None = ROUND
 ) -> DrainingSnapshot:
     members = {name: member(name, at) for at, name in enumerate("abc", 1)}
-    job = Job(1, 4, uid="uid-now", mod_revision=7)
+    job = Job(JobPolicy(1, 4), uid="uid-now", mod_revision=7)
     membership = Snapshot(90, job, members, commit=commit, last_commit=last)
     listed = listing_of(membership)
     return DrainingSnapshot(membership, listed, live, {}, "uid-a", revision=90)

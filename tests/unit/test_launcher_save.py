@@ -21,6 +21,7 @@ from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy
 from rdzv.drain.standing import answer, ask_of, asked, is_withdrawn
 from rdzv.records.drain import Drain
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import KeyValue
 from tests.support.records import member
@@ -37,7 +38,7 @@ def job(*drains: Drain, members: str = "lab") -> Snapshot:
     if "l" in made:
         made["l"] = replace(made["l"], role="launcher")
     by_pod = {drain.pod_uid: drain for drain in drains}
-    return Snapshot(90, Job(1, 4, mod_revision=7), made, drains=by_pod)
+    return Snapshot(90, Job(JobPolicy(1, 4), mod_revision=7), made, drains=by_pod)
 
 
 def outcome(

@@ -25,12 +25,13 @@ from rdzv.mirror import (
 )
 from rdzv.records.drain import Commit, Drain, LastCommit, Vote
 from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Places, Snapshot, first_to_go, listing_of
 from rdzv.store import DEFAULT_TIMEOUT_S, RangeResult, WatchEvent
 from tests.support import records
 from tests.support.records import drain, kv, member
 
-JOB = Job(1, 3)
+JOB = Job(JobPolicy(1, 3))
 
 
 def listing_member(name: str, incarnation: int, **changes: Any) -> Member:
@@ -107,7 +108,7 @@ def test_i6_a_stale_incarnation_is_not_listed() -> None:
 
 
 def test_a_member_below_min_is_listed_all_the_same_and_the_sentence_says_so() -> None:
-    listing = listing_of(snapshot(listing_member("w-0", 1), job=Job(2, 3)))
+    listing = listing_of(snapshot(listing_member("w-0", 1), job=Job(JobPolicy(2, 3))))
     assert names(listing.listed) == ["w-0"]
     assert "1 short of min" in listing.reason
 
@@ -115,9 +116,13 @@ def test_a_member_below_min_is_listed_all_the_same_and_the_sentence_says_so() ->
 def test_only_a_size_that_is_allowed_is_listed_unless_none_can_be() -> None:
     members = [listing_member(f"w-{n}", n + 1, version="0.2.0") for n in range(6)]
     for job, listed, said in (
-        (Job(1, 8, unit=4), 4, "4 listed of min 1 and max 8, in multiples of 4, 2 on standby"),
-        (Job(1, 8, allowed_sizes=(2, 5)), 5, "1 on standby"),
-        (Job(1, 9, unit=8), 6, "2 short of 8, the smallest size"),
+        (
+            Job(JobPolicy(1, 8, unit=4)),
+            4,
+            "4 listed of min 1 and max 8, in multiples of 4, 2 on standby",
+        ),
+        (Job(JobPolicy(1, 8, sizes=(2, 5))), 5, "1 on standby"),
+        (Job(JobPolicy(1, 9, unit=8)), 6, "2 short of 8, the smallest size"),
     ):
         listing = listing_of(snapshot(*members, job=job))
         assert len(listing.listed) == listed
@@ -142,7 +147,7 @@ MEMBERS = st.lists(
 
 @given(MEMBERS, st.integers(1, 5), st.sampled_from([1, 2, 3]))
 def test_everybody_is_in_exactly_one_place(members: list[Member], room: int, unit: int) -> None:
-    found = snapshot(*members, job=Job(1, room, unit=unit))
+    found = snapshot(*members, job=Job(JobPolicy(1, room, unit=unit)))
     listing = listing_of(found)
     places = [*names(listing.listed), *names(listing.standby), *listing.excluded]
     assert sorted(places) == sorted(found.members)
@@ -321,7 +326,7 @@ def test_a_page_comes_to_fit_a_line_of_any_speed(bytes_per_s: float) -> None:
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
-SNAPSHOT_JOB = kv(KEYS.job, 3, Job(1, 2).to_json())
+SNAPSHOT_JOB = kv(KEYS.job, 3, Job(JobPolicy(1, 2)).to_json())
 HOLD = kv(HERE.commit, 9, Commit(5, "run", 3, "hold").to_json())
 GOOD = member("w-1", most=2).to_json()
 
@@ -355,7 +360,7 @@ def test_a_launchers_key_named_like_a_section_is_no_member() -> None:
 
 
 def test_members_of_another_generation_are_not_in_the_snapshot() -> None:
-    later = kv(KEYS.job, 3, Job(1, 2, generation=2).to_json())
+    later = kv(KEYS.job, 3, Job(JobPolicy(1, 2), generation=2).to_json())
     ghost = kv(HERE.member("w-1"), 3, GOOD)
     assert snapshot_of(KEYS, RangeResult(9, (later, ghost))).members == {}
 
@@ -407,12 +412,12 @@ def test_only_another_uid_makes_a_last_commit_one_of_a_former_life(
     saved_by: str, present: str, former: bool
 ) -> None:
     last = LastCommit(7, 2, 4, job_uid=saved_by)
-    job = Job(1, 2, generation=5, uid=present)
+    job = Job(JobPolicy(1, 2), generation=5, uid=present)
     assert Snapshot(9, job, last_commit=last).commit_is_of_former_life is former
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_what_is_forgotten_is_not_started_from(forgotten: bool) -> None:
     last = LastCommit(7, 2, 4, forgotten=forgotten)
-    started_from = Snapshot(9, Job(1, 2), last_commit=last).commit_to_start_from
+    started_from = Snapshot(9, Job(JobPolicy(1, 2)), last_commit=last).commit_to_start_from
     assert started_from == (None if forgotten else last)

@@ -38,6 +38,7 @@ from rdzv.keys import JobKeys
 from rdzv.records.drain import NO_CURSOR, Commit, Drain, LastCommit, Vote
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put
 from tests.support.records import member
@@ -213,7 +214,7 @@ def test_a_last_commit_names_the_job_that_made_it() -> None:
     saved = {name: Vote(5, 3, f"uid-{name}", 10, acked=10) for name in "ab"}
     membership = Snapshot(
         90,
-        Job(1, 4, uid="uid-of-the-job", mod_revision=7),
+        Job(JobPolicy(1, 4), uid="uid-of-the-job", mod_revision=7),
         members,
         drains={"uid-a": Drain("uid-a", "a", "spot", "sigterm", mod_revision=50)},
         commit=Commit(5, "run", 3, "commit", 10, leaving=("uid-a",), mod_revision=60),
@@ -239,7 +240,9 @@ def written(operations: list[Operation]) -> LastCommit:
 
 def test_forgetting_keeps_the_epoch_and_is_in_the_history() -> None:
     last = LastCommit(60, 2, 7, job_uid="uid", mod_revision=33)
-    planned = forgetting(KEYS, Snapshot(40, Job(1, 2), last_commit=last), "ada@host", 5.0, [])
+    planned = forgetting(
+        KEYS, Snapshot(40, Job(JobPolicy(1, 2)), last_commit=last), "ada@host", 5.0, []
+    )
     assert planned is not None
     compares, operations = planned
     assert compares == [Compare(KEYS.last_commit, "mod", "=", 33)]
@@ -251,15 +254,17 @@ def test_forgetting_keeps_the_epoch_and_is_in_the_history() -> None:
 
 
 def test_what_cannot_be_read_is_forgotten_and_nothing_twice() -> None:
-    broken = Snapshot(40, Job(1, 2), corrupt={KEYS.last_commit: "not JSON"})
+    broken = Snapshot(40, Job(JobPolicy(1, 2)), corrupt={KEYS.last_commit: "not JSON"})
     planned = forgetting(KEYS, broken, "ada@host", 5.0, [])
     assert planned is not None
     # A commit that has been made since is not what was asked to be forgotten.
     assert planned[0] == [Compare(KEYS.last_commit, "mod", "<", 41)]
     assert planned[1][0] == Delete(KEYS.last_commit)
     done = LastCommit(60, 2, 7, forgotten=True)
-    assert forgetting(KEYS, Snapshot(40, Job(1, 2), last_commit=done), "a", 5.0, []) is None
-    assert forgetting(KEYS, Snapshot(40, Job(1, 2)), "a", 5.0, []) is None
+    assert (
+        forgetting(KEYS, Snapshot(40, Job(JobPolicy(1, 2)), last_commit=done), "a", 5.0, []) is None
+    )
+    assert forgetting(KEYS, Snapshot(40, Job(JobPolicy(1, 2))), "a", 5.0, []) is None
 
 
 Make = Callable[..., WorldMark]

@@ -19,13 +19,13 @@ from console.local import command, request
 from console.local.launch_line import interpreter_of, read_launch_line, script_fault
 from console.local.settings import LocalSettings, Reach, read_event
 from rdzv.errors import ConfigError, StoreUnavailable
-from rdzv.records.template import Sizes
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot, listing_of
 from tests.support.records import member
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="muster local runs on Linux")
 
-REACH = Reach(nodes=3, slots=2, sizes=Sizes(1, 4))
+REACH = Reach(nodes=3, slots=2, sizes=JobPolicy(1, 4))
 
 
 def faults(*texts: str, reach: Reach = REACH) -> list[str]:
@@ -64,7 +64,7 @@ def test_an_event_that_may_fit_is_taken(texts: list[str]) -> None:
 
 
 def test_a_world_has_a_size_that_is_allowed() -> None:
-    reach = Reach(nodes=4, slots=1, sizes=Sizes(2, 4, unit=2))
+    reach = Reach(nodes=4, slots=1, sizes=JobPolicy(2, 4, unit=2))
     assert faults("kill:rank0@world3", reach=reach) == [
         "--event kill:rank0@world3+0s: no world of 3 ranks can form:"
         " the sizes are min 2 and max 4, in multiples of 2"
@@ -255,7 +255,10 @@ def test_times_are_written_as_for_the_sidecar(
 def test_sizes_are_those_of_the_sidecars(runs: list[LocalSettings], tmp_path: Path) -> None:
     assert command_local(tmp_path, "--max", "4", "--unit", "2", "--gather", "5s").exit_code == 0
     assert command_local(tmp_path, "--max", "4", environ={"MUSTER_SIZES": "1,4"}).exit_code == 0
-    assert [(run.sizes, run.unit, run.gather_s) for run in runs] == [((), 2, 5), ((1, 4), 1, 2)]
+    assert [(run.policy.sizes, run.policy.unit, run.policy.gather_s) for run in runs] == [
+        ((), 2, 5),
+        ((1, 4), 1, 2),
+    ]
     refused = command_local(tmp_path, "--max", "4", "--unit", "5")
     assert refused.exit_code == 2
     assert "no multiple of 5 lies between min 1 and max 4" in " ".join(refused.output.split())
@@ -286,7 +289,7 @@ def test_the_demo_is_a_drill_with_a_script_of_its_own(
 
     assert demo().exit_code == 0
     assert demo("--nodes", "2").exit_code == 0
-    assert [(run.nodes, run.max_nodes) for run in runs] == [(3, 4), (2, 2)]
+    assert [(run.nodes, run.policy.max_nodes) for run in runs] == [(3, 4), (2, 2)]
     for run in runs:
         words = run.line.command
         assert words[0] == "torchrun"

@@ -22,6 +22,7 @@ from console.local.picture import draw_picture
 from console.local.screen import SHOWN_TIMES, Native, Repeats, result_rows, show_result
 from console.local.settings import LocalSettings
 from console.local.timeline import Kind, Moment, Progress, Timeline
+from rdzv.records.policy import JobPolicy
 from tests.support.clocks.hand import HandClock
 
 
@@ -353,8 +354,7 @@ async def test_the_status_is_the_jobs_where_the_report_has_lost_its_directory(
         job="job",
         line=LaunchLine(("torchrun", "train.py"), 1),
         nodes=1,
-        min_nodes=1,
-        max_nodes=1,
+        policy=JobPolicy(1, 1, gather_s=2.0),
         restarts=0,
         lease_ttl_s=5,
         checkpoints=tmp_path,

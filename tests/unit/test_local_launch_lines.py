@@ -26,6 +26,7 @@ from console.local.settings import LocalSettings, horovodrun_environment, read_d
 from console.local.timeline import Progress, Worlds
 from launcher_shim.pod.ranks import restart_steps
 from rdzv.errors import ConfigError
+from rdzv.records.policy import JobPolicy
 
 
 def line_of(command: str) -> HorovodLine:
@@ -227,8 +228,7 @@ def test_horovodrun_is_given_what_it_needs_and_no_secret(monkeypatch: pytest.Mon
         job="j",
         line=line_of("horovodrun t"),
         nodes=1,
-        min_nodes=1,
-        max_nodes=1,
+        policy=JobPolicy(1, 1, gather_s=2.0),
         restarts=0,
         lease_ttl_s=10,
         grace_s=30,

@@ -23,6 +23,7 @@ from console.local.timeline import Progress
 from rdzv.errors import ConfigError
 from rdzv.records.drain import Commit, Drain, Outcome
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot, listing_of
 from tests.support.records import member
 
@@ -127,7 +128,7 @@ def job(
         uid = members[name].pod_uid
         drains[uid] = Drain(uid, name, "asked for by hand", "operator", outcome=outcome)
     snapshot = Snapshot(
-        job=Job(least, 4), members=members, drains=drains, revision=5, commit=commit
+        job=Job(JobPolicy(least, 4)), members=members, drains=drains, revision=5, commit=commit
     )
     return JobView("local", "local", snapshot, listing_of(snapshot), (), (), {}, {})
 

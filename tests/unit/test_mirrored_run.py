@@ -17,6 +17,7 @@ from rdzv.drain.decision import savers
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Commit, Drain, Outcome, Vote
 from rdzv.records.job import Incarnation, Job
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import KeyValue, WatchEvent
 from tests.support.records import drain, member
@@ -271,7 +272,7 @@ def seen(
 ) -> RoundMembers:
     snapshot = Snapshot(
         9,
-        Job(2, 3),
+        Job(JobPolicy(2, 3)),
         {
             name: member(name, uid="uid-new" * (name in replaced), min_workers=2, most=3)
             for name in members
@@ -298,7 +299,7 @@ def test_a_machine_is_no_block() -> None:
         name: member(name, age, topology=topology, node="machine-1")
         for age, (name, topology) in enumerate(pods.items(), 1)
     }
-    snapshot = Snapshot(90, Job(1, 4), members)
+    snapshot = Snapshot(90, Job(JobPolicy(1, 4)), members)
     assert run_membership(snapshot, listing_of(snapshot), MEMBERSHIP_RUN, Round()).blocks == {
         "b": "block-1",
         "c": "block-1",
@@ -335,7 +336,7 @@ def test_a_new_pod_of_the_same_name_is_not_drained(outcome: Outcome) -> None:
 def test_who_leaves_has_saved_once_its_acknowledgement_is_on_record() -> None:
     commit = Commit(4, MEMBERSHIP_RUN, 3, "commit", 40, ("uid-b",))
     saved = Vote(4, 3, "uid-b", 40, acked=40)
-    snapshot = Snapshot(9, Job(2, 3), drains={"uid-b": drain("b")}, commit=commit)
+    snapshot = Snapshot(9, Job(JobPolicy(2, 3)), drains={"uid-b": drain("b")}, commit=commit)
     stays = {"a": Vote(4, 3, "uid-a", 40, acked=40)}
     assert savers(snapshot, {"b": saved, **stays}, MEMBERSHIP_RUN, 3) == {"uid-b": "b"}
     for other in (replace(saved, acked=None), replace(saved, epoch=3), replace(saved, pod_uid="")):

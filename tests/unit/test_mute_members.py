@@ -17,6 +17,7 @@ from rdzv.drain.decision import DrainDecision, decide
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound, observe
 from rdzv.records.drain import Commit, Drain, LastCommit, Vote
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.records.progress import PodSaves
 from rdzv.snapshot import Snapshot, listing_of
 from tests.support.records import kv, member
@@ -42,7 +43,7 @@ class Sidecar:
     def decide(self, now: float, votes: str = "") -> DrainDecision:
         membership = Snapshot(
             90,
-            Job(1, 4, uid="uid-of-the-job", mod_revision=7),
+            Job(JobPolicy(1, 4), uid="uid-of-the-job", mod_revision=7),
             {name: member(name, at) for at, name in enumerate("abcd", 1)},
             drains=self.drains,
             commit=self.commit,
@@ -195,7 +196,7 @@ def test_the_one_that_does_not_vote_may_be_drained_by_hand() -> None:
 
 
 def test_the_status_names_who_does_not_vote() -> None:
-    membership = Snapshot(90, Job(1, 4), {}, commit=TRIED)
+    membership = Snapshot(90, Job(JobPolicy(1, 4)), {}, commit=TRIED)
     run = RunView("run", Round(3, True), ())
     view = JobView("team", "digits", membership, listing_of(membership), (run,), (), {}, {})
     assert view.mute == (

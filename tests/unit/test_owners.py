@@ -23,6 +23,7 @@ from rdzv.keys import ROOT, JobKeys
 from rdzv.records.drain import LastCommit
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
 from tests.support.clocks.virtual import now
@@ -129,17 +130,17 @@ def test_replicas_become_desired_unless_a_person_has_said_otherwise_since(
     history: list[HistoryEntry],
     written: int | None,
 ) -> None:
-    scale, why = desired_nodes(replicas, seen, Job(2, 4, desired=desired), history)
+    scale, why = desired_nodes(replicas, seen, Job(JobPolicy(2, 4), desired=desired), history)
     assert (scale and scale.desired) == written
     assert why
 
 
 def test_more_by_an_autoscaler_is_desired_only_once_it_lasts() -> None:
-    job = Job(2, 8, desired=3, gather_s=60.0)
+    job = Job(JobPolicy(2, 8, gather_s=60.0), desired=3)
     assert steady_s(Scale(4, 4), job, autoscaled=True) == 60.0
     assert steady_s(Scale(4, 4), job, autoscaled=False) == 0.0
     assert steady_s(Scale(2, 2), job, autoscaled=True) == 0.0
-    assert steady_s(Scale(4, 4), Job(2, 8, gather_s=60.0), autoscaled=True) == 0.0
+    assert steady_s(Scale(4, 4), Job(JobPolicy(2, 8, gather_s=60.0)), autoscaled=True) == 0.0
 
 
 def test_an_autoscaler_is_known_by_its_field() -> None:
@@ -199,7 +200,7 @@ UNREAD = {
 async def put(store: MemoryStore, *keys: JobKeys) -> None:
     for one in keys:
         joined = Put(one.in_generation(1).member("a"), member("a", uid=one.job_name).to_json())
-        await store.txn([], [Put(one.job, Job(1, 4).to_json()), joined])
+        await store.txn([], [Put(one.job, Job(JobPolicy(1, 4)).to_json()), joined])
 
 
 async def test_the_first_read_of_an_empty_store_is_a_change() -> None:

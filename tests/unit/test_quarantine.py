@@ -20,6 +20,7 @@ from rdzv.keys import JobKeys
 from rdzv.members.gone import leftovers
 from rdzv.membership import snapshot_of
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.records.quarantine import (
     FormedWorld,
     Quarantine,
@@ -294,12 +295,14 @@ def stored(record: Quarantine, revision: int = 7) -> KeyValue:
 
 def job(members: str = "abc", *records: Quarantine, least: int = 2) -> Snapshot:
     pods = {name: member(name, ord(name), min_workers=least) for name in members}
-    return Snapshot(9, Job(least, 4), pods, quarantines={one.member: one for one in records})
+    return Snapshot(
+        9, Job(JobPolicy(least, 4)), pods, quarantines={one.member: one for one in records}
+    )
 
 
 def test_the_store_says_who_is_quarantined() -> None:
     kvs = (
-        kv(KEYS.job, 1, Job(2, 4).to_json()),
+        kv(KEYS.job, 1, Job(JobPolicy(2, 4)).to_json()),
         KeyValue(HERE.member("c"), member("c", min_workers=2).to_json(), 1, 2, 1, 5),
         stored(OUT),
     )

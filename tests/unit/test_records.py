@@ -20,6 +20,7 @@ from rdzv.records.codec import INT64_MAX
 from rdzv.records.drain import Commit, Drain, LastCommit, Vote
 from rdzv.records.history import ROUNDS_PER_LIFE
 from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.records.progress import PodSaves
 from rdzv.records.quarantine import Quarantine
 from rdzv.store import Compare, WatchEvent
@@ -38,7 +39,9 @@ COUNTS = st.integers(0, INT64_MAX)
 UNIX_S = st.integers(0, 10**9).map(float)
 SEATS = st.builds(Seat, NAMES, TEXT, COUNTS)
 RECORDS: st.SearchStrategy[Any] = (
-    st.builds(Job, st.integers(), st.integers(), st.integers(), TEXT, NUMBER)
+    st.builds(
+        Job, st.builds(JobPolicy, st.integers(), st.integers()), st.integers(), TEXT, NUMBER
+    )
     | st.builds(Incarnation, st.just("c"), st.integers(), TEXT)
     | st.builds(
         Member, st.just("c"), NAMES, st.integers(), TEXT, TEXT,
@@ -64,7 +67,7 @@ RECORDS: st.SearchStrategy[Any] = (
     )
     | st.builds(
         Drain, st.just("c"), NAMES, TEXT, TEXT, st.none() | st.floats(0, 1e6), st.floats(0, 5),
-        TEXT, st.sampled_from(["", "committed", "uncommitted", "expired"]), NUMBER,
+        TEXT, YES_OR_NO, st.sampled_from(["", "committed", "uncommitted", "expired"]), NUMBER,
     )
     | st.builds(
         Node, NAMES, st.sampled_from(["asking", "in"]), TEXT, COUNTS, TEXT, COUNTS, COUNTS
@@ -77,7 +80,7 @@ RECORDS: st.SearchStrategy[Any] = (
     | st.builds(Quarantine, st.just("c"), TEXT, st.integers(1, 9), TEXT, YES_OR_NO)
 )  # fmt: skip
 GOOD: dict[type[Any], Any] = {
-    Job: Job(1, 2, allowed_sizes=(1, 2), unit=2, gather_s=2.5, paused=True),
+    Job: Job(JobPolicy(1, 2, sizes=(1, 2), unit=2, gather_s=2.5), paused=True),
     Member: Member("c", "u", 1, "a", "n", "worker", 1, 1, 2),
     Incarnation: Incarnation("c", 1, "u"),
     Drain: Drain("c", "m", "r", "s"),
@@ -227,7 +230,7 @@ def test_a_record_of_an_older_writer_is_read(older: bytes, expected: Any) -> Non
 
 
 def test_a_job_record_of_an_earlier_version_has_no_former_uids() -> None:
-    job = Job(1, 2, former_uids=("a", "b"))
+    job = Job(JobPolicy(1, 2), former_uids=("a", "b"))
     fields = json.loads(job.to_json())
     assert read(job).former_uids == ("a", "b")
     del fields["former_uids"]
@@ -235,7 +238,7 @@ def test_a_job_record_of_an_earlier_version_has_no_former_uids() -> None:
 
 
 def test_a_job_record_has_the_field_that_sidecars_of_earlier_versions_ask_for() -> None:
-    job = Job(1, 2)
+    job = Job(JobPolicy(1, 2))
     fields = json.loads(job.to_json())
     assert fields.pop("paused") is False
     assert read(job, json.dumps(fields).encode()) == read(job)

@@ -167,14 +167,14 @@ def test_only_newcomers_wait_for_the_first_step(paused: bool, cause: str) -> Non
     ],
 )
 def test_only_an_allowed_size_is_worth_another_world(frozen: str, asking: str, cause: str) -> None:
-    policy = RoundPolicy(2, 4, allowed_sizes=(2, 4))
+    policy = RoundPolicy(2, 4, sizes=(2, 4))
     one = Sidecar(world(frozen), policy)
     one.look(0, asking)
     assert one.look(LEAD_S, asking).cause == cause
 
 
 def test_who_stands_by_for_want_of_a_size_opens_no_window() -> None:
-    one = Sidecar(TWO, RoundPolicy(2, 8, allowed_sizes=(2, 4, 8), gather_s=60))
+    one = Sidecar(TWO, RoundPolicy(2, 8, sizes=(2, 4, 8), gather_s=60))
     assert one.look(0, "c") == Reform()
     assert one.look(600, "cd").wake_at_s == 620
 

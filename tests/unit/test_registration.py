@@ -9,11 +9,12 @@ from rdzv.members.registration import Held, Identity, Refuse, Register, RetryLat
 from rdzv.members.templates import FORMER_UIDS_MAX
 from rdzv.records.drain import Drain
 from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot
-from tests.support.records import kv
+from tests.support.records import by_policy, kv
 
-ME = Identity("w-0", "uid-0", "10.0.0.1", "host", "worker", 1, 2, 4)
-JOB = Job(2, 4, generation=5, mod_revision=9, template="min=2 max=4")
+ME = Identity("w-0", "uid-0", "10.0.0.1", "host", "worker", 1, JobPolicy(2, 4))
+JOB = Job(JobPolicy(2, 4), generation=5, mod_revision=9, template="min=2 max=4")
 OTHER = Member("w-1", "uid-1", 3, "10.0.0.2", "host", "worker", 1, 2, 4)
 TTL_S = 10.0
 
@@ -48,7 +49,7 @@ def registered(decision: Register | RetryLater | Refuse) -> Register:
 def test_what_was_set_by_hand_and_is_lost_with_a_store_is_named() -> None:
     usual = replace(JOB, mod_revision=0)
     for known, lost in (
-        (replace(usual, max_workers=2), "max is 4 (before: 2)"),
+        (by_policy(usual, max_nodes=2), "max is 4 (before: 2)"),
         (replace(usual, paused=True), "it is not paused any more"),
         (usual, ""),
     ):
@@ -59,7 +60,7 @@ def test_what_was_set_by_hand_and_is_lost_with_a_store_is_named() -> None:
 
 def test_the_first_member_makes_the_job() -> None:
     decision = registered(decide(Snapshot(1)))
-    assert (decision.job.min_workers, decision.job.max_workers) == (2, 4)
+    assert (decision.job.policy.min_nodes, decision.job.policy.max_nodes) == (2, 4)
     assert decision.job.generation == 1
     assert decision.job_changes
     assert decision.superseded_generation is None
@@ -74,11 +75,11 @@ def test_a_joiner_takes_the_generation_it_finds() -> None:
 def test_a_new_job_uid_starts_the_next_life_and_ends_the_old_one() -> None:
     drain = Drain("uid-1", "w-1", "deleted", "preStop")
     snapshot = Snapshot(20, replace(JOB, uid="old"), {"w-1": OTHER}, drains={"uid-1": drain})
-    decision = registered(decide(snapshot, replace(ME, job_uid="new", min_workers=1)))
+    decision = registered(decide(snapshot, by_policy(ME, job_uid="new", min_nodes=1)))
     assert decision.job.generation == 6
     assert decision.job.uid == "new"
     assert decision.job.former_uids == ("old",)
-    assert decision.job.min_workers == 1
+    assert decision.job.policy.min_nodes == 1
     assert decision.superseded_generation == 5
 
 
@@ -296,8 +297,7 @@ def test_a_restored_store_gives_a_name_back_to_no_former_pod() -> None:
         st.none()
         | st.builds(
             Job,
-            st.just(2),
-            st.just(4),
+            st.just(JobPolicy(2, 4)),
             st.integers(1, 9),
             st.sampled_from(["", "a", "b"]),
             vacated=st.booleans(),

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.config.sidecar import Config
-from agent.config.table import settings_of
 from launcher_shim.pod import launch
 from launcher_shim.pod.launch import VARIABLE, Orphans, World, keeps_orphans, orphans_of, world_of
 from launcher_shim.pod.ranks import RESTART_STEPS, Ended, restart_steps, starts_again
@@ -25,6 +24,7 @@ from launcher_shim.rundir.rank_reports import StepCount, StepLine, count_from, r
 from launcher_shim.warm import worker
 from launcher_shim.warm.worker import RANK_0_LOOK_S, RANK_0_WAIT_S, await_rank_0
 from muster.progress import ProgressFile
+from rdzv.settings import settings_of
 
 TERM, USR1, HUP = signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
 

@@ -31,6 +31,7 @@ from rdzv.drain.inputs import (
 )
 from rdzv.records.drain import Commit, LastCommit
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.records.shards import Plan, PodShards, ShardWorld, Share, TrainedShards
 from rdzv.records.world import WorldChange
 from rdzv.shard_ledger import ShardLedger
@@ -47,7 +48,9 @@ HELD = replace(ENDS, epoch=7, phase="hold", step=None, admitted=False)
 def membership(
     commit: Commit | None, last: LastCommit | None = None, generation: int = 1
 ) -> Snapshot:
-    return Snapshot(90, Job(1, 4, generation=generation), commit=commit, last_commit=last)
+    return Snapshot(
+        90, Job(JobPolicy(1, 4), generation=generation), commit=commit, last_commit=last
+    )
 
 
 def ending() -> RoundEnding:

@@ -138,7 +138,7 @@ def test_i2_drains_joins_and_losses_in_random_orders(
 SET = {
     "more": (RoundPolicy(1, 2), RoundPolicy(1, 3)),
     "a pause": (RoundPolicy(2, 3), RoundPolicy(2, 3, paused=True)),
-    "sizes": (RoundPolicy(1, 4), RoundPolicy(1, 4, allowed_sizes=(1, 3))),
+    "sizes": (RoundPolicy(1, 4), RoundPolicy(1, 4, sizes=(1, 3))),
     "multiples": (RoundPolicy(2, 4, unit=2), RoundPolicy(1, 3)),
 }
 

@@ -34,9 +34,9 @@ from console.remote.scaling_plan import (
 from controller.owner_kinds import Owner
 from injection.kinds import KINDS
 from rdzv.errors import ConfigError
-from rdzv.records.template import Sizes
+from rdzv.records.policy import JobPolicy
 
-SIZES = Sizes(1, 4)
+SIZES = JobPolicy(1, 4)
 WORKER = "spec.pytorchReplicaSpecs.Worker.template"
 
 
@@ -137,15 +137,17 @@ def test_the_slowest_is_the_one_that_waits_least() -> None:
 
 
 def test_min_is_named() -> None:
-    why = who(SET, STS, WhoLeaves(count=1), sizes=Sizes(3, 4))
+    why = who(SET, STS, WhoLeaves(count=1), sizes=JobPolicy(3, 4))
     assert (
         why == "2 pods would be left to train, and min is 3: lower it first by muster set --min 2"
     )
     late = [*DEP[:2], pod("dep-p", **PENDING)]
-    why = who(DEPLOYMENT, late, WhoLeaves(names=("dep-a",)), sizes=Sizes(2, 4))
+    why = who(DEPLOYMENT, late, WhoLeaves(names=("dep-a",)), sizes=JobPolicy(2, 4))
     assert "1 pod would be left to train, and min is 2" in why
-    assert who(DEPLOYMENT, late, WhoLeaves(count=1), sizes=Sizes(2, 4)) == (["dep-p"], 2)
-    assert "min is 3" in who(SET, STS, WhoLeaves(names=("sts-0",)), sizes=Sizes(3, 4), idle=True)
+    assert who(DEPLOYMENT, late, WhoLeaves(count=1), sizes=JobPolicy(2, 4)) == (["dep-p"], 2)
+    assert "min is 3" in who(
+        SET, STS, WhoLeaves(names=("sts-0",)), sizes=JobPolicy(3, 4), idle=True
+    )
 
 
 def test_a_name_that_is_wrong_is_answered_with_the_right_ones() -> None:
@@ -177,18 +179,18 @@ def test_scale_out_keeps_to_the_bounds() -> None:
     raised, _ = arrival(SET, SIZES, 6, raises_max=True)
     assert raised is not None
     assert raised.most == 6
-    below, why = arrival(SET, Sizes(5, 8), 4, raises_max=False)
+    below, why = arrival(SET, JobPolicy(5, 8), 4, raises_max=False)
     assert below is None
     assert "min is 5" in why
     fewer, why = arrival(SET, SIZES, 2, raises_max=False)
     assert fewer is None
     assert "muster scalein" in why
-    _, why = arrival(SET, Sizes(2, 8, unit=2), 5, raises_max=False)
+    _, why = arrival(SET, JobPolicy(2, 8, unit=2), 5, raises_max=False)
     assert "1 of them will stand by" in why
 
 
 def test_what_came_stays() -> None:
-    asked, _ = arrival(SET, Sizes(1, 8), 8, raises_max=False)
+    asked, _ = arrival(SET, JobPolicy(1, 8), 8, raises_max=False)
     assert asked is not None
     pods = [pod(f"sts-{index}") for index in range(6)]
     pods += [pod(f"sts-{index}", **PENDING) for index in (6, 7)]
@@ -214,7 +216,7 @@ def test_all_that_came_train_before_it_is_done() -> None:
     assert came(asked, [*STS, pod("sts-3")]).trains
     held = [*STS, pod("sts-3", state="standby", doing="standby")]
     assert not came(asked, held).trains
-    in_threes, _ = arrival(SET, Sizes(2, 8, unit=3), 4, raises_max=False)
+    in_threes, _ = arrival(SET, JobPolicy(2, 8, unit=3), 4, raises_max=False)
     assert in_threes is not None
     assert came(in_threes, held).trains
 

@@ -201,7 +201,7 @@ def test_as_many_as_there_is_room_for_and_nobody_who_trained_for_one_who_did_not
 
 def test_the_world_that_forms_is_of_those_who_are_chosen() -> None:
     members = RoundMembers(frozenset("abcdef"), blocks={"a": "x", **dict.fromkeys("bcdef", "y")})
-    policy = RoundPolicy(2, 6, allowed_sizes=(5,))
+    policy = RoundPolicy(2, 6, sizes=(5,))
     decision = decide(0, run(map(node, "abcdef"), membership=members), WAITED, policy)
     assert decision.round is not None
     assert "".join(seat.member for seat in decision.round.frozen) == "bcdef"

@@ -19,11 +19,11 @@ from rdzv.members.templates import FORMER_TEMPLATES_MAX, adopted
 from rdzv.pacing import FIRST_PAUSE_S, Pacing
 from rdzv.records.drain import Drain
 from rdzv.records.job import Job, change_between
-from rdzv.records.template import JobTemplate, Sizes
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot
-from tests.support.records import kv, member
+from tests.support.records import by_policy, kv, member
 
-OLD, NEW = JobTemplate(2, 4), JobTemplate(2, 8, unit=4, gather_s=60)
+OLD, NEW = JobPolicy(2, 4), JobPolicy(2, 8, unit=4, gather_s=60)
 
 
 class Pods:
@@ -33,12 +33,9 @@ class Pods:
         self.seen = Snapshot(1)
         self.changes: list[str] = []
 
-    def register(self, name: str, template: JobTemplate, *, again: bool = False) -> Job:
-        values = (template.min_workers, template.max_workers, *("", -1, "0.2.0"))
-        who = Identity(
-            *(name, f"uid-{name}", "10.0.0.1", "host", "worker", 1, *values),
-            *(template.allowed_sizes, template.unit, template.gather_s),
-        )
+    def register(self, name: str, template: JobPolicy, *, again: bool = False) -> Job:
+        place = (name, f"uid-{name}", "10.0.0.1", "host")
+        who = Identity(*place, "worker", 1, template, version="0.2.0")
         held = Held(1, 1) if again else None
         decision = plan(self.seen, who, held, empty_for_s=1000, lease_ttl_s=10)
         assert isinstance(decision, Register), decision
@@ -59,7 +56,7 @@ class Pods:
     @property
     def most(self) -> int:
         assert self.seen.job is not None
-        return self.seen.job.max_workers
+        return self.seen.job.policy.max_nodes
 
 
 def rolled_out(*names: str) -> Pods:
@@ -74,7 +71,7 @@ def test_the_newest_template_wins_and_what_changed_is_said_once() -> None:
     pods = rolled_out("c", "d")
     job = pods.seen.job
     assert job is not None
-    assert (job.sizes, job.gather_s) == (NEW.sizes, 60)
+    assert job.policy == NEW
     assert job.template == "min=2 max=8 unit=4 gather=60s"
     assert job.former_templates == ("min=2 max=4",)
     assert pods.changes == [
@@ -84,42 +81,42 @@ def test_the_newest_template_wins_and_what_changed_is_said_once() -> None:
 
 def test_a_former_template_wins_once_all_that_have_the_newer_one_are_gone_or_drain() -> None:
     pods = rolled_out("c", "d")
-    assert pods.register("late", OLD).max_workers == 8
+    assert pods.register("late", OLD).policy.max_nodes == 8
     pods.leave("c")
-    assert pods.register("e", OLD).max_workers == 8
+    assert pods.register("e", OLD).policy.max_nodes == 8
     pods.drain("d")
-    assert pods.register("b", OLD, again=True).max_workers == 8  # it was there before
-    assert pods.register("back", OLD).max_workers == 4
-    assert pods.register("c", NEW).max_workers == 4  # late in its turn
+    assert pods.register("b", OLD, again=True).policy.max_nodes == 8  # it was there before
+    assert pods.register("back", OLD).policy.max_nodes == 4
+    assert pods.register("c", NEW).policy.max_nodes == 4  # late in its turn
 
 
 def test_a_pod_that_comes_anew_under_its_name_does_not_keep_itself_from_winning() -> None:
     pods = Pods()
     pods.register("w-0", OLD)
     pods.register("w-0", NEW)
-    assert pods.register("w-0", OLD).max_workers == 4
+    assert pods.register("w-0", OLD).policy.max_nodes == 4
 
 
 def test_what_was_set_by_hand_stays_until_another_template_comes() -> None:
     pods = rolled_out()
     assert pods.seen.job is not None
-    by_hand = replace(pods.seen.job, max_workers=3, desired=3)
+    by_hand = by_policy(pods.seen.job, max_nodes=3, desired=3)
     pods.seen = replace(pods.seen, job=by_hand)
     assert pods.register("c", OLD) == by_hand
     assert pods.register("d", NEW).desired == 3
     assert pods.most == 8
-    assert pods.register("e", JobTemplate(4, 8)).desired is None  # 3 is below its min
+    assert pods.register("e", JobPolicy(4, 8)).desired is None  # 3 is below its min
 
 
 def test_what_was_set_by_hand_outlasts_pods_that_come_back_as_they_were() -> None:
     for template, most in ((OLD, 3), (NEW, 8)):
         pods = rolled_out()
         assert pods.seen.job is not None
-        by_hand = replace(pods.seen.job, max_workers=3, desired=3, gather_s=9, paused=True)
+        by_hand = by_policy(pods.seen.job, max_nodes=3, desired=3, gather_s=9, paused=True)
         away = replace(by_hand, vacated=True, former_templates=("min=1 max=1",))
         pods.seen = replace(pods.seen, job=away, members={})
         job = pods.register("c", template)
-        assert (job.generation, job.max_workers, job.desired, job.paused) == (2, most, 3, True)
+        assert (job.generation, job.policy.max_nodes, job.desired, job.paused) == (2, most, 3, True)
         assert job.former_templates == ()
         if template == OLD:
             assert replace(job, generation=1) == by_hand
@@ -128,16 +125,16 @@ def test_what_was_set_by_hand_outlasts_pods_that_come_back_as_they_were() -> Non
 def test_a_record_that_an_older_sidecar_has_written_goes_by_its_bounds() -> None:
     pods = rolled_out("c")
     assert pods.seen.job is not None
-    bare = replace(Job(2, 4), gather_s=0)
+    bare = Job(JobPolicy(2, 4))
     pods.seen = replace(pods.seen, job=bare)
     assert pods.register("d", OLD) == bare
-    assert pods.register("e", NEW).max_workers == 8
+    assert pods.register("e", NEW).policy.max_nodes == 8
 
 
 def test_the_former_templates_are_bounded() -> None:
-    job = Job(1, 1)
+    job = Job(JobPolicy(1, 1))
     for most in range(2, 2 * FORMER_TEMPLATES_MAX):
-        job = adopted(job, JobTemplate(1, most), former_wins=False)
+        job = adopted(job, JobPolicy(1, most), former_wins=False)
     assert len(job.former_templates) == FORMER_TEMPLATES_MAX
     assert job.former_templates[-1] == f"min=1 max={2 * FORMER_TEMPLATES_MAX - 2}"
 
@@ -171,18 +168,18 @@ def test_no_straggler_takes_a_roll_out_back_while_one_of_its_pods_is_there(
 @pytest.mark.parametrize(
     ("template", "text"),
     [
-        (JobTemplate(2, 4), "min=2 max=4"),
-        (JobTemplate(2, 8, (2, 4, 8)), "min=2 max=8 sizes=2,4,8"),
-        (JobTemplate(2, 8, unit=4, gather_s=0.5), "min=2 max=8 unit=4 gather=0.5s"),
+        (JobPolicy(2, 4), "min=2 max=4"),
+        (JobPolicy(2, 8, (2, 4, 8)), "min=2 max=8 sizes=2,4,8"),
+        (JobPolicy(2, 8, unit=4, gather_s=0.5), "min=2 max=8 unit=4 gather=0.5s"),
     ],
 )
-def test_a_template_is_spelled_in_one_way(template: JobTemplate, text: str) -> None:
-    assert str(template) == text
+def test_a_template_is_spelled_in_one_way(template: JobPolicy, text: str) -> None:
+    assert template.template == text
 
 
 def test_every_value_that_changes_is_said() -> None:
-    after = Job(2, 8, desired=5, allowed_sizes=(2, 8), gather_s=30)
-    assert change_between(Job(1, 8), after) == (
+    after = Job(JobPolicy(2, 8, sizes=(2, 8), gather_s=30), desired=5)
+    assert change_between(Job(JobPolicy(1, 8)), after) == (
         "min is 2 (before: 1), desired is 5 (before: none), sizes are 2,8 (before: any),"
         " gather is 30s (before: 0s)"
     )
@@ -190,23 +187,25 @@ def test_every_value_that_changes_is_said() -> None:
 
 
 COUNTS = st.integers(1, 12)
-SIZES = st.builds(Sizes, COUNTS, COUNTS, st.lists(COUNTS, max_size=4).map(tuple), st.integers(1, 5))
+SIZES = st.builds(
+    JobPolicy, COUNTS, COUNTS, st.lists(COUNTS, max_size=4).map(tuple), st.integers(1, 5)
+)
 
 
-def permitted(sizes: Sizes, nodes: int) -> bool:
+def permitted(sizes: JobPolicy, nodes: int) -> bool:
     """The definition, size by size."""
-    chosen = nodes in sizes.allowed if sizes.allowed else nodes % sizes.unit == 0
-    return chosen and sizes.least <= nodes <= sizes.most
+    chosen = nodes in sizes.sizes if sizes.sizes else nodes % sizes.unit == 0
+    return chosen and sizes.min_nodes <= nodes <= sizes.max_nodes
 
 
 @given(SIZES, st.integers(0, 14))
-def test_the_largest_size_is_allowed_and_none_between_is(sizes: Sizes, nodes: int) -> None:
+def test_the_largest_size_is_allowed_and_none_between_is(sizes: JobPolicy, nodes: int) -> None:
     expected = [size for size in range(1, nodes + 1) if permitted(sizes, size)]
     assert sizes.largest(nodes) == max(expected, default=0)
 
 
 @given(SIZES)
-def test_the_smallest_and_the_full_size_are_the_ends_or_a_fault_is_told(sizes: Sizes) -> None:
+def test_the_smallest_and_the_full_size_are_the_ends_or_a_fault_is_told(sizes: JobPolicy) -> None:
     every = [size for size in range(1, 13) if permitted(sizes, size)]
     assert bool(sizes.fault) == (not every)
     assert sizes.full == max(every, default=0)
@@ -217,12 +216,12 @@ def test_the_smallest_and_the_full_size_are_the_ends_or_a_fault_is_told(sizes: S
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        (Sizes(3, 2), "min is 3, more than max, which is 2: raise max or lower min"),
-        (Sizes(3, 5, (2, 6)), "none of the sizes 2, 6 lies between min 3 and max 5"),
-        (Sizes(5, 7, unit=4), "no multiple of 4 lies between min 5 and max 7"),
+        (JobPolicy(3, 2), "min is 3, more than max, which is 2: raise max or lower min"),
+        (JobPolicy(3, 5, (2, 6)), "none of the sizes 2, 6 lies between min 3 and max 5"),
+        (JobPolicy(5, 7, unit=4), "no multiple of 4 lies between min 5 and max 7"),
     ],
 )
-def test_sizes_that_no_world_can_have_are_told(sizes: Sizes, said: str) -> None:
+def test_sizes_that_no_world_can_have_are_told(sizes: JobPolicy, said: str) -> None:
     assert sizes.fault.startswith(said)
 
 
@@ -300,7 +299,9 @@ RUN = HERE.run("digits")
 NONCE = "0123456789ab"
 
 
-SNAPSHOT = Snapshot(900, Job(1, 4, generation=3), {"here": member("here"), "x.y": member("x.y")})
+SNAPSHOT = Snapshot(
+    900, Job(JobPolicy(1, 4), generation=3), {"here": member("here"), "x.y": member("x.y")}
+)
 
 
 def test_names_of_gone_pods_stay_up_to_a_bound_and_the_newest_of_them() -> None:
@@ -325,7 +326,7 @@ def test_what_was_written_into_a_former_life_goes_at_once() -> None:
 
 @pytest.mark.parametrize(("most", "expected"), [(4, KEPT_MIN), (1000, 2000)])
 def test_a_cut_of_a_whole_job_costs_nobody_its_place(most: int, expected: int) -> None:
-    snapshot = replace(SNAPSHOT, job=Job(1, most, generation=3))
+    snapshot = replace(SNAPSHOT, job=Job(JobPolicy(1, most), generation=3))
     assert kept(snapshot) == expected
     gone = [kv(KEYS.incarnation(f"w-{n}"), n + 1) for n in range(expected)]
     assert leftovers(KEYS, snapshot, gone) == []
@@ -354,7 +355,7 @@ def test_nothing_but_such_records_is_taken_for_one() -> None:
 
 
 A, B = member("a"), member("b", 2)
-BOTH = Snapshot(5, Job(1, 4), {"a": A, "b": B})
+BOTH = Snapshot(5, Job(JobPolicy(1, 4)), {"a": A, "b": B})
 
 
 def test_who_is_gone_without_a_goodbye_is_lost() -> None:
@@ -366,4 +367,4 @@ def test_who_said_goodbye_is_not() -> None:
 
 
 def test_a_new_generation_loses_nobody() -> None:
-    assert lost_members(BOTH, Snapshot(6, Job(1, 4, generation=2)), frozenset()) == ()
+    assert lost_members(BOTH, Snapshot(6, Job(JobPolicy(1, 4), generation=2)), frozenset()) == ()

@@ -17,6 +17,7 @@ from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.records.progress import CENTRAL_RUN, PodSaves
 from rdzv.records.troubles import Bypass
 from rdzv.sentences import duration
@@ -260,7 +261,7 @@ def asks(name: str) -> Node:
 )
 def test_what_a_round_waits_for_is_told(least: int, round_: Round, asking: str, said: str) -> None:
     members = {name: member(name, min_workers=least) for name in "ab"}
-    snapshot = Snapshot(job=Job(least, 4), members=members, revision=5)
+    snapshot = Snapshot(job=Job(JobPolicy(least, 4)), members=members, revision=5)
     run = RunView("digits", round_, tuple(asks(name) for name in asking))
     joined = HistoryEntry("join", "b", "", FORMING_NOW_S - 40)
     view = JobView("team", "digits", snapshot, listing_of(snapshot), (run,), (joined,), {}, {})

@@ -12,8 +12,8 @@ import pytest
 
 from agent.world_report import report_of, shown
 from launcher_shim.c10d.rounds.records import Seat
+from rdzv.records.policy import JobPolicy
 from rdzv.records.progress import RankInWorld, RankProgress
-from rdzv.records.template import Sizes
 from rdzv.records.world import WorldChange, WorldReport
 from rdzv.world import Lasting, WorldPolicy, WorldSnapshot, decide, knows
 
@@ -31,7 +31,7 @@ def snapshot(*reports: WorldReport, **fields: Any) -> WorldSnapshot:
     """Two members that train in world 3 of round 7."""
     said = {one.member: one for one in (report("a"), report("b"), *reports)}
     change = WorldChange(epoch=10, phase="train", round=7, number=3)
-    known = {"world": 3, "members": ("a", "b"), "sizes": Sizes(1, 4), **fields}
+    known = {"world": 3, "members": ("a", "b"), "sizes": JobPolicy(1, 4), **fields}
     return WorldSnapshot(known.pop("change", change), 7, reports=said, **known)
 
 
@@ -69,7 +69,7 @@ def test_no_rank_is_held_before_the_newcomer_is_ready() -> None:
 
 
 def test_a_newcomer_without_room_waits() -> None:
-    assert decided(snapshot(READY, newcomers=("c",), sizes=Sizes(1, 2))) == ("keep", None)
+    assert decided(snapshot(READY, newcomers=("c",), sizes=JobPolicy(1, 2))) == ("keep", None)
 
 
 def test_a_newcomer_of_an_unknown_torch_is_not_taken_in() -> None:
@@ -173,7 +173,7 @@ def test_a_rank_without_whole_state_is_no_source() -> None:
 
 
 def test_a_leave_at_min_or_of_the_last_pod_saves_as_today() -> None:
-    at_min = snapshot(leaving=frozenset("a"), sizes=Sizes(2, 4))
+    at_min = snapshot(leaving=frozenset("a"), sizes=JobPolicy(2, 4))
     last = snapshot(leaving=frozenset("ab"))
     for given in (at_min, last):
         decision = decide(0.0, 0.0, given, POLICY)
@@ -181,7 +181,7 @@ def test_a_leave_at_min_or_of_the_last_pod_saves_as_today() -> None:
 
 
 def test_a_leave_at_min_waits_for_no_save_if_a_newcomer_is_ready() -> None:
-    given = snapshot(READY, newcomers=("c",), leaving=frozenset("a"), sizes=Sizes(2, 4))
+    given = snapshot(READY, newcomers=("c",), leaving=frozenset("a"), sizes=JobPolicy(2, 4))
     assert changed(given)[0] == "hold"
 
 
@@ -282,7 +282,7 @@ def test_i13_the_state_comes_from_the_rank_that_holds_the_step() -> None:
     """Each rank at that step holds it whole while the state goes over: another's would tear it."""
     reports = {"a": reported("a", 40, -1), "b": reported("b", 40, 41)}
     snapshot = WorldSnapshot(
-        BROKEN, 7, world=3, members=("a", "b"), reports=reports, sizes=Sizes(1, 4)
+        BROKEN, 7, world=3, members=("a", "b"), reports=reports, sizes=JobPolicy(1, 4)
     )
     change = decide(0.0, 0.0, snapshot, WorldPolicy()).change
     assert change is not None

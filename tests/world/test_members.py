@@ -18,12 +18,12 @@ LONG_S = 60.0
 
 def most(job: Job) -> int:
     stored = job.snapshot.job
-    return stored.max_workers if stored is not None else 0
+    return stored.policy.max_nodes if stored is not None else 0
 
 
-def roll_out(job: Job, max_workers: int) -> None:
+def roll_out(job: Job, max_nodes: int) -> None:
     """Let pods come with another template from now on."""
-    job.template = replace(job.template, most=max_workers)
+    job.template = replace(job.template, most=max_nodes)
     job.go_by(job.template)
 
 

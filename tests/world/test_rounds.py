@@ -49,7 +49,7 @@ async def test_a_loss_forms_the_world_again_at_once_and_takes_in_who_waits(world
 
 async def test_a_third_stands_by_until_a_fourth_makes_an_allowed_size(world: World) -> None:
     job = await world.job("ab", most=4)
-    job.set(allowed_sizes=(2, 4))
+    job.set(sizes=(2, 4))
     await job.trains()
     job.add("c")
     await job.passes(600)
@@ -61,7 +61,7 @@ async def test_a_third_stands_by_until_a_fourth_makes_an_allowed_size(world: Wor
 
 @pytest.mark.parametrize(
     ("change", "stay"),
-    [({"max_workers": 2}, "ab"), ({"allowed_sizes": (1, 3)}, "abc")],
+    [({"max_nodes": 2}, "ab"), ({"sizes": (1, 3)}, "abc")],
     ids=["max", "sizes"],
 )
 async def test_a_world_that_has_become_too_large_gives_the_youngest_up(
@@ -76,7 +76,7 @@ async def test_a_world_that_has_become_too_large_gives_the_youngest_up(
     job.set(**change)
     await job.settles()
     assert (job.world, job.lost) == (stay, 0)
-    job.set(max_workers=4, allowed_sizes=())
+    job.set(max_nodes=4, sizes=())
     await job.settles()
     assert (job.world, job.lost) == ("abcd", 0)
 

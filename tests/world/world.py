@@ -31,7 +31,6 @@ from rdzv.drain.transactions import cancel
 from rdzv.errors import StoreUnavailable
 from rdzv.records.drain import Commit, Drain, LastCommit
 from rdzv.records.history import HistoryEntry
-from rdzv.records.template import Sizes
 from rdzv.snapshot import Snapshot
 from rdzv.store import Operation, Put
 from rdzv.store.memory.client import transact
@@ -44,6 +43,7 @@ from tests.simulation.ranks import World as RankWorld
 from tests.simulation.story import Story
 from tests.simulation.torchrun import RUN
 from tests.support.clocks.virtual import ScriptedLoop
+from tests.support.records import by_policy
 
 STEP_S = 0.5
 LONGEST_S = 600.0
@@ -254,10 +254,10 @@ class Job(SimulatedJob):
         """Change what the job is to be, as ``muster scale`` and ``muster pause`` do."""
         stored = self.snapshot.job
         assert stored is not None
-        changed = replace(stored, **changes)
-        self.go_by(replace(self.shape, least=changed.min_workers, most=changed.max_workers))
-        sizes = (changed.allowed_sizes, changed.unit)
-        self.sizes = Sizes(changed.min_workers, changed.max_workers, *sizes)
+        changed = by_policy(stored, **changes)
+        policy = changed.policy
+        self.go_by(replace(self.shape, least=policy.min_nodes, most=policy.max_nodes))
+        self.sizes = policy
         self.former_sizes.append(self.sizes)
         self.paused = changed.paused
         self.put(Put(KEYS.job, changed.to_json()))

@@ -20,8 +20,8 @@ from launcher_shim.c10d.rounds.observations import GONE, RoundObservations, Stan
 from launcher_shim.c10d.rounds.records import LOST, Node, Round
 from launcher_shim.c10d.rounds.world import Reform, choose_nodes, in_rank_order
 from rdzv.dataclass import dataclass
+from rdzv.records.policy import JobPolicy
 from rdzv.records.quarantine import DOUBLINGS_MAX, TERMS
-from rdzv.records.template import Sizes
 
 FREE_STARTS = 3
 """Number of failed starts in a row before the first wait. Fewer: what a second try mends waits,
@@ -76,7 +76,7 @@ def failed_starts(now: float, current: Round, observations: RoundObservations) -
     return current.failed_starts + 1
 
 
-def back_off(snapshot: RunSnapshot, chosen: Sequence[Node], sizes: Sizes) -> BackOff:
+def back_off(snapshot: RunSnapshot, chosen: Sequence[Node], policy: JobPolicy) -> BackOff:
     """Decide how long the next world, which ``chosen`` would form, waits.
 
     A node that is new in it, and a change of the job's record, end the wait.
@@ -85,7 +85,7 @@ def back_off(snapshot: RunSnapshot, chosen: Sequence[Node], sizes: Sizes) -> Bac
     failures = [members.failed[node.member] for node in chosen if node.member in members.failed]
     if current.failed_starts < FREE_STARTS or not failures or any(map(_is_new, chosen)):
         return NO_WAIT
-    if members.job_revision > current.mod_revision or _can_do_without(snapshot, chosen, sizes):
+    if members.job_revision > current.mod_revision or _can_do_without(snapshot, chosen, policy):
         return NO_WAIT
     wait_s = min(LONGEST_S, FIRST_S * 2.0 ** min(current.waits, DOUBLINGS_MAX))
     newest = max(failures, key=lambda one: (one.round, -one.mod_revision))
@@ -108,7 +108,7 @@ def _is_new(node: Node) -> bool:
     return node.ask == 1
 
 
-def _can_do_without(snapshot: RunSnapshot, chosen: Sequence[Node], sizes: Sizes) -> bool:
+def _can_do_without(snapshot: RunSnapshot, chosen: Sequence[Node], policy: JobPolicy) -> bool:
     """Return whether a world without the nodes that failed can form, or is about to."""
     members, former = snapshot.membership, frozenset(snapshot.round.former)
     if members.quarantined & former.difference(node.member for node in chosen):
@@ -116,7 +116,7 @@ def _can_do_without(snapshot: RunSnapshot, chosen: Sequence[Node], sizes: Sizes)
     coming = [one.member for one in snapshot.nodes.values() if one.left_reason == "exit"]
     there = former.union(coming, (one.member for one in snapshot.asking())) - members.quarantined
     sound = [one for one in there if members.may_join(one) and one not in members.failed]
-    return sizes.largest(len(sound)) > 0
+    return policy.largest(len(sound)) > 0
 
 
 NO_REFORM = Reform()
@@ -209,7 +209,7 @@ def _over(
     ends_well = current.finishing and not current.is_ending
     granted = frozenset[str]() if ends_well else snapshot.membership.granted
     # A finished node stays in the barrier, as in plain torch, until the others suffice to go on.
-    least = policy.sizes.smallest
+    least = policy.smallest
     enough = current.is_ending and len(snapshot.candidates(least)) >= least
     # A world that has failed is not kept for nodes that may return to it.
     gone = GONE | {"missing"} if failed else GONE
@@ -248,29 +248,28 @@ def _complete(
     now: float, snapshot: RunSnapshot, observations: RoundObservations, policy: RoundPolicy
 ) -> RoundDecision:
     current = snapshot.round
-    sizes = policy.sizes
-    asking, chosen = snapshot.candidates(sizes.smallest), would_form(snapshot, sizes)
+    asking, chosen = snapshot.candidates(policy.smallest), would_form(snapshot, policy)
     ask = "node asks" if len(asking) == 1 else "nodes ask"
     here = f"round {current.shown}: {len(asking)} {ask}"
     if policy.paused:
         return RoundDecision(None, f"{here}, and the job is paused")
     if not chosen:
-        return RoundDecision(None, f"{here}, {sizes.smallest} are needed")
+        return RoundDecision(None, f"{here}, {policy.smallest} are needed")
     if (until_s := _worlds_return_until_s(current, observations, policy)) > now:
         return RoundDecision(
             None, f"{here}, waiting for a world that a restored store may have lost", until_s
         )
-    wait = back_off(snapshot, chosen, sizes)
+    wait = back_off(snapshot, chosen, policy)
     if (until_s := observations.round_since_s + wait.wait_s) > now:
         return RoundDecision(None, wait.reason, until_s, wait)
 
     freeze = partial(_freeze, snapshot, chosen, waits=current.waits + 1 if wait.wait_s else 0)
     met_min_s = now if observations.met_min_s is None else observations.met_min_s
     awaited = _awaited(now, snapshot, observations, policy, met_min_s)
-    if sizes.largest(len(asking) + len(awaited)) == len(chosen):
+    if policy.largest(len(asking) + len(awaited)) == len(chosen):
         # No awaited node makes a larger world: wait only for those with a better claim.
         awaited = _holders(awaited, snapshot, chosen)
-    if len(chosen) == sizes.full:
+    if len(chosen) == policy.full:
         if not awaited:
             return RoundDecision(freeze(), f"{here}, which is the maximum: complete")
     elif policy.desired is not None and len(asking) < policy.desired:
@@ -286,10 +285,10 @@ def _complete(
     return RoundDecision(freeze(), f"{here}, no other node is expected: complete")
 
 
-def would_form(snapshot: RunSnapshot, sizes: Sizes) -> list[Node]:
+def would_form(snapshot: RunSnapshot, policy: JobPolicy) -> list[Node]:
     """Return the nodes that form the world if no other one comes; none if they are too few."""
-    asking = snapshot.candidates(sizes.smallest)
-    return _chosen(snapshot, asking, sizes.largest(len(asking)))
+    asking = snapshot.candidates(policy.smallest)
+    return _chosen(snapshot, asking, policy.largest(len(asking)))
 
 
 def _chosen(snapshot: RunSnapshot, asking: Sequence[Node], size: int) -> list[Node]:

@@ -316,7 +316,7 @@ class DecisionLoop(Reconciler):
         return Outlook(
             look_at_s=self._wake_at_s,
             write=None if wanted is None else self._write_of(wanted, stored),
-            gather_s=COALESCE_S + COALESCE_PER_NODE_S * self._run.node_count,
+            burst_s=COALESCE_S + COALESCE_PER_NODE_S * self._run.node_count,
         )
 
     def _write_of(self, wanted: Round, stored: RunSnapshot) -> DueWrite:

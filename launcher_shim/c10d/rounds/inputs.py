@@ -12,29 +12,17 @@ from rdzv.drain.decision import ends_round, join_agreed, joins_wait, savers
 from rdzv.drain.standing import granted
 from rdzv.membership import Membership as JobMembership
 from rdzv.records.drain import Drain
-from rdzv.records.template import Sizes
+from rdzv.records.policy import JobPolicy
 from rdzv.records.troubles import Failure
 from rdzv.snapshot import Listing, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class RoundPolicy:
-    """The bounds of the job's size, in nodes, and the timeouts of its rounds, in seconds."""
+class RoundPolicy(JobPolicy):
+    """The policy of the job, with the timeouts of its rounds, in seconds."""
 
-    min_nodes: int
-    """No world is smaller."""
-    max_nodes: int
-    """No world is larger; further nodes wait on standby."""
     desired: int | None = None
     """The number of nodes to wait for, up to ``last_call_s``, while more may come; None: none."""
-    allowed_sizes: tuple[int, ...] = ()
-    """The sizes that a world may have; empty: the multiples of ``unit``."""
-    unit: int = 1
-    """A world's number of nodes is a multiple of this, if ``allowed_sizes`` is empty."""
-    gather_s: float = 0.0
-    """Wait of newcomers beside a world that trains, for others to join it with them. Longer: fewer
-    worlds, each of which costs all ranks a restart. Shorter: less time without the newcomers' work.
-    At least the last measured start, also at 0."""
     paused: bool = False
     """Whether the job is paused: no world may train."""
     shrinks: bool = True
@@ -71,11 +59,6 @@ class RoundPolicy:
     park_s: float = 2.0
     """Time after which an agent that asks in a round that does not form is parked, if its join has
     no timeout."""
-
-    @property
-    def sizes(self) -> Sizes:
-        """The sizes that a world may have."""
-        return Sizes(self.min_nodes, self.max_nodes, self.allowed_sizes, self.unit)
 
 
 @dataclass(frozen=True, slots=True)

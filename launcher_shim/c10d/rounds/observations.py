@@ -219,7 +219,7 @@ def _met_min_s(
     now: float, of_round: RoundObservations | None, snapshot: RunSnapshot, policy: RoundPolicy
 ) -> float | None:
     """Return since when enough nodes ask; ``of_round``: what was seen of this round before."""
-    if snapshot.round.complete or len(snapshot.asking()) < policy.sizes.smallest:
+    if snapshot.round.complete or len(snapshot.asking()) < policy.smallest:
         return None
     return now if of_round is None or of_round.met_min_s is None else of_round.met_min_s
 
@@ -233,7 +233,7 @@ def _gather_since_s(
 ) -> float | None:
     """Return since when newcomers are gathered; ``of_round``: as for ``_met_min_s``."""
     here = len(snapshot.round.frozen)
-    if not snapshot.round.complete or policy.sizes.largest(here + newcomers) <= here:
+    if not snapshot.round.complete or policy.largest(here + newcomers) <= here:
         return None
     return now if of_round is None or of_round.gather_since_s is None else of_round.gather_since_s
 
@@ -302,7 +302,7 @@ def stand(
         else:
             of[seat] = "here" if node.finished or now < hung_at_s else "hung"
     wake_at_s = hung_at_s if now < hung_at_s else math.inf
-    is_last = snapshot.round.finishing and _are_too_few(snapshot, of, policy.sizes.smallest)
+    is_last = snapshot.round.finishing and _are_too_few(snapshot, of, policy.smallest)
     missing = [seat for seat, standing in of.items() if standing == "missing"]
     if not missing:
         return Standings(of, wake_at_s, is_last)

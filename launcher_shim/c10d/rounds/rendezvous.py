@@ -28,8 +28,8 @@ from rdzv.drain.inputs import LiveRound
 from rdzv.job import Registered
 from rdzv.keys import RunKeys
 from rdzv.reconcile import Kernel
+from rdzv.records.policy import JobPolicy
 from rdzv.records.quarantine import FormedWorld, Stay
-from rdzv.records.template import Sizes
 from rdzv.store import WatchEvent
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Rendezvous:
         drains: str,
         keys: RunKeys,
         run_id: str,
-        launched: Sizes,
+        launched: JobPolicy,
         policy: Callable[[], RoundPolicy],
         membership: Callable[[Round], RoundMembers],
         life_since_s: float = -math.inf,
@@ -262,7 +262,7 @@ class Rendezvous:
             if seat != node.seat and standing in ("here", "missing")
         ]
         again = snapshot.round.is_ending or why_it_ends(snapshot, standings, evaluation.reform)
-        return len(others) >= self.policy().sizes.smallest or bool(again)
+        return len(others) >= self.policy().smallest or bool(again)
 
     def ranks_at(self, number: int, step: int) -> bool:
         """Note that this pod's ranks are at ``step``; return whether it is to report the first."""

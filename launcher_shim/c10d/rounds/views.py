@@ -127,7 +127,7 @@ def held_for(
     if left_s <= 0:
         return 0.0, "it was held for long enough"
     if not current.complete:
-        forms = len(snapshot.candidates(policy.sizes.smallest)) >= policy.sizes.smallest
+        forms = len(snapshot.candidates(policy.smallest)) >= policy.smallest
         return (left_s, "a round forms") if forms else (0.0, "no round can form yet")
     if current.is_ending:
         return left_s, "the next round is about to open"

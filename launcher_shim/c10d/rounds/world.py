@@ -215,13 +215,13 @@ def reform(
             "hang", f"the torchrun of {', '.join(silent)} is silent while its ranks train"
         )
     here, newcomers = len(current.frozen), len(snapshot.newcomers())
-    size = policy.sizes.largest(here + newcomers)
+    size = policy.largest(here + newcomers)
     if policy.shrinks and 0 < size < here:
         return Reform("shrink", f"a world of {here} may have no more than {size} nodes")
     if current.world:
         return Reform()  # It takes newcomers in, and lets go, in place.
     # The next world may leave out members of this one: not to become smaller for that.
-    size = policy.sizes.largest(snapshot.next_size(policy.sizes.smallest))
+    size = policy.largest(snapshot.next_size(policy.smallest))
     if size <= here:
         return Reform()
     wave = f"{newcomers} more {'asks' if newcomers == 1 else 'ask'} to join a world of {here}"
@@ -235,7 +235,7 @@ def reform(
     # steps.
     gather_s = max(policy.gather_s, current.start_s)
     over_s = min(since_s + gather_s, observations.newest_s) + LEAD_S
-    if size == policy.sizes.full:
+    if size == policy.full:
         what = "which makes it full"
     elif policy.desired is not None and here < policy.desired <= size:
         what = f"which makes the desired {policy.desired}"

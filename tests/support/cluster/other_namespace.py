@@ -17,6 +17,7 @@ from rdzv.keys import JobKeys
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job
+from rdzv.records.policy import JobPolicy
 from tests.support.cluster.chart_release import NAMESPACE
 from tests.support.cluster.lab import ETCD_IMAGE, TRAINER_IMAGE, Kubelab, Object
 from tests.support.records import member
@@ -112,7 +113,7 @@ class Intruder:
 
     def claims(self, victims: Sequence[Object]) -> None:
         """Write records that name the pods of others, and after them those of its own pod."""
-        self._put(self.keys.job, Job(1, 100).to_json())
+        self._put(self.keys.job, Job(JobPolicy(1, 100)).to_json())
         for one in victims:
             name, uid = one["metadata"]["name"], one["metadata"]["uid"]
             self._put_member(name, uid)

@@ -22,6 +22,7 @@ from console.local.settings import LAUNCHER, LocalSettings
 from launcher_shim.exit_status import EXIT_DONE
 from launcher_shim.host import token_of
 from launcher_shim.rundir import layout
+from rdzv.records.policy import JobPolicy
 from rdzv.store.access import Access
 from tests.support.horovod.steps import Step, read_steps
 from tests.support.ports import free_ports
@@ -77,8 +78,7 @@ class HorovodCluster(Pods):
             job=f"job-{run[:8]}",
             line=self._line,
             nodes=nodes,
-            min_nodes=least,
-            max_nodes=most,
+            policy=JobPolicy(least, most, gather_s=2.0),
             restarts=0,
             lease_ttl_s=lease_s,
             checkpoints=directory / "checkpoints",

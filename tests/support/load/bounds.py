@@ -23,6 +23,7 @@ from launcher_shim.tcpstore import wire
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.registration import Identity
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Store
 from tests.support.sidecars.raw_client import RawClient, connected
 from tests.support.tasks import beside
@@ -68,7 +69,7 @@ def settings_of(name: str) -> MemberSettings:
     """What a pod is told."""
     return MemberSettings(
         keys=KEYS,
-        identity=Identity(name, f"uid-{name}", "10.0.0.1", "", "worker", 1, LEAST, MOST),
+        identity=Identity(name, f"uid-{name}", "10.0.0.1", "", "worker", 1, JobPolicy(LEAST, MOST)),
         lease_ttl_s=LEASE_TTL_S,
         last_call_s=0.0,
         sweep_pause_s=SWEEP_PAUSE_S,

@@ -29,6 +29,7 @@ from rdzv.drain.transactions import vote_transaction
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Commit, Drain, LastCommit, Vote
 from rdzv.records.job import Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.records.progress import RankProgress
 from rdzv.snapshot import Listing, Snapshot, listing_of
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put
@@ -345,7 +346,7 @@ class World:
             for pod in self.pods
             if store.nodes[pod] not in ("none", "gone")
         }
-        job = Job(self.rules.least, self.rules.most, mod_revision=1)
+        job = Job(JobPolicy(self.rules.least, self.rules.most), mod_revision=1)
         drains = {drain.pod_uid: drain for drain in store.drains if drain}
         snapshot = Snapshot(
             1, job, members, {}, drains, commit=store.commit, last_commit=store.last

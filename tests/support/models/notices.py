@@ -27,6 +27,7 @@ from rdzv.drain.transactions import cancel
 from rdzv.keys import JobKeys
 from rdzv.records.drain import CONTROLLER, Commit, Drain
 from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import Put
 from tests.support.records import drain, kv, member
@@ -165,7 +166,7 @@ class Cluster:
     def state(self) -> JobState:
         snapshot = Snapshot(
             self.revision,
-            Job(LEAST, 4, mod_revision=1),
+            Job(JobPolicy(LEAST, 4), mod_revision=1),
             dict(self.members),
             drains=dict(self.drains),
             commit=self.commit,

@@ -441,7 +441,7 @@ def check_end(rules: Rules, state: State) -> None:
         raise Broken(f"it ends in round {state.round.number}, whose ranks stand still for ever")
     inside = [me for me in live if state.sides[me].mode == "in"]
     policy = _policy(rules, state)
-    expected = 0 if policy.paused else policy.sizes.largest(len(live))
+    expected = 0 if policy.paused else policy.largest(len(live))
     nowhere = [me for me in inside if state.sides[me].filled == state.round.number]
     if nowhere:
         raise Broken(f"it ends with {nowhere} in a world of nowhere")
@@ -519,7 +519,7 @@ def _let_go_and_in(rules: Rules, state: State) -> Iterator[Step]:
         if node and node.state == "asking" and not drains.leaving[at] and state.registered[at]
     ]
     newcomers = [node for node in asks if node.seat not in state.round.frozen]
-    size = policy.sizes.largest(len(frozen) + len(newcomers))
+    size = policy.largest(len(frozen) + len(newcomers))
     if rules.commits and whole and drains.admitted != number:
         if policy.paused:
             yield "all save for a pause", _drained(state, admitted=number, saved=number)
@@ -783,7 +783,7 @@ def _carry_out(rules: Rules, state: State, me: int, decided: Round) -> State | N
 
 def _check_frozen(rules: Rules, state: State, decided: Round, policy: RoundPolicy) -> None:
     size = len(decided.frozen)
-    if policy.paused or policy.sizes.largest(size) != size:
+    if policy.paused or policy.largest(size) != size:
         raise Broken(f"a world of {size}")
     for seat in decided.frozen:
         node = state.nodes[rules.names.index(seat.member)]

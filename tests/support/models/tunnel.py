@@ -43,6 +43,7 @@ from launcher_shim.rundir.exec_frames import (
     encode_attaching,
 )
 from rdzv.records.job import Job, Member
+from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot
 from tests.support.records import member
 
@@ -184,7 +185,7 @@ def _membership(names: str, uid: str = "", pin: str = "") -> Snapshot:
             pin=pin if pin and name == "a" else PINS[name],
         )
     made["old"] = member("old", 9, role="worker")  # of a version without tunnels
-    return Snapshot(90, Job(1, 4, mod_revision=7), made)
+    return Snapshot(90, Job(JobPolicy(1, 4), mod_revision=7), made)
 
 
 def _host(one: Member) -> str:

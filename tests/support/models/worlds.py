@@ -19,8 +19,8 @@ import rdzv.world
 from launcher_shim.c10d.rounds.records import Seat
 from muster.world import conduct
 from muster.world.conduct import HOLD, Order, WorldRank, parse
+from rdzv.records.policy import JobPolicy
 from rdzv.records.progress import RankInWorld, RankProgress
-from rdzv.records.template import Sizes
 from rdzv.records.world import WorldChange, WorldReport
 from rdzv.world import WorldPolicy, WorldSnapshot
 from tests.support.models.explorer import Broken, put
@@ -317,7 +317,7 @@ class Worlds:
                 newcomers=newcomers,
                 reports=dict(reports),
                 reforms="the job is paused" if state.paused else "",
-                sizes=Sizes(self.least, 3),
+                sizes=JobPolicy(self.least, 3),
             )
             decision = rdzv.world.decide(now, 0.0, snapshot, POLICY)
             self._decided[(*key, state.paused)] = decision

@@ -9,9 +9,9 @@ import sys
 from time import monotonic
 
 from agent.config.sidecar import Config
-from agent.config.table import load
 from agent.telemetry.http import LoopLag, serving
 from agent.telemetry.metrics import Metrics
+from rdzv.settings import load
 
 
 async def serve(address: str, port: str, member: str) -> None:

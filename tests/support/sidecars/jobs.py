@@ -15,6 +15,7 @@ from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.registration import Identity
 from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
 from rdzv.store import Compare, Delete, Put, Store
 from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
@@ -135,4 +136,12 @@ def surroundings(store: Store, seed: str) -> Surroundings:
 
 def identity(name: str, uid: str = "", *, least: int = 1, most: int = 4) -> Identity:
     """A worker of one slot."""
-    return Identity(name, uid or f"uid-{name}", "127.0.0.1", "host", "worker", 1, least, most)
+    return Identity(
+        name,
+        uid or f"uid-{name}",
+        "127.0.0.1",
+        "host",
+        "worker",
+        1,
+        JobPolicy(least, most),
+    )

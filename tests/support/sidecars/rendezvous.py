@@ -114,7 +114,7 @@ class Sidecar:
             drains=keys.drains,
             keys=keys.run(RUN_ID),
             run_id=RUN_ID,
-            launched=policy.sizes,
+            launched=policy,
             policy=lambda: self.policy,
             membership=self._membership,
             came=self.quarantining.came,

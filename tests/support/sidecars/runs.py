@@ -75,7 +75,7 @@ class Pod:
             drains=GENERATION.drains,
             keys=RUN,
             run_id="digits",
-            launched=self.policy.sizes,
+            launched=self.policy,
             policy=lambda: self.policy,
             membership=self._membership,
             died=self.died.append,

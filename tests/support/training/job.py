@@ -17,6 +17,7 @@ from console.local.launch_line import LaunchLine
 from console.local.settings import LocalSettings, launcher_environment, read_delivery
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.keys import JobKeys
+from rdzv.records.policy import JobPolicy
 from rdzv.store.access import Access
 from tests.support.releases.frozen import said
 from tests.support.store.tcp_proxy import TcpProxy
@@ -70,8 +71,7 @@ class Job(Training, Pods):
             job=name or f"job-{token}",
             line=LaunchLine((), slots),
             nodes=0,
-            min_nodes=least,
-            max_nodes=most,
+            policy=JobPolicy(least, most, gather_s=2.0),
             restarts=max_restarts,
             lease_ttl_s=lease_s,
             checkpoints=directory / token / "checkpoints",

@@ -16,6 +16,10 @@ from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
 from rdzv.sentences import PREFIX, named, variable_of
 
+SETTING = "setting"
+"""The name in a field's metadata for its ``Setting``; for a nested configuration, that of the
+table to take of it."""
+
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
 """Suffixes of the variables that Kubernetes adds for each Service, as for one called muster."""
 
@@ -38,6 +42,11 @@ class Setting:
     why: str
     quote: Callable[[str], str] = repr
     otherwise: str | None = None
+
+    @property
+    def plain(self) -> str:
+        """The flag without its dashes."""
+        return self.flag.removeprefix("--")
 
     @property
     def variable(self) -> str:
@@ -63,7 +72,16 @@ class Setting:
 
 def field(setting: Setting) -> Any:
     """Make the dataclass field that holds ``setting``'s value."""
-    return dataclasses.field(metadata={"setting": setting})
+    return dataclasses.field(metadata={SETTING: setting})
+
+
+def part(kind: type[Any], table: str = SETTING) -> Any:
+    """Make the dataclass field that holds a part of the settings, which has a class of its own.
+
+    ``table``: the name of each setting in the metadata of its field. Any but ``SETTING``: some may
+    not be given, so the part is a mapping.
+    """
+    return dataclasses.field(metadata={"part": kind, "table": table})
 
 
 class Configuration(Protocol):
@@ -80,9 +98,28 @@ class Configuration(Protocol):
 C = TypeVar("C", bound=Configuration)
 
 
-def settings_of(kind: type[Configuration]) -> dict[str, Setting]:
-    """Return the table of a configuration: attribute name to setting."""
-    return {item.name: cast(Setting, item.metadata["setting"]) for item in dataclasses.fields(kind)}
+def settings_of(kind: type[Configuration], table: str = SETTING) -> dict[str, Setting]:
+    """Return the table of a configuration: attribute name to setting; parts are unfolded."""
+    found: dict[str, Setting] = {}
+    for item in dataclasses.fields(kind):
+        if "part" in item.metadata:
+            found |= settings_of(item.metadata["part"], item.metadata["table"])
+        elif table in item.metadata:
+            found[item.name] = cast(Setting, item.metadata[table])
+    return found
+
+
+def built(kind: type[C], values: Mapping[str, Any]) -> C:
+    """Build a configuration of the values of its settings, those of its parts among them."""
+    own: dict[str, Any] = {}
+    for item in dataclasses.fields(kind):
+        if "part" in item.metadata:
+            inner, table = item.metadata["part"], item.metadata["table"]
+            of_part = {name: values[name] for name in settings_of(inner, table)}
+            own[item.name] = built(inner, of_part) if table == SETTING else of_part
+        else:
+            own[item.name] = values[item.name]
+    return kind(**own)
 
 
 def load(kind: type[C], flags: Mapping[str, str | None], environ: Mapping[str, str]) -> C:
@@ -111,7 +148,7 @@ def load(kind: type[C], flags: Mapping[str, str | None], environ: Mapping[str, s
     faults += kind.faults(values)
     if faults:
         raise ConfigError("\n".join(faults))
-    return kind(**values)
+    return built(kind, values)
 
 
 def unknown_variables(
