@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from unittest.mock import patch
 
 import launcher_shim.c10d.rounds.decision
@@ -50,17 +50,18 @@ from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Refuse
 from rdzv.peers import Suspicion
 from rdzv.reconcile import DueWrite
-from rdzv.records.codec import take
-from rdzv.records.job import Job
+from rdzv.records.codec import decode_record, load_record, take
+from rdzv.records.job import Incarnation, Job, Member
 from rdzv.records.policy import JobPolicy
 from rdzv.records.quarantine import QuarantineDecision, after_death
-from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put
+from rdzv.store import Compare, Delete, GuardedWrites, KeyValue, Operation, Put
 from tests.simulation.nodes import KEYS
 from tests.simulation.ranks import Rank
 from tests.simulation.shards import RankShards
 from tests.support.models.world_mutations import MUTATIONS
 
 Patch = AbstractContextManager[Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def set_undone_by_the_next_pod() -> list[Patch]:
     """A pod makes the values of its template the job's, although that is in force already."""
 
     def adopted(job: Job, template: JobPolicy, *, former_wins: bool) -> Job:
-        if str(template) == job.template_in_force:
+        if template.template == job.template_in_force:
             return job.with_policy(template)
         return rdzv.members.templates.adopted(job, template, former_wins=former_wins)
 
@@ -607,6 +608,12 @@ def _never(cause: str) -> Callable[..., Reform]:
     return but_for
 
 
+def _by_own_record(cls: type[T], kv: KeyValue, required: Collection[str] = (), /) -> T:
+    name = {Member: "name", Incarnation: "member"}.get(cls)
+    own = {} if name is None else {name: take(kv.key, load_record(kv.key, kv.value), name, str)}
+    return decode_record(cls, kv, required, **own)
+
+
 _C10D = "launcher_shim.c10d"
 _ORDER = f"{_C10D}.rounds.decision.in_rank_order"
 
@@ -720,7 +727,7 @@ PLANTS |= {
     "members-named-by-their-records": _as(
         "untrue-records",
         25,
-        {"rdzv.records.job.take_own_name": lambda key, of, name: take(key, of, name, str)},
+        {"rdzv.records.job.decode_record": _by_own_record},
     ),
     # Ranks are given by address, wherever the nodes are, and whichever they had before.
     "ranks-by-address": _as(
@@ -737,11 +744,7 @@ PLANTS |= {
     "launchers-not-fenced": _as(
         "evicted-rounds",
         30,
-        {
-            "rdzv.members.lease.Registered.holds": lambda known: Compare(
-                known.member_key, "version", ">", -1
-            )
-        },
+        {"rdzv.job.Registered.holds": lambda known: Compare(known.member_key, "version", ">", -1)},
         first=5,
     ),
     # Nobody is given time to return from a cut.
