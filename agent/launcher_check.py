@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 
 from agent.rundir.reports import LaunchReport
-from launcher_shim.torchrun.options import bounds
+from launcher_shim.torchrun.launcher import bounds
 from rdzv.dataclass import dataclass
 from rdzv.records.troubles import Bypass
 from rdzv.sentences import counted

@@ -30,7 +30,7 @@ from injection.remarks import Remark, warning
 from injection.sidecar import RUN_DIR
 from injection.workloads import Template, Workload, at
 from injection.yaml_tree import child, text_of, value_of
-from launcher_shim.torchrun.options import KEEP_FLAGS, RENDEZVOUS_OPTIONS, RESTARTS
+from launcher_shim.torchrun.launcher import KEEP_FLAGS, RENDEZVOUS_OPTIONS, RESTARTS
 
 NO_STORAGE = (
     "container {name} mounts no volume that outlives its pod: a checkpoint on its own disk is gone"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal
 
-from launcher_shim.torchrun.options import VARIABLES
+from launcher_shim.torchrun.launcher import VARIABLES
 from rdzv.errors import ConfigError
 
 QualityOfService = Literal["Guaranteed", "Burstable", "BestEffort"]

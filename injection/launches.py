@@ -28,8 +28,8 @@ from launcher_shim.horovod.pod.line import (
     GivenOptions,
     read_options,
 )
-from launcher_shim.torchrun.options import KEEP_FLAGS, VARIABLES, kept_line, read_line
-from launcher_shim.torchrun.options import bounds as bounds_of
+from launcher_shim.torchrun.launcher import KEEP_FLAGS, VARIABLES, kept_line, read_line
+from launcher_shim.torchrun.launcher import bounds as bounds_of
 
 TORCHRUN, ACCELERATE, HOROVODRUN = "torchrun", "accelerate launch", "horovodrun"
 LIGHTNING = "Lightning's own launcher"

@@ -26,7 +26,7 @@ from launcher_shim.horovod.pod.line import (
     SLOTS,
     read_options,
 )
-from launcher_shim.torchrun.options import VARIABLES, read_line
+from launcher_shim.torchrun.launcher import VARIABLES, read_line
 from rdzv.errors import ConfigError
 
 _COUNTS = "the number of processes follows from --nodes, --min, --max and --slots-per-host"

@@ -12,7 +12,7 @@ from console.submit.pod_template import PodTemplate, read_template
 from injection.facts import quantity
 from injection.launches import HOROVODRUN, found_launches
 from injection.parsers import IMAGE
-from launcher_shim.torchrun.options import VARIABLES
+from launcher_shim.torchrun.launcher import VARIABLES
 from rdzv import parsers as texts
 from rdzv.errors import ConfigError
 

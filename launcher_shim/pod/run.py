@@ -35,7 +35,7 @@ from launcher_shim.pod.hold import OutgoingNotice, Release, give_notice, grace_s
 from launcher_shim.pod.launch import Orphans, Reporter, keeps_orphans, read_launch
 from launcher_shim.pod.ranks import Ended, StackReporter, StepWatch, restart_steps, starts_again
 from launcher_shim.pod.relay import Relay
-from launcher_shim.torchrun.options import keeps_flags, override, rendezvous_port
+from launcher_shim.torchrun.launcher import keeps_flags, override, rendezvous_port
 
 log = logging.getLogger(__name__)
 

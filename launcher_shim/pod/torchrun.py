@@ -35,7 +35,7 @@ from launcher_shim.exit_status import (
 )
 from launcher_shim.pod.delivery import OneLine, configure_log, images_own
 from launcher_shim.rundir import layout
-from launcher_shim.torchrun.options import (
+from launcher_shim.torchrun.launcher import (
     LOOPBACK,
     TELLS_ONLY,
     VARIABLES,

@@ -17,7 +17,7 @@ import launcher_shim.pod.torchrun
 from launcher_shim.exit_status import EXIT_USAGE
 from launcher_shim.pod.torchrun import overruled, passes_over
 from launcher_shim.tcpstore import wire
-from launcher_shim.torchrun.options import OPTIONS, VARIABLES
+from launcher_shim.torchrun.launcher import OPTIONS, VARIABLES
 from tests.support.sidecars.delivered_torchrun import DeliveredTorchrun
 
 pytest.importorskip("torch.distributed.launcher.api")

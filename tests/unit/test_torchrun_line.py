@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from launcher_shim.torchrun.options import (
+from launcher_shim.torchrun.launcher import (
     bounds,
     keeps_flags,
     kept_line,
