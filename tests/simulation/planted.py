@@ -738,7 +738,7 @@ PLANTS |= {
         "evicted-rounds",
         30,
         {
-            "rdzv.members.lease.Registered.holds": lambda known: Compare(
+            "rdzv.job.Registered.holds": lambda known: Compare(
                 known.member_key, "version", ">", -1
             )
         },
