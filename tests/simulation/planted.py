@@ -737,11 +737,7 @@ PLANTS |= {
     "launchers-not-fenced": _as(
         "evicted-rounds",
         30,
-        {
-            "rdzv.job.Registered.holds": lambda known: Compare(
-                known.member_key, "version", ">", -1
-            )
-        },
+        {"rdzv.job.Registered.holds": lambda known: Compare(known.member_key, "version", ">", -1)},
         first=5,
     ),
     # Nobody is given time to return from a cut.
